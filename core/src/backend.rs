@@ -1,0 +1,188 @@
+//! The contract between the core and a GPU API: bytes, kernels and queues; no tensors, no operations.
+//!
+//! A backend validates nothing that the core has validated (shapes, dtypes, that slices lie inside their
+//! segments); it returns what only it can know: a full device, a lost device, a kernel that does not compile. Every
+//! call that is not marked as blocking only enqueues: work runs in the order of the calls, on one queue, so a block
+//! of memory may be handed to the next call as soon as the last one that uses it has been enqueued.
+
+use std::fmt;
+
+use crate::dtype::DType;
+use crate::error::Result;
+pub use crate::memory::source::{
+    DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+};
+
+pub mod null;
+
+/// What a device is.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceInfo {
+    /// The backend: `cuda`, `wgpu` or `null`.
+    pub backend: &'static str,
+    /// Its number among the backend's devices.
+    pub index: usize,
+    /// The card's name, as the driver tells it.
+    pub name: String,
+    /// The driver, its version and the API: `Vulkan, llvmpipe, Mesa 22.3.6`.
+    pub driver: String,
+    /// Whether it is a program that plays a GPU (lavapipe, SwiftShader), not one.
+    pub software: bool,
+    /// What its kernels may use.
+    pub features: Features,
+    /// What its launches must keep within.
+    pub limits: Limits,
+}
+
+/// What kernels may use on a device. Every one has been tried, where a driver's word is not enough.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Features {
+    /// 16-bit floats in storage and arithmetic (`enable f16`).
+    pub f16: bool,
+    /// 64-bit floats.
+    pub f64: bool,
+    /// 64-bit integers.
+    pub i64: bool,
+    /// 16-bit integers in storage (`array<u16>`), with which 16-bit elements can be stored one by one.
+    pub i16: bool,
+    /// Subgroup operations.
+    pub subgroups: bool,
+    /// Bits of transcendental functions on f64 (CUDA): the shading languages have none.
+    pub f64_math: bool,
+}
+
+/// What launches must keep within.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest slice that one binding can hold, in bytes.
+    pub max_binding: u64,
+    /// Storage bindings in one kernel.
+    pub max_bindings: u32,
+    /// Invocations in one workgroup.
+    pub max_workgroup_size: u32,
+    /// Bytes of workgroup memory.
+    pub max_workgroup_memory: u32,
+    /// Workgroups along one dimension.
+    pub max_groups: u32,
+    /// Smallest and largest number of invocations in a subgroup.
+    pub subgroup_size: (u32, u32),
+    /// Bytes of parameters for one launch.
+    pub max_params: u32,
+}
+
+/// A range of a segment: what a kernel binds and a copy touches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice {
+    /// The segment.
+    pub segment: SegmentId,
+    /// First byte; a multiple of the source's alignment for bindings, of 4 for copies.
+    pub offset: u64,
+    /// Length in bytes; a multiple of 4.
+    pub bytes: u64,
+}
+
+/// A kernel: WGSL with one entry point.
+///
+/// Storage buffers are `@group(0) @binding(0..n)`, declared `read` or `read_write` (a backend may bind all of them
+/// read_write); parameters are one `var<uniform>` at `@group(1) @binding(0)`, if there are any.
+#[derive(Clone, Debug, PartialEq)]
+pub struct KernelSource<'a> {
+    /// For messages and profiles, e.g. `softmax_forward f32`.
+    pub label: &'a str,
+    /// The module.
+    pub wgsl: &'a str,
+    /// The entry point.
+    pub entry: &'a str,
+    /// Values of `override` constants.
+    pub overrides: &'a [(&'a str, f64)],
+}
+
+/// A compiled kernel, owned by its backend for the backend's life.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelId(pub u32);
+
+/// One run of a kernel.
+#[derive(Clone, Copy, Debug)]
+pub struct Launch<'a> {
+    /// What to run.
+    pub kernel: KernelId,
+    /// The storage bindings, in order. A slice that the kernel writes overlaps no other slice.
+    pub bindings: &'a [Slice],
+    /// The bytes of the uniform block, in WGSL's layout; empty if the kernel has none.
+    pub params: &'a [u8],
+    /// Workgroups in x, y, z, each within `Limits::max_groups`; none zero.
+    pub groups: [u32; 3],
+}
+
+/// One operand of a library matrix product.
+#[derive(Clone, Copy, Debug)]
+pub struct MatrixOperand {
+    /// Where its first element is (any multiple of the element size).
+    pub segment: SegmentId,
+    /// Byte offset of the first element.
+    pub offset: u64,
+    /// Elements from one row to the next; 1 means the matrix is stored transposed (column by column).
+    pub row_stride: u64,
+    /// Elements from one column to the next; one of the two strides is 1.
+    pub col_stride: u64,
+    /// Elements from one matrix of the batch to the next; 0 repeats one matrix.
+    pub batch_stride: u64,
+}
+
+/// `c = a * b` over a batch: a is m x k, b is k x n, c is m x n. Sums are kept in f32 (f64 for f64).
+#[derive(Clone, Copy, Debug)]
+pub struct MatmulCall {
+    /// Element type of a, b and c.
+    pub dtype: DType,
+    /// Rows of a and c.
+    pub m: u64,
+    /// Columns of b and c.
+    pub n: u64,
+    /// Columns of a, rows of b.
+    pub k: u64,
+    /// Number of matrices.
+    pub batch: u64,
+    /// The left operand.
+    pub a: MatrixOperand,
+    /// The right operand.
+    pub b: MatrixOperand,
+    /// The result; `col_stride` is 1.
+    pub c: MatrixOperand,
+    /// 0.0 overwrites c, 1.0 adds to it.
+    pub beta: f32,
+}
+
+/// A GPU API, or something that plays one. Segments, fences and memory are in its supertrait.
+pub trait Backend: SegmentSource {
+    /// What the device is and can do.
+    fn info(&self) -> &DeviceInfo;
+
+    /// Compiles a kernel, or finds it in the backend's disk cache. Blocking.
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
+    /// Enqueues one run of a kernel.
+    fn launch(&self, launch: &Launch<'_>) -> Result<()>;
+
+    /// Enqueues a copy from the host; `data` may be reused on return. Lengths are equal.
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()>;
+    /// Copies to the host, after everything enqueued before. Blocking. Lengths are equal.
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()>;
+    /// Enqueues a copy on the device. The ranges do not overlap.
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
+    /// Enqueues setting every 32-bit word of `dst`.
+    fn fill(&self, dst: Slice, word: u32) -> Result<()>;
+    /// Hands everything enqueued so far to the device, without waiting.
+    fn flush(&self) -> Result<()>;
+
+    /// Enqueues a matrix product of the vendor's library; `false` where there is none for this call, and the core's
+    /// own kernel is used.
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        let _ = call;
+        Ok(false)
+    }
+}
+
+impl fmt::Display for DeviceInfo {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{} {} ({})", self.backend, self.index, self.name, self.driver)
+    }
+}

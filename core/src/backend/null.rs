@@ -1,0 +1,1 @@
+//! The null device (being written).

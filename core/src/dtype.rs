@@ -1,0 +1,132 @@
+//! Element types.
+
+use std::fmt;
+
+use half::{bf16, f16};
+
+/// The type of a tensor's elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum DType {
+    /// 32-bit float.
+    F32,
+    /// 16-bit IEEE float. Arithmetic is done in f32.
+    F16,
+    /// bfloat16: the upper half of an f32. Arithmetic is done in f32.
+    BF16,
+    /// 64-bit float; only on devices that have it.
+    F64,
+    /// 32-bit signed integer.
+    I32,
+    /// 32-bit unsigned integer.
+    U32,
+    /// 64-bit signed integer; arithmetic only on devices that have it, indices everywhere.
+    I64,
+    /// 8-bit unsigned integer.
+    U8,
+    /// Truth value, one byte, 0 or 1.
+    Bool,
+}
+
+impl DType {
+    /// Every element type.
+    pub const ALL: [Self; 9] =
+        [Self::F32, Self::F16, Self::BF16, Self::F64, Self::I32, Self::U32, Self::I64, Self::U8, Self::Bool];
+
+    /// Bytes of one element.
+    #[must_use]
+    pub const fn size(self) -> usize {
+        match self {
+            Self::F64 | Self::I64 => 8,
+            Self::F32 | Self::I32 | Self::U32 => 4,
+            Self::F16 | Self::BF16 => 2,
+            Self::U8 | Self::Bool => 1,
+        }
+    }
+
+    /// Whether it is a floating-point type, and so can carry gradients.
+    #[must_use]
+    pub const fn is_float(self) -> bool {
+        matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
+    }
+
+    /// Whether it is an integer type (bool is not).
+    #[must_use]
+    pub const fn is_int(self) -> bool {
+        matches!(self, Self::I32 | Self::U32 | Self::I64 | Self::U8)
+    }
+
+    /// Its short name, as in safetensors and in shaders: `f32`, `bool`.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::F16 => "f16",
+            Self::BF16 => "bf16",
+            Self::F64 => "f64",
+            Self::I32 => "i32",
+            Self::U32 => "u32",
+            Self::I64 => "i64",
+            Self::U8 => "u8",
+            Self::Bool => "bool",
+        }
+    }
+
+    /// The type that an operation on both gives, by PyTorch's rules for tensors of one category order
+    /// (bool < integers < floats; inside one, the wider; f16 with bf16 gives f32).
+    #[must_use]
+    pub fn promote(self, other: Self) -> Self {
+        use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8, U32};
+        let rank = |d: Self| match d {
+            Bool => 0,
+            U8 => 1,
+            U32 => 2,
+            I32 => 3,
+            I64 => 4,
+            F16 | BF16 => 5,
+            F32 => 6,
+            F64 => 7,
+        };
+        match (self, other) {
+            (a, b) if a == b => a,
+            (F16, BF16) | (BF16, F16) => F32,
+            (U32, I32) | (I32, U32) => I64,
+            (a, b) if rank(a) > rank(b) => a,
+            (_, b) => b,
+        }
+    }
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A Rust type whose values a tensor can hold.
+pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug {
+    /// Its element type.
+    const DTYPE: DType;
+}
+
+macro_rules! elements {
+    ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
+}
+elements!(f32 => F32, f16 => F16, bf16 => BF16, f64 => F64, i32 => I32, u32 => U32, i64 => I64, u8 => U8);
+
+#[cfg(test)]
+mod tests {
+    use super::DType;
+
+    #[test]
+    fn promotion_is_symmetric_and_idempotent() {
+        for a in DType::ALL {
+            assert_eq!(a.promote(a), a);
+            for b in DType::ALL {
+                assert_eq!(a.promote(b), b.promote(a), "{a} with {b}");
+            }
+        }
+        assert_eq!(DType::F16.promote(DType::BF16), DType::F32);
+        assert_eq!(DType::I64.promote(DType::F16), DType::F16);
+    }
+}

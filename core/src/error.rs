@@ -1,0 +1,150 @@
+//! The one error type. Every message names what was wrong, what was expected and, where it can, what to do.
+
+use thiserror::Error;
+
+use crate::dtype::DType;
+use crate::memory::OutOfMemory;
+use crate::memory::source::SourceError;
+
+/// Shorthand for results of this crate.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What can go wrong.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// Shapes that do not fit an operation.
+    #[error("{op}: {rule}; got {shapes}")]
+    Shape {
+        /// The operation.
+        op: &'static str,
+        /// The rule that was broken.
+        rule: String,
+        /// The shapes, written out.
+        shapes: String,
+    },
+    /// An element type that an operation does not take.
+    #[error("{op}: does not take {got}; {expected}")]
+    DType {
+        /// The operation.
+        op: &'static str,
+        /// The type that was given.
+        got: DType,
+        /// What it takes, and how to get there.
+        expected: String,
+    },
+    /// An argument out of its range.
+    #[error("{op}: {message}")]
+    Argument {
+        /// The operation.
+        op: &'static str,
+        /// What was wrong and what was expected.
+        message: String,
+    },
+    /// Tensors of different devices met.
+    #[error("{op}: tensors are on {left} and {right}; move one with `to_device`")]
+    Device {
+        /// The operation.
+        op: &'static str,
+        /// One device.
+        left: String,
+        /// The other.
+        right: String,
+    },
+    /// The device cannot do this.
+    #[error("{op}: not on {device}: {reason}")]
+    Unsupported {
+        /// The operation.
+        op: &'static str,
+        /// The device.
+        device: String,
+        /// What it lacks, and what to do instead.
+        reason: String,
+    },
+    /// An operation without a gradient met an input that requires one.
+    #[error(
+        "{op}: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is wanted"
+    )]
+    NoGradient {
+        /// The operation.
+        op: &'static str,
+    },
+    /// `backward` could not run.
+    #[error("backward: {0}")]
+    Backward(String),
+    /// The memory pool could not serve a request.
+    #[error(transparent)]
+    OutOfMemory(#[from] Box<OutOfMemory>),
+    /// A driver call failed.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// A device that could not be opened.
+    #[error("no device `{asked}`: {reason}")]
+    NoDevice {
+        /// What was asked for.
+        asked: String,
+        /// What was found instead, and what is missing.
+        reason: String,
+    },
+    /// A kernel that does not compile.
+    #[error("kernel `{label}` does not compile: {message}")]
+    Kernel {
+        /// The kernel.
+        label: String,
+        /// The compiler's message.
+        message: String,
+    },
+    /// A file that could not be read or written, or is damaged.
+    #[error("{path}: {message}")]
+    File {
+        /// The file.
+        path: String,
+        /// What was wrong with it.
+        message: String,
+    },
+    /// A configuration string that could not be understood.
+    #[error("{0}")]
+    Config(String),
+    /// Another error, with where it happened in front of it: a module's path, usually.
+    #[error("in {place}: {source}")]
+    Context {
+        /// The module path or the step.
+        place: String,
+        /// The error.
+        source: Box<Error>,
+    },
+}
+
+impl Error {
+    /// A shape error; `shapes` are written as `[2, 3] and [4]`.
+    pub fn shape(op: &'static str, rule: impl Into<String>, shapes: &[&[usize]]) -> Self {
+        let shapes = shapes.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(" and ");
+        Self::Shape { op, rule: rule.into(), shapes }
+    }
+
+    /// An argument error.
+    pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
+        Self::Argument { op, message: message.into() }
+    }
+
+    /// A dtype error.
+    pub fn dtype(op: &'static str, got: DType, expected: impl Into<String>) -> Self {
+        Self::DType { op, got, expected: expected.into() }
+    }
+
+    /// Puts a place in front of the error.
+    #[must_use]
+    pub fn at(self, place: impl Into<String>) -> Self {
+        Self::Context { place: place.into(), source: Box::new(self) }
+    }
+
+    /// Whether memory ran out, here or in a place below.
+    #[must_use]
+    pub fn is_out_of_memory(&self) -> bool {
+        match self {
+            Self::OutOfMemory(_) => true,
+            Self::Context { source, .. } => source.is_out_of_memory(),
+            _ => false,
+        }
+    }
+}

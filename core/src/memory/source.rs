@@ -1,0 +1,102 @@
+//! Where the pool's memory comes from: the part of a backend that the pool calls.
+//!
+//! Contract. Nothing here is cached or rounded by the source: it does what it is told, or returns a typed error. A
+//! source may be called from several threads at once. The pool never touches memory through it, and promises that
+//! a range is given back once, whole, and after every use of it has been fenced.
+
+use std::fmt;
+
+use thiserror::Error;
+
+/// A segment: one piece of raw device memory, or one reserved range of addresses.
+///
+/// On CUDA the number is the device address; elsewhere it is the backend's own handle.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentId(pub u64);
+
+/// Work submitted to a device up to some moment. Fences of one source are ordered: later ones have larger numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(pub u64);
+
+/// Why a source could not do what the pool asked.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The device has no room. The pool answers this one with its ladder.
+    #[error("the device has no room for {bytes} more bytes ({detail})")]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        bytes: u64,
+        /// What the driver said.
+        detail: String,
+    },
+    /// The device was lost; nothing on it can be used any more.
+    #[error("the device was lost: {0}; open it again to go on")]
+    DeviceLost(String),
+    /// The driver refused for another reason.
+    #[error("the driver refused {call}: {detail}")]
+    Driver {
+        /// The driver's function.
+        call: &'static str,
+        /// What it said.
+        detail: String,
+    },
+}
+
+/// What a source's driver offers for virtual memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VirtualMemory {
+    /// Physical memory is mapped in multiples of this many bytes (2 MiB on CUDA).
+    pub granularity: u64,
+    /// How many bytes of addresses to reserve for a pool (PyTorch: 1 1/8 of the device's memory).
+    pub reservation: u64,
+}
+
+/// What bounds the segments of a source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceLimits {
+    /// Every block starts at a multiple of this many bytes inside its segment (a power of two).
+    pub alignment: u64,
+    /// Largest segment, in bytes.
+    pub max_segment: u64,
+    /// Present where segments can grow by mapping pages into a reserved range.
+    pub virtual_memory: Option<VirtualMemory>,
+}
+
+/// Bytes of the device, as the driver tells them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DeviceMemory {
+    /// All memory of the device.
+    pub total: Option<u64>,
+    /// What no process uses.
+    pub free: Option<u64>,
+}
+
+/// The supplier of segments behind a [`Pool`](super::Pool).
+pub trait SegmentSource: Send + Sync + fmt::Debug {
+    /// What bounds its segments.
+    fn limits(&self) -> SourceLimits;
+    /// The device's memory now. Fields are `None` where no driver call tells them (wgpu).
+    fn device_memory(&self) -> DeviceMemory;
+
+    /// A new segment of exactly `bytes` bytes.
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError>;
+    /// Gives a segment of [`alloc_segment`](Self::alloc_segment) back, now.
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError>;
+
+    /// Reserves `bytes` of addresses without memory behind them. Only where `limits().virtual_memory` is present.
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError>;
+    /// Gives back a reserved range, in which nothing is mapped any more.
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError>;
+    /// Puts physical memory behind `offset..offset + bytes` of a reserved range (multiples of the granularity).
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+    /// Takes it away again: exactly an extent that one call of [`map`](Self::map) made.
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+
+    /// A fence after everything that has been submitted so far.
+    fn fence(&self) -> Result<Fence, SourceError>;
+    /// Whether the device has passed `fence`. Never blocks.
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError>;
+    /// Blocks until the device has passed `fence`.
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError>;
+}
