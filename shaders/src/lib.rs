@@ -1,1 +1,193 @@
-//! TODO
+//! Every kernel of forebay, written once in WGSL, and the preprocessor that specialises them.
+//!
+//! A kernel is a file in `wgsl/`: WGSL with [minijinja] tags for what WGSL's own `override` constants cannot say
+//! (element types, the expression of an elementwise operation, which files of `math/` it needs). [`render`] turns
+//! a template and its definitions into plain WGSL, which a backend hands to its compiler.
+//!
+//! Conventions. Storage buffers are `@group(0) @binding(0..n)`, declared through the macros of `types.wgsl`;
+//! parameters are one uniform block `p` at `@group(1) @binding(0)`; the entry point is `main`; workgroups are
+//! numbered by `group_index`, because a grid longer than 65,535 groups is folded into y.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use minijinja::syntax::SyntaxConfig;
+use minijinja::{Environment, UndefinedBehavior, Value};
+use thiserror::Error;
+
+mod templates;
+pub use templates::TEMPLATES;
+
+/// One definition handed to a template.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Def {
+    /// A word or an expression.
+    Str(&'static str),
+    /// Several of them.
+    List(smallvec::SmallVec<[&'static str; 6]>),
+    /// A number.
+    Int(i64),
+    /// A switch.
+    Flag(bool),
+}
+
+impl From<&'static str> for Def {
+    fn from(s: &'static str) -> Self {
+        Self::Str(s)
+    }
+}
+impl From<bool> for Def {
+    fn from(b: bool) -> Self {
+        Self::Flag(b)
+    }
+}
+impl From<usize> for Def {
+    fn from(n: usize) -> Self {
+        Self::Int(n as i64)
+    }
+}
+impl From<&[&'static str]> for Def {
+    fn from(l: &[&'static str]) -> Self {
+        Self::List(l.into())
+    }
+}
+
+/// A template with its definitions: the name of one kernel. Cheap to build, to hash and to compare.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelSpec {
+    /// The file in `wgsl/`, without its ending.
+    pub template: &'static str,
+    /// Its definitions.
+    pub defs: smallvec::SmallVec<[(&'static str, Def); 8]>,
+}
+
+impl KernelSpec {
+    /// A template without definitions.
+    #[must_use]
+    pub fn new(template: &'static str) -> Self {
+        Self { template, defs: smallvec::SmallVec::new() }
+    }
+
+    /// Adds a definition.
+    #[must_use]
+    pub fn def(mut self, name: &'static str, value: impl Into<Def>) -> Self {
+        self.defs.push((name, value.into()));
+        self
+    }
+
+    /// A short name for messages and profiles: the template and its words.
+    #[must_use]
+    pub fn label(&self) -> String {
+        let mut label = self.template.to_owned();
+        for (name, def) in &self.defs {
+            match def {
+                Def::Str(s) if s.len() <= 24 => label.push_str(&format!(" {name}={s}")),
+                Def::Int(n) => label.push_str(&format!(" {name}={n}")),
+                Def::Flag(true) => label.push_str(&format!(" {name}")),
+                _ => {}
+            }
+        }
+        label
+    }
+}
+
+/// A template that could not be rendered: a mistake in this workspace or in a caller's definitions.
+#[derive(Debug, Error)]
+#[error("kernel template `{template}`: {message}")]
+pub struct RenderError {
+    /// The template.
+    pub template: String,
+    /// What the preprocessor said, with the line.
+    pub message: String,
+}
+
+fn environment() -> &'static Environment<'static> {
+    static ENV: OnceLock<Environment<'static>> = OnceLock::new();
+    ENV.get_or_init(|| {
+        let mut env = Environment::new();
+        env.set_undefined_behavior(UndefinedBehavior::Strict);
+        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default());
+        env.set_loader(|name| Ok(templates::source(name).map(str::to_owned)));
+        env
+    })
+}
+
+/// The WGSL of a kernel.
+///
+/// # Errors
+/// The template does not exist, misses a definition, or is malformed.
+pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
+    let fail = |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };
+    let defs: BTreeMap<&str, Value> = spec
+        .defs
+        .iter()
+        .map(|(name, def)| {
+            let value = match def {
+                Def::Str(s) => Value::from(*s),
+                Def::List(l) => l.iter().map(|s| Value::from(*s)).collect(),
+                Def::Int(n) => Value::from(*n),
+                Def::Flag(b) => Value::from(*b),
+            };
+            (*name, value)
+        })
+        .collect();
+    let template = environment().get_template(spec.template).map_err(fail)?;
+    template.render(defs).map_err(fail)
+}
+
+#[cfg(test)]
+mod tests {
+    use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+    use super::{Def, KernelSpec, render};
+
+    fn valid(spec: &KernelSpec) {
+        let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
+        let module = naga::front::wgsl::parse_str(&wgsl)
+            .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+        Validator::new(ValidationFlags::all(), Capabilities::all())
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+    }
+
+    #[test]
+    fn pointwise_is_valid_for_every_type_and_layout() {
+        for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool", "i64w"] {
+            for (layout, mode) in [("dense", "packed"), ("strided", "packed"), ("strided", "scattered")] {
+                for inplace in [false, true] {
+                    if inplace && mode == "packed" && layout == "strided" {
+                        continue;
+                    }
+                    let compute = if dtype == "bool" { "u32" } else { dtype };
+                    let spec = KernelSpec::new("pointwise")
+                        .def("inputs", &[dtype, "f32"][..])
+                        .def("compute", compute)
+                        .def("result", compute)
+                        .def("out", dtype)
+                        .def("expr", "a + b * s0")
+                        .def("math", Def::List(Default::default()))
+                        .def("scalars", 1usize)
+                        .def("layout", layout)
+                        .def("mode", mode)
+                        .def("inplace", inplace);
+                    valid(&spec);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn copy_is_valid_for_every_size() {
+        for size in [1usize, 2, 4, 8] {
+            for mode in ["packed", "scattered"] {
+                valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_definition_is_an_error_that_names_the_template() {
+        let error = render(&KernelSpec::new("pointwise")).expect_err("nothing was defined");
+        assert!(error.to_string().contains("pointwise"), "{error}");
+    }
+}

@@ -1,0 +1,20 @@
+//! The list of templates: a new kernel is one file and one line here.
+
+macro_rules! templates {
+    ($($name:literal),* $(,)?) => {
+        /// Every template: its name, and its text.
+        pub const TEMPLATES: &[(&str, &str)] =
+            &[$(($name, include_str!(concat!("../wgsl/", $name, ".wgsl")))),*];
+    };
+}
+
+templates! {
+    "types",
+    "pointwise",
+    "copy",
+}
+
+/// The text of a template.
+pub(crate) fn source(name: &str) -> Option<&'static str> {
+    TEMPLATES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
+}

@@ -1,0 +1,124 @@
+{#-
+One elementwise operation: out[i] = expr(a[i], b[i], ...), over any strides.
+
+inputs: dtypes of a, b, c, d, e · compute: the type the expression works in · result: the type it gives · out: dtype of
+the output · expr · math: files it needs · scalars: how many of s0..s3 it uses
+layout: `vec4` (all operands contiguous 4-byte types, length and offsets multiples of 4), `dense` (contiguous), `strided`
+mode: `packed` or `scattered` output · inplace: a is the output itself
+Every thread makes four neighbouring elements, so that a packed output is written in whole words.
+-#}
+{%- import "types" as t -%}
+{%- set names = ["a", "b", "c", "d", "e"] -%}
+{%- set lanes = ["x", "y", "z", "w"] -%}
+{%- set T = t.value(compute) -%}
+{%- set R = t.value(result) -%}
+{%- set O = t.value(out) -%}
+{%- set first = 1 if inplace else 0 -%}
+{% for file in math %}
+{% include file %}
+{% endfor %}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    unused0: u32,
+    unused1: u32,
+    scalars: array<vec4<u32>, 2>,
+    shape: array<vec4<u32>, 2>,
+    // Operand 0 is the output, 1.. are the inputs.
+    offsets: array<vec4<u32>, 2>,
+    strides: array<vec4<u32>, 12>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% for dtype in inputs[first:] %}
+{% set name = names[loop.index0 + first] ~ "_in" %}
+{% if layout == "vec4" %}
+@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<{{ dtype }}>>;
+{% else %}
+{{ t.input(loop.index0, name, dtype) }}
+{% endif %}
+{% endfor %}
+{% if layout == "vec4" %}
+@group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<vec4<{{ out }}>>;
+{% else %}
+{{ t.output(inputs | length - first, "result", out, mode) }}
+{% endif %}
+
+fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if not loop.last }}{% endfor %}) -> {{ R }} {
+    {% for k in range(scalars) %}
+    {% set hi = "p.scalars[" ~ (k // 2) ~ "]." ~ ("x" if k % 2 == 0 else "z") %}
+    {% set lo = "p.scalars[" ~ (k // 2) ~ "]." ~ ("y" if k % 2 == 0 else "w") %}
+    {% if compute == "f64" %}
+    let s{{ k }} = f64(bitcast<f32>({{ hi }})) + f64(bitcast<f32>({{ lo }}));
+    {% elif compute == "i64" %}
+    let s{{ k }} = (i64(bitcast<i32>({{ hi }})) << 32u) | i64({{ lo }});
+    {% elif T == "bool" %}
+    let s{{ k }} = {{ hi }} != 0u;
+    {% else %}
+    let s{{ k }} = bitcast<{{ T }}>({{ hi }});
+    {% endif %}
+    {% endfor %}
+    return {{ expr }};
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let thread = group_index(group, groups) * 256u + lane;
+    {% if layout == "vec4" %}
+    if thread >= p.n / 4u { return; }
+    {% for dtype in inputs %}
+    {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
+    let {{ names[loop.index0] }} = {{ name }}[thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / 4u];
+    {% endfor %}
+    var r: vec4<{{ out }}>;
+    {% for l in lanes %}
+    {% set call %}apply({% for dtype in inputs %}{{ t.cast(names[loop.index0] ~ "." ~ l, dtype, T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+    r.{{ l }} = {{ t.cast(call, R, O) }};
+    {% endfor %}
+    result[thread + p.offsets[0].x / 4u] = r;
+    {% else %}
+    let start = thread * 4u;
+    if start >= p.n { return; }
+    {% if mode == "packed" %}
+    var r: array<{{ O }}, 4>;
+    {% endif %}
+    for (var k = 0u; k < 4u; k++) {
+        let i = start + k;
+        if i >= p.n { break; }
+        {% if layout == "dense" %}
+        {% for k in range(inputs | length + 1) %}
+        let i{{ k }} = i + p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
+        {% endfor %}
+        {% else %}
+        var left = i;
+        {% for k in range(inputs | length + 1) %}
+        var i{{ k }} = p.offsets[{{ k // 4 }}].{{ lanes[k % 4] }};
+        {% endfor %}
+        for (var d = p.rank; d > 0u; d--) {
+            let axis = d - 1u;
+            let extent = p.shape[axis >> 2u][axis & 3u];
+            let at = left % extent;
+            left = left / extent;
+            {% for k in range(inputs | length + 1) %}
+            i{{ k }} += at * p.strides[{{ k * 2 }}u + (axis >> 2u)][axis & 3u];
+            {% endfor %}
+        }
+        {% endif %}
+        {% for dtype in inputs %}
+        {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
+        let {{ names[loop.index0] }} = {{ t.cast(name ~ "_at(i" ~ (0 if inplace and loop.first else loop.index) ~ ")", t.value(dtype), T) }};
+        {% endfor %}
+        {% set call %}apply({% for dtype in inputs %}{{ names[loop.index0] }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+        let v = {{ t.cast(call, R, O) }};
+        {% if mode == "packed" %}
+        r[k] = v;
+        {% else %}
+        result_put(i0, v);
+        {% endif %}
+    }
+    {% if mode == "packed" %}
+    result_put4(start, r, p.n);
+    {% endif %}
+    {% endif %}
+}

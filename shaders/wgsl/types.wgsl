@@ -1,0 +1,143 @@
+{#-
+Buffers of every element type, as macros.
+
+A buffer NAME of dtype D gives `NAME_at(i)`, the i-th element as the type that D is computed in, and for outputs
+`NAME_put(i, v)`. 16-bit and 8-bit elements live in 32-bit words: WGSL has no smaller storage everywhere. An output of
+such a type is either `packed` (a thread writes whole words with `NAME_put4`) or `scattered` (any element at any time:
+the word is changed atomically, and no other thread changes this element's bits).
+`i64w` is an i64 computed as an i32, for devices without 64-bit integers: indices and casts.
+-#}
+
+{%- macro value(dtype) -%}
+{%- if dtype in ["f16", "bf16"] -%}f32
+{%- elif dtype == "u8" -%}u32
+{%- elif dtype == "i64w" -%}i32
+{%- else -%}{{ dtype }}
+{%- endif -%}
+{%- endmacro -%}
+
+{%- macro word(dtype) -%}
+{%- if dtype in ["f16", "bf16", "u8", "bool"] -%}u32
+{%- elif dtype == "i64w" -%}vec2<u32>
+{%- else -%}{{ dtype }}
+{%- endif -%}
+{%- endmacro -%}
+
+{#- Element `i` of a buffer, taken out of its word: `open` and `close` stand around the word's index. -#}
+{%- macro unpack(dtype, open, close) -%}
+{%- if dtype == "f16" -%}unpack2x16float({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)).x
+{%- elif dtype == "bf16" -%}bitcast<f32>(({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)) << 16u)
+{%- elif dtype == "u8" -%}(({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu)
+{%- elif dtype == "bool" -%}((({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu) != 0u)
+{%- elif dtype == "i64w" -%}i32({{ open }}i{{ close }}.x)
+{%- else -%}{{ open }}i{{ close }}
+{%- endif -%}
+{%- endmacro -%}
+
+{#- f32 to f16 by bits: nearest even, which WGSL's own conversion does not promise; NaN and infinities kept. -#}
+{%- macro half_functions() %}
+fn half_bits(v: f32) -> u32 {
+    let b = bitcast<u32>(v);
+    let sign = (b >> 16u) & 0x8000u;
+    let magnitude = b & 0x7fffffffu;
+    if magnitude > 0x7f800000u { return sign | 0x7e00u; }
+    if magnitude >= 0x477ff000u { return sign | 0x7c00u; }
+    if magnitude < 0x38800000u {
+        // Subnormal in f16: shift the mantissa into units of 2^-24 and round what falls off.
+        if magnitude < 0x33000000u { return sign; }
+        let shift = 126u - (magnitude >> 23u);
+        let mantissa = (magnitude & 0x7fffffu) | 0x800000u;
+        let kept = mantissa >> shift;
+        let lost = mantissa & ((1u << shift) - 1u);
+        let middle = 1u << (shift - 1u);
+        let up = select(0u, 1u, lost > middle || (lost == middle && (kept & 1u) == 1u));
+        return sign | (kept + up);
+    }
+    let rebased = magnitude - 0x38000000u;
+    return sign | ((rebased + 0xfffu + ((rebased >> 13u) & 1u)) >> 13u);
+}
+{% endmacro -%}
+
+{#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even and keeps NaN. -#}
+{%- macro bits_function(name, dtype) %}
+{% if dtype == "f16" %}
+{{ half_functions() }}
+fn {{ name }}_bits(v: f32) -> u32 { return half_bits(v); }
+{% elif dtype == "bf16" %}
+fn {{ name }}_bits(v: f32) -> u32 {
+    let b = bitcast<u32>(v);
+    let rounded = (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
+    return select(rounded, (b >> 16u) | 0x40u, (b & 0x7fffffffu) > 0x7f800000u);
+}
+{% elif dtype == "u8" %}
+fn {{ name }}_bits(v: u32) -> u32 { return v & 0xffu; }
+{% elif dtype == "bool" %}
+fn {{ name }}_bits(v: bool) -> u32 { return select(0u, 1u, v); }
+{% endif %}
+{% endmacro -%}
+
+{%- macro input(binding, name, dtype) %}
+@group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<{{ word(dtype) }}>;
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+{% endmacro -%}
+
+{%- macro output(binding, name, dtype, mode="scattered") %}
+{% if dtype in ["f16", "bf16", "u8", "bool"] %}
+{{ bits_function(name, dtype) }}
+{% if mode == "packed" %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<u32>;
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
+    {% if dtype in ["f16", "bf16"] %}
+    {{ name }}[i >> 1u] = {{ name }}_bits(v[0]) | ({{ name }}_bits(v[1]) << 16u);
+    if i + 2u < n { {{ name }}[(i >> 1u) + 1u] = {{ name }}_bits(v[2]) | ({{ name }}_bits(v[3]) << 16u); }
+    {% else %}
+    {{ name }}[i >> 2u] = {{ name }}_bits(v[0]) | ({{ name }}_bits(v[1]) << 8u)
+        | ({{ name }}_bits(v[2]) << 16u) | ({{ name }}_bits(v[3]) << 24u);
+    {% endif %}
+}
+{% else %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<atomic<u32>>;
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} {
+    return {{ unpack(dtype, "atomicLoad(&" ~ name ~ "[", "])") }};
+}
+{% set lanes = 2 if dtype in ["f16", "bf16"] else 4 %}
+fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) {
+    let shift = (i & {{ lanes - 1 }}u) * {{ 32 // lanes }}u;
+    let mask = {{ "0xffffu" if lanes == 2 else "0xffu" }} << shift;
+    let old = atomicLoad(&{{ name }}[i / {{ lanes }}u]) & mask;
+    atomicXor(&{{ name }}[i / {{ lanes }}u], old ^ ({{ name }}_bits(v) << shift));
+}
+{% endif %}
+{% else %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ word(dtype) }}>;
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+{% if dtype == "i64w" %}
+fn {{ name }}_put(i: u32, v: i32) { {{ name }}[i] = vec2<u32>(bitcast<u32>(v), select(0u, 0xffffffffu, v < 0)); }
+{% else %}
+fn {{ name }}_put(i: u32, v: {{ dtype }}) { {{ name }}[i] = v; }
+{% endif %}
+{% if mode == "packed" %}
+fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
+    {{ name }}_put(i, v[0]);
+    if i + 1u < n { {{ name }}_put(i + 1u, v[1]); }
+    if i + 2u < n { {{ name }}_put(i + 2u, v[2]); }
+    if i + 3u < n { {{ name }}_put(i + 3u, v[3]); }
+}
+{% endif %}
+{% endif %}
+{% endmacro -%}
+
+{#- `e` of value type `source` as value type `to`; floats become integers towards zero, and saturate. -#}
+{%- macro cast(e, source, to) -%}
+{%- if source == to -%}{{ e }}
+{%- elif to == "bool" -%}({{ e }} != {{ source }}(0))
+{%- elif source == "bool" -%}select({{ to }}(0), {{ to }}(1), {{ e }})
+{%- else -%}{{ to }}({{ e }})
+{%- endif -%}
+{%- endmacro -%}
+
+{#- A kernel's number among its workgroups, whatever way the grid was folded. -#}
+{%- macro prelude() %}
+fn group_index(group: vec3<u32>, groups: vec3<u32>) -> u32 { return group.y * groups.x + group.x; }
+{% endmacro -%}
