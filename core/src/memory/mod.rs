@@ -1,7 +1,31 @@
-//! The memory manager (being written).
-pub mod source;
+//! The memory manager: a caching pool over a source of segments, with one set of rules and figures for every device.
+//!
+//! A [`Pool`] takes large segments from a [`SegmentSource`](source::SegmentSource) and cuts them into blocks. The rules and their names are
+//! PyTorch's: best fit per queue, a small and a large pool, splitting and merging, the settings of its configuration
+//! string ([`Config`]), the keys of its statistics ([`Stats`]). Beyond them:
+//!
+//! - every step that may have freed something is followed by a search, before memory is called exhausted;
+//! - blocks are tagged when they are allocated ([`scope`]), so that [`OutOfMemory`] says who holds what;
+//! - memory that is freed but not yet passed by the device is counted as pending, and is given back to the device
+//!   only after a fence;
+//! - the pool gives idle memory back before it grows past what the program has shown to need.
 
-/// Why a request could not be served (being written).
-#[derive(Debug, thiserror::Error)]
-#[error("out of memory")]
-pub struct OutOfMemory;
+mod bins;
+mod config;
+mod counters;
+#[doc(hidden)]
+pub mod fake;
+mod heap;
+mod ladder;
+mod oom;
+mod pool;
+pub mod scope;
+pub mod source;
+mod state;
+mod stats;
+
+pub use config::{Config, Divisions, KEYS, VARIABLES};
+pub use oom::OutOfMemory;
+pub use pool::{Block, Pool, Request};
+pub use scope::Tag;
+pub use stats::{Bytes, Line, PoolStat, Rung, Rungs, Stat, Stats};

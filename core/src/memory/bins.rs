@@ -1,0 +1,149 @@
+//! Free blocks by size and address: the fast half of the pool.
+//!
+//! Sizes fall into bins of 32 steps between powers of two, found through bitmaps in constant time. A bin holds few
+//! blocks, in order of (size, address), so the best fit with the lowest address is exact, and nothing is allocated
+//! once a bin has had its blocks.
+
+/// Steps between two powers of two.
+const STEPS: u64 = 32;
+/// Bins for sizes of up to 2^48 bytes in units of 512.
+const BINS: usize = 36 * STEPS as usize;
+const WORDS: usize = BINS.div_ceil(64);
+
+/// A free block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Entry {
+    /// Bytes.
+    pub(super) size: u64,
+    /// Its place, comparable across segments.
+    pub(super) address: u64,
+    /// Its slot in the slab.
+    pub(super) slot: u32,
+}
+
+/// The free blocks of one queue and pool.
+#[derive(Debug)]
+pub(super) struct Bins {
+    bins: Box<[Vec<Entry>]>,
+    /// Which bins hold something.
+    words: [u64; WORDS],
+    /// Which words are not zero.
+    summary: u64,
+}
+
+impl Bins {
+    pub(super) fn new() -> Self {
+        Self { bins: vec![Vec::new(); BINS].into(), words: [0; WORDS], summary: 0 }
+    }
+
+    #[inline]
+    fn bin(size: u64) -> usize {
+        let units = size >> 9;
+        if units < STEPS {
+            return units as usize;
+        }
+        let power = u64::from(units.ilog2());
+        let step = (units >> (power - 5)) & (STEPS - 1);
+        (((power - 4) * STEPS + step) as usize).min(BINS - 1)
+    }
+
+    #[inline]
+    pub(super) fn insert(&mut self, entry: Entry) {
+        let bin = Self::bin(entry.size);
+        let entries = &mut self.bins[bin];
+        let at = entries.partition_point(|e| *e < entry);
+        entries.insert(at, entry);
+        self.words[bin / 64] |= 1 << (bin % 64);
+        self.summary |= 1 << (bin / 64);
+    }
+
+    /// Takes a block out, which must be there.
+    #[inline]
+    pub(super) fn remove(&mut self, entry: Entry) {
+        let bin = Self::bin(entry.size);
+        let entries = &mut self.bins[bin];
+        let at = entries.partition_point(|e| *e < entry);
+        debug_assert_eq!(entries.get(at), Some(&entry));
+        if at < entries.len() {
+            entries.remove(at);
+        }
+        if entries.is_empty() {
+            self.words[bin / 64] &= !(1 << (bin % 64));
+            if self.words[bin / 64] == 0 {
+                self.summary &= !(1 << (bin / 64));
+            }
+        }
+    }
+
+    /// The smallest block of at least `size` bytes; of equal ones, the one with the lowest address.
+    #[inline]
+    pub(super) fn best_fit(&self, size: u64) -> Option<Entry> {
+        let bin = Self::bin(size);
+        let entries = &self.bins[bin];
+        if let Some(entry) = entries.get(entries.partition_point(|e| e.size < size)) {
+            return Some(*entry);
+        }
+        let next = self.next_bin(bin + 1)?;
+        self.bins[next].first().copied()
+    }
+
+    /// The largest block.
+    pub(super) fn largest(&self) -> Option<Entry> {
+        let word = self.summary.checked_ilog2()? as usize;
+        let bin = word * 64 + self.words[word].checked_ilog2()? as usize;
+        self.bins[bin].last().copied()
+    }
+
+    #[inline]
+    fn next_bin(&self, from: usize) -> Option<usize> {
+        let word = from / 64;
+        let here = self.words.get(word)? & (u64::MAX << (from % 64));
+        if here != 0 {
+            return Some(word * 64 + here.trailing_zeros() as usize);
+        }
+        let later = self.summary & u64::MAX.checked_shl(word as u32 + 1)?;
+        if later == 0 {
+            return None;
+        }
+        let word = later.trailing_zeros() as usize;
+        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn bins_rise_with_size() {
+        let sizes =
+            (0..200).map(|i| 512 * i).chain((17..48).flat_map(|p| [(1 << p) - 512, 1 << p, (1 << p) + 512]));
+        let mut sizes = sizes.collect::<Vec<u64>>();
+        sizes.sort_unstable();
+        assert!(sizes.is_sorted_by_key(|s| Bins::bin(*s)));
+        assert!(Bins::bin(u64::MAX) < BINS);
+    }
+
+    proptest! {
+        #[test]
+        fn best_fit_is_that_of_an_ordered_set(ops in prop::collection::vec((0u64..4, 1u64..5000, 0u64..50), 1..400)) {
+            let (mut bins, mut model) = (Bins::new(), BTreeSet::new());
+            for (what, units, address) in ops {
+                let entry = Entry { size: units * 512, address, slot: 0 };
+                match what {
+                    0 | 1 => if model.insert(entry) { bins.insert(entry) },
+                    2 => if model.remove(&entry) { bins.remove(entry) },
+                    _ => {
+                        let least = Entry { size: entry.size, address: 0, slot: 0 };
+                        prop_assert_eq!(bins.best_fit(entry.size), model.range(least..).next().copied());
+                        prop_assert_eq!(bins.largest().map(|e| e.size), model.last().map(|e| e.size));
+                    }
+                }
+            }
+        }
+    }
+}

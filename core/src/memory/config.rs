@@ -1,0 +1,395 @@
+//! The pool's settings, in PyTorch's syntax and with PyTorch's meanings.
+
+use crate::error::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// Names of the variables that [`Config::from_env`] reads, the first one that is set.
+pub const VARIABLES: [&str; 3] = ["FOREBAY_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+
+/// Steps between two powers of two, for requests from each of sixteen powers of two (1 MiB to 32 GiB and more).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Divisions([u16; 16]);
+
+impl Divisions {
+    /// The same number of steps for every size; 0 or 1 turns rounding off.
+    #[must_use]
+    pub fn uniform(divisions: u16) -> Self {
+        Self([divisions; 16])
+    }
+
+    /// The number of steps for requests of `bytes`.
+    #[must_use]
+    pub fn of(&self, bytes: u64) -> u64 {
+        let power = bytes.max(MIB).ilog2() - MIB.ilog2();
+        u64::from(self.0[(power as usize).min(15)])
+    }
+}
+
+/// What a pool keeps to.
+///
+/// The defaults are PyTorch's, but for what recorded workloads show to be better: segments grow through virtual
+/// memory where the driver has it, new segments are no larger than the request, and idle memory is given back before
+/// the pool grows past what the program has shown to need. [`Config::pytorch`] has PyTorch's own.
+///
+/// As text: `key:value,key:value`, e.g. `max_split_size_mb:256,roundup_power2_divisions:[256:1,512:2,>:4]`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Config {
+    /// `max_split_size_mb`: blocks of at least this many bytes are never split; `None` splits all.
+    pub max_split_size: Option<u64>,
+    /// `max_non_split_rounding_mb`: how much larger a block may be than a request of at least `max_split_size`.
+    pub max_non_split_rounding: u64,
+    /// `roundup_power2_divisions`: sizes are rounded up to so many steps between powers of two.
+    pub roundup_power2_divisions: Divisions,
+    /// `garbage_collection_threshold`: the part of the limit above which segments idle for long are given back
+    /// before the pool grows; 0 never does.
+    pub garbage_collection_threshold: f64,
+    /// `per_process_memory_fraction`: the part of the device's memory that the pool may take.
+    pub per_process_memory_fraction: f64,
+    /// `large_segment_size_mb`: the segment made for requests of 1 to 10 MiB.
+    pub large_segment_size: u64,
+    /// `expandable_segments`: grow through virtual memory where the source has it.
+    pub expandable_segments: bool,
+    /// `max_memory_mb`: the pool never holds more than this.
+    pub max_memory: Option<u64>,
+    /// `throw_on_cudamalloc_oom`: fail as soon as the device is full, without giving back memory and retrying.
+    pub fail_fast: bool,
+    /// `release_before_growth`: give idle memory back before holding more than `1 + growth_slack` times the most
+    /// that was ever active.
+    pub release_before_growth: bool,
+    /// `growth_slack`: see above.
+    pub growth_slack: f64,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            large_segment_size: 20 * MIB,
+            expandable_segments: true,
+            release_before_growth: true,
+            growth_slack: 0.01,
+            ..Self::pytorch()
+        }
+    }
+}
+
+impl Config {
+    /// PyTorch's rules and defaults.
+    #[must_use]
+    pub fn pytorch() -> Self {
+        Self {
+            max_split_size: None,
+            max_non_split_rounding: 20 * MIB,
+            roundup_power2_divisions: Divisions::default(),
+            garbage_collection_threshold: 0.0,
+            per_process_memory_fraction: 1.0,
+            large_segment_size: 20 * MIB,
+            expandable_segments: false,
+            max_memory: None,
+            fail_fast: false,
+            release_before_growth: false,
+            growth_slack: 0.0,
+        }
+    }
+
+    /// The defaults, changed by the first of [`VARIABLES`] that is set.
+    pub fn from_env() -> Result<Self> {
+        Self::from_variables(|name| std::env::var(name).ok())
+    }
+
+    /// The same with another source of variables.
+    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        for name in VARIABLES {
+            if let Some(text) = get(name) {
+                return Self::default().with(&text).map_err(|e| Error::Config(format!("{name}: {e}")));
+            }
+        }
+        Ok(Self::default())
+    }
+
+    /// The defaults, changed by `text`.
+    pub fn parse(text: &str) -> Result<Self> {
+        Self::default().with(text)
+    }
+
+    /// This configuration, changed by `text`.
+    pub fn with(mut self, text: &str) -> Result<Self> {
+        for (key, value) in pairs(text)? {
+            let key = key.as_str();
+            let setting = Setting { key, value: value.as_str() };
+            match key {
+                "max_split_size_mb" => self.max_split_size = Some(setting.mebibytes()?),
+                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.mebibytes()?,
+                "roundup_power2_divisions" => self.roundup_power2_divisions = setting.divisions()?,
+                "garbage_collection_threshold" => {
+                    self.garbage_collection_threshold = setting.fraction(0.0, 1.0)?;
+                }
+                "per_process_memory_fraction" => {
+                    self.per_process_memory_fraction = setting.fraction(0.0, 1.0)?;
+                }
+                "large_segment_size_mb" => self.large_segment_size = setting.mebibytes()?,
+                "expandable_segments" => self.expandable_segments = setting.boolean()?,
+                "max_memory_mb" => self.max_memory = Some(setting.mebibytes()?),
+                "throw_on_cudamalloc_oom" => self.fail_fast = setting.boolean()?,
+                "release_before_growth" => self.release_before_growth = setting.boolean()?,
+                "growth_slack" => self.growth_slack = setting.fraction(0.0, 100.0)?,
+                "backend" if setting.value == "native" => {}
+                "backend" => return Err(setting.wrong("`native` (this pool; there is no other)")),
+                _ if FOREIGN.contains(&key) => {
+                    log::warn!("allocator setting `{key}` has no meaning here and is ignored");
+                }
+                _ => {
+                    return Err(Error::Config(format!(
+                        "unrecognized key `{key}`; valid keys are {}",
+                        KEYS.join(", ")
+                    )));
+                }
+            }
+        }
+        self.check()
+    }
+
+    fn check(self) -> Result<Self> {
+        match self.max_split_size {
+            Some(limit) if limit <= self.large_segment_size => Err(Error::Config(format!(
+                "max_split_size_mb:{} must be larger than large_segment_size_mb:{}, or no large block could be split",
+                limit / MIB,
+                self.large_segment_size / MIB
+            ))),
+            _ => Ok(self),
+        }
+    }
+
+    /// A request's size after rounding, in multiples of `unit` (PyTorch: 512).
+    #[must_use]
+    pub fn round(&self, bytes: u64, unit: u64) -> u64 {
+        if bytes <= unit {
+            return unit;
+        }
+        let divisions = self.roundup_power2_divisions.of(bytes);
+        if divisions > 1 && bytes > unit.saturating_mul(divisions) {
+            let step = (1 << bytes.ilog2()) / divisions;
+            if step > unit {
+                return bytes.checked_next_multiple_of(step).unwrap_or(bytes).next_multiple_of(unit);
+            }
+        }
+        bytes.checked_next_multiple_of(unit).unwrap_or(u64::MAX / unit * unit)
+    }
+}
+
+/// The valid keys.
+pub const KEYS: [&str; 12] = [
+    "backend",
+    "expandable_segments",
+    "garbage_collection_threshold",
+    "growth_slack",
+    "large_segment_size_mb",
+    "max_memory_mb",
+    "max_non_split_rounding_mb",
+    "max_split_size_mb",
+    "per_process_memory_fraction",
+    "release_before_growth",
+    "roundup_power2_divisions",
+    "throw_on_cudamalloc_oom",
+];
+
+/// PyTorch's keys for what this pool has no choice in, or does not do: a string that works there works here.
+const FOREIGN: [&str; 11] = [
+    "expandable_segments_reserve",
+    "expandable_segments_reserve_by_class",
+    "graph_capture_record_stream_reuse",
+    "pinned_free_catch_all",
+    "pinned_max_cached_size_mb",
+    "pinned_max_round_threshold_mb",
+    "pinned_num_register_threads",
+    "pinned_reserve_segment_size_mb",
+    "pinned_use_background_threads",
+    "pinned_use_cuda_host_register",
+    "release_lock_on_cudamalloc",
+];
+
+struct Setting<'a> {
+    key: &'a str,
+    value: &'a str,
+}
+
+impl Setting<'_> {
+    fn wrong(&self, expected: &str) -> Error {
+        Error::Config(format!("`{}:{}`: expected {expected}", self.key, self.value))
+    }
+
+    fn mebibytes(&self) -> Result<u64> {
+        let number = self.value.parse::<u64>().ok().filter(|&n| n > 0);
+        number.and_then(|n| n.checked_mul(MIB)).ok_or_else(|| self.wrong("a whole number of MiB above 0"))
+    }
+
+    fn boolean(&self) -> Result<bool> {
+        match self.value {
+            "True" => Ok(true),
+            "False" => Ok(false),
+            _ => Err(self.wrong("True or False")),
+        }
+    }
+
+    fn fraction(&self, low: f64, high: f64) -> Result<f64> {
+        let number = self.value.parse::<f64>().ok().filter(|n| (low..=high).contains(n));
+        number.ok_or_else(|| self.wrong(&format!("a number from {low} to {high}")))
+    }
+
+    fn divisions(&self) -> Result<Divisions> {
+        let expected = "a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)";
+        let steps = |text: &str| {
+            let number = text.trim().parse::<u16>().ok().filter(|n| *n == 0 || n.is_power_of_two());
+            number.ok_or_else(|| self.wrong(expected))
+        };
+        let Some(list) = self.value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
+            return Ok(Divisions::uniform(steps(self.value)?));
+        };
+        let mut divisions = Divisions::default();
+        let mut next = 0;
+        for item in list.split(',') {
+            let (size, count) = item.split_once(':').ok_or_else(|| self.wrong(expected))?;
+            let count = steps(count)?;
+            // A size names the interval that starts at it; what lies between two sizes keeps the later one's steps.
+            let end = if size.trim() == ">" {
+                16
+            } else {
+                let size = size.trim().parse::<u64>().ok().filter(|n| n.is_power_of_two());
+                size.ok_or_else(|| self.wrong(expected))?.ilog2() as usize + 1
+            };
+            if end <= next || end > 16 {
+                return Err(self.wrong("sizes that rise, below 64 GiB"));
+            }
+            divisions.0[next..end].fill(count);
+            // Sizes beyond the list keep the last one's steps.
+            divisions.0[end..].fill(count);
+            next = end;
+        }
+        Ok(divisions)
+    }
+}
+
+/// `key:value,key:[a,b]` as pairs.
+fn pairs(text: &str) -> Result<Vec<(String, String)>> {
+    let mut pairs = Vec::new();
+    let mut rest = text.trim();
+    while !rest.is_empty() {
+        let (key, after) = rest
+            .split_once(':')
+            .ok_or_else(|| Error::Config(format!("`{rest}`: expected `key:value`, separated by commas")))?;
+        let after = after.trim_start();
+        let end = if after.starts_with('[') {
+            after
+                .find(']')
+                .map(|at| at + 1)
+                .ok_or_else(|| Error::Config(format!("`{rest}`: `]` is missing")))?
+        } else {
+            after.find(',').unwrap_or(after.len())
+        };
+        let (value, tail) = after.split_at(end);
+        pairs.push((key.trim().to_owned(), value.split_whitespace().collect()));
+        rest = match tail.trim_start().strip_prefix(',') {
+            Some(tail) => tail.trim_start(),
+            None if tail.trim().is_empty() => "",
+            None => return Err(Error::Config(format!("`{tail}`: expected `,` between settings"))),
+        };
+    }
+    Ok(pairs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KIB: u64 = 1 << 10;
+
+    #[test]
+    fn every_key_parses() -> Result<()> {
+        let config = Config::parse(
+            "backend:native, max_split_size_mb:256,max_non_split_rounding_mb:10,garbage_collection_threshold:0.8,\
+             per_process_memory_fraction:0.5,large_segment_size_mb:32,expandable_segments:False,max_memory_mb:1000,\
+             throw_on_cudamalloc_oom:True,release_before_growth:False,growth_slack:0.25,\
+             roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
+        )?;
+        let mut divisions = [1; 16];
+        divisions[9] = 2;
+        divisions[10] = 4;
+        divisions[11..].fill(8);
+        let expected = Config {
+            max_split_size: Some(256 * MIB),
+            max_non_split_rounding: 10 * MIB,
+            roundup_power2_divisions: Divisions(divisions),
+            garbage_collection_threshold: 0.8,
+            per_process_memory_fraction: 0.5,
+            large_segment_size: 32 * MIB,
+            expandable_segments: false,
+            max_memory: Some(1000 * MIB),
+            fail_fast: true,
+            release_before_growth: false,
+            growth_slack: 0.25,
+        };
+        assert_eq!(config, expected);
+        assert_eq!(
+            Config::parse("roundup_power2_divisions:4")?.roundup_power2_divisions,
+            Divisions::uniform(4)
+        );
+        assert_eq!(Config::parse("  ")?, Config::default());
+        Ok(())
+    }
+
+    #[test]
+    fn each_variable_is_read_in_order() -> Result<()> {
+        for (at, name) in VARIABLES.iter().enumerate() {
+            // The variables before this one are unset; those after it are set and must not count.
+            let get = |asked: &str| {
+                let found = VARIABLES.iter().position(|v| *v == asked)?;
+                (found >= at)
+                    .then(|| if found == at { "max_memory_mb:7" } else { "max_memory_mb:8" }.to_owned())
+            };
+            let config = Config::from_variables(get)?;
+            assert_eq!(config.max_memory, Some(7 * MIB), "{name}");
+            let bad = Config::from_variables(|asked| (asked == *name).then(|| "nonsense:1".to_owned()));
+            assert!(bad.is_err_and(|e| e.to_string().contains(name)), "{name}");
+        }
+        Ok(())
+    }
+
+    fn message(text: &str) -> String {
+        Config::parse(text).map_or_else(|e| e.to_string(), |c| format!("accepted: {c:?}"))
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, throw_on_cudamalloc_oom");
+        insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
+        insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number of MiB above 0");
+        insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");
+        insta::assert_snapshot!(message("per_process_memory_fraction:1.5"), @"`per_process_memory_fraction:1.5`: expected a number from 0 to 1");
+        insta::assert_snapshot!(message("roundup_power2_divisions:[256:3]"), @"`roundup_power2_divisions:[256:3]`: expected a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)");
+        insta::assert_snapshot!(message("roundup_power2_divisions:[512:2,256:1]"), @"`roundup_power2_divisions:[512:2,256:1]`: expected sizes that rise, below 64 GiB");
+        insta::assert_snapshot!(message("roundup_power2_divisions:[512:2"), @"`roundup_power2_divisions:[512:2`: `]` is missing");
+        insta::assert_snapshot!(message("expandable_segments"), @"`expandable_segments`: expected `key:value`, separated by commas");
+        insta::assert_snapshot!(message("backend:cudaMallocAsync"), @"`backend:cudaMallocAsync`: expected `native` (this pool; there is no other)");
+    }
+
+    #[test]
+    fn rounding_is_pytorchs() -> Result<()> {
+        let plain = Config::default();
+        for (bytes, rounded) in [(0, 512), (1, 512), (512, 512), (513, 1024), (1200, 1536)] {
+            assert_eq!(plain.round(bytes, 512), rounded, "{bytes}");
+        }
+        // With 4 divisions between powers of two; never below a multiple of 512.
+        let divided = Config::parse("roundup_power2_divisions:4")?;
+        for (bytes, rounded) in [
+            (1200, 1536),
+            (5 * KIB, 5 * KIB),
+            (5 * KIB + 1, 6 * KIB),
+            (MIB + 1, MIB + 256 * KIB),
+            (7 * MIB + 1, 8 * MIB),
+        ] {
+            assert_eq!(divided.round(bytes, 512), rounded, "{bytes}");
+        }
+        assert!(plain.round(u64::MAX, 512) > u64::MAX - 512);
+        Ok(())
+    }
+}

@@ -1,0 +1,264 @@
+//! A source of memory that is none: for tests of the pool, and for replaying traces.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::source::{
+    DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+};
+
+/// What a [`FakeSource`] was asked for, how often.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// `alloc_segment`
+    pub alloc: u64,
+    /// `free_segment`
+    pub free: u64,
+    /// `reserve` and `unreserve`
+    pub reserve: u64,
+    /// `map`
+    pub map: u64,
+    /// `unmap`
+    pub unmap: u64,
+    /// `fence_wait`
+    pub wait: u64,
+}
+
+impl Calls {
+    /// Calls that get memory or give it back.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        self.alloc + self.free + self.map + self.unmap
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next: u64,
+    /// Plain segments and their sizes.
+    segments: HashMap<SegmentId, u64>,
+    /// Ranges, their sizes and what is mapped in them.
+    ranges: HashMap<SegmentId, (u64, BTreeMap<u64, u64>)>,
+    used: u64,
+    peak: u64,
+    calls: Calls,
+    /// Calls of alloc_segment, map and reserve that fail, counted from now: 0 is the next one.
+    failures: Vec<(u64, SourceError)>,
+    submitted: u64,
+    passed: u64,
+    manual: bool,
+    /// Broken promises of the pool.
+    complaints: Vec<String>,
+}
+
+/// A device of so many bytes that checks what the pool promises. Fences pass at once, unless told otherwise.
+#[derive(Debug)]
+pub struct FakeSource {
+    capacity: u64,
+    limits: SourceLimits,
+    state: Mutex<State>,
+}
+
+impl FakeSource {
+    /// A device with plain segments only.
+    #[must_use]
+    pub fn plain(capacity: u64) -> Self {
+        let limits = SourceLimits { alignment: 256, max_segment: u64::MAX, virtual_memory: None };
+        Self { capacity, limits, state: Mutex::default() }
+    }
+
+    /// A device with virtual memory in pages of 2 MiB.
+    #[must_use]
+    pub fn paged(capacity: u64) -> Self {
+        let reservation = (capacity + capacity / 8).next_multiple_of(2 << 20);
+        let virtual_memory = Some(VirtualMemory { granularity: 2 << 20, reservation });
+        let limits = SourceLimits { alignment: 512, max_segment: u64::MAX, virtual_memory };
+        Self { capacity, limits, state: Mutex::default() }
+    }
+
+    /// Other limits.
+    #[must_use]
+    pub fn with_limits(mut self, change: impl FnOnce(&mut SourceLimits)) -> Self {
+        change(&mut self.limits);
+        self
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What it was asked for.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        self.lock().calls
+    }
+
+    /// Bytes that are taken.
+    #[must_use]
+    pub fn used(&self) -> u64 {
+        self.lock().used
+    }
+
+    /// The most bytes that were taken.
+    #[must_use]
+    pub fn peak(&self) -> u64 {
+        self.lock().peak
+    }
+
+    /// Broken promises of the pool: empty, if all is well.
+    #[must_use]
+    pub fn complaints(&self) -> Vec<String> {
+        self.lock().complaints.clone()
+    }
+
+    /// Lets the `nth` call from now of `alloc_segment`, `reserve` or `map` fail; 0 is the next one.
+    pub fn fail(&self, nth: u64, error: SourceError) {
+        self.lock().failures.push((nth, error));
+    }
+
+    /// Fences pass only when [`pass`](Self::pass) says so, or when they are waited for.
+    pub fn hold_fences(&self) {
+        self.lock().manual = true;
+    }
+
+    /// The device passes every fence up to this one.
+    pub fn pass(&self, fence: Fence) {
+        let mut state = self.lock();
+        state.passed = state.passed.max(fence.0);
+    }
+}
+
+impl State {
+    fn failure(&mut self) -> Result<(), SourceError> {
+        let due = self.failures.iter().position(|f| f.0 == 0);
+        for failure in &mut self.failures {
+            failure.0 = failure.0.saturating_sub(1);
+        }
+        due.map_or(Ok(()), |at| Err(self.failures.swap_remove(at).1))
+    }
+
+    fn take(&mut self, bytes: u64, capacity: u64) -> Result<(), SourceError> {
+        self.failure()?;
+        if self.used + bytes > capacity {
+            let detail = format!("{} of {capacity} bytes are free", capacity - self.used);
+            return Err(SourceError::OutOfMemory { bytes, detail });
+        }
+        self.used += bytes;
+        self.peak = self.peak.max(self.used);
+        Ok(())
+    }
+
+    fn complain(&mut self, what: String) -> SourceError {
+        self.complaints.push(what.clone());
+        SourceError::Driver { call: "fake", detail: what }
+    }
+
+    fn id(&mut self) -> SegmentId {
+        self.next += 1;
+        SegmentId(self.next)
+    }
+}
+
+impl SegmentSource for FakeSource {
+    fn limits(&self) -> SourceLimits {
+        self.limits
+    }
+
+    fn device_memory(&self) -> DeviceMemory {
+        DeviceMemory { total: Some(self.capacity), free: Some(self.capacity - self.used()) }
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        let mut state = self.lock();
+        state.calls.alloc += 1;
+        if bytes > self.limits.max_segment {
+            return Err(state.complain(format!("a segment of {bytes} bytes is too large")));
+        }
+        state.take(bytes, self.capacity)?;
+        let id = state.id();
+        state.segments.insert(id, bytes);
+        Ok(id)
+    }
+
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.free += 1;
+        match state.segments.remove(&segment) {
+            Some(bytes) => state.used -= bytes,
+            None => return Err(state.complain(format!("{segment:?} was freed but is not there"))),
+        }
+        Ok(())
+    }
+
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        let mut state = self.lock();
+        state.calls.reserve += 1;
+        state.failure()?;
+        let id = state.id();
+        state.ranges.insert(id, (bytes, BTreeMap::new()));
+        Ok(id)
+    }
+
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.reserve += 1;
+        match state.ranges.remove(&segment) {
+            Some((_, mapped)) if mapped.is_empty() => Ok(()),
+            other => Err(state.complain(format!("unreserve of {segment:?}: {other:?}"))),
+        }
+    }
+
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.map += 1;
+        let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
+        let fits = state.ranges.get(&segment).is_some_and(|(size, mapped)| {
+            let before = mapped.range(..offset + bytes).next_back().map_or(0, |(o, b)| o + b);
+            before <= offset
+                && offset + bytes <= *size
+                && offset.is_multiple_of(page)
+                && bytes.is_multiple_of(page)
+        });
+        if !fits || bytes == 0 {
+            return Err(state.complain(format!("map of {segment:?} at {offset}, {bytes} bytes")));
+        }
+        state.take(bytes, self.capacity)?;
+        if let Some((_, mapped)) = state.ranges.get_mut(&segment) {
+            mapped.insert(offset, bytes);
+        }
+        Ok(())
+    }
+
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.unmap += 1;
+        let gone = state.ranges.get_mut(&segment).and_then(|(_, mapped)| mapped.remove(&offset));
+        if gone != Some(bytes) {
+            return Err(
+                state.complain(format!("unmap of {segment:?} at {offset}, {bytes} bytes: {gone:?} there"))
+            );
+        }
+        state.used -= bytes;
+        Ok(())
+    }
+
+    fn fence(&self) -> Result<Fence, SourceError> {
+        let mut state = self.lock();
+        state.submitted += 1;
+        if !state.manual {
+            state.passed = state.submitted;
+        }
+        Ok(Fence(state.submitted))
+    }
+
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        Ok(self.lock().passed >= fence.0)
+    }
+
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.wait += 1;
+        state.passed = state.passed.max(fence.0);
+        Ok(())
+    }
+}

@@ -1,0 +1,509 @@
+//! The map of the pool's memory: segments, the blocks they are cut into, and which of them are free.
+//!
+//! Blocks live in a slab and are linked to their neighbours by address; nothing here calls the source or allocates
+//! per operation. A free block next to a free block of the same segment does not exist: they are merged at once.
+
+use super::bins::{Bins, Entry};
+use super::counters::Counters;
+use super::scope::{ModulePath, Scope};
+use super::source::SegmentId;
+use super::{Block, Tag};
+
+/// No block.
+pub(super) const NONE: u32 = u32::MAX;
+/// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
+pub(super) const MIN_BLOCK: u64 = 512;
+/// Requests up to this go to the small pool.
+pub(super) const SMALL: u64 = 1 << 20;
+
+/// What a range of a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// Free for the next request.
+    Free,
+    /// Held by a caller.
+    Live,
+    /// Freed, but a fence has not passed.
+    Pending,
+    /// On its way back to the device: free, and waits for a fence.
+    Leaving,
+    /// Addresses without memory.
+    Unmapped,
+    /// No block: an unused place in the slab.
+    Vacant,
+}
+
+/// One range of a segment. 64 bytes: a cache line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    pub(super) requested: u64,
+    pub(super) op: &'static str,
+    pub(super) segment: u32,
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    pub(super) generation: u32,
+    pub(super) module: ModulePath,
+    pub(super) state: State,
+    pub(super) tag: Tag,
+}
+
+/// One piece of memory, or one range of addresses.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) id: SegmentId,
+    pub(super) size: u64,
+    pub(super) arena: u32,
+    /// The block at offset 0.
+    pub(super) first: u32,
+    /// When it became idle, in requests.
+    pub(super) idle_since: u64,
+    /// Memory behind a range of addresses: (offset, size), ascending. `None` for plain segments.
+    pub(super) extents: Option<Vec<(u64, u64)>>,
+}
+
+/// The blocks of one queue, small or large.
+#[derive(Debug)]
+pub(super) struct Arena {
+    pub(super) queue: u32,
+    pub(super) small: bool,
+    pub(super) bins: Bins,
+    /// Its range of addresses, if it has one.
+    pub(super) range: Option<u32>,
+}
+
+/// A request as the heap sees it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Need {
+    pub(super) arena: u32,
+    /// After rounding.
+    pub(super) size: u64,
+    pub(super) requested: u64,
+    pub(super) scope: Scope,
+}
+
+/// The rules of splitting.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Splitting {
+    /// What sizes and offsets are multiples of.
+    pub(super) unit: u64,
+    /// Blocks of at least this size are not split.
+    pub(super) max_split: u64,
+    /// How much larger than a request of at least `max_split` a block may be.
+    pub(super) max_rounding: u64,
+    /// The smallest rest of a large block that is split off.
+    pub(super) min_large_rest: u64,
+}
+
+#[derive(Debug)]
+pub(super) struct Heap {
+    slots: Vec<Slot>,
+    vacant: u32,
+    pub(super) segments: Vec<Option<Segment>>,
+    pub(super) arenas: Vec<Arena>,
+    pub(super) counters: Counters,
+    pub(super) rules: Splitting,
+    /// Requests so far: the clock of idleness.
+    pub(super) clock: u64,
+}
+
+impl Heap {
+    pub(super) fn new(rules: Splitting) -> Self {
+        Self {
+            slots: Vec::new(),
+            vacant: NONE,
+            segments: Vec::new(),
+            arenas: Vec::new(),
+            counters: Counters::default(),
+            rules,
+            clock: 0,
+        }
+    }
+
+    /// The arena of a queue, small or large.
+    #[inline]
+    pub(super) fn arena(&mut self, queue: u32, small: bool) -> u32 {
+        let found = self.arenas.iter().position(|a| a.queue == queue && a.small == small);
+        found.unwrap_or_else(|| {
+            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None });
+            self.arenas.len() - 1
+        }) as u32
+    }
+
+    pub(super) fn slot(&self, slot: u32) -> &Slot {
+        &self.slots[slot as usize]
+    }
+
+    pub(super) fn slot_mut(&mut self, slot: u32) -> &mut Slot {
+        &mut self.slots[slot as usize]
+    }
+
+    pub(super) fn segment(&self, segment: u32) -> &Segment {
+        // invariant: slots and arenas name only segments that are there
+        self.segments[segment as usize].as_ref().expect("a segment that is there") // invariant: see above
+    }
+
+    pub(super) fn segment_mut(&mut self, segment: u32) -> &mut Segment {
+        self.segments[segment as usize].as_mut().expect("a segment that is there") // invariant: as in `segment`
+    }
+
+    /// The segments that are there.
+    pub(super) fn segment_ids(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.segments.len() as u32).filter(|s| self.segments[*s as usize].is_some())
+    }
+
+    /// The blocks of a segment, by address.
+    pub(super) fn blocks(&self, segment: u32) -> impl Iterator<Item = (u32, &Slot)> + '_ {
+        let mut at = self.segment(segment).first;
+        std::iter::from_fn(move || {
+            let slot = self.slots.get(at as usize)?;
+            let here = at;
+            at = slot.next;
+            Some((here, slot))
+        })
+    }
+
+    /// All blocks, in no order.
+    pub(super) fn all_blocks(&self) -> impl Iterator<Item = &Slot> + '_ {
+        self.slots.iter().filter(|s| s.state != State::Vacant)
+    }
+
+    fn entry(&self, at: u32) -> Entry {
+        let slot = self.slot(at);
+        Entry { size: slot.size, address: u64::from(slot.segment) << 40 | slot.offset / MIN_BLOCK, slot: at }
+    }
+
+    fn is_small(&self, segment: u32) -> bool {
+        self.arenas[self.segment(segment).arena as usize].small
+    }
+
+    /// Serves a request from free blocks, by best fit.
+    #[inline]
+    pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
+        let found = self.arenas[need.arena as usize].bins.best_fit(need.size)?;
+        // The oversize rule keeps large blocks whole for large requests.
+        let oversize = if need.size < self.rules.max_split {
+            found.size >= self.rules.max_split
+        } else {
+            found.size >= need.size.saturating_add(self.rules.max_rounding)
+        };
+        if oversize {
+            return None;
+        }
+        self.unlist(found.slot);
+        if self.splits(need, found) {
+            let rest = self.split(found.slot, need.size);
+            self.list(rest);
+        }
+        Some(self.hold(found.slot, need))
+    }
+
+    fn splits(&self, need: &Need, found: Entry) -> bool {
+        let rest = found.size - need.size;
+        if self.arenas[need.arena as usize].small
+            || self.segment(self.slot(found.slot).segment).extents.is_some()
+        {
+            rest >= self.rules.unit
+        } else {
+            need.size < self.rules.max_split && rest > self.rules.min_large_rest.max(self.rules.unit - 1)
+        }
+    }
+
+    /// Serves a request from a free block at an offset inside it.
+    pub(super) fn take_at(&mut self, mut free: u32, offset: u64, need: &Need) -> Block {
+        self.unlist(free);
+        if self.slot(free).offset < offset {
+            let front = free;
+            free = self.split(front, offset - self.slot(front).offset);
+            self.list(front);
+        }
+        if self.slot(free).size > need.size {
+            let rest = self.split(free, need.size);
+            self.list(rest);
+        }
+        self.hold(free, need)
+    }
+
+    #[inline]
+    fn hold(&mut self, at: u32, need: &Need) -> Block {
+        let slot = &mut self.slots[at as usize];
+        slot.state = State::Live;
+        slot.requested = need.requested;
+        slot.tag = need.scope.tag;
+        slot.module = need.scope.module;
+        slot.op = need.scope.op;
+        let (segment, offset, size, generation) = (slot.segment, slot.offset, slot.size, slot.generation);
+        let small = self.arenas[need.arena as usize].small;
+        self.counters.hold(small, size, need.requested, need.scope.tag);
+        Block { segment: self.segment(segment).id, offset, bytes: need.requested, size, slot: at, generation }
+    }
+
+    /// The slot of a block that is held; `None` for a stale handle.
+    #[inline]
+    pub(super) fn find(&self, block: &Block) -> Option<u32> {
+        let slot = self.slots.get(block.slot as usize)?;
+        (slot.generation == block.generation && slot.state == State::Live).then_some(block.slot)
+    }
+
+    /// Frees a held block.
+    #[inline]
+    pub(super) fn free(&mut self, at: u32) {
+        self.drop_hold(at);
+        self.reuse(at);
+    }
+
+    /// A held block that waits for a fence from now on.
+    pub(super) fn pend(&mut self, at: u32) {
+        self.drop_hold(at);
+        let slot = &mut self.slots[at as usize];
+        slot.state = State::Pending;
+        self.counters.pending_bytes += slot.size;
+    }
+
+    /// A pending block whose fence has passed.
+    pub(super) fn unpend(&mut self, at: u32) {
+        self.counters.pending_bytes -= self.slot(at).size;
+        self.reuse(at);
+    }
+
+    #[inline]
+    fn drop_hold(&mut self, at: u32) {
+        let slot = &mut self.slots[at as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        let (segment, size, requested, tag) = (slot.segment, slot.size, slot.requested, slot.tag);
+        let small = self.is_small(segment);
+        self.counters.drop_hold(small, size, requested, tag);
+    }
+
+    #[inline]
+    fn reuse(&mut self, at: u32) {
+        let slot = self.slot(at);
+        let (size, small) = (slot.size, self.is_small(slot.segment));
+        self.counters.inactive(small, size);
+        let at = self.merge(at, State::Free);
+        self.list(at);
+    }
+
+    /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
+    /// neighbours leave their bins; the block itself is in none.
+    fn merge(&mut self, mut at: u32, state: State) -> u32 {
+        let next = self.slot(at).next;
+        if next != NONE && self.slot(next).state == state {
+            if state == State::Free {
+                self.unlist(next);
+            }
+            self.absorb(at, next);
+        }
+        let prev = self.slot(at).prev;
+        if prev != NONE && self.slot(prev).state == state {
+            if state == State::Free {
+                self.unlist(prev);
+            }
+            self.absorb(prev, at);
+            at = prev;
+        }
+        self.slot_mut(at).state = state;
+        at
+    }
+
+    /// Makes `right`, the next neighbour, a part of `left`.
+    fn absorb(&mut self, left: u32, right: u32) {
+        let Slot { size, next, .. } = *self.slot(right);
+        self.slot_mut(left).size += size;
+        self.slot_mut(left).next = next;
+        if next != NONE {
+            self.slot_mut(next).prev = left;
+        }
+        self.vacate(right);
+    }
+
+    /// Gives a place in the slab back; handles of it are stale from now on.
+    fn vacate(&mut self, at: u32) {
+        let next = std::mem::replace(&mut self.vacant, at);
+        let slot = self.slot_mut(at);
+        slot.state = State::Vacant;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = next;
+    }
+
+    /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
+    fn split(&mut self, at: u32, size: u64) -> u32 {
+        let whole = *self.slot(at);
+        let rest =
+            Slot { offset: whole.offset + size, size: whole.size - size, prev: at, requested: 0, ..whole };
+        let rest = self.place(rest);
+        let slot = self.slot_mut(at);
+        slot.size = size;
+        slot.next = rest;
+        if whole.next != NONE {
+            self.slot_mut(whole.next).prev = rest;
+        }
+        rest
+    }
+
+    fn place(&mut self, slot: Slot) -> u32 {
+        if self.vacant == NONE {
+            self.slots.push(slot);
+            return self.slots.len() as u32 - 1;
+        }
+        let at = self.vacant;
+        let vacant = self.slot_mut(at);
+        let (next, generation) = (vacant.next, vacant.generation);
+        *vacant = Slot { generation, ..slot };
+        self.vacant = next;
+        at
+    }
+
+    /// Puts a free block into its bin.
+    #[inline]
+    fn list(&mut self, at: u32) {
+        let entry = self.entry(at);
+        let Slot { segment, prev, next, .. } = *self.slot(at);
+        let arena = self.segment(segment).arena;
+        let small = self.arenas[arena as usize].small;
+        self.arenas[arena as usize].bins.insert(entry);
+        let whole = prev == NONE && next == NONE;
+        self.counters.list(small, entry.size, whole);
+        if whole {
+            self.segment_mut(segment).idle_since = self.clock;
+        }
+    }
+
+    /// Takes a free block out of its bin.
+    #[inline]
+    fn unlist(&mut self, at: u32) {
+        let entry = self.entry(at);
+        let Slot { segment, prev, next, .. } = *self.slot(at);
+        let arena = self.segment(segment).arena;
+        let small = self.arenas[arena as usize].small;
+        self.arenas[arena as usize].bins.remove(entry);
+        self.counters.unlist(small, entry.size, prev == NONE && next == NONE);
+    }
+
+    fn add(&mut self, id: SegmentId, size: u64, arena: u32, extents: Option<Vec<(u64, u64)>>) -> u32 {
+        let segment = match self.segments.iter().position(Option::is_none) {
+            Some(place) => place as u32,
+            None => {
+                self.segments.push(None);
+                self.segments.len() as u32 - 1
+            }
+        };
+        let state = if extents.is_some() { State::Unmapped } else { State::Free };
+        let first = self.place(Slot {
+            offset: 0,
+            size,
+            requested: 0,
+            op: "",
+            segment,
+            prev: NONE,
+            next: NONE,
+            generation: 0,
+            module: ModulePath::ROOT,
+            state,
+            tag: Tag::Other,
+        });
+        let segment_value = Segment { id, size, arena, first, idle_since: self.clock, extents };
+        self.segments[segment as usize] = Some(segment_value);
+        segment
+    }
+
+    /// A new plain segment, free as a whole.
+    pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u32) {
+        let segment = self.add(id, size, arena, None);
+        let small = self.arenas[arena as usize].small;
+        self.counters.reserve(small, size, size >= self.rules.max_split);
+        let first = self.segment(segment).first;
+        self.list(first);
+    }
+
+    /// A new range of addresses, without memory.
+    pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u32) -> u32 {
+        let segment = self.add(id, size, arena, Some(Vec::new()));
+        self.arenas[arena as usize].range = Some(segment);
+        segment
+    }
+
+    /// Whether a plain segment is free as a whole.
+    pub(super) fn is_idle(&self, segment: u32) -> bool {
+        let segment = self.segment(segment);
+        let first = self.slot(segment.first);
+        segment.extents.is_none() && first.state == State::Free && first.next == NONE
+    }
+
+    /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).
+    pub(super) fn leave_segment(&mut self, segment: u32) {
+        let first = self.segment(segment).first;
+        self.unlist(first);
+        self.slot_mut(first).state = State::Leaving;
+        self.counters.pending_bytes += self.slot(first).size;
+    }
+
+    /// Forgets a segment that left.
+    pub(super) fn remove_segment(&mut self, segment: u32) -> Option<Segment> {
+        let gone = self.segments[segment as usize].take()?;
+        self.vacate(gone.first);
+        let small = self.arenas[gone.arena as usize].small;
+        if gone.extents.is_none() {
+            self.counters.pending_bytes -= gone.size;
+            self.counters.unreserve(small, gone.size, gone.size >= self.rules.max_split);
+        }
+        Some(gone)
+    }
+
+    /// The block of a range that holds an offset.
+    pub(super) fn block_at(&self, segment: u32, offset: u64) -> Option<u32> {
+        let found = self.blocks(segment).find(|(_, s)| s.offset <= offset && offset < s.offset + s.size);
+        found.map(|(at, _)| at)
+    }
+
+    /// Cuts `offset..offset + size` out of the block at `at`, which is in no bin; the parts keep its state.
+    fn carve(&mut self, mut at: u32, offset: u64, size: u64, mut part: impl FnMut(&mut Self, u32)) -> u32 {
+        if self.slot(at).offset < offset {
+            let front = at;
+            at = self.split(front, offset - self.slot(front).offset);
+            part(self, front);
+        }
+        if self.slot(at).size > size {
+            let rest = self.split(at, size);
+            part(self, rest);
+        }
+        at
+    }
+
+    /// Memory was mapped at `offset` of a range.
+    pub(super) fn mapped(&mut self, segment: u32, offset: u64, size: u64) {
+        let Some(hole) = self.block_at(segment, offset) else { return };
+        let at = self.carve(hole, offset, size, |_, _| {});
+        let at = self.merge(at, State::Free);
+        self.list(at);
+        let small = self.is_small(segment);
+        self.counters.reserve(small, size, false);
+        if let Some(extents) = &mut self.segment_mut(segment).extents {
+            let place = extents.partition_point(|e| e.0 < offset);
+            extents.insert(place, (offset, size));
+        }
+    }
+
+    /// Takes a free extent out of reach, until [`unmapped`](Self::unmapped).
+    pub(super) fn leave_extent(&mut self, segment: u32, offset: u64, size: u64) {
+        let Some(free) = self.block_at(segment, offset) else { return };
+        self.unlist(free);
+        let at = self.carve(free, offset, size, Self::list);
+        self.slot_mut(at).state = State::Leaving;
+        self.counters.pending_bytes += size;
+    }
+
+    /// Memory was unmapped from `offset` of a range, where an extent had left.
+    pub(super) fn unmapped(&mut self, segment: u32, offset: u64, size: u64) {
+        let Some(at) = self.block_at(segment, offset) else { return };
+        self.merge(at, State::Unmapped);
+        self.counters.pending_bytes -= size;
+        let small = self.is_small(segment);
+        self.counters.unreserve(small, size, false);
+        if let Some(extents) = &mut self.segment_mut(segment).extents {
+            extents.retain(|e| e.0 != offset);
+        }
+    }
+}

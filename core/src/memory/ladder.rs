@@ -1,0 +1,116 @@
+//! What happens when no free block fits: rung after rung, each followed by a search.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::Block;
+use super::heap::Need;
+use super::pool::{Callback, Pool};
+use super::state::{Growth, State};
+use crate::error::Result;
+
+impl Pool {
+    /// Serves a request that no free block fits.
+    #[cold]
+    pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need) -> Result<Block> {
+        let source = &*self.shared.source;
+        if need.size > state.max_segment {
+            state.num_ooms += 1;
+            return Err(self.out_of_memory(&state, &need, String::new()));
+        }
+
+        if !state.waiting.is_empty() {
+            state.rungs.poll.tried += 1;
+            state.poll(source)?;
+            if let Some(block) = state.heap.take(&need) {
+                state.rungs.poll.served += 1;
+                return Ok(block);
+            }
+        }
+
+        let callbacks = self.callbacks();
+        if !callbacks.is_empty() {
+            state.rungs.callbacks.tried += 1;
+            drop(state);
+            for callback in callbacks {
+                callback(need.size);
+            }
+            state = self.shared.lock();
+            if let Some(block) = state.heap.take(&need) {
+                state.rungs.callbacks.served += 1;
+                return Ok(block);
+            }
+        }
+
+        if state.collect(source, &need)? {
+            state = self.wait(state)?;
+            if let Some(block) = state.heap.take(&need) {
+                state.rungs.collect.served += 1;
+                return Ok(block);
+            }
+        }
+
+        if state.reclaim(source, &need)? {
+            state = self.wait(state)?;
+            if let Some(block) = state.heap.take(&need) {
+                state.rungs.reclaim.served += 1;
+                return Ok(block);
+            }
+        }
+
+        state.rungs.grow.tried += 1;
+        let mut detail = match state.grow(source, &need)? {
+            Growth::Served(block) => {
+                state.rungs.grow.served += 1;
+                return Ok(block);
+            }
+            Growth::Full(detail) => detail,
+        };
+
+        if !state.config.fail_fast {
+            if !state.waiting.is_empty() {
+                state.rungs.wait.tried += 1;
+                state = self.wait(state)?;
+                if let Some(block) = state.heap.take(&need) {
+                    state.rungs.wait.served += 1;
+                    return Ok(block);
+                }
+            }
+            state.rungs.release.tried += 1;
+            state.num_alloc_retries += 1;
+            state.leave_all(source, u64::MAX)?;
+            state = self.wait(state)?;
+            // Another thread may have freed what fits while this one waited.
+            if let Some(block) = state.heap.take(&need) {
+                state.rungs.release.served += 1;
+                return Ok(block);
+            }
+            detail = match state.grow(source, &need)? {
+                Growth::Served(block) => {
+                    state.rungs.release.served += 1;
+                    return Ok(block);
+                }
+                Growth::Full(detail) => detail,
+            };
+        }
+        state.num_ooms += 1;
+        Err(self.out_of_memory(&state, &need, detail))
+    }
+
+    fn callbacks(&self) -> Vec<Callback> {
+        self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until the device has passed every fence that something waits for, without the lock.
+    pub(super) fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+        let source = &*self.shared.source;
+        state.poll(source)?;
+        if let Some(fence) = state.waiting.back().map(|w| w.0) {
+            state.num_sync_all_streams += 1;
+            drop(state);
+            source.fence_wait(fence)?;
+            state = self.shared.lock();
+            state.poll(source)?;
+        }
+        Ok(state)
+    }
+}

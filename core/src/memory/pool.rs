@@ -1,0 +1,282 @@
+//! The pool that programs allocate from.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use super::config::Config;
+use super::heap::{Need, SMALL};
+use super::scope::{self, Scope};
+use super::source::{Fence, SegmentId, SegmentSource};
+use super::state::State;
+use super::stats::Stats;
+use super::{OutOfMemory, Tag};
+use crate::error::{Error, Result};
+
+/// What is asked of a pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// How many bytes; 0 gets the smallest block.
+    pub bytes: u64,
+    /// The queue whose work uses the memory first. Freed blocks are reused on their own queue only.
+    pub queue: u32,
+    /// What the memory is for: that of the thread's [`scope`], unless changed.
+    pub scope: Scope,
+}
+
+impl Request {
+    /// A request on queue 0, for what the thread's scopes say.
+    #[must_use]
+    #[inline]
+    pub fn new(bytes: u64) -> Self {
+        Self { bytes, queue: 0, scope: scope::current() }
+    }
+
+    /// On another queue.
+    #[must_use]
+    pub fn queue(self, queue: u32) -> Self {
+        Self { queue, ..self }
+    }
+
+    /// With another tag.
+    #[must_use]
+    pub fn tag(mut self, tag: Tag) -> Self {
+        self.scope.tag = tag;
+        self
+    }
+
+    /// For another operation.
+    #[must_use]
+    pub fn op(mut self, op: &'static str) -> Self {
+        self.scope.op = op;
+        self
+    }
+}
+
+/// A piece of memory that a pool has lent: a handle, which does not free it when it is dropped.
+///
+/// It is given back once, with [`Pool::free`] or [`Pool::free_after`]. A handle that was given back already is
+/// recognised: freeing it again changes nothing but a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The segment it lies in.
+    pub segment: SegmentId,
+    /// Its first byte in the segment.
+    pub offset: u64,
+    /// Bytes, as requested.
+    pub bytes: u64,
+    /// Bytes, after rounding: all of them are its own.
+    pub size: u64,
+    pub(super) slot: u32,
+    pub(super) generation: u32,
+}
+
+/// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
+pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// A caching allocator over a source of segments. Cloning it clones a handle.
+///
+/// Every method may be called from any thread. Work that uses a block runs in the order of its queue, so a freed
+/// block may be lent again at once on the same queue; for anything else there is [`free_after`](Self::free_after).
+/// When the last handle is dropped, the pool waits for the device and gives everything back.
+#[derive(Clone)]
+pub struct Pool {
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) source: Arc<dyn SegmentSource>,
+    pub(super) state: Mutex<State>,
+    pub(super) callbacks: RwLock<Vec<Callback>>,
+}
+
+impl Shared {
+    #[inline]
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere under the lock could only come from a broken invariant; the counters are still worth having.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        state.close(&*self.source);
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({})", self.stats().line())
+    }
+}
+
+impl Pool {
+    /// A pool that takes its segments from `source`.
+    #[must_use]
+    pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
+        let state = Mutex::new(State::new(&*source, config));
+        Self { shared: Arc::new(Shared { source, state, callbacks: RwLock::default() }) }
+    }
+
+    /// The same, with the device's name for messages.
+    #[must_use]
+    pub fn named(self, device: impl Into<String>) -> Self {
+        self.shared.lock().device = Some(device.into());
+        self
+    }
+
+    /// Lends a block. On a full device this climbs the ladder of the module's documentation before it fails, with
+    /// [`Error::OutOfMemory`]; a lost device or a refusing driver is [`Error::Source`].
+    #[inline]
+    pub fn alloc(&self, request: Request) -> Result<Block> {
+        let mut state = self.shared.lock();
+        state.heap.clock += 1;
+        let need = state.need(&request);
+        match state.heap.take(&need) {
+            Some(block) => Ok(block),
+            None => self.climb(state, need),
+        }
+    }
+
+    /// Takes a block back. The next request on its queue may get it.
+    #[inline]
+    pub fn free(&self, block: Block) {
+        let mut state = self.shared.lock();
+        match state.heap.find(&block) {
+            Some(slot) => state.heap.free(slot),
+            None => state.invalid_free(&block),
+        }
+    }
+
+    /// Takes a block back that the device still uses: it is lent again only after the device has passed `fence`.
+    pub fn free_after(&self, block: Block, fence: Fence) {
+        let mut state = self.shared.lock();
+        match state.heap.find(&block) {
+            Some(slot) => state.pend(slot, fence),
+            None => state.invalid_free(&block),
+        }
+    }
+
+    /// Statistics of now; fences that have passed are counted first.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let mut state = self.shared.lock();
+        // A device that cannot say what it has passed has passed nothing more.
+        let _ = state.poll(&*self.shared.source);
+        state.stats()
+    }
+
+    /// Starts all peaks at the present values.
+    pub fn reset_peak_stats(&self) {
+        self.shared.lock().heap.counters.reset_peak();
+    }
+
+    /// Starts all accumulated figures at zero.
+    pub fn reset_accumulated_stats(&self) {
+        self.shared.lock().reset_accumulated();
+    }
+
+    /// Gives all idle memory back to the device, and waits until it is there. Returns how many bytes.
+    ///
+    /// It makes no room for this pool, which gives idle memory back by itself when it needs to.
+    pub fn empty_cache(&self) -> Result<u64> {
+        let mut state = self.shared.lock();
+        let before = state.heap.counters.reserved();
+        state.leave_all(&*self.shared.source, u64::MAX)?;
+        let state = self.wait(state)?;
+        Ok(before.saturating_sub(state.heap.counters.reserved()))
+    }
+
+    /// Gives idle memory back until the pool holds at most `keep` bytes, or nothing idle is left. Does not wait:
+    /// what the device may still use goes back when it has passed. Returns how many bytes go.
+    pub fn trim(&self, keep: u64) -> Result<u64> {
+        let mut state = self.shared.lock();
+        let source = &*self.shared.source;
+        let surplus = state.heap.counters.reserved().saturating_sub(keep);
+        let leaving = state.leave_all(source, surplus)?;
+        state.poll(source)?;
+        Ok(leaving)
+    }
+
+    /// Takes memory from the device ahead, so that at least `bytes` bytes in one piece are free on queue 0.
+    pub fn preallocate(&self, bytes: u64) -> Result<()> {
+        let request = Request::new(bytes.max(SMALL + 1)).op("preallocate");
+        let block = self.alloc(request)?;
+        self.free(block);
+        Ok(())
+    }
+
+    /// Bounds what the pool takes from the device; `None` lifts the bound. What it holds already stays.
+    pub fn set_limit(&self, bytes: Option<u64>) {
+        let mut state = self.shared.lock();
+        state.config.max_memory = bytes;
+        state.set_limit(&*self.shared.source);
+    }
+
+    /// Bounds it to a part (0 to 1) of the device's memory. Where no driver tells that, this is an error.
+    pub fn set_fraction(&self, fraction: f64) -> Result<()> {
+        let wrong = |message: String| Err(Error::argument("set_fraction", message));
+        if !(0.0..=1.0).contains(&fraction) {
+            return wrong(format!("expected a number from 0 to 1, got {fraction}"));
+        }
+        if self.shared.source.device_memory().total.is_none() {
+            return wrong(
+                "the driver does not tell how much memory the device has; use set_limit".to_owned(),
+            );
+        }
+        let mut state = self.shared.lock();
+        state.config.per_process_memory_fraction = fraction;
+        state.set_limit(&*self.shared.source);
+        Ok(())
+    }
+
+    /// The most bytes the pool may take from the device, if it is bounded.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.shared.lock().limit
+    }
+
+    /// The configuration in force.
+    #[must_use]
+    pub fn config(&self) -> Config {
+        self.shared.lock().config
+    }
+
+    /// Registers a function that is asked to free memory before the pool grows. It is called without the pool's
+    /// lock, with the bytes that are wanted, and returns whether it freed something.
+    pub fn on_low_memory(&self, callback: impl Fn(u64) -> bool + Send + Sync + 'static) {
+        self.shared.callbacks.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(callback));
+    }
+
+    /// The error of a request.
+    pub(super) fn out_of_memory(&self, state: &State, need: &Need, detail: String) -> Error {
+        let memory = self.shared.source.device_memory();
+        let error: OutOfMemory = state.out_of_memory(need, memory, detail);
+        Error::OutOfMemory(Box::new(error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::fake::FakeSource;
+
+    #[test]
+    fn blocks_are_reused_merged_and_given_back() -> Result<()> {
+        let source = Arc::new(FakeSource::plain(1 << 30));
+        let pool = Pool::new(source.clone(), Config::default());
+        let a = pool.alloc(Request::new(1000))?;
+        let b = pool.alloc(Request::new(1000))?;
+        assert_eq!((a.offset, a.bytes, a.size, b.offset), (0, 1000, 1024, 1024));
+        assert_eq!((pool.stats().allocated(), pool.stats().reserved()), (2048, 2 << 20));
+        pool.free(a);
+        pool.free(a);
+        assert_eq!(pool.stats().num_invalid_frees, 1);
+        pool.free(b);
+        assert_eq!(pool.alloc(Request::new(2 << 10))?.offset, 0, "the freed neighbours are one block again");
+        assert_eq!(pool.empty_cache()?, 0);
+        drop(pool);
+        assert_eq!((source.used(), source.complaints()), (0, vec![]));
+        Ok(())
+    }
+}

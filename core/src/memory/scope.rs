@@ -1,0 +1,233 @@
+//! What the memory allocated next is for: a tag, a module's path and an operation, set by scopes on this thread.
+//!
+//! A scope is a guard: it sets one field, and puts back what was there when it is dropped. Entering one costs a
+//! thread-local read and a write (a module's also one lookup of its name); allocations copy 24 bytes from it.
+//!
+//! ```
+//! use forebay_core::memory::{Tag, scope};
+//! let _module = scope::module("encoder");
+//! {
+//!     let _tag = scope::tag(Tag::Parameter);
+//!     let _layer = scope::module("fc1");
+//!     assert_eq!(scope::current().tag, Tag::Parameter);
+//!     assert_eq!(scope::current().module.to_string(), "encoder.fc1");
+//! }
+//! assert_eq!(scope::current().tag, Tag::Other);
+//! ```
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+use rustc_hash::FxHashMap;
+
+/// What a block of memory holds. Set when it is allocated, never guessed later.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(u8)]
+pub enum Tag {
+    /// A module's parameter or buffer.
+    Parameter,
+    /// A parameter's gradient.
+    Gradient,
+    /// What an optimiser keeps for a parameter.
+    OptimizerState,
+    /// A value computed in the forward pass, or a gradient that flows through the backward pass.
+    Activation,
+    /// A batch of data.
+    Input,
+    /// Scratch memory of one operation.
+    Workspace,
+    /// Anything else.
+    #[default]
+    Other,
+}
+
+impl Tag {
+    /// How many there are.
+    pub const COUNT: usize = 7;
+    /// All of them, in the order of reports.
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Parameter,
+        Self::Gradient,
+        Self::OptimizerState,
+        Self::Activation,
+        Self::Input,
+        Self::Workspace,
+        Self::Other,
+    ];
+
+    /// The name in statistics: `optimizer_state`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Parameter => "parameter",
+            Self::Gradient => "gradient",
+            Self::OptimizerState => "optimizer_state",
+            Self::Activation => "activation",
+            Self::Input => "input",
+            Self::Workspace => "workspace",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+/// The path of a module, such as `encoder.fc1`: a small number for an interned name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ModulePath(u32);
+
+impl ModulePath {
+    /// No module.
+    pub const ROOT: Self = Self(0);
+
+    /// The path of a child of this module.
+    #[must_use]
+    pub fn child(self, name: &str) -> Self {
+        let find = |paths: &Paths| paths.children.get(&self.0).and_then(|c| c.get(name)).copied();
+        if let Some(known) = find(&PATHS.read().unwrap_or_else(PoisonError::into_inner)) {
+            return Self(known);
+        }
+        let mut paths = PATHS.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = find(&paths) {
+            return Self(known);
+        }
+        let id = paths.names.len() as u32;
+        let full = match paths.names.get(self.0 as usize) {
+            Some(parent) if !parent.is_empty() => format!("{parent}.{name}"),
+            _ => name.to_owned(),
+        };
+        paths.names.push(full);
+        paths.children.entry(self.0).or_default().insert(name.to_owned(), id);
+        Self(id)
+    }
+
+    /// Whether this is no module.
+    #[must_use]
+    pub fn is_root(self) -> bool {
+        self == Self::ROOT
+    }
+}
+
+impl fmt::Display for ModulePath {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let paths = PATHS.read().unwrap_or_else(PoisonError::into_inner);
+        f.pad(paths.names.get(self.0 as usize).map_or("", String::as_str))
+    }
+}
+
+/// Every path that was ever entered; a program has as many as it has modules.
+struct Paths {
+    names: Vec<String>,
+    children: FxHashMap<u32, FxHashMap<String, u32>>,
+}
+
+static PATHS: LazyLock<RwLock<Paths>> =
+    LazyLock::new(|| RwLock::new(Paths { names: vec![String::new()], children: FxHashMap::default() }));
+
+/// What the scopes of this thread say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// What the memory holds.
+    pub tag: Tag,
+    /// The module that runs.
+    pub module: ModulePath,
+    /// The operation that runs; empty outside of any.
+    pub op: &'static str,
+}
+
+thread_local! {
+    static CURRENT: Cell<Scope> =
+        const { Cell::new(Scope { tag: Tag::Other, module: ModulePath::ROOT, op: "" }) };
+}
+
+/// What the scopes of this thread say now.
+#[must_use]
+pub fn current() -> Scope {
+    CURRENT.get()
+}
+
+/// Puts the fields back that were there before a scope.
+#[derive(Debug)]
+#[must_use = "a scope ends when its guard is dropped"]
+pub struct Guard {
+    before: Scope,
+    // The scope belongs to this thread.
+    here: PhantomData<*const ()>,
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+fn enter(change: impl FnOnce(&mut Scope)) -> Guard {
+    let before = CURRENT.get();
+    let mut now = before;
+    change(&mut now);
+    CURRENT.set(now);
+    Guard { before, here: PhantomData }
+}
+
+/// Tags what is allocated until the guard is dropped.
+pub fn tag(tag: Tag) -> Guard {
+    enter(|scope| scope.tag = tag)
+}
+
+/// Enters a child of the current module.
+pub fn module(name: &str) -> Guard {
+    enter(|scope| scope.module = scope.module.child(name))
+}
+
+/// Names the operation that runs.
+pub fn op(name: &'static str) -> Guard {
+    enter(|scope| scope.op = name)
+}
+
+/// Enters a scope that was read elsewhere: on the thread that recorded an operation, for its gradient.
+pub fn enter_scope(scope: Scope) -> Guard {
+    enter(|now| *now = scope)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn scopes_nest_and_restore() {
+        assert_eq!(current(), Scope { tag: Tag::Other, module: ModulePath::ROOT, op: "" });
+        let outer = module("net");
+        {
+            let _tag = tag(Tag::Gradient);
+            let _inner = module("fc1");
+            let _op = op("matmul");
+            let now = current();
+            assert_eq!(
+                (now.tag, now.op, now.module.to_string().as_str()),
+                (Tag::Gradient, "matmul", "net.fc1")
+            );
+        }
+        assert_eq!(current().module.to_string(), "net");
+        assert_eq!(current().tag, Tag::Other);
+        drop(outer);
+        assert!(current().module.is_root());
+    }
+
+    #[test]
+    fn a_path_is_interned_once_and_threads_do_not_share_scopes() {
+        let _here = module("shared");
+        let path = current().module;
+        let there = std::thread::spawn(|| {
+            assert!(current().module.is_root());
+            let _same = module("shared");
+            current().module
+        });
+        assert_eq!(there.join().ok(), Some(path));
+    }
+}

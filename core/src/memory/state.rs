@@ -1,0 +1,407 @@
+//! What a pool keeps under its lock, and the steps of the ladder.
+
+use std::collections::VecDeque;
+
+use super::config::Config;
+use super::heap::{Heap, MIN_BLOCK, NONE, Need, SMALL, Splitting, State as Is};
+use super::pool::{Block, Request};
+use super::source::{DeviceMemory, Fence, SegmentSource, SourceError, VirtualMemory};
+use super::stats::{Rungs, Stats};
+use super::{OutOfMemory, Tag};
+use crate::error::Result;
+
+const MIB: u64 = 1 << 20;
+
+/// What waits for a fence.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    /// A freed block, to be reused.
+    Block(u32),
+    /// An idle segment, to be given back.
+    Segment(u32),
+    /// An extent of a range, to be unmapped.
+    Extent { segment: u32, offset: u64, size: u64 },
+}
+
+/// What became of an attempt to grow.
+pub(super) enum Growth {
+    /// The request was served.
+    Served(Block),
+    /// There is no room; what the source said.
+    Full(String),
+}
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) heap: Heap,
+    pub(super) config: Config,
+    pub(super) device: Option<String>,
+    pub(super) limit: Option<u64>,
+    pub(super) max_segment: u64,
+    pub(super) virtual_memory: Option<VirtualMemory>,
+    /// In the order of the fences.
+    pub(super) waiting: VecDeque<(Fence, Waiting)>,
+    pub(super) rungs: Rungs,
+    pub(super) num_alloc_retries: u64,
+    pub(super) num_ooms: u64,
+    pub(super) num_sync_all_streams: u64,
+    num_device_alloc: u64,
+    num_device_free: u64,
+    num_invalid_frees: u64,
+}
+
+/// Idle memory that could go back to the device.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub(super) size: u64,
+    pub(super) what: Waiting,
+}
+
+impl State {
+    pub(super) fn new(source: &dyn SegmentSource, config: Config) -> Self {
+        let limits = source.limits();
+        let rules = Splitting {
+            unit: limits.alignment.max(MIN_BLOCK),
+            max_split: config.max_split_size.unwrap_or(u64::MAX),
+            max_rounding: config.max_non_split_rounding,
+            min_large_rest: SMALL,
+        };
+        let mut heap = Heap::new(rules);
+        let virtual_memory = limits.virtual_memory.filter(|_| config.expandable_segments);
+        heap.counters.max_split = rules.max_split;
+        heap.counters.releasable_parts = virtual_memory.is_some();
+        let mut state = Self {
+            heap,
+            config,
+            device: None,
+            limit: None,
+            max_segment: limits.max_segment,
+            virtual_memory,
+            waiting: VecDeque::new(),
+            rungs: Rungs::default(),
+            num_alloc_retries: 0,
+            num_ooms: 0,
+            num_sync_all_streams: 0,
+            num_device_alloc: 0,
+            num_device_free: 0,
+            num_invalid_frees: 0,
+        };
+        state.set_limit(source);
+        state
+    }
+
+    pub(super) fn set_limit(&mut self, source: &dyn SegmentSource) {
+        let fraction = self.config.per_process_memory_fraction;
+        let part = source.device_memory().total.filter(|_| fraction < 1.0);
+        let part = part.map(|total| (total as f64 * fraction) as u64);
+        self.limit = self.config.max_memory.into_iter().chain(part).min();
+    }
+
+    #[inline]
+    pub(super) fn need(&mut self, request: &Request) -> Need {
+        let size = self.config.round(request.bytes, self.heap.rules.unit);
+        let arena = self.heap.arena(request.queue, size <= SMALL);
+        Need { arena, size, requested: request.bytes, scope: request.scope }
+    }
+
+    #[cold]
+    pub(super) fn invalid_free(&mut self, block: &Block) {
+        self.num_invalid_frees += 1;
+        log::error!("a block was freed that is not held: {block:?}; nothing was freed");
+    }
+
+    pub(super) fn pend(&mut self, slot: u32, fence: Fence) {
+        self.heap.pend(slot);
+        self.enqueue(fence, Waiting::Block(slot));
+    }
+
+    fn enqueue(&mut self, fence: Fence, what: Waiting) {
+        let at = match self.waiting.back() {
+            Some((last, _)) if *last > fence => self.waiting.partition_point(|w| w.0 <= fence),
+            _ => self.waiting.len(),
+        };
+        self.waiting.insert(at, (fence, what));
+    }
+
+    /// Does what waited for fences that the device has passed.
+    pub(super) fn poll(&mut self, source: &dyn SegmentSource) -> Result<()> {
+        let mut passed = None;
+        while let Some((fence, what)) = self.waiting.front().copied() {
+            if passed.is_none_or(|p| p < fence) {
+                if !source.fence_done(fence)? {
+                    break;
+                }
+                passed = Some(fence);
+            }
+            self.waiting.pop_front();
+            match what {
+                Waiting::Block(slot) => self.heap.unpend(slot),
+                Waiting::Segment(segment) => {
+                    if let Some(gone) = self.heap.remove_segment(segment) {
+                        self.num_device_free += 1;
+                        source.free_segment(gone.id)?;
+                    }
+                }
+                Waiting::Extent { segment, offset, size } => {
+                    self.num_device_free += 1;
+                    self.heap.unmapped(segment, offset, size);
+                    source.unmap(self.heap.segment(segment).id, offset, size)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Idle memory: whole segments, and whole extents of ranges.
+    pub(super) fn idle(&self) -> Vec<Idle> {
+        let mut idle = Vec::new();
+        for segment in self.heap.segment_ids() {
+            let Some(extents) = &self.heap.segment(segment).extents else {
+                if self.heap.is_idle(segment) {
+                    let size = self.heap.segment(segment).size;
+                    idle.push(Idle { size, what: Waiting::Segment(segment) });
+                }
+                continue;
+            };
+            let mut extents = extents.iter().copied().peekable();
+            for (_, block) in self.heap.blocks(segment) {
+                let end = block.offset + block.size;
+                while let Some((offset, size)) = extents.next_if(|(offset, _)| *offset < end) {
+                    let inside = block.offset <= offset && offset + size <= end;
+                    if block.state == Is::Free && inside {
+                        idle.push(Idle { size, what: Waiting::Extent { segment, offset, size } });
+                    }
+                }
+            }
+        }
+        idle
+    }
+
+    /// Sends idle memory back to the device, as soon as it has passed what runs now.
+    pub(super) fn leave(&mut self, source: &dyn SegmentSource, idle: &[Idle]) -> Result<u64> {
+        if idle.is_empty() {
+            return Ok(0);
+        }
+        let fence = source.fence()?;
+        for Idle { what, .. } in idle {
+            match *what {
+                Waiting::Segment(segment) => self.heap.leave_segment(segment),
+                Waiting::Extent { segment, offset, size } => self.heap.leave_extent(segment, offset, size),
+                Waiting::Block(_) => continue,
+            }
+            self.enqueue(fence, *what);
+        }
+        Ok(idle.iter().map(|i| i.size).sum())
+    }
+
+    /// Sends idle memory back, the largest pieces first, until `bytes` bytes are on their way.
+    pub(super) fn leave_all(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
+        let mut idle = self.idle();
+        idle.sort_by_key(|i| std::cmp::Reverse(i.size));
+        let mut sum = 0;
+        idle.retain(|i| {
+            let wanted = sum < bytes;
+            sum += if wanted { i.size } else { 0 };
+            wanted
+        });
+        self.leave(source, &idle)
+    }
+
+    /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
+    pub(super) fn collect(&mut self, source: &dyn SegmentSource, _need: &Need) -> Result<bool> {
+        let threshold = self.config.garbage_collection_threshold;
+        let Some(limit) = self.limit.filter(|_| threshold > 0.0) else { return Ok(false) };
+        let bound = (limit as f64 * threshold) as u64;
+        let surplus = self.heap.counters.reserved().saturating_sub(bound);
+        if surplus == 0 {
+            return Ok(false);
+        }
+        self.rungs.collect.tried += 1;
+        let now = self.heap.clock;
+        let age = |i: &Idle| match i.what {
+            Waiting::Segment(s) => now - self.heap.segment(s).idle_since,
+            _ => 0,
+        };
+        let mut idle = self.idle();
+        idle.retain(|i| matches!(i.what, Waiting::Segment(s) if !self.heap.arenas[self.heap.segment(s).arena as usize].small));
+        let average = idle.iter().map(age).sum::<u64>() / (idle.len() as u64).max(1);
+        idle.retain(|i| age(i) >= average);
+        idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
+        let mut sum = 0;
+        idle.retain(|i| {
+            let wanted = sum < surplus;
+            sum += if wanted { i.size } else { 0 };
+            wanted
+        });
+        Ok(self.leave(source, &idle)? > 0)
+    }
+
+    /// The segment to make for a request.
+    pub(super) fn segment_size(&self, need: &Need) -> u64 {
+        let size = if need.size <= SMALL {
+            2 * MIB
+        } else if need.size < 10 * MIB {
+            self.config.large_segment_size.max(need.size)
+        } else {
+            need.size.next_multiple_of(2 * MIB)
+        };
+        size.min(self.max_segment).max(need.size)
+    }
+
+    /// Sends idle memory back if the pool would hold more than the program has shown to need. Whether it did.
+    pub(super) fn reclaim(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
+        if !self.config.release_before_growth {
+            return Ok(false);
+        }
+        let grow = self.segment_size(need);
+        let counters = &self.heap.counters;
+        let active = counters.most_active.max(counters.active() + need.size);
+        let target = (active as f64 * (1.0 + self.config.growth_slack)) as u64;
+        let surplus = (counters.reserved() + grow).saturating_sub(target);
+        if surplus == 0 {
+            return Ok(false);
+        }
+        let mut idle = self.idle();
+        if idle.is_empty() {
+            return Ok(false);
+        }
+        self.rungs.reclaim.tried += 1;
+        idle.sort_by_key(|i| i.size);
+        let at = idle.partition_point(|i| i.size < surplus);
+        let chosen = if at < idle.len() {
+            vec![idle[at]]
+        } else {
+            let mut sum = 0;
+            idle.reverse();
+            idle.retain(|i| {
+                let wanted = sum < surplus;
+                sum += if wanted { i.size } else { 0 };
+                wanted
+            });
+            idle
+        };
+        Ok(self.leave(source, &chosen)? > 0)
+    }
+
+    /// Takes memory from the source for a request.
+    pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
+        let mut size = self.segment_size(need);
+        loop {
+            match self.grow_plain(source, need, size)? {
+                Growth::Full(_) if size > need.size => size = need.size,
+                done => return Ok(done),
+            }
+        }
+    }
+
+    fn grow_plain(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
+        if let Some(full) = self.over_limit(size) {
+            return Ok(Growth::Full(full));
+        }
+        self.num_device_alloc += 1;
+        match source.alloc_segment(size) {
+            Ok(id) => {
+                self.heap.add_segment(id, size, need.arena);
+                Ok(self.heap.take(need).map_or_else(|| Growth::Full(String::new()), Growth::Served))
+            }
+            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Growth::Full(full.to_string())),
+            Err(other) => Err(other.into()),
+        }
+    }
+
+    fn over_limit(&self, more: u64) -> Option<String> {
+        let limit = self.limit?;
+        (self.heap.counters.reserved().saturating_add(more) > limit).then(String::new)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        Stats {
+            num_alloc_retries: self.num_alloc_retries,
+            num_ooms: self.num_ooms,
+            num_sync_all_streams: self.num_sync_all_streams,
+            num_device_alloc: self.num_device_alloc,
+            num_device_free: self.num_device_free,
+            num_invalid_frees: self.num_invalid_frees,
+            max_split_size: self.config.max_split_size,
+            expandable_segments: self.virtual_memory.is_some(),
+            rungs: self.rungs,
+            ..self.heap.counters.read()
+        }
+    }
+
+    pub(super) fn reset_accumulated(&mut self) {
+        self.heap.counters.reset_accumulated();
+        self.rungs = Rungs::default();
+        self.num_alloc_retries = 0;
+        self.num_ooms = 0;
+        self.num_sync_all_streams = 0;
+        self.num_device_alloc = 0;
+        self.num_device_free = 0;
+        self.num_invalid_frees = 0;
+    }
+
+    pub(super) fn out_of_memory(&self, need: &Need, memory: DeviceMemory, detail: String) -> OutOfMemory {
+        let counters = &self.heap.counters;
+        let largest = self.heap.arenas.iter().filter_map(|a| a.bins.largest());
+        let largest_free = largest.map(|e| e.size).max().unwrap_or(0);
+        let cached = counters.reserved().saturating_sub(counters.allocated() + counters.pending_bytes);
+        let mut by_tag = [0; Tag::COUNT];
+        let mut by_module = std::collections::BTreeMap::<_, u64>::new();
+        for block in self.heap.all_blocks().filter(|b| b.state == Is::Live) {
+            by_tag[block.tag as usize] += block.size;
+            if !block.module.is_root() {
+                *by_module.entry(block.module).or_default() += block.size;
+            }
+        }
+        let mut by_tag = Tag::ALL.into_iter().zip(by_tag).filter(|t| t.1 > 0).collect::<Vec<_>>();
+        by_tag.sort_by_key(|t| std::cmp::Reverse(t.1));
+        let mut by_module = by_module.into_iter().collect::<Vec<_>>();
+        by_module.sort_by_key(|m| std::cmp::Reverse(m.1));
+        by_module.truncate(OutOfMemory::TOP);
+        OutOfMemory {
+            requested: need.requested,
+            op: need.scope.op,
+            module: need.scope.module,
+            tag: need.scope.tag,
+            device: self.device.clone(),
+            total: memory.total,
+            free: memory.free,
+            limit: self.limit,
+            max_segment: self.max_segment,
+            allocated: counters.allocated(),
+            pending: counters.pending_bytes,
+            cached,
+            largest_free,
+            reserved: counters.reserved(),
+            virtual_memory: self.virtual_memory.is_some(),
+            detail,
+            by_tag,
+            by_module,
+        }
+    }
+
+    /// Gives everything back, when nobody can hold a block any more.
+    pub(super) fn close(&mut self, source: &dyn SegmentSource) {
+        if self.heap.segments.iter().all(Option::is_none) {
+            return;
+        }
+        let fence = source.fence().and_then(|f| source.fence_wait(f));
+        if let Err(error) = fence {
+            // A lost device has lost its memory too.
+            log::debug!("the pool was dropped without its device: {error}");
+        }
+        for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
+            let given = match segment.extents {
+                None => source.free_segment(segment.id),
+                Some(extents) => extents
+                    .into_iter()
+                    .try_for_each(|(offset, size)| source.unmap(segment.id, offset, size))
+                    .and_then(|()| source.unreserve(segment.id)),
+            };
+            if let Err(error) = given {
+                log::debug!("a segment was not given back: {error}");
+            }
+        }
+        debug_assert_eq!(NONE, u32::MAX);
+    }
+}

@@ -1,0 +1,314 @@
+//! What the pool counts, under PyTorch's names, and how it is shown.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::Tag;
+
+/// One counter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stat {
+    /// Now.
+    pub current: u64,
+    /// The most there has been since the last reset of peaks.
+    pub peak: u64,
+    /// All that was ever added since the last reset.
+    pub allocated: u64,
+    /// All that was ever taken away since the last reset.
+    pub freed: u64,
+}
+
+/// One counter of the small pool, of the large pool and of both together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolStat {
+    /// Both pools.
+    pub all: Stat,
+    /// Requests of up to 1 MiB.
+    pub small_pool: Stat,
+    /// The others.
+    pub large_pool: Stat,
+}
+
+/// How often each rung of the out-of-memory ladder ran, and how often it served the request.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rung {
+    /// Times it was stepped on.
+    pub tried: u64,
+    /// Times the request was served right after it.
+    pub served: u64,
+}
+
+/// The rungs, in order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rungs {
+    /// Look which fences the device has passed, and search again.
+    pub poll: Rung,
+    /// Ask the registered callbacks to free something, and search again.
+    pub callbacks: Rung,
+    /// Give segments back that have been idle for long (`garbage_collection_threshold`).
+    pub collect: Rung,
+    /// Give idle memory back before growing past what the program has shown to need.
+    pub reclaim: Rung,
+    /// Ask the source for memory.
+    pub grow: Rung,
+    /// Wait for the fences of blocks that were freed, and search again.
+    pub wait: Rung,
+    /// Give all idle memory back, and ask the source again.
+    pub release: Rung,
+}
+
+/// Statistics of a pool at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    /// Blocks that are held.
+    pub allocation: PoolStat,
+    /// Segments.
+    pub segment: PoolStat,
+    /// Blocks that are held, or freed and waiting for a fence.
+    pub active: PoolStat,
+    /// Free blocks that cannot be given back, because a part of their segment is active.
+    pub inactive_split: PoolStat,
+    /// Bytes that are held, after rounding.
+    pub allocated_bytes: PoolStat,
+    /// Bytes of all segments (of mapped memory, where segments are virtual).
+    pub reserved_bytes: PoolStat,
+    /// Bytes of active blocks.
+    pub active_bytes: PoolStat,
+    /// Bytes of inactive split blocks.
+    pub inactive_split_bytes: PoolStat,
+    /// Bytes that are held, as requested.
+    pub requested_bytes: PoolStat,
+    /// Blocks of at least `max_split_size`.
+    pub oversize_allocations: Stat,
+    /// Segments of at least `max_split_size`.
+    pub oversize_segments: Stat,
+    /// Bytes that are freed and wait for a fence: blocks that cannot be reused yet, and memory that has not gone
+    /// back to the device yet.
+    pub pending_bytes: u64,
+    /// Bytes held for each tag, in the order of [`Tag::ALL`].
+    pub tags: [Stat; Tag::COUNT],
+    /// Requests that were served only after memory had been given back.
+    pub num_alloc_retries: u64,
+    /// Requests that were not served.
+    pub num_ooms: u64,
+    /// Times the pool waited for the device.
+    pub num_sync_all_streams: u64,
+    /// Calls of the source that made a segment or mapped memory.
+    pub num_device_alloc: u64,
+    /// Calls of the source that gave back a segment or unmapped memory.
+    pub num_device_free: u64,
+    /// Frees of blocks that were not held (a bug of the caller; nothing was freed).
+    pub num_invalid_frees: u64,
+    /// The setting; `None` is unlimited.
+    pub max_split_size: Option<u64>,
+    /// Whether segments grow by mapping pages; `false` too where that was wanted and failed.
+    pub expandable_segments: bool,
+    /// The out-of-memory ladder.
+    pub rungs: Rungs,
+}
+
+impl Stats {
+    /// Bytes held, after rounding.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.allocated_bytes.all.current
+    }
+
+    /// Bytes taken from the device.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.reserved_bytes.all.current
+    }
+
+    /// The most bytes that were held.
+    #[must_use]
+    pub fn peak_allocated(&self) -> u64 {
+        self.allocated_bytes.all.peak
+    }
+
+    /// The most bytes that were taken from the device.
+    #[must_use]
+    pub fn peak_reserved(&self) -> u64 {
+        self.reserved_bytes.all.peak
+    }
+
+    /// The counters of one tag.
+    #[must_use]
+    pub fn tag(&self, tag: Tag) -> Stat {
+        self.tags[tag as usize]
+    }
+
+    /// All counters under PyTorch's keys (`allocated_bytes.all.current`), and ours beside them.
+    #[must_use]
+    pub fn to_map(&self) -> BTreeMap<String, u64> {
+        let mut map = BTreeMap::new();
+        let mut put = |name: &str, stat: &Stat| {
+            let fields = [
+                ("current", stat.current),
+                ("peak", stat.peak),
+                ("allocated", stat.allocated),
+                ("freed", stat.freed),
+            ];
+            for (field, value) in fields {
+                map.insert(format!("{name}.{field}"), value);
+            }
+        };
+        for (name, stat) in self.pool_stats() {
+            put(&format!("{name}.all"), &stat.all);
+            put(&format!("{name}.small_pool"), &stat.small_pool);
+            put(&format!("{name}.large_pool"), &stat.large_pool);
+        }
+        put("oversize_allocations", &self.oversize_allocations);
+        put("oversize_segments", &self.oversize_segments);
+        for tag in Tag::ALL {
+            put(&format!("tag_bytes.{tag}"), &self.tag(tag));
+        }
+        let scalars = [
+            ("pending_bytes", self.pending_bytes),
+            ("num_alloc_retries", self.num_alloc_retries),
+            ("num_ooms", self.num_ooms),
+            ("num_sync_all_streams", self.num_sync_all_streams),
+            ("num_device_alloc", self.num_device_alloc),
+            ("num_device_free", self.num_device_free),
+            ("num_invalid_frees", self.num_invalid_frees),
+        ];
+        map.extend(scalars.map(|(name, value)| (name.to_owned(), value)));
+        if let Some(limit) = self.max_split_size {
+            map.insert("max_split_size".to_owned(), limit);
+        }
+        for (name, rung) in self.rungs.named() {
+            map.insert(format!("ladder.{name}.tried"), rung.tried);
+            map.insert(format!("ladder.{name}.served"), rung.served);
+        }
+        map
+    }
+
+    /// One line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
+    #[must_use]
+    pub fn line(&self) -> Line {
+        Line { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
+    }
+
+    fn pool_stats(&self) -> [(&'static str, &PoolStat); 9] {
+        [
+            ("allocation", &self.allocation),
+            ("segment", &self.segment),
+            ("active", &self.active),
+            ("inactive_split", &self.inactive_split),
+            ("allocated_bytes", &self.allocated_bytes),
+            ("reserved_bytes", &self.reserved_bytes),
+            ("active_bytes", &self.active_bytes),
+            ("inactive_split_bytes", &self.inactive_split_bytes),
+            ("requested_bytes", &self.requested_bytes),
+        ]
+    }
+}
+
+impl Rungs {
+    /// The rungs with their names, in order.
+    #[must_use]
+    pub fn named(&self) -> [(&'static str, Rung); 7] {
+        [
+            ("poll", self.poll),
+            ("callbacks", self.callbacks),
+            ("collect", self.collect),
+            ("reclaim", self.reclaim),
+            ("grow", self.grow),
+            ("wait", self.wait),
+            ("release", self.release),
+        ]
+    }
+}
+
+/// The figures of a progress bar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line {
+    /// Bytes held.
+    pub allocated: u64,
+    /// Bytes taken from the device.
+    pub reserved: u64,
+    /// The most bytes held.
+    pub peak: u64,
+}
+
+impl fmt::Display for Line {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (allocated, reserved, peak) = (Bytes(self.allocated), Bytes(self.reserved), Bytes(self.peak));
+        write!(f, "allocated {allocated}, reserved {reserved}, peak {peak}")
+    }
+}
+
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let rule = "-".repeat(74);
+        writeln!(f, "{rule}")?;
+        let kind = if self.expandable_segments { "virtual memory" } else { "plain segments" };
+        writeln!(
+            f,
+            "memory ({kind})   out of memory: {}   retries: {}   device calls: {} + {}",
+            self.num_ooms, self.num_alloc_retries, self.num_device_alloc, self.num_device_free
+        )?;
+        writeln!(f, "{rule}")?;
+        writeln!(f, "{:<24}{:>12}{:>12}{:>13}{:>13}", "", "current", "peak", "allocated", "freed")?;
+        let mut bytes = |name: &str, stat: &Stat| {
+            writeln!(
+                f,
+                "{name:<24}{:>12}{:>12}{:>13}{:>13}",
+                Bytes(stat.current),
+                Bytes(stat.peak),
+                Bytes(stat.allocated),
+                Bytes(stat.freed)
+            )
+        };
+        let tables = [
+            ("allocated", &self.allocated_bytes),
+            ("active", &self.active_bytes),
+            ("requested", &self.requested_bytes),
+            ("reserved", &self.reserved_bytes),
+            ("non-releasable", &self.inactive_split_bytes),
+        ];
+        for (name, stat) in tables {
+            bytes(name, &stat.all)?;
+            bytes("  large pool", &stat.large_pool)?;
+            bytes("  small pool", &stat.small_pool)?;
+        }
+        for tag in Tag::ALL {
+            let stat = self.tag(tag);
+            if stat.peak > 0 {
+                bytes(&format!("  tag {tag}"), &stat)?;
+            }
+        }
+        writeln!(f, "{:<24}{:>12}", "pending", Bytes(self.pending_bytes))?;
+        let counts = [
+            ("allocations", &self.allocation),
+            ("active blocks", &self.active),
+            ("segments", &self.segment),
+            ("non-releasable blocks", &self.inactive_split),
+        ];
+        for (name, stat) in counts {
+            let Stat { current, peak, allocated, freed } = stat.all;
+            writeln!(f, "{name:<24}{current:>12}{peak:>12}{allocated:>13}{freed:>13}")?;
+        }
+        write!(f, "{rule}")
+    }
+}
+
+/// A number of bytes, shown as PyTorch shows it: `12.3 MiB`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Bytes(pub u64);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while value >= 1023.95 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        f.pad(&format!("{value:.1} {}", UNITS[unit]))
+    }
+}
