@@ -1,0 +1,97 @@
+//! `cargo xtask bundle`: a folder for a GPU machine that has no Rust.
+
+use crate::process;
+use crate::setup::Setup;
+use crate::workspace::{Profile, Workspace};
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+use std::process::Command;
+
+/// Uploads of this size are no trouble anywhere.
+const MOST_BYTES: u64 = 60 * 1000 * 1000;
+const PROGRAMS: [&str; 4] =
+    ["forebay-conformance", "forebay-bench", "examples/train_images", "examples/train_text"];
+const RUN: &str = include_str!("run.sh");
+
+/// Builds the programs and fills `out/bundle`; false if it came out too large.
+pub(crate) fn make(workspace: &Workspace, setup: &Setup) -> Result<bool> {
+    workspace.build(Profile::Release)?;
+    let bundle = workspace.root.join("out/bundle");
+    if bundle.exists() {
+        std::fs::remove_dir_all(&bundle)?;
+    }
+    let programs = bundle.join("bin");
+    std::fs::create_dir_all(&programs)?;
+    for program in PROGRAMS {
+        let from = workspace.program(program, Profile::Release);
+        let to = programs.join(from.file_name().context("a program has no name")?);
+        copy(&from, &to)?;
+        // A third of its size: the data set has room beside it.
+        process::ask(Command::new("gzip").arg("-9").arg(&to))?;
+    }
+    for folder in ["golden", "curves", "traces", "data"] {
+        let from = workspace.root.join("tests").join(folder);
+        if !from.is_dir() {
+            bail!("{} is not there", from.display());
+        }
+        copy_all(&from, &bundle.join("tests").join(folder))?;
+    }
+    let script = bundle.join("run.sh");
+    std::fs::write(&script, RUN)?;
+    process::ask(Command::new("chmod").arg("+x").arg(&script))?;
+    if let Some(loader) = setup.vulkan_loader() {
+        std::fs::create_dir_all(bundle.join("lib"))?;
+        copy(&loader, &bundle.join("lib/libvulkan.so.1"))?;
+    }
+    let peers = workspace.root.join("benches/peers");
+    if peers.is_dir() {
+        copy_all(&peers, &bundle.join("peers"))?;
+    }
+    add_data_set(setup, &bundle)?;
+    let size = size_of(&bundle);
+    println!("{}: {:.1} MB; start run.sh on the other machine", bundle.display(), size as f64 / 1e6);
+    if size >= MOST_BYTES {
+        println!("that is more than the {} MB it may have", MOST_BYTES / 1_000_000);
+    }
+    Ok(size < MOST_BYTES)
+}
+
+/// The whole data set, if there is room for it; the small one is there in any case.
+fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
+    let folder = setup.data_folder()?;
+    let needed = size_of(&folder) + size_of(bundle);
+    if needed < MOST_BYTES {
+        copy_all(&folder, &bundle.join("data"))
+    } else {
+        println!(
+            "the whole data set would make it {:.1} MB: only the small one is in it",
+            needed as f64 / 1e6
+        );
+        Ok(())
+    }
+}
+
+fn copy(from: &Path, to: &Path) -> Result<()> {
+    std::fs::copy(from, to).map(drop).with_context(|| format!("{} cannot be copied", from.display()))
+}
+
+fn copy_all(from: &Path, to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for entry in std::fs::read_dir(from)? {
+        let entry = entry?;
+        let to = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => copy_all(&entry.path(), &to)?,
+            false => copy(&entry.path(), &to)?,
+        }
+    }
+    Ok(())
+}
+
+fn size_of(folder: &Path) -> u64 {
+    crate::setup::files_below(folder)
+        .iter()
+        .filter_map(|path| std::fs::metadata(path).ok())
+        .map(|file| file.len())
+        .sum()
+}

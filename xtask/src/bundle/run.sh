@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Runs what the bundle holds on this machine's GPU, through CUDA and through Vulkan, and prints a table at the end.
+#
+#   ./run.sh              everything
+#   ./run.sh golden bench only the steps whose names begin so
+#
+# Logs go to $OUT, or to logs/ beside this script. LIMIT is the most seconds that a step may take (600).
+set -u
+here=$(cd "$(dirname "$0")" && pwd)
+cd "$here" || exit 1
+logs=${OUT:-$here/logs}
+limit=${LIMIT:-600}
+mkdir -p "$logs"
+
+# The programs travel packed; they are unpacked where files may be executed.
+bin=$here/bin
+for packed in "$here"/bin/*.gz; do
+    [ -e "$packed" ] || continue
+    program=$bin/$(basename "$packed" .gz)
+    [ -x "$program" ] || { gunzip -c "$packed" >"$program" && chmod +x "$program"; } || exit 1
+done
+
+# Without a Vulkan loader there is no Vulkan: one travels along. Some machines keep their driver's manifest elsewhere.
+has_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
+if ! has_library libvulkan.so.1 && [ -d "$here/lib" ]; then
+    export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+fi
+if [ -z "${VK_DRIVER_FILES:-}" ] && ! ls /usr/share/vulkan/icd.d/nvidia* /etc/vulkan/icd.d/nvidia* >/dev/null 2>&1; then
+    for manifest in /usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json /opt/nvidia/share/vulkan/icd.d/nvidia_icd.json; do
+        [ -e "$manifest" ] && export VK_DRIVER_FILES=$manifest VK_ICD_FILENAMES=$manifest && break
+    done
+fi
+# CUDA's toolkit is often installed without telling the linker.
+for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
+    if ! has_library libnvrtc.so && [ -d "$folder" ]; then
+        export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
+    fi
+done
+export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$logs}
+if [ -d "$here/data" ]; then data=$here/data; else data=$here/tests/data/fashion-small; fi
+export FOREBAY_DATA=${FOREBAY_DATA:-$data}
+export FOREBAY_GOLDEN=${FOREBAY_GOLDEN:-$here/tests/golden}
+
+wanted=("$@")
+chosen() {
+    [ ${#wanted[@]} -eq 0 ] && return 0
+    local prefix
+    for prefix in "${wanted[@]}"; do [[ $1 == "$prefix"* ]] && return 0; done
+    return 1
+}
+
+table=()
+failures=0
+# step NAME COMMAND...: runs it, keeps its log, and remembers how it ended and the last line it printed.
+step() {
+    local name=$1 start=$SECONDS ended last
+    shift
+    chosen "$name" || return 0
+    echo "=== $name: $*"
+    timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
+    ended=$?
+    last=$(tr '\r' '\n' <"$logs/$name.log" | grep -E '[0-9]+ passed|accuracy|error|FAILED' | tail -1)
+    [ -n "$last" ] || last=$(tr '\r' '\n' <"$logs/$name.log" | grep -v '^ *$' | tail -1)
+    [ $ended -eq 0 ] || { failures=$((failures + 1)); tail -5 "$logs/$name.log"; }
+    table+=("$(printf '%-22s %4s %5ss  %s' "$name" "$([ $ended -eq 0 ] && echo ok || echo "$ended")" \
+        $((SECONDS - start)) "${last:0:110}")")
+}
+
+suite=$bin/forebay-conformance
+step devices "$suite" devices
+step conformance env FOREBAY_REQUIRE="${FOREBAY_REQUIRE:-cuda,wgpu}" "$suite" test
+step golden-cuda "$suite" golden --dir tests/golden --device cuda
+step golden-wgpu "$suite" golden --dir tests/golden --device wgpu
+step golden-portable env FOREBAY_PORTABLE_KERNELS=1 "$suite" golden --dir tests/golden --device cuda
+step curves-cuda "$suite" curves --dir tests/curves --device cuda
+step curves-wgpu "$suite" curves --dir tests/curves --device wgpu
+step traces "$suite" traces --dir tests/traces
+for device in cuda wgpu; do
+    mkdir -p "$logs/images-$device"
+    (cd "$logs/images-$device" && true) || continue
+    step "train-images-$device" bash -c 'cd "$1" && shift && exec "$@"' - "$logs/images-$device" \
+        "$bin/train_images" --device "$device"
+done
+for device in cuda wgpu; do
+    step "bench-$device" env FOREBAY_DEVICE="$device" "$bin/forebay-bench"
+done
+if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null; then
+    step bench-torch python3 "$here/peers/torch_bench.py" --bench all
+fi
+
+echo
+printf '%-22s %4s %6s  %s\n' step end time 'what it said'
+printf '%s\n' "${table[@]}" | tee "$logs/summary.txt"
+echo
+echo "${#table[@]} steps, $failures failed"
+[ "$failures" -eq 0 ]

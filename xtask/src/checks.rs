@@ -1,0 +1,103 @@
+//! The cheap checks: they need no device and little time.
+
+use crate::process;
+use crate::suite::Stage;
+use crate::workspace::Workspace;
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+/// The most lines that a source file may have.
+const MOST_LINES: usize = 800;
+/// Folders whose files are not sources of ours.
+const FOREIGN: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
+
+/// All of them, in the order of their cost.
+pub(crate) fn all(workspace: &Workspace) -> Result<Vec<Stage>> {
+    let mut stages = vec![Stage::run("line budget", || Ok(line_budget(&workspace.root)))?];
+    for (tool, args) in [
+        ("fmt", &["fmt", "--all", "--", "--check"][..]),
+        ("clippy", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
+    ] {
+        let there =
+            process::ask(workspace.cargo_command(&[tool, "--version"]).env_remove("RUSTUP_TOOLCHAIN"))
+                .is_ok();
+        stages.push(match there {
+            true => Stage::run(tool, || workspace.cargo(args))?,
+            false => Stage::skipped(tool, format!("cargo {tool} is not installed (rustup component add)")),
+        });
+    }
+    Ok(stages)
+}
+
+/// Whether every source file is short enough to read; names those that are not.
+fn line_budget(root: &Path) -> bool {
+    let mut long: Vec<(usize, PathBuf)> = sources(root)
+        .into_iter()
+        .filter_map(|path| Some((std::fs::read_to_string(&path).ok()?.lines().count(), path)))
+        .filter(|(lines, _)| *lines > MOST_LINES)
+        .collect();
+    long.sort();
+    for (lines, path) in &long {
+        println!("{}: {lines} lines, more than {MOST_LINES}: split it", path.display());
+    }
+    long.is_empty()
+}
+
+fn sources(root: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut open = vec![root.to_path_buf()];
+    while let Some(folder) = open.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let path = entry.path();
+            let name = entry.file_name();
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if !FOREIGN.iter().any(|foreign| *foreign == name) {
+                    open.push(path);
+                }
+            } else if path
+                .extension()
+                .is_some_and(|end| ["rs", "wgsl", "cu"].iter().any(|known| *known == end))
+            {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Says which fuzz targets there are and how to run one: cargo-fuzz wants a nightly compiler, so nothing here does it.
+pub(crate) fn fuzz(workspace: &Workspace) -> Result<bool> {
+    let folder = workspace.root.join("fuzz/fuzz_targets");
+    let mut targets: Vec<String> = sources(&folder)
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
+        .collect();
+    targets.sort();
+    println!("The fuzz targets are in fuzz/. With a nightly compiler:");
+    println!("    cargo install cargo-fuzz");
+    for target in &targets {
+        println!("    cargo +nightly fuzz run {target}");
+    }
+    Ok(!targets.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_sources_are_found_and_foreign_ones_are_not() -> Result<()> {
+        let root = std::env::temp_dir().join(format!("forebay-xtask-lines-{}", std::process::id()));
+        for folder in ["src", "target"] {
+            std::fs::create_dir_all(root.join(folder))?;
+        }
+        std::fs::write(root.join("target/long.rs"), "\n".repeat(MOST_LINES + 1))?;
+        std::fs::write(root.join("src/right.rs"), "\n".repeat(MOST_LINES))?;
+        let right = line_budget(&root);
+        std::fs::write(root.join("src/long.wgsl"), "\n".repeat(MOST_LINES + 1))?;
+        let wrong = line_budget(&root);
+        std::fs::remove_dir_all(&root)?;
+        assert!(right && !wrong);
+        Ok(())
+    }
+}

@@ -1,0 +1,89 @@
+//! The variables that a program needs in order to find what was set up.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Variables to set, and folders to put in front of variables that hold a list of paths.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Environment {
+    values: BTreeMap<String, OsString>,
+    folders: BTreeMap<String, Vec<PathBuf>>,
+}
+
+impl Environment {
+    /// Sets a variable, whatever its value was.
+    pub(crate) fn set(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        self.values.insert(name.into(), value.into());
+        self
+    }
+
+    /// The value that was set for a variable.
+    pub(crate) fn value(&self, name: &str) -> Option<OsString> {
+        self.values.get(name).cloned()
+    }
+
+    /// Puts a folder in front of a list of folders, once.
+    pub(crate) fn prepend(mut self, name: &str, folder: impl AsRef<Path>) -> Self {
+        let folders = self.folders.entry(name.into()).or_default();
+        if !folders.iter().any(|known| known == folder.as_ref()) {
+            folders.push(folder.as_ref().into());
+        }
+        self
+    }
+
+    /// Both environments; where they disagree, the other one counts.
+    pub(crate) fn and(mut self, other: Self) -> Self {
+        self.values.extend(other.values);
+        for (name, folders) in other.folders {
+            self = folders.iter().fold(self, |all, folder| all.prepend(&name, folder));
+        }
+        self
+    }
+
+    /// Gives the variables to a command; lists keep what this process has in them, after ours.
+    pub(crate) fn apply(&self, command: &mut Command) {
+        command.envs(&self.values);
+        for (name, folders) in &self.folders {
+            command.env(name, joined(folders, std::env::var_os(name)));
+        }
+    }
+}
+
+fn joined(folders: &[PathBuf], inherited: Option<OsString>) -> OsString {
+    let inherited = inherited.unwrap_or_default();
+    let rest = std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
+    // A folder with a separator in its name cannot be in a list at all; the variable then stays as it was.
+    std::env::join_paths(folders.iter().cloned().chain(rest)).unwrap_or(inherited.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_what_was_there() {
+        let folders = [PathBuf::from("/a"), PathBuf::from("/b")];
+        assert_eq!(joined(&folders, Some("/old:".into())), OsString::from("/a:/b:/old"));
+        assert_eq!(joined(&folders, None), OsString::from("/a:/b"));
+    }
+
+    #[test]
+    fn merging_keeps_both_and_prefers_the_other() {
+        let one = Environment::default().set("DRIVER", "one").set("KEPT", "yes").prepend("LIBS", "/one");
+        let two = Environment::default().set("DRIVER", "two").prepend("LIBS", "/two").prepend("LIBS", "/one");
+        let both = one.and(two);
+        assert_eq!(both.values["DRIVER"], "two");
+        assert_eq!(both.values["KEPT"], "yes");
+        assert_eq!(both.folders["LIBS"], [PathBuf::from("/one"), PathBuf::from("/two")]);
+    }
+
+    #[test]
+    fn a_command_gets_the_variables() {
+        let mut command = Command::new("true");
+        Environment::default().set("NAME", "value").apply(&mut command);
+        let found = command.get_envs().any(|(name, value)| name == "NAME" && value == Some("value".as_ref()));
+        assert!(found);
+    }
+}

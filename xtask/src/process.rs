@@ -1,0 +1,93 @@
+//! Starting programs: quietly, for what they answer, or in sight, for what they do.
+
+use anyhow::{Context, Result, bail};
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Command, Stdio};
+
+/// Runs a program unseen and returns what it printed; a failure is told in its own last words.
+pub(crate) fn ask(command: &mut Command) -> Result<String> {
+    let shown = shown(command);
+    let output = command
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("`{shown}` could not be started"))?;
+    if !output.status.success() {
+        bail!("`{shown}` failed: {}", last_words(&String::from_utf8_lossy(&output.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Whether a program can be started and ends well.
+pub(crate) fn works(program: &str, args: &[&str]) -> bool {
+    ask(Command::new(program).args(args)).is_ok()
+}
+
+/// What a program that ran in sight came to.
+pub(crate) struct Ended {
+    /// Whether it ended well.
+    pub(crate) ok: bool,
+    /// What it printed on its standard output.
+    pub(crate) lines: Vec<String>,
+}
+
+/// Runs a program in sight and keeps the lines of its standard output.
+pub(crate) fn watch(command: &mut Command) -> Result<Ended> {
+    let shown = shown(command);
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("`{shown}` could not be started"))?;
+    let mut lines = Vec::new();
+    if let Some(stdout) = child.stdout.take() {
+        let mut out = std::io::stdout().lock();
+        for line in BufReader::new(stdout).split(b'\n') {
+            let line = String::from_utf8_lossy(&line?).into_owned();
+            writeln!(out, "{line}")?;
+            lines.push(line);
+        }
+    }
+    Ok(Ended { ok: child.wait()?.success(), lines })
+}
+
+/// Runs a program in the foreground, with this terminal as its own.
+pub(crate) fn hand_over(command: &mut Command) -> Result<bool> {
+    let shown = shown(command);
+    let status = command.status().with_context(|| format!("`{shown}` could not be started"))?;
+    Ok(status.success())
+}
+
+fn shown(command: &Command) -> String {
+    let name = std::path::Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy());
+    let all: Vec<_> = words.collect();
+    let mut text = all.join(" ");
+    if text.len() > 80 {
+        text.truncate(text.floor_char_boundary(77));
+        text.push_str("...");
+    }
+    text
+}
+
+/// The line of an error output that says most: the first marked as an error, otherwise the last one.
+fn last_words(stderr: &str) -> String {
+    let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
+    let marked = |line: &&str| ["E:", "ERROR:", "error:", "Err:"].iter().any(|mark| line.starts_with(mark));
+    lines().find(marked).or(lines().last()).unwrap_or("it said nothing").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_is_told_in_one_line() {
+        assert_eq!(
+            last_words("W: old\nE: Unable to locate package x\nmore\n"),
+            "E: Unable to locate package x"
+        );
+        assert_eq!(last_words("one\ntwo\n\n"), "two");
+        assert_eq!(last_words(""), "it said nothing");
+    }
+}

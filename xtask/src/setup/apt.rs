@@ -1,0 +1,165 @@
+//! Debian's packages: installed as root, or downloaded and unpacked into a folder, which anybody can do.
+
+use crate::process;
+use anyhow::{Context, Result, bail};
+use std::cell::Cell;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Packages of this system's own release.
+pub(crate) struct Apt {
+    /// Package lists and downloads of our own, for users who cannot write the system's.
+    folder: PathBuf,
+    root: bool,
+    /// Whether the lists were brought up to date by this process.
+    updated: Cell<bool>,
+}
+
+impl Apt {
+    pub(crate) fn new(folder: PathBuf, root: bool) -> Self {
+        Self { folder, root, updated: Cell::new(false) }
+    }
+
+    pub(crate) fn can_install(&self) -> bool {
+        self.root && process::works("apt-get", &["--version"])
+    }
+
+    /// Installs packages for the whole system.
+    pub(crate) fn install(&self, packages: &[&str]) -> Result<()> {
+        self.with_fresh_lists(|| {
+            let mut command = self.get(&["install", "--yes", "--no-install-recommends"]);
+            process::ask(command.env("DEBIAN_FRONTEND", "noninteractive").args(packages)).map(drop)
+        })
+    }
+
+    /// The packages with what they need and this system lacks.
+    pub(crate) fn with_dependencies(&self, packages: &[&str]) -> Result<Vec<String>> {
+        self.with_fresh_lists(|| {
+            let mut command = self.get(&["install", "--simulate", "--no-install-recommends"]);
+            let plan = process::ask(command.args(packages))?;
+            Ok(planned(&plan))
+        })
+    }
+
+    /// Downloads packages and unpacks the files whose path matches one of the patterns of tar, or all.
+    pub(crate) fn unpack<S: AsRef<str>>(&self, packages: &[S], only: &[&str], into: &Path) -> Result<()> {
+        let downloads = self.folder.join("downloads");
+        if downloads.exists() {
+            std::fs::remove_dir_all(&downloads)?;
+        }
+        std::fs::create_dir_all(&downloads)?;
+        self.with_fresh_lists(|| {
+            let mut command = self.get(&["download"]);
+            command.current_dir(&downloads).args(packages.iter().map(AsRef::as_ref));
+            process::ask(&mut command).map(drop)
+        })?;
+        for package in super::files_below(&downloads) {
+            unpack_one(&package, only, into)?;
+        }
+        std::fs::remove_dir_all(&downloads).context("the downloads cannot be removed")
+    }
+
+    /// Does something with the lists as they are, and once more with new ones if that fails: a fresh machine has none,
+    /// and an old one names packages that are gone.
+    fn with_fresh_lists<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
+        if !process::works("apt-get", &["--version"]) {
+            bail!("this system has no apt-get");
+        }
+        let error = match what() {
+            Ok(done) => return Ok(done),
+            Err(error) if self.updated.replace(true) => return Err(error),
+            Err(error) => error,
+        };
+        if !self.root {
+            std::fs::create_dir_all(self.lists().join("partial"))?;
+            std::fs::create_dir_all(self.folder.join("cache/archives/partial"))?;
+        }
+        if let Err(unreached) = process::ask(&mut self.get(&["update", "--error-on=any"])) {
+            // One source of many may be out of reach: what the others have is tried all the same.
+            return what().map_err(|_| unreached.context(error.to_string()));
+        }
+        what()
+    }
+
+    fn lists(&self) -> PathBuf {
+        self.folder.join("lists")
+    }
+
+    /// `apt-get`, with lists of our own where the system's could not be brought up to date.
+    fn get(&self, args: &[&str]) -> Command {
+        let mut command = Command::new("apt-get");
+        command.args(["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]);
+        command.args(["-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"]);
+        if !self.root {
+            command.args(["-o", "Debug::NoLocking=1"]);
+            if self.lists().is_dir() {
+                command.arg("-o").arg(format!("Dir::State::lists={}", self.lists().display()));
+                command.arg("-o").arg(format!("Dir::Cache={}", self.folder.join("cache").display()));
+            }
+        }
+        command.args(args);
+        command
+    }
+}
+
+/// The packages that a simulated installation would install, but for the C library: programs run on the system's.
+fn planned(plan: &str) -> Vec<String> {
+    let installs = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_whitespace().next());
+    let base = |name: &&str| !["libc6", "libc-bin", "libc-l10n", "locales"].contains(&bare(name));
+    installs.filter(base).map(Into::into).collect()
+}
+
+/// A package's name without its architecture.
+fn bare(name: &str) -> &str {
+    name.split(':').next().unwrap_or(name)
+}
+
+fn unpack_one(package: &Path, only: &[&str], into: &Path) -> Result<()> {
+    let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    if only.is_empty() {
+        return process::ask(Command::new("dpkg-deb").arg("--extract").args([package, into])).map(drop);
+    }
+    let mut archive = Command::new("dpkg-deb")
+        .arg("--fsys-tarfile")
+        .arg(package)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("dpkg-deb could not be started")?;
+    let mut tar = Command::new("tar");
+    tar.args(["--extract", "--wildcards", "--no-same-owner", "-C"]).arg(into).args(only);
+    if let Some(stream) = archive.stdout.take() {
+        tar.stdin(stream);
+    }
+    let unpacked = tar.stderr(Stdio::null()).status().context("tar could not be started")?;
+    let read = archive.wait()?;
+    if !unpacked.success() || !read.success() {
+        bail!("{name} does not hold {}", only.join(", "));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_plan_is_read() {
+        let plan = "NOTE: This is only a simulation!\n\
+                    Reading package lists...\n\
+                    The following NEW packages will be installed:\n  libdrm2\n\
+                    Inst libc6 [2.36-9] (2.36-9+deb12u10 Debian:12.11/stable [amd64])\n\
+                    Inst libdrm2 (2.4.114-1+b1 Debian:12.11/stable [amd64])\n\
+                    Inst libllvm15:amd64 [1:15.0.6-3] (1:15.0.6-4+b1 Debian:12.11/stable [amd64]) []\n\
+                    Conf libdrm2 (2.4.114-1+b1 Debian:12.11/stable [amd64])\n";
+        assert_eq!(planned(plan), ["libdrm2", "libllvm15:amd64"]);
+        assert_eq!(planned(""), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_missing_tool_is_an_error() {
+        let into = std::env::temp_dir();
+        assert!(unpack_one(Path::new("/nonexistent.deb"), &["./usr/*"], &into).is_err());
+        assert!(unpack_one(Path::new("/nonexistent.deb"), &[], &into).is_err());
+    }
+}

@@ -1,0 +1,194 @@
+//! Vulkan drivers: the machine's own, Mesa's lavapipe and SwiftShader; and the validation layer.
+//!
+//! Both software drivers come from Debian's packages. SwiftShader and the layer are those that Chromium ships: its layer
+//! is a recent one, where the release's own reports errors that are none.
+
+use super::apt::Apt;
+use super::machine::Machine;
+use super::{Ready, files_below, fill, manifest};
+use crate::environment::Environment;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+
+pub(crate) const LOADER: &str = "libvulkan.so.1";
+const PACKAGES: [&str; 2] = ["mesa-vulkan-drivers", "libvulkan1"];
+const ADVICE: &str = "install a Vulkan driver (Debian, Ubuntu: mesa-vulkan-drivers and libvulkan1; \
+                      Fedora: mesa-vulkan-drivers and vulkan-loader; Arch: vulkan-swrast)";
+
+/// Whatever Vulkan this machine has; a software driver if it has none.
+pub(crate) fn any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+    if !cfg!(target_os = "linux") {
+        return Ok(Ready::new("not needed: the system has its own way to the GPU"));
+    }
+    let drivers = machine.vulkan_drivers();
+    if machine.library(LOADER).is_some() && !drivers.is_empty() {
+        return Ok(Ready::new(format!("the machine's own ({})", names(&drivers))));
+    }
+    software(machine, apt, private)
+}
+
+/// Mesa's lavapipe and no other driver.
+pub(crate) fn lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+    if let Some(driver) = machine.library(LOADER).and_then(|_| own_lavapipe(machine)) {
+        return Ok(only(Ready::new(format!("the machine's own, {}", driver.display())), &driver, private));
+    }
+    let ready = software(machine, apt, private)?;
+    // Installed for the whole system, it is found as any other one would be; here it has to be the only one.
+    match own_lavapipe(&Machine::look()) {
+        Some(driver) => Ok(only(ready, &driver, private)),
+        None => Ok(ready),
+    }
+}
+
+/// SwiftShader and no other driver.
+pub(crate) fn swiftshader(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+    let folder = chromium(apt, private)?;
+    let library = folder.join("libvk_swiftshader.so");
+    let driver = folder.join("swiftshader.json");
+    let text = std::fs::read_to_string(folder.join("vk_swiftshader_icd.json"))?;
+    let text =
+        manifest::with_library_path(&text, &library).context("SwiftShader's manifest names no library")?;
+    write_if_new(&driver, &text)?;
+    let ready = only(Ready::new(library.display().to_string()), &driver, private);
+    if machine.library(LOADER).is_some() {
+        return Ok(ready);
+    }
+    let loader = software(machine, apt, private).context("SwiftShader is there, a Vulkan loader is not")?;
+    Ok(Ready { environment: loader.environment.and(ready.environment), ..ready })
+}
+
+/// The validation layer, put where the loader looks for layers.
+pub(crate) fn validation(apt: &Apt, private: &Path) -> Result<Ready> {
+    let folder = chromium(apt, private)?;
+    let library = folder.join("libVkLayer_khronos_validation.so");
+    let layers = folder.join("layers");
+    std::fs::create_dir_all(&layers)?;
+    let text = manifest::validation_layer(&library);
+    write_if_new(&layers.join("VkLayer_khronos_validation.json"), &text)?;
+    let ready = Ready::new(library.display().to_string());
+    Ok(ready.with(|environment| environment.set("VK_LAYER_PATH", &layers).set("FOREBAY_VALIDATION", "1")))
+}
+
+/// Lavapipe: as root through apt, otherwise unpacked into a folder of our own.
+fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+    let folder = private.join("vulkan");
+    if !folder.is_dir() && apt.can_install() {
+        apt.install(&PACKAGES).context(ADVICE)?;
+        return Ok(Ready::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
+    }
+    fill(&folder, |folder| {
+        let packages = apt.with_dependencies(&PACKAGES)?;
+        if packages.is_empty() {
+            bail!("the packages are installed, but there is no driver in them for this machine");
+        }
+        apt.unpack(&packages, &[], folder)
+    })
+    .context(ADVICE)?;
+    let files = files_below(&folder);
+    let named = |end: &str| files.iter().find(|path| path.to_string_lossy().ends_with(end));
+    let library = named("libvulkan_lvp.so").context("the packages hold no lavapipe")?;
+    let source =
+        files.iter().find(|path| is_lavapipe(path)).context("the packages hold no driver's manifest")?;
+    let text = manifest::with_library_path(&std::fs::read_to_string(source)?, library)
+        .context("lavapipe's manifest names no library")?;
+    let driver = folder.join("lavapipe.json");
+    write_if_new(&driver, &text)?;
+    let folders: Vec<&Path> = library_folders(&files);
+    let ready = only(
+        Ready::new(format!("Mesa's software driver, unpacked: {}", library.display())),
+        &driver,
+        private,
+    );
+    if named(LOADER).is_none() && machine.library(LOADER).is_none() {
+        bail!("the packages hold no Vulkan loader: {ADVICE}");
+    }
+    Ok(ready.with(|environment| {
+        folders.iter().fold(environment, |all, folder| all.prepend("LD_LIBRARY_PATH", folder))
+    }))
+}
+
+/// What Chromium's package holds for us, in a folder of our own.
+fn chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
+    let folder = private.join("chromium");
+    fill(&folder, |folder| {
+        let wanted =
+            ["./usr/lib/chromium/*vk_swiftshader*", "./usr/lib/chromium/libVkLayer_khronos_validation.so"];
+        apt.unpack(&["chromium-common"], &wanted, folder)
+    })
+    .context("Debian's package chromium-common cannot be had")?;
+    Ok(folder.join("usr/lib/chromium"))
+}
+
+/// An environment in which the loader sees this driver alone. Old loaders know only the second name.
+fn only(ready: Ready, driver: &Path, private: &Path) -> Ready {
+    ready.with(|environment| {
+        let environment = environment.set("VK_DRIVER_FILES", driver).set("VK_ICD_FILENAMES", driver);
+        quiet(environment, private)
+    })
+}
+
+/// Mesa complains about a missing XDG_RUNTIME_DIR, though it needs none.
+fn quiet(environment: Environment, private: &Path) -> Environment {
+    match std::env::var_os("XDG_RUNTIME_DIR") {
+        Some(_) => environment,
+        None => environment.set("XDG_RUNTIME_DIR", private),
+    }
+}
+
+fn own_lavapipe(machine: &Machine) -> Option<PathBuf> {
+    machine.vulkan_drivers().into_iter().find(|path| is_lavapipe(path))
+}
+
+fn is_lavapipe(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with("lvp_icd") && name.ends_with(".json")
+}
+
+/// The folders that hold shared libraries.
+fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
+    let is_library = |path: &&PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("lib") && name.contains(".so.")
+    };
+    let mut folders: Vec<&Path> = files.iter().filter(is_library).filter_map(|path| path.parent()).collect();
+    folders.dedup();
+    folders
+}
+
+fn names(drivers: &[PathBuf]) -> String {
+    let stem = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.split(['.', '_']).next().unwrap_or_default().to_string()
+    };
+    let mut names: Vec<String> = drivers.iter().map(stem).collect();
+    names.dedup();
+    names.join(", ")
+}
+
+/// Leaves a file alone that holds the text already: another process may be reading it.
+fn write_if_new(path: &Path, text: &str) -> Result<()> {
+    if std::fs::read_to_string(path).is_ok_and(|old| old == text) {
+        return Ok(());
+    }
+    std::fs::write(path, text).with_context(|| format!("{} cannot be written", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_libraries_are_found_once() {
+        let files: Vec<PathBuf> = ["/a/lib/libx.so.1", "/a/lib/liby.so.2", "/a/share/x.json", "/b/libz.so.3"]
+            .map(Into::into)
+            .into();
+        assert_eq!(library_folders(&files), [Path::new("/a/lib"), Path::new("/b")]);
+    }
+
+    #[test]
+    fn drivers_have_short_names() {
+        let files: Vec<PathBuf> = ["/x/intel_icd.x86_64.json", "/x/lvp_icd.json"].map(Into::into).into();
+        assert_eq!(names(&files), "intel, lvp");
+        assert!(is_lavapipe(&files[1]) && !is_lavapipe(&files[0]));
+    }
+}

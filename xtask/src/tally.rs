@@ -1,0 +1,99 @@
+//! Counting what ran, from the lines that test programs end with.
+
+use std::ops::AddAssign;
+
+/// How many passed, failed and were skipped.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Tally {
+    pub(crate) passed: usize,
+    pub(crate) failed: usize,
+    pub(crate) skipped: usize,
+    /// Cases of the golden data that name what is not there yet: told, but no tests of ours.
+    pub(crate) unsupported: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+        self.unsupported += other.unsupported;
+    }
+}
+
+impl Tally {
+    /// One thing that passed or failed.
+    pub(crate) fn one(ok: bool) -> Self {
+        Self { passed: ok.into(), failed: (!ok).into(), ..Self::default() }
+    }
+
+    /// Reads one line: `3 passed, 0 failed, 1 skipped`, or what libtest says. None without "passed" and "failed".
+    pub(crate) fn read(line: &str) -> Option<Self> {
+        let words: Vec<&str> =
+            line.split_whitespace().map(|word| word.trim_matches([',', ';', '.'])).collect();
+        let count = |names: &[&str]| {
+            let found =
+                words.windows(2).find(|pair| names.contains(&pair[1]) && pair[0].parse::<usize>().is_ok());
+            found.and_then(|pair| pair[0].parse::<usize>().ok())
+        };
+        Some(Self {
+            passed: count(&["passed"])?,
+            failed: count(&["failed"])?,
+            skipped: count(&["skipped", "ignored"]).unwrap_or(0),
+            unsupported: count(&["unsupported"]).unwrap_or(0),
+        })
+    }
+
+    /// What a program's output adds up to: its own last summary, or the sum of libtest's lines.
+    pub(crate) fn of(lines: &[String]) -> Option<Self> {
+        let libtest = |line: &&String| line.trim_start().starts_with("test result:");
+        let own = lines.iter().rev().filter(|line| !libtest(line)).find_map(|line| Self::read(line));
+        own.or_else(|| {
+            let parts: Vec<Self> = lines.iter().filter(libtest).filter_map(|line| Self::read(line)).collect();
+            (!parts.is_empty()).then(|| {
+                parts.into_iter().fold(Self::default(), |mut sum, part| {
+                    sum += part;
+                    sum
+                })
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(Into::into).collect()
+    }
+
+    #[test]
+    fn libtest_is_summed() {
+        let text = "test result: ok. 5 passed; 1 failed; 2 ignored; 0 measured; 0 filtered out; finished in 0.1s\n\
+                    test a ... ok\n\
+                    test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
+        assert_eq!(
+            Tally::of(&lines(text)),
+            Some(Tally { passed: 12, failed: 1, skipped: 2, unsupported: 0 })
+        );
+    }
+
+    #[test]
+    fn a_summary_of_its_own_counts_alone() {
+        let text = "test result: FAILED. 5 passed; 1 failed; 0 ignored\n10 passed, 1 failed, 3 skipped\nbye";
+        assert_eq!(
+            Tally::of(&lines(text)),
+            Some(Tally { passed: 10, failed: 1, skipped: 3, unsupported: 0 })
+        );
+        let golden = "golden: 812 passed, 0 failed, 455 unsupported of 1267 on wgpu";
+        assert_eq!(Tally::read(golden), Some(Tally { passed: 812, failed: 0, skipped: 0, unsupported: 455 }));
+    }
+
+    #[test]
+    fn other_lines_are_no_summaries() {
+        assert_eq!(Tally::read("3 tests passed"), None);
+        assert_eq!(Tally::read("passed failed"), None);
+        assert_eq!(Tally::of(&[]), None);
+    }
+}

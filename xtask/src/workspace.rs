@@ -1,0 +1,102 @@
+//! The workspace, and building and starting its programs.
+
+use crate::environment::Environment;
+use crate::process;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How programs are built.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Profile {
+    /// What the tests use: one build for all of them.
+    Dev,
+    /// What people run and measure.
+    Release,
+}
+
+/// Where the sources and the programs are.
+pub(crate) struct Workspace {
+    pub(crate) root: PathBuf,
+    /// The folder of this program, which cargo put beside the others of its profile.
+    programs: PathBuf,
+}
+
+impl Workspace {
+    pub(crate) fn find() -> Result<Self> {
+        let root =
+            Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is outside of a workspace")?;
+        let exe = std::env::current_exe().context("this program does not know where it is")?;
+        let programs = exe.parent().context("this program is in no folder")?;
+        Ok(Self { root: root.into(), programs: programs.into() })
+    }
+
+    /// The private folder of this checkout for everything that is fetched.
+    pub(crate) fn private(&self) -> PathBuf {
+        self.root.join(".forebay")
+    }
+
+    /// Cargo, at the root of the workspace.
+    pub(crate) fn cargo_command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        command.current_dir(&self.root).args(args);
+        command
+    }
+
+    /// Runs cargo in the foreground.
+    pub(crate) fn cargo(&self, args: &[&str]) -> Result<bool> {
+        process::hand_over(&mut self.cargo_command(args))
+    }
+
+    /// Runs an example of the facade, built for speed, in the foreground.
+    pub(crate) fn example(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
+        if !self.cargo(&["build", "--release", "--example", name])? {
+            bail!("the example {name} does not build: see above");
+        }
+        self.start(&format!("examples/{name}"), Profile::Release, args, environment)
+    }
+
+    /// The arguments that build all programs; all at once, so that every command shares one build of what they need.
+    pub(crate) fn build_args(profile: Profile) -> Vec<&'static str> {
+        let mut args = vec!["build", "--workspace", "--exclude", "xtask", "--bins", "--examples"];
+        if profile == Profile::Release {
+            args.push("--release");
+        }
+        args
+    }
+
+    /// Builds all programs of the workspace.
+    pub(crate) fn build(&self, profile: Profile) -> Result<()> {
+        if !self.cargo(&Self::build_args(profile))? {
+            bail!("the workspace does not build: see above");
+        }
+        Ok(())
+    }
+
+    /// Where a program is once it is built.
+    pub(crate) fn program(&self, name: &str, profile: Profile) -> PathBuf {
+        match profile {
+            Profile::Dev => self.programs.join(name),
+            Profile::Release => self.programs.with_file_name("release").join(name),
+        }
+    }
+
+    /// A program that was built, at the root of the workspace.
+    pub(crate) fn command(&self, name: &str, profile: Profile, environment: &Environment) -> Command {
+        let mut command = Command::new(self.program(name, profile));
+        command.current_dir(&self.root);
+        environment.apply(&mut command);
+        command
+    }
+
+    /// Runs a program that was built, in the foreground.
+    pub(crate) fn start(
+        &self,
+        name: &str,
+        profile: Profile,
+        args: &[String],
+        environment: &Environment,
+    ) -> Result<bool> {
+        process::hand_over(self.command(name, profile, environment).args(args))
+    }
+}
