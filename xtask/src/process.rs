@@ -62,19 +62,18 @@ fn shown(command: &Command) -> String {
     let name = std::path::Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
     let words = std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy());
     let all: Vec<_> = words.collect();
-    let mut text = all.join(" ");
-    if text.len() > 80 {
-        text.truncate(text.floor_char_boundary(77));
-        text.push_str("...");
+    let text = all.join(" ");
+    match text.char_indices().nth(77) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text,
     }
-    text
 }
 
 /// The line of an error output that says most: the first marked as an error, otherwise the last one.
 fn last_words(stderr: &str) -> String {
     let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let marked = |line: &&str| ["E:", "ERROR:", "error:", "Err:"].iter().any(|mark| line.starts_with(mark));
-    lines().find(marked).or(lines().last()).unwrap_or("it said nothing").to_string()
+    lines().find(marked).or(lines().next_back()).unwrap_or("it said nothing").to_string()
 }
 
 #[cfg(test)]

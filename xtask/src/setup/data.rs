@@ -25,7 +25,9 @@ pub(crate) fn find(apt: &Apt, private: &Path, shipped: &Path) -> Result<Ready> {
         return Ok(at("Fashion-MNIST", system));
     }
     let folder = private.join("data");
-    let why = match fill(&folder, |folder| apt.unpack(&[PACKAGE], &[&format!("./{PLACE}/*")], folder)) {
+    let why = match fill(&folder, "Fashion-MNIST (31 MB)", |folder| {
+        apt.unpack(&[PACKAGE], &[&format!("./{PLACE}/*")], folder)
+    }) {
         Ok(()) if complete(&folder.join(PLACE)) => return Ok(at("Fashion-MNIST", folder.join(PLACE))),
         Ok(()) => format!("{} is incomplete: remove it to fetch it again", folder.display()),
         Err(error) => format!("Debian's package {PACKAGE} cannot be had: {error:#}"),

@@ -137,10 +137,11 @@ fn said(step: &str, found: Result<Ready>) -> Result<Ready> {
 }
 
 /// Makes a folder all at once: a step that is interrupted leaves nothing that looks done.
-fn fill(folder: &Path, with: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+fn fill(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if folder.is_dir() {
         return Ok(());
     }
+    println!("setup: fetching {what}");
     let partial = folder.with_extension("partial");
     if partial.exists() {
         std::fs::remove_dir_all(&partial)?;

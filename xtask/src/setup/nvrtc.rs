@@ -28,7 +28,7 @@ pub(crate) fn find(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready
         return Ok(Ready::new(format!("the machine's own, {}", library.display())));
     }
     let folder = private.join("nvrtc");
-    fill(&folder, |folder| fetch(apt, folder)).with_context(|| {
+    fill(&folder, "NVRTC (90 MB)", |folder| fetch(apt, folder)).with_context(|| {
         format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display())
     })?;
     let library = folder.join(LIBRARY);

@@ -73,10 +73,11 @@ pub(crate) fn validation(apt: &Apt, private: &Path) -> Result<Ready> {
 fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
     let folder = private.join("vulkan");
     if !folder.is_dir() && apt.can_install() {
+        println!("setup: installing {}", PACKAGES.join(" and "));
         apt.install(&PACKAGES).context(ADVICE)?;
         return Ok(Ready::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
     }
-    fill(&folder, |folder| {
+    fill(&folder, "Mesa's software Vulkan driver (35 MB)", |folder| {
         let packages = apt.with_dependencies(&PACKAGES)?;
         if packages.is_empty() {
             bail!("the packages are installed, but there is no driver in them for this machine");
@@ -110,7 +111,7 @@ fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
 /// What Chromium's package holds for us, in a folder of our own.
 fn chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
     let folder = private.join("chromium");
-    fill(&folder, |folder| {
+    fill(&folder, "SwiftShader and the validation layer (32 MB)", |folder| {
         let wanted =
             ["./usr/lib/chromium/*vk_swiftshader*", "./usr/lib/chromium/libVkLayer_khronos_validation.so"];
         apt.unpack(&["chromium-common"], &wanted, folder)
