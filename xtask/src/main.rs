@@ -12,7 +12,7 @@ mod suite;
 mod tally;
 mod workspace;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use setup::Setup;
 use std::process::ExitCode;
@@ -60,6 +60,8 @@ enum Command {
     Fuzz,
     /// The cheap checks: line budget, rustfmt, clippy
     Check,
+    /// Run any command with what was set up, such as `cargo test -p forebay-wgpu`
+    Run(Rest),
     /// Only set up: what is there, what was fetched, what was not and why
     Setup,
 }
@@ -98,6 +100,13 @@ fn run(command: Command) -> Result<bool> {
         Command::Docs => workspace.cargo(&["doc", "--workspace", "--exclude", "xtask", "--no-deps"]),
         Command::Fuzz => checks::fuzz(&workspace),
         Command::Check => Ok(checks::all(&workspace)?.iter().all(suite::Stage::passed)),
+        Command::Run(rest) => {
+            let (program, args) = rest.args.split_first().context("what shall be run?")?;
+            let environment = Setup::new(&workspace)?.for_programs()?;
+            let mut command = std::process::Command::new(program);
+            environment.apply(&mut command);
+            process::hand_over(command.args(args))
+        }
         Command::Setup => Setup::new(&workspace)?.everything(),
     }
 }

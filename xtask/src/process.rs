@@ -11,9 +11,9 @@ pub(crate) fn ask(command: &mut Command) -> Result<String> {
         .env("LC_ALL", "C")
         .stdin(Stdio::null())
         .output()
-        .with_context(|| format!("`{shown}` could not be started"))?;
+        .with_context(|| format!("{shown} could not be started"))?;
     if !output.status.success() {
-        bail!("`{shown}` failed: {}", last_words(&String::from_utf8_lossy(&output.stderr)));
+        bail!("{shown} failed: {}", last_words(&String::from_utf8_lossy(&output.stderr)));
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
@@ -38,7 +38,7 @@ pub(crate) fn watch(command: &mut Command) -> Result<Ended> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
-        .with_context(|| format!("`{shown}` could not be started"))?;
+        .with_context(|| format!("{shown} could not be started"))?;
     let mut lines = Vec::new();
     if let Some(stdout) = child.stdout.take() {
         let mut out = std::io::stdout().lock();
@@ -54,19 +54,13 @@ pub(crate) fn watch(command: &mut Command) -> Result<Ended> {
 /// Runs a program in the foreground, with this terminal as its own.
 pub(crate) fn hand_over(command: &mut Command) -> Result<bool> {
     let shown = shown(command);
-    let status = command.status().with_context(|| format!("`{shown}` could not be started"))?;
+    let status = command.status().with_context(|| format!("{shown} could not be started"))?;
     Ok(status.success())
 }
 
 fn shown(command: &Command) -> String {
-    let name = std::path::Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
-    let words = std::iter::once(name).chain(command.get_args()).map(|word| word.to_string_lossy());
-    let all: Vec<_> = words.collect();
-    let text = all.join(" ");
-    match text.char_indices().nth(77) {
-        Some((end, _)) => format!("{}...", &text[..end]),
-        None => text,
-    }
+    let program = std::path::Path::new(command.get_program());
+    program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
 /// The line of an error output that says most: the first marked as an error, otherwise the last one.

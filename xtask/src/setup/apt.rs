@@ -2,7 +2,7 @@
 
 use crate::process;
 use anyhow::{Context, Result, bail};
-use std::cell::Cell;
+use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -11,13 +11,13 @@ pub(crate) struct Apt {
     /// Package lists and downloads of our own, for users who cannot write the system's.
     folder: PathBuf,
     root: bool,
-    /// Whether the lists were brought up to date by this process.
-    updated: Cell<bool>,
+    /// What came of bringing the lists up to date, once that was tried.
+    updated: OnceCell<Result<(), String>>,
 }
 
 impl Apt {
     pub(crate) fn new(folder: PathBuf, root: bool) -> Self {
-        Self { folder, root, updated: Cell::new(false) }
+        Self { folder, root, updated: OnceCell::new() }
     }
 
     pub(crate) fn can_install(&self) -> bool {
@@ -65,20 +65,23 @@ impl Apt {
         if !process::works("apt-get", &["--version"]) {
             bail!("this system has no apt-get");
         }
-        let error = match what() {
-            Ok(done) => return Ok(done),
-            Err(error) if self.updated.replace(true) => return Err(error),
-            Err(error) => error,
-        };
+        if let Ok(done) = what() {
+            return Ok(done);
+        }
+        let updated = self.updated.get_or_init(|| self.update().map_err(|error| format!("{error:#}")));
+        // One source of many may be out of reach: what the others have is tried all the same.
+        what().or_else(|error| match updated {
+            Ok(()) => Err(error),
+            Err(why) => bail!("{why}"),
+        })
+    }
+
+    fn update(&self) -> Result<()> {
         if !self.root {
             std::fs::create_dir_all(self.lists().join("partial"))?;
             std::fs::create_dir_all(self.folder.join("cache/archives/partial"))?;
         }
-        if let Err(unreached) = process::ask(&mut self.get(&["update", "--error-on=any"])) {
-            // One source of many may be out of reach: what the others have is tried all the same.
-            return what().map_err(|_| unreached.context(error.to_string()));
-        }
-        what()
+        process::ask(&mut self.get(&["update", "--error-on=any"])).map(drop)
     }
 
     fn lists(&self) -> PathBuf {
@@ -99,6 +102,17 @@ impl Apt {
         }
         command.args(args);
         command
+    }
+}
+
+impl Drop for Apt {
+    /// Lists grow old, and nothing else is left in the folder.
+    fn drop(&mut self) {
+        if self.folder.exists()
+            && let Err(error) = std::fs::remove_dir_all(&self.folder)
+        {
+            eprintln!("{} cannot be removed: {error}", self.folder.display());
+        }
     }
 }
 

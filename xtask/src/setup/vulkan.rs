@@ -7,7 +7,7 @@ use super::apt::Apt;
 use super::machine::Machine;
 use super::{Ready, files_below, fill, manifest};
 use crate::environment::Environment;
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use std::path::{Path, PathBuf};
 
 pub(crate) const LOADER: &str = "libvulkan.so.1";
@@ -74,7 +74,7 @@ fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
     let folder = private.join("vulkan");
     if !folder.is_dir() && apt.can_install() {
         println!("setup: installing {}", PACKAGES.join(" and "));
-        apt.install(&PACKAGES).context(ADVICE)?;
+        apt.install(&PACKAGES).map_err(advised)?;
         return Ok(Ready::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
     }
     fill(&folder, "Mesa's software Vulkan driver (35 MB)", |folder| {
@@ -84,7 +84,7 @@ fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
         }
         apt.unpack(&packages, &[], folder)
     })
-    .context(ADVICE)?;
+    .map_err(advised)?;
     let files = files_below(&folder);
     let named = |end: &str| files.iter().find(|path| path.to_string_lossy().ends_with(end));
     let library = named("libvulkan_lvp.so").context("the packages hold no lavapipe")?;
@@ -101,11 +101,16 @@ fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
         private,
     );
     if named(LOADER).is_none() && machine.library(LOADER).is_none() {
-        bail!("the packages hold no Vulkan loader: {ADVICE}");
+        bail!("the packages hold no Vulkan loader; {ADVICE}");
     }
     Ok(ready.with(|environment| {
         folders.iter().fold(environment, |all, folder| all.prepend("LD_LIBRARY_PATH", folder))
     }))
+}
+
+/// Says why there is no driver, and what a person can do.
+fn advised(error: anyhow::Error) -> anyhow::Error {
+    anyhow!("{error:#}; {ADVICE}")
 }
 
 /// What Chromium's package holds for us, in a folder of our own.
