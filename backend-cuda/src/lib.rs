@@ -1,1 +1,58 @@
-//! TODO
+//! The CUDA backend of forebay: the driver, its virtual memory, NVRTC and cuBLASLt, all found at run time.
+//!
+//! [`CudaBackend::open`] gives a device as the core's [`Backend`](forebay_core::backend::Backend). Nothing is
+//! needed to build this crate, and nothing panics where something is missing at run time: without a driver, with
+//! one that is too old and without a device there is an [`Unavailable`], each with its reason; [`probe`] and
+//! [`libraries`] list what there is.
+//!
+//! How it works, file by file:
+//! - `driver` finds the driver and turns its codes into errors; `context` owns its handles. A code after which the
+//!   device answers nothing any more is [`DeviceLost`](forebay_core::backend::SourceError::DeviceLost), a full
+//!   device [`OutOfMemory`](forebay_core::backend::SourceError::OutOfMemory).
+//! - `virtual_memory` reserves addresses and maps memory into them. Where the device has no such thing, or
+//!   `FOREBAY_CUDA_VMM=0` is set, segments are plain allocations, and the limits say so.
+//! - `fences` numbers points of the one stream; `staging` copies through page-locked memory.
+//! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
+//!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
+//! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
+//!   kernels that run everywhere.
+
+mod backend;
+mod cache;
+mod context;
+mod driver;
+mod fences;
+mod kernels;
+mod libraries;
+mod matmul;
+mod staging;
+mod switches;
+mod virtual_memory;
+
+pub use backend::CudaBackend;
+pub use driver::Unavailable;
+pub use libraries::{Found, Library, libraries, probe};
+pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};
+
+// The translator and the compiler, until they are merged.
+mod translate {
+    pub(crate) struct Translated {
+        pub(crate) source: String,
+        pub(crate) entry: String,
+        pub(crate) workgroup_size: [u32; 3],
+        pub(crate) bindings: Vec<()>,
+        pub(crate) params_size: u32,
+        pub(crate) needs_lengths: bool,
+    }
+    pub(crate) fn translate(_: &str, _: &str, _: &[(&str, f64)]) -> Result<Translated, String> {
+        Err("the translator is not part of this build".to_owned())
+    }
+}
+mod nvrtc {
+    pub(crate) fn version() -> Result<(u32, u32), String> {
+        Err("the compiler is not part of this build".to_owned())
+    }
+    pub(crate) fn compile(_: &str, _: &str, _: u32) -> Result<Vec<u8>, String> {
+        Err("the compiler is not part of this build".to_owned())
+    }
+}

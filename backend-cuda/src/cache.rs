@@ -1,0 +1,244 @@
+//! Compiled kernels on disk, so that a program's second start compiles nothing.
+//!
+//! One file for one kernel, named by a hash of everything that decides its bytes and by the compiler's version. A
+//! file that is damaged, or cannot be read or written, is as good as none: the kernel is compiled again.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What every file begins with; the number changes with the form.
+const MAGIC: &[u8; 16] = b"forebay cubin 1\n";
+/// Bytes of the magic and the checksum.
+const HEADER: usize = MAGIC.len() + 16;
+
+/// A version of NVRTC, major and minor.
+pub(crate) type Version = (u32, u32);
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskCache {
+    folder: Option<PathBuf>,
+}
+
+impl DiskCache {
+    /// The folder that the environment names: `FOREBAY_CACHE_DIR` (empty: none), else the user's cache folder.
+    pub(crate) fn from_env() -> Self {
+        let given = std::env::var_os("FOREBAY_CACHE_DIR");
+        Self { folder: folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
+    }
+
+    /// A kernel compiled by `version`, or by any where there is no compiler.
+    pub(crate) fn find(&self, key: Key, version: Option<Version>) -> Option<Vec<u8>> {
+        let folder = self.folder.as_ref()?;
+        if let Some(version) = version {
+            return read(&folder.join(key.file(version)));
+        }
+        let prefix = key.prefix();
+        let entries = fs::read_dir(folder).ok()?.flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        // The newest compiler's, as far as names tell.
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        names
+            .iter()
+            .filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix) && n.ends_with(SUFFIX)))
+            .find_map(|name| read(&folder.join(name)))
+    }
+
+    /// Keeps a kernel. Other processes see the whole file or none.
+    pub(crate) fn store(&self, key: Key, version: Version, cubin: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        if let Err(error) = write(folder, &key.file(version), cubin) {
+            log::debug!("compiled kernels are not kept in {}: {error}", folder.display());
+        }
+    }
+}
+
+/// What decides a kernel's bytes, but for the compiler's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Key(u128);
+
+const SUFFIX: &str = ".cubin";
+
+impl Key {
+    /// The key of CUDA C++ `source` for an architecture, such as 90.
+    pub(crate) fn new(source: &str, arch: u32) -> Self {
+        let mut hash = Fnv::new();
+        for part in [env!("CARGO_PKG_VERSION"), &arch.to_string(), source] {
+            hash.add(&(part.len() as u64).to_le_bytes());
+            hash.add(part.as_bytes());
+        }
+        Self(hash.0)
+    }
+
+    fn prefix(self) -> String {
+        format!("{:032x}-nvrtc", self.0)
+    }
+
+    fn file(self, (major, minor): Version) -> String {
+        format!("{}{major}.{minor}{SUFFIX}", self.prefix())
+    }
+}
+
+/// The 128-bit FNV-1a hash: no defence against malice, which the user's own cache folder does not need.
+struct Fnv(u128);
+
+impl Fnv {
+    fn new() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+        }
+    }
+
+    fn of(bytes: &[u8]) -> u128 {
+        let mut hash = Self::new();
+        hash.add(bytes);
+        hash.0
+    }
+}
+
+fn folder(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
+    match given {
+        Some(given) if given.is_empty() => None,
+        Some(given) => Some(PathBuf::from(given)),
+        None => {
+            // The XDG rules: a path that is not absolute does not count.
+            let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
+            let caches = xdg.or_else(|| home.map(|home| home.join(".cache")))?;
+            Some(caches.join("forebay"))
+        }
+    }
+}
+
+fn read(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let body = bytes.strip_prefix(MAGIC)?;
+    let (checksum, cubin) = body.split_first_chunk::<16>()?;
+    if *checksum != Fnv::of(cubin).to_le_bytes() {
+        log::debug!("{} is damaged; its kernel is compiled again", path.display());
+        return None;
+    }
+    Some(bytes.split_off(HEADER))
+}
+
+fn write(folder: &Path, name: &str, cubin: &[u8]) -> io::Result<()> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    fs::create_dir_all(folder)?;
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let unfinished = folder.join(format!(".{name}.{}.{number}", std::process::id()));
+    let written = fs::File::create(&unfinished).and_then(|mut file| {
+        file.write_all(MAGIC)?;
+        file.write_all(&Fnv::of(cubin).to_le_bytes())?;
+        file.write_all(cubin)
+    });
+    let done = written.and_then(|()| fs::rename(&unfinished, folder.join(name)));
+    done.inspect_err(|_| {
+        // What could not be written whole is not left behind; that it cannot be removed either changes nothing.
+        let _ = fs::remove_file(&unfinished);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::{DiskCache, Fnv, Key, folder};
+
+    /// An empty folder of this test's own, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("forebay-cache-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn cache(&self) -> DiskCache {
+            DiskCache { folder: Some(self.0.clone()) }
+        }
+
+        fn only_file(&self) -> PathBuf {
+            let mut files: Vec<_> = fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().path()).collect();
+            assert_eq!(files.len(), 1, "{files:?}");
+            files.remove(0)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        // The published test vectors for the empty string and "a".
+        assert_eq!(Fnv::of(b""), 0x6c62272e07bb014262b821756295c58d);
+        assert_eq!(Fnv::of(b"a"), 0xd228cb696f1a8caf78912b704e4a8964);
+    }
+
+    #[test]
+    fn what_is_kept_is_found_by_its_compiler_or_without_one() {
+        let folder = Folder::new("found");
+        let (cache, key) = (folder.cache(), Key::new("kernel", 90));
+        assert_eq!(cache.find(key, None), None);
+        cache.store(key, (13, 0), b"code");
+        assert_eq!(cache.find(key, Some((13, 0))).as_deref(), Some(&b"code"[..]));
+        assert_eq!(cache.find(key, None).as_deref(), Some(&b"code"[..]));
+        assert_eq!(cache.find(key, Some((13, 1))), None);
+        assert_eq!(cache.find(Key::new("kernel", 80), None), None);
+        assert_eq!(cache.find(Key::new("kernels", 90), None), None);
+    }
+
+    #[test]
+    fn a_damaged_file_is_ignored_and_written_again() {
+        let folder = Folder::new("damaged");
+        let (cache, key) = (folder.cache(), Key::new("kernel", 90));
+        cache.store(key, (13, 0), b"some code");
+        let file = folder.only_file();
+        let whole = fs::read(&file).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&file, &whole[..length]).unwrap();
+            assert_eq!(cache.find(key, None), None, "cut to {length} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            fs::write(&file, &bytes).unwrap();
+            assert_eq!(cache.find(key, Some((13, 0))), None, "changed at {at}");
+        }
+        cache.store(key, (13, 0), b"some code");
+        assert_eq!(cache.find(key, None).as_deref(), Some(&b"some code"[..]));
+        folder.only_file();
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_no_error() {
+        let folder = Folder::new("file");
+        fs::write(&folder.0, b"a file where the folder should be").unwrap();
+        folder.cache().store(Key(1), (13, 0), b"code");
+        assert_eq!(folder.cache().find(Key(1), None), None);
+        fs::remove_file(&folder.0).unwrap();
+        let none = DiskCache { folder: None };
+        none.store(Key(1), (13, 0), b"code");
+        assert_eq!(none.find(Key(1), None), None);
+    }
+
+    #[test]
+    fn the_environment_names_the_folder() {
+        let home = || Some(PathBuf::from("/home/a"));
+        assert_eq!(folder(Some("/x".into()), Some("/y".into()), home()), Some("/x".into()));
+        assert_eq!(folder(Some("".into()), Some("/y".into()), home()), None);
+        assert_eq!(folder(None, Some("/y".into()), home()), Some("/y/forebay".into()));
+        assert_eq!(folder(None, Some("y".into()), home()), Some("/home/a/.cache/forebay".into()));
+        assert_eq!(folder(None, None, None), None);
+    }
+}

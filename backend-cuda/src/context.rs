@@ -1,0 +1,382 @@
+//! Handles of the driver as owned values: context, stream, event, pinned memory, module.
+//!
+//! Each gives its handle back when it is dropped and keeps the context alive until then. Errors while giving back
+//! are dropped: they come from a lost device, which the next call reports.
+
+use std::cell::Cell;
+use std::ffi::{CStr, c_void};
+use std::ptr::{self, NonNull};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUresult, CUstream};
+use forebay_core::backend::SourceError;
+
+use crate::driver::{Device, check, check_memory};
+
+thread_local! {
+    /// The number of the context that this crate made current on this thread last.
+    static CURRENT: Cell<u64> = const { Cell::new(0) };
+}
+
+/// A device's primary context, which all libraries of a process share.
+#[derive(Debug)]
+pub(crate) struct Context {
+    raw: CUcontext,
+    pub(crate) device: Device,
+    /// Never used twice, so that a thread cannot take a new context for one that is gone.
+    number: u64,
+}
+
+// SAFETY: the driver's contexts may be used from every thread.
+unsafe impl Send for Context {}
+// SAFETY: as above; nothing in it changes.
+unsafe impl Sync for Context {}
+
+impl Context {
+    pub(crate) fn retain(device: Device) -> Result<Arc<Self>, SourceError> {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle; the device came from cuDeviceGet.
+        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
+        let context = Arc::new(Self { raw, device, number: NEXT.fetch_add(1, Ordering::Relaxed) });
+        context.make_current()?;
+        Ok(context)
+    }
+
+    /// Makes it current on this thread. Free where it is already, unless other code of the process has made another
+    /// context current on this thread by the driver's own functions: such code must put back what it found, as
+    /// NVIDIA's libraries do.
+    #[inline]
+    pub(crate) fn make_current(&self) -> Result<(), SourceError> {
+        if CURRENT.get() == self.number {
+            return Ok(());
+        }
+        // SAFETY: the context is retained for as long as `self` lives.
+        check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })?;
+        CURRENT.set(self.number);
+        Ok(())
+    }
+
+    /// Free and total bytes of the device.
+    pub(crate) fn memory(&self) -> Result<(u64, u64), SourceError> {
+        self.make_current()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two sizes.
+        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Memory of the device.
+    pub(crate) fn alloc(&self, bytes: u64) -> Result<u64, SourceError> {
+        self.make_current()?;
+        let mut address = 0;
+        // SAFETY: writes one address.
+        check_memory("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
+        Ok(address)
+    }
+
+    /// Gives back what [`alloc`](Self::alloc) gave; waits for the device.
+    pub(crate) fn free(&self, address: u64) -> Result<(), SourceError> {
+        self.make_current()?;
+        // SAFETY: an address that is not an allocation is an error of the driver's, not undefined.
+        check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: retained once in `retain`.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device.raw) };
+    }
+}
+
+/// A queue of work, apart from the default stream.
+#[derive(Debug)]
+pub(crate) struct Stream {
+    raw: CUstream,
+    pub(crate) context: Arc<Context>,
+}
+
+// SAFETY: the driver's streams may be used from every thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        context.make_current()?;
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    pub(crate) fn raw(&self) -> CUstream {
+        self.raw
+    }
+
+    /// Waits for everything enqueued.
+    pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the stream lives as long as `self`.
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+    }
+
+    /// Enqueues a copy to the device.
+    ///
+    /// # Safety
+    /// `src` holds `bytes` bytes, and they stay there, unchanged, until the copy is done; `dst` holds as many on the
+    /// device.
+    pub(crate) unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, self.raw) })
+    }
+
+    /// Enqueues a copy to the host.
+    ///
+    /// # Safety
+    /// `dst` holds `bytes` bytes, which nobody touches until the copy is done; `src` holds as many on the device.
+    pub(crate) unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, self.raw) })
+    }
+
+    /// Enqueues a copy on the device.
+    ///
+    /// # Safety
+    /// Both ranges lie inside the device's segments and do not overlap.
+    pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes as usize, self.raw) })
+    }
+
+    /// Enqueues setting `words` 32-bit words.
+    ///
+    /// # Safety
+    /// The range lies inside the device's segments, and `dst` is a multiple of 4.
+    pub(crate) unsafe fn fill(&self, dst: u64, word: u32, words: u64) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the caller's promise.
+        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, self.raw) })
+    }
+
+    /// Enqueues a kernel.
+    ///
+    /// # Safety
+    /// `arguments` points at one value for each of the kernel's parameters, of its size, and the addresses among
+    /// them hold what the kernel reads and writes.
+    pub(crate) unsafe fn launch(
+        &self,
+        function: Function,
+        groups: [u32; 3],
+        block: [u32; 3],
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        let ([gx, gy, gz], [bx, by, bz]) = (groups, block);
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function.0,
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                0,
+                self.raw,
+                arguments.as_mut_ptr(),
+                ptr::null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, given back once; the driver finishes the work that is still in it.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+    }
+}
+
+/// A point in a stream.
+#[derive(Debug)]
+pub(crate) struct Event {
+    raw: CUevent,
+    /// Keeps the context alive.
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver's events may be used from every thread.
+unsafe impl Send for Event {}
+// SAFETY: as above.
+unsafe impl Sync for Event {}
+
+impl Event {
+    pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        context.make_current()?;
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// Puts it behind everything enqueued so far.
+    pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: both handles live as long as their owners.
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+    }
+
+    /// Whether the device has passed it.
+    pub(crate) fn done(&self) -> Result<bool, SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the event lives as long as `self`.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            code => check("cuEventQuery", code).map(|()| true),
+        }
+    }
+
+    /// Blocks until the device has passed it.
+    pub(crate) fn wait(&self) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: the event lives as long as `self`.
+        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, given back once.
+        let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+    }
+}
+
+/// Page-locked memory of the host, which the device copies from and to by itself.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    start: NonNull<u8>,
+    bytes: usize,
+    /// Keeps the context alive.
+    _context: Arc<Context>,
+}
+
+// SAFETY: it is plain memory, owned by this value.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, SourceError> {
+        context.make_current()?;
+        let mut start = ptr::null_mut();
+        // SAFETY: writes one pointer.
+        check_memory("cuMemHostAlloc", bytes as u64, unsafe { sys::cuMemHostAlloc(&mut start, bytes, 0) })?;
+        let start = NonNull::new(start.cast()).ok_or(SourceError::Driver {
+            call: "cuMemHostAlloc",
+            detail: "succeeded without giving memory".to_owned(),
+        })?;
+        Ok(Self { start, bytes, _context: Arc::clone(context) })
+    }
+
+    /// A pointer to `bytes` bytes from `offset`, or `None` where they are not inside.
+    fn range(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        // SAFETY: inside the allocation, as was just checked.
+        inside.then(|| unsafe { self.start.as_ptr().add(offset) })
+    }
+
+    /// Copies `data` in, for the device to read.
+    ///
+    /// # Safety
+    /// The device does not read these bytes now.
+    pub(crate) unsafe fn write(&mut self, offset: usize, data: &[u8]) -> Option<*const u8> {
+        let start = self.range(offset, data.len())?;
+        // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
+        unsafe { ptr::copy_nonoverlapping(data.as_ptr(), start, data.len()) };
+        Some(start)
+    }
+
+    /// The first `bytes` bytes, for the device to write.
+    pub(crate) fn target(&mut self, bytes: usize) -> Option<*mut u8> {
+        self.range(0, bytes)
+    }
+
+    /// Copies the first bytes out, as many as `data` takes.
+    ///
+    /// # Safety
+    /// The device has written these bytes and does not write them now.
+    pub(crate) unsafe fn read(&self, data: &mut [u8]) {
+        if let Some(start) = self.range(0, data.len()) {
+            // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
+            unsafe { ptr::copy_nonoverlapping(start, data.as_mut_ptr(), data.len()) };
+        }
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, given back once; the driver waits for copies that use it.
+        let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
+    }
+}
+
+/// A kernel of a loaded [`Module`]; valid as long as that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Function(CUfunction);
+
+// SAFETY: the driver's functions may be launched from every thread.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// Loaded code.
+#[derive(Debug)]
+pub(crate) struct Module {
+    raw: CUmodule,
+    /// Keeps the context alive.
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver's modules may be used from every thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a cubin.
+    pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, SourceError> {
+        context.make_current()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: a cubin says its own length; those from the disk have been checked whole by their checksum.
+        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, cubin.as_ptr().cast()) })?;
+        Ok(Self { raw, context: Arc::clone(context) })
+    }
+
+    /// One of its kernels.
+    pub(crate) fn function(&self, name: &CStr) -> Result<Function, SourceError> {
+        self.context.make_current()?;
+        let mut function = ptr::null_mut();
+        // SAFETY: writes one handle; the name ends in a zero.
+        check("cuModuleGetFunction", unsafe {
+            sys::cuModuleGetFunction(&mut function, self.raw, name.as_ptr())
+        })?;
+        Ok(Function(function))
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        // Unloading looks the module up in the current context.
+        if self.context.make_current().is_ok() {
+            // SAFETY: loaded in `load`, given back once.
+            let _ = unsafe { sys::cuModuleUnload(self.raw) };
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! Finding the driver, and what it says: the only file that asks whether `libcuda` is there.
+//!
+//! cudarc loads the driver's library and its functions on first use and panics where one is missing. A [`Driver`]
+//! is the proof that the library and every function of [`SYMBOLS`] were found first, so that no call after it can
+//! panic. Nothing outside [`SYMBOLS`] is called by this crate.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
+use forebay_core::backend::SourceError;
+use thiserror::Error;
+
+/// The oldest driver that is supported, as CUDA's version number (1000 x major + 10 x minor).
+const OLDEST_DRIVER: i32 = 12_000;
+
+/// Why CUDA, or one of its devices, cannot be used here.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unavailable {
+    /// There is no driver.
+    #[error("no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the wgpu backend")]
+    NoDriver,
+    /// The driver is older than this crate can use.
+    #[error(
+        "the NVIDIA driver is too old: it supports CUDA {}.{}, and {}.{} is needed; update the driver",
+        .found / 1000, .found % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10
+    )]
+    OldDriver {
+        /// CUDA's version number, as the driver tells it: 11040 is 11.4.
+        found: i32,
+    },
+    /// The driver's library lacks a function: it is damaged, or something that plays a driver.
+    #[error("the NVIDIA driver's library lacks the function `{0}`; install the driver again")]
+    MissingFunction(&'static str),
+    /// There is a driver, but no device.
+    #[error("the NVIDIA driver found no device; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
+    NoDevice,
+    /// There are devices, but not this one.
+    #[error("there is no CUDA device {index}; the driver found {count}, counted from 0")]
+    NoSuchDevice {
+        /// What was asked for.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// The driver refused.
+    #[error(transparent)]
+    Driver(#[from] SourceError),
+}
+
+/// Every function of the driver that this crate calls.
+const SYMBOLS: [&str; 41] = [
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetCount",
+    "cuDeviceGetName",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuDeviceTotalMem_v2",
+    "cuDriverGetVersion",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuGetErrorName",
+    "cuGetErrorString",
+    "cuInit",
+    "cuLaunchKernel",
+    "cuMemAddressFree",
+    "cuMemAddressReserve",
+    "cuMemAlloc_v2",
+    "cuMemCreate",
+    "cuMemFreeHost",
+    "cuMemFree_v2",
+    "cuMemGetAllocationGranularity",
+    "cuMemGetInfo_v2",
+    "cuMemHostAlloc",
+    "cuMemMap",
+    "cuMemRelease",
+    "cuMemSetAccess",
+    "cuMemUnmap",
+    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD32Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+];
+
+/// Proof that the driver is there, new enough, complete and initialised.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Driver {
+    /// CUDA's version number: 13000 is 13.0.
+    pub(crate) version: i32,
+}
+
+impl Driver {
+    /// Finds and initialises the driver, once for the process.
+    pub(crate) fn load() -> Result<Self, Unavailable> {
+        static DRIVER: OnceLock<Result<Driver, Unavailable>> = OnceLock::new();
+        DRIVER.get_or_init(Self::find).clone()
+    }
+
+    fn find() -> Result<Self, Unavailable> {
+        // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Unavailable::NoDriver);
+        }
+        for symbol in SYMBOLS {
+            // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
+            if unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_err() {
+                return Err(Unavailable::MissingFunction(symbol));
+            }
+        }
+        let mut version = 0;
+        // SAFETY: the function may be called before cuInit, and writes one int.
+        check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+        if version < OLDEST_DRIVER {
+            return Err(Unavailable::OldDriver { found: version });
+        }
+        // SAFETY: takes no pointers; may be called any number of times.
+        match unsafe { sys::cuInit(0) } {
+            CUresult::CUDA_SUCCESS => Ok(Self { version }),
+            CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoDevice),
+            code => Err(failure("cuInit", code).into()),
+        }
+    }
+
+    /// How many devices there are.
+    pub(crate) fn device_count(self) -> Result<usize, SourceError> {
+        let mut count = 0;
+        // SAFETY: writes one int.
+        check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+        Ok(usize::try_from(count).unwrap_or(0))
+    }
+
+    /// One of them.
+    pub(crate) fn device(self, index: usize) -> Result<Device, Unavailable> {
+        let count = self.device_count()?;
+        if count == 0 {
+            return Err(Unavailable::NoDevice);
+        }
+        let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
+        let ordinal = ordinal.ok_or(Unavailable::NoSuchDevice { index, count })?;
+        let mut raw = 0;
+        // SAFETY: writes one handle.
+        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut raw, ordinal) })?;
+        Ok(Device { raw })
+    }
+}
+
+/// A device, not opened yet.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Device {
+    pub(crate) raw: CUdevice,
+}
+
+impl Device {
+    /// Asks for one of its attributes.
+    pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<u32, SourceError> {
+        let mut value = 0;
+        // SAFETY: writes one int; `self.raw` came from cuDeviceGet.
+        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, attribute, self.raw) })?;
+        Ok(u32::try_from(value).unwrap_or(0))
+    }
+
+    /// The card's name.
+    pub(crate) fn name(self) -> Result<String, SourceError> {
+        let mut name: [c_char; 256] = [0; 256];
+        // SAFETY: writes at most 256 bytes, ended by a zero.
+        check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr(), 256, self.raw) })?;
+        name[255] = 0;
+        // SAFETY: the array ends in a zero, at the latest in its last element.
+        Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Bytes of memory.
+    pub(crate) fn total_memory(self) -> Result<u64, SourceError> {
+        let mut bytes = 0;
+        // SAFETY: writes one size.
+        check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut bytes, self.raw) })?;
+        Ok(bytes as u64)
+    }
+
+    /// The compute capability: (9, 0) is an H100.
+    pub(crate) fn compute_capability(self) -> Result<(u32, u32), SourceError> {
+        Ok((
+            self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+            self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+        ))
+    }
+}
+
+/// The result of a call, as this workspace's error.
+#[inline]
+pub(crate) fn check(call: &'static str, code: CUresult) -> Result<(), SourceError> {
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(call, code)) }
+}
+
+/// Like [`check`], for calls that ask for `bytes` bytes of device memory.
+pub(crate) fn check_memory(call: &'static str, bytes: u64, code: CUresult) -> Result<(), SourceError> {
+    if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
+        return Err(SourceError::OutOfMemory { bytes, detail: format!("{call}: {}", describe(code)) });
+    }
+    check(call, code)
+}
+
+#[cold]
+fn failure(call: &'static str, code: CUresult) -> SourceError {
+    use CUresult as C;
+    let detail = describe(code);
+    match code {
+        // The codes after which the driver answers every call of the process with the same error ("sticky"), and
+        // those after which the device itself is gone.
+        C::CUDA_ERROR_ILLEGAL_ADDRESS
+        | C::CUDA_ERROR_LAUNCH_TIMEOUT
+        | C::CUDA_ERROR_ASSERT
+        | C::CUDA_ERROR_HARDWARE_STACK_ERROR
+        | C::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | C::CUDA_ERROR_MISALIGNED_ADDRESS
+        | C::CUDA_ERROR_INVALID_ADDRESS_SPACE
+        | C::CUDA_ERROR_INVALID_PC
+        | C::CUDA_ERROR_LAUNCH_FAILED
+        | C::CUDA_ERROR_TENSOR_MEMORY_LEAK
+        | C::CUDA_ERROR_CONTAINED
+        | C::CUDA_ERROR_CONTEXT_IS_DESTROYED
+        | C::CUDA_ERROR_DEINITIALIZED
+        | C::CUDA_ERROR_DEVICE_UNAVAILABLE
+        | C::CUDA_ERROR_ECC_UNCORRECTABLE
+        | C::CUDA_ERROR_NVLINK_UNCORRECTABLE
+        | C::CUDA_ERROR_EXTERNAL_DEVICE
+        | C::CUDA_ERROR_MPS_CLIENT_TERMINATED => SourceError::DeviceLost(format!("{call}: {detail}")),
+        _ => SourceError::Driver { call, detail },
+    }
+}
+
+/// The driver's own name and words for a code.
+fn describe(code: CUresult) -> String {
+    let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
+    // SAFETY: both write one pointer to a constant string, or null for a code they do not know.
+    unsafe {
+        let _ = sys::cuGetErrorName(code, &mut name);
+        let _ = sys::cuGetErrorString(code, &mut text);
+    }
+    let read = |s: *const c_char| {
+        // SAFETY: not null, and the driver's constant strings end in a zero.
+        (!s.is_null()).then(|| unsafe { CStr::from_ptr(s) }.to_string_lossy())
+    };
+    match (read(name), read(text)) {
+        (Some(name), Some(text)) => format!("{name}, {text}"),
+        (Some(name), None) => name.into_owned(),
+        _ => format!("error {}", code as u32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{OLDEST_DRIVER, Unavailable};
+
+    #[test]
+    fn messages_say_what_to_do() {
+        assert_eq!(OLDEST_DRIVER, 12_000);
+        assert_eq!(
+            Unavailable::OldDriver { found: 11_040 }.to_string(),
+            "the NVIDIA driver is too old: it supports CUDA 11.4, and 12.0 is needed; update the driver"
+        );
+    }
+}

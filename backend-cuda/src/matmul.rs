@@ -1,0 +1,476 @@
+//! Matrix products by cuBLASLt, where its library is installed.
+//!
+//! cuBLASLt counts by columns; the core counts by rows. A row-major matrix is, byte for byte, the column-major
+//! transpose, and `c = a b` is `c^T = b^T a^T`: so b becomes the first operand, a the second, n the rows and m the
+//! columns, and nothing is moved. The algorithm that cuBLASLt's heuristic picks is kept for each kind of problem.
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as Preference,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
+    cublasStatus_t as Status, cudaDataType_t as DataType,
+};
+use forebay_core::backend::{MatmulCall, MatrixOperand, SourceError};
+use forebay_core::dtype::DType;
+
+use crate::context::{Context, Stream};
+use crate::switches;
+
+/// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
+/// first product; one is enough, as all products run on one stream.
+const WORKSPACE: u64 = 32 << 20;
+/// Kinds of problems kept before all are forgotten: programs whose shapes never repeat must not grow for ever.
+const MAX_PLANS: usize = 4096;
+/// Nothing asks for more than this alignment.
+const MAX_ALIGNMENT: u64 = 256;
+
+/// Every function of the library that is called here.
+const SYMBOLS: [&str; 14] = [
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetVersion",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+];
+
+/// The library's version (130001 is 13.0.1), if it is there, whole.
+pub(crate) fn version() -> Option<usize> {
+    static VERSION: OnceLock<Option<usize>> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        // SAFETY: loading the library runs its initialisers, which do not touch the device.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        let whole = SYMBOLS.iter().all(|symbol| {
+            // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
+            unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_ok()
+        });
+        // SAFETY: the function is there, and takes nothing.
+        whole.then(|| unsafe { sys::cublasLtGetVersion() })
+    })
+}
+
+/// Matrix products of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Matmul {
+    /// Opened by the first product; `None` where it cannot be used.
+    library: OnceLock<Option<Mutex<Library>>>,
+}
+
+impl Matmul {
+    /// Enqueues a product; `false` where the library cannot do it.
+    pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        if switches::portable() {
+            return Ok(false);
+        }
+        if call.m == 0 || call.n == 0 || call.batch == 0 {
+            return Ok(true);
+        }
+        let Some(problem) = Problem::new(call) else { return Ok(false) };
+        let library = self.library.get_or_init(|| Library::open(&stream.context).map(Mutex::new));
+        match library {
+            Some(library) => {
+                library.lock().unwrap_or_else(PoisonError::into_inner).run(stream, call, problem)
+            }
+            None => Ok(false),
+        }
+    }
+}
+
+/// What decides the algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Problem {
+    dtype: DType,
+    tf32: bool,
+    m: u64,
+    n: u64,
+    k: u64,
+    batch: i32,
+    a: Operand,
+    b: Operand,
+    c: Operand,
+}
+
+/// A matrix as the library wants to hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Operand {
+    /// Whether it is stored by columns, from the core's point of view.
+    transposed: bool,
+    /// Elements from one stored line to the next.
+    lead: i64,
+    /// Elements from one matrix of the batch to the next.
+    batch_stride: i64,
+    /// Bytes that its address is a multiple of, up to 256.
+    alignment: u32,
+}
+
+impl Problem {
+    /// `None` for what the library does not do.
+    fn new(call: &MatmulCall) -> Option<Self> {
+        if !call.dtype.is_float() || call.k == 0 {
+            return None;
+        }
+        let c = Operand::new(call, &call.c, call.m, call.n)?;
+        if c.transposed || (call.batch > 1 && c.batch_stride == 0) {
+            return None;
+        }
+        Some(Self {
+            dtype: call.dtype,
+            tf32: call.dtype == DType::F32 && switches::allow_tf32(),
+            m: call.m,
+            n: call.n,
+            k: call.k,
+            batch: i32::try_from(call.batch).ok()?,
+            a: Operand::new(call, &call.a, call.m, call.k)?,
+            b: Operand::new(call, &call.b, call.k, call.n)?,
+            c,
+        })
+    }
+
+    /// The types of the elements, of the sums and of the factors.
+    fn types(&self) -> Option<(DataType, Compute, DataType)> {
+        Some(match self.dtype {
+            DType::F32 if self.tf32 => {
+                (DataType::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DataType::CUDA_R_32F)
+            }
+            DType::F32 => (DataType::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
+            DType::F16 => (DataType::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
+            DType::BF16 => (DataType::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
+            DType::F64 => (DataType::CUDA_R_64F, Compute::CUBLAS_COMPUTE_64F, DataType::CUDA_R_64F),
+            _ => return None,
+        })
+    }
+}
+
+impl Operand {
+    fn new(call: &MatmulCall, operand: &MatrixOperand, rows: u64, cols: u64) -> Option<Self> {
+        let MatrixOperand { row_stride, col_stride, .. } = *operand;
+        // Strides along a dimension of one element say nothing.
+        let (transposed, lead) = if (col_stride == 1 || cols == 1) && (row_stride >= cols || rows == 1) {
+            (false, if rows == 1 { cols } else { row_stride })
+        } else if (row_stride == 1 || rows == 1) && (col_stride >= rows || cols == 1) {
+            (true, if cols == 1 { rows } else { col_stride })
+        } else {
+            return None;
+        };
+        let address = address(operand);
+        let alignment = (1 << address.trailing_zeros().min(63)).min(MAX_ALIGNMENT);
+        if alignment < call.dtype.size() as u64 {
+            return None;
+        }
+        Some(Self {
+            transposed,
+            lead: i64::try_from(lead).ok()?,
+            batch_stride: if call.batch > 1 { i64::try_from(operand.batch_stride).ok()? } else { 0 },
+            alignment: alignment as u32,
+        })
+    }
+}
+
+fn address(operand: &MatrixOperand) -> u64 {
+    operand.segment.0 + operand.offset
+}
+
+/// The opened library.
+#[derive(Debug)]
+struct Library {
+    /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
+    plans: HashMap<Problem, Option<Plan>>,
+    handle: Owned<sys::cublasLtHandle_t>,
+    workspace: Option<Workspace>,
+}
+
+// SAFETY: the library's handles may be used from every thread, one at a time.
+unsafe impl Send for Library {}
+
+impl Library {
+    fn open(context: &Arc<Context>) -> Option<Self> {
+        if version().is_none() {
+            log::warn!(
+                "cuBLASLt was not found (libcublasLt.so): matrix products run on the portable kernels, which are slower"
+            );
+            return None;
+        }
+        context.make_current().ok()?;
+        let handle = match result::create_handle() {
+            Ok(raw) => Owned { raw, destroy: result::destroy_handle },
+            Err(error) => {
+                log::warn!("cuBLASLt cannot be used ({error}): matrix products run on the portable kernels");
+                return None;
+            }
+        };
+        // Without one it works too, with fewer algorithms.
+        let workspace =
+            Workspace::new(context).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
+        Some(Self { plans: HashMap::new(), handle, workspace })
+    }
+
+    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
+        stream.context.make_current()?;
+        let workspace = self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE));
+        if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
+            self.plans.clear();
+        }
+        let plan = self.plans.entry(problem).or_insert_with(|| {
+            Plan::new(self.handle.raw, &problem, workspace.1)
+                .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
+                .ok()
+        });
+        let Some(plan) = plan else { return Ok(false) };
+        let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
+        let c = address(&call.c);
+        // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
+        // workspace is used by this stream alone.
+        let done = unsafe {
+            result::matmul(
+                self.handle.raw,
+                plan.product.raw,
+                one.pointer(),
+                beta.pointer(),
+                address(&call.b) as *const c_void,
+                plan.first.raw,
+                address(&call.a) as *const c_void,
+                plan.second.raw,
+                c as *const c_void,
+                plan.out.raw,
+                c as *mut c_void,
+                plan.out.raw,
+                &plan.algorithm,
+                workspace.0 as *mut c_void,
+                workspace.1 as usize,
+                stream.raw().cast(),
+            )
+        };
+        match done {
+            Ok(()) => Ok(true),
+            // The heuristic was wrong, or the library's own code finds no room on a full device.
+            Err(CublasError(
+                status @ (Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_ALLOC_FAILED),
+            )) => {
+                log::debug!("cuBLASLt gave up on {problem:?}: {status:?}");
+                Ok(false)
+            }
+            Err(error) => Err(SourceError::Driver { call: "cublasLtMatmul", detail: error.to_string() }),
+        }
+    }
+}
+
+/// A factor in the type that the library reads it in.
+enum Factor {
+    Single(f32),
+    Double(f64),
+}
+
+impl Factor {
+    fn new(dtype: DType, value: f32) -> Self {
+        if dtype == DType::F64 { Self::Double(value.into()) } else { Self::Single(value) }
+    }
+
+    fn pointer(&self) -> *const c_void {
+        match self {
+            Self::Single(value) => std::ptr::from_ref(value).cast(),
+            Self::Double(value) => std::ptr::from_ref(value).cast(),
+        }
+    }
+}
+
+/// A problem, described to the library, and its algorithm.
+#[derive(Debug)]
+struct Plan {
+    product: Owned<sys::cublasLtMatmulDesc_t>,
+    first: Owned<sys::cublasLtMatrixLayout_t>,
+    second: Owned<sys::cublasLtMatrixLayout_t>,
+    out: Owned<sys::cublasLtMatrixLayout_t>,
+    algorithm: cublasLtMatmulAlgo_t,
+}
+
+impl Plan {
+    fn new(handle: sys::cublasLtHandle_t, problem: &Problem, workspace: u64) -> Result<Self, CublasError> {
+        let Problem { m, n, k, batch, a, b, c, .. } = *problem;
+        let (data, compute, scale) =
+            problem.types().ok_or(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED))?;
+        let product =
+            Owned { raw: result::create_matmul_desc(compute, scale)?, destroy: result::destroy_matmul_desc };
+        for (attribute, operand) in
+            [(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, b), (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, a)]
+        {
+            let operation = i32::from(operand.transposed);
+            // SAFETY: the descriptor lives; the attribute is a 32-bit value.
+            unsafe { set(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
+        }
+        let layout = |rows: u64, cols: u64, operand: Operand| -> Result<_, CublasError> {
+            let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
+            let raw = result::create_matrix_layout(data, rows, cols, operand.lead)?;
+            let layout = Owned { raw, destroy: result::destroy_matrix_layout };
+            let (count, offset) = (
+                LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+            );
+            // SAFETY: the layout lives; the attributes are a 32-bit and a 64-bit value.
+            unsafe {
+                set(result::set_matrix_layout_attribute, raw, count, &batch)?;
+                set(result::set_matrix_layout_attribute, raw, offset, &operand.batch_stride)?;
+            }
+            Ok(layout)
+        };
+        let (first, second, out) = (layout(n, k, b)?, layout(k, m, a)?, layout(n, m, c)?);
+        let preference = Owned { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
+        let prefer = |attribute, value: u32| {
+            // SAFETY: the preference lives; the attributes are 32-bit values.
+            unsafe { set(result::set_matmul_pref_attribute, preference.raw, attribute, &value) }
+        };
+        // SAFETY: the preference lives; the attribute is a 64-bit value.
+        unsafe {
+            let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            set(result::set_matmul_pref_attribute, preference.raw, attribute, &workspace)?;
+        }
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c.alignment)?;
+        if matches!(problem.dtype, DType::F16 | DType::BF16) {
+            // Sums of 16-bit products stay in f32 until the end, in algorithms that split k too.
+            let scheme = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+            prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
+        }
+        // SAFETY: all descriptors live.
+        let found = unsafe {
+            result::get_matmul_algo_heuristic(
+                handle,
+                product.raw,
+                first.raw,
+                second.raw,
+                out.raw,
+                out.raw,
+                preference.raw,
+            )
+        }?;
+        Ok(Self { product, first, second, out, algorithm: found.algo })
+    }
+}
+
+/// One of cudarc's functions that set an attribute.
+type Setter<H, A> = unsafe fn(H, A, *const c_void, usize) -> Result<(), CublasError>;
+
+/// Sets an attribute to a value.
+///
+/// # Safety
+/// `handle` lives, and `T` is the attribute's type.
+unsafe fn set<H, A, T>(setter: Setter<H, A>, handle: H, attribute: A, value: &T) -> Result<(), CublasError> {
+    // SAFETY: the caller's promise; the library copies the value.
+    unsafe { setter(handle, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// A handle of the library's, destroyed with its owner.
+#[derive(Debug)]
+struct Owned<T: Copy> {
+    raw: T,
+    destroy: unsafe fn(T) -> Result<(), CublasError>,
+}
+
+impl<T: Copy> Drop for Owned<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by the function that goes with `destroy`, and destroyed once. Nothing can be done about an
+        // error.
+        let _ = unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// Memory for the library's intermediate results.
+#[derive(Debug)]
+struct Workspace {
+    address: u64,
+    context: Arc<Context>,
+}
+
+impl Workspace {
+    fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Ok(Self { address: context.alloc(WORKSPACE)?, context: Arc::clone(context) })
+    }
+}
+
+impl Drop for Workspace {
+    fn drop(&mut self) {
+        // An error means that the device, and so the memory, is gone.
+        let _ = self.context.free(self.address);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::backend::{MatmulCall, MatrixOperand, SegmentId};
+    use forebay_core::dtype::DType;
+
+    use super::Problem;
+
+    fn operand(row_stride: u64, col_stride: u64) -> MatrixOperand {
+        MatrixOperand { segment: SegmentId(1 << 20), offset: 0, row_stride, col_stride, batch_stride: 0 }
+    }
+
+    fn call() -> MatmulCall {
+        MatmulCall {
+            dtype: DType::F32,
+            m: 3,
+            n: 5,
+            k: 7,
+            batch: 1,
+            a: operand(7, 1),
+            b: operand(5, 1),
+            c: operand(5, 1),
+            beta: 0.0,
+        }
+    }
+
+    #[test]
+    fn strides_become_transposes_and_leading_dimensions() {
+        let side =
+            |a: MatrixOperand| Problem::new(&MatmulCall { a, ..call() }).map(|p| (p.a.transposed, p.a.lead));
+        assert_eq!(side(operand(7, 1)), Some((false, 7)));
+        assert_eq!(side(operand(12, 1)), Some((false, 12)));
+        assert_eq!(side(operand(1, 3)), Some((true, 3)));
+        assert_eq!(side(operand(1, 9)), Some((true, 9)));
+        // Rows that overlap or repeat.
+        assert_eq!(side(operand(6, 1)), None);
+        assert_eq!(side(operand(0, 1)), None);
+        assert_eq!(side(operand(1, 2)), None);
+        assert_eq!(side(operand(14, 2)), None);
+    }
+
+    #[test]
+    fn strides_of_single_rows_and_columns_do_not_count() {
+        let side = |m, k, a: MatrixOperand| {
+            Problem::new(&MatmulCall { a, m, k, ..call() }).map(|p| (p.a.transposed, p.a.lead))
+        };
+        assert_eq!(side(1, 7, operand(0, 1)), Some((false, 7)));
+        assert_eq!(side(1, 7, operand(1, 4)), Some((true, 4)));
+        assert_eq!(side(3, 1, operand(4, 1)), Some((false, 4)));
+        assert_eq!(side(3, 1, operand(1, 0)), Some((false, 1)));
+        assert_eq!(side(1, 1, operand(0, 0)), Some((false, 1)));
+    }
+
+    #[test]
+    fn what_the_library_cannot_do_is_left_to_the_core() {
+        assert!(Problem::new(&call()).is_some());
+        assert!(Problem::new(&MatmulCall { dtype: DType::I32, ..call() }).is_none());
+        assert!(Problem::new(&MatmulCall { k: 0, ..call() }).is_none());
+        assert!(Problem::new(&MatmulCall { batch: 2, ..call() }).is_none(), "c would be written twice");
+        let odd = MatrixOperand { offset: 2, ..operand(7, 1) };
+        assert!(Problem::new(&MatmulCall { a: odd, ..call() }).is_none(), "half an element off");
+        let offset = MatrixOperand { offset: 4, ..operand(7, 1) };
+        assert_eq!(Problem::new(&MatmulCall { a: offset, ..call() }).map(|p| p.a.alignment), Some(4));
+    }
+}

@@ -1,0 +1,41 @@
+//! What a program may choose for the whole process.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
+/// 0: as the environment says; 1: no; 2: yes.
+static PORTABLE: AtomicU8 = AtomicU8::new(0);
+
+/// Lets matrix products of f32 round their operands to TensorFloat-32, which keeps 10 bits of the mantissa and is
+/// several times faster on tensor cores. Off at first, as in PyTorch.
+pub fn set_allow_tf32(allow: bool) {
+    ALLOW_TF32.store(allow, Ordering::Relaxed);
+}
+
+/// Whether matrix products of f32 may use TensorFloat-32.
+#[must_use]
+pub fn allow_tf32() -> bool {
+    ALLOW_TF32.load(Ordering::Relaxed)
+}
+
+/// Runs the portable kernels where a library's would be faster, to test them or to compare. At first this is what
+/// `FOREBAY_PORTABLE_KERNELS=1` says.
+pub fn set_portable(portable: bool) {
+    PORTABLE.store(1 + u8::from(portable), Ordering::Relaxed);
+}
+
+/// Whether the portable kernels are forced.
+#[must_use]
+pub fn portable() -> bool {
+    if PORTABLE.load(Ordering::Relaxed) == 0 {
+        // Asked once; a program that sets the switch meanwhile wins.
+        let portable = 1 + u8::from(is_set("FOREBAY_PORTABLE_KERNELS") == Some(true));
+        let _ = PORTABLE.compare_exchange(0, portable, Ordering::Relaxed, Ordering::Relaxed);
+    }
+    PORTABLE.load(Ordering::Relaxed) == 2
+}
+
+/// An environment variable that is a switch: `0` is off, anything else is on.
+pub(crate) fn is_set(name: &str) -> Option<bool> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value != "0")
+}
