@@ -160,13 +160,14 @@ mod tests {
                     }
                     let compute = if dtype == "bool" { "u32" } else { dtype };
                     let spec = KernelSpec::new("pointwise")
+                        .def("names", &["a", "b"][..])
                         .def("inputs", &[dtype, "f32"][..])
                         .def("compute", compute)
                         .def("result", compute)
                         .def("out", dtype)
-                        .def("expr", "a + b * s0")
+                        .def("expr", "a + b * s")
                         .def("math", Def::List(Default::default()))
-                        .def("scalars", 1usize)
+                        .def("scalars", &["s"][..])
                         .def("layout", layout)
                         .def("mode", mode)
                         .def("inplace", inplace);

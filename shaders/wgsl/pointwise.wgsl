@@ -1,14 +1,13 @@
 {#-
 One elementwise operation: out[i] = expr(a[i], b[i], ...), over any strides.
 
-inputs: dtypes of a, b, c, d, e · compute: the type the expression works in · result: the type it gives · out: dtype of
-the output · expr · math: files it needs · scalars: how many of s0..s3 it uses
+names, inputs: the tensors in the expression, and their dtypes · scalars: the names of its numbers, at most four
+expr · compute: the type it works in · result: the type it gives · out: dtype of the output · math: files it needs
 layout: `vec4` (all operands contiguous 4-byte types, length and offsets multiples of 4), `dense` (contiguous), `strided`
-mode: `packed` or `scattered` output · inplace: a is the output itself
+mode: `packed` or `scattered` output · inplace: the first input is the output itself
 Every thread makes four neighbouring elements, so that a packed output is written in whole words.
 -#}
 {%- import "types" as t -%}
-{%- set names = ["a", "b", "c", "d", "e"] -%}
 {%- set lanes = ["x", "y", "z", "w"] -%}
 {%- set T = t.value(compute) -%}
 {%- set R = t.value(result) -%}
@@ -45,17 +44,18 @@ struct Params {
 {% endif %}
 
 fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if not loop.last }}{% endfor %}) -> {{ R }} {
-    {% for k in range(scalars) %}
+    {% for scalar in scalars %}
+    {% set k = loop.index0 %}
     {% set hi = "p.scalars[" ~ (k // 2) ~ "]." ~ ("x" if k % 2 == 0 else "z") %}
     {% set lo = "p.scalars[" ~ (k // 2) ~ "]." ~ ("y" if k % 2 == 0 else "w") %}
     {% if compute == "f64" %}
-    let s{{ k }} = f64(bitcast<f32>({{ hi }})) + f64(bitcast<f32>({{ lo }}));
+    let {{ scalar }} = f64(bitcast<f32>({{ hi }})) + f64(bitcast<f32>({{ lo }}));
     {% elif compute == "i64" %}
-    let s{{ k }} = (i64(bitcast<i32>({{ hi }})) << 32u) | i64({{ lo }});
+    let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | i64({{ lo }});
     {% elif T == "bool" %}
-    let s{{ k }} = {{ hi }} != 0u;
+    let {{ scalar }} = {{ hi }} != 0u;
     {% else %}
-    let s{{ k }} = bitcast<{{ T }}>({{ hi }});
+    let {{ scalar }} = bitcast<{{ T }}>({{ hi }});
     {% endif %}
     {% endfor %}
     return {{ expr }};

@@ -1,0 +1,177 @@
+//! A device: one backend, one memory pool, the kernels compiled for it, and its random numbers.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use forebay_shaders::KernelSpec;
+use rustc_hash::FxHashMap;
+
+use crate::backend::{Backend, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{Config, Pool, Stats};
+
+/// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    // Dropped before the backend it takes its segments from.
+    pool: Pool,
+    backend: Arc<dyn Backend>,
+    kernels: RwLock<FxHashMap<KernelSpec, KernelId>>,
+    random: Mutex<RandomState>,
+    name: String,
+}
+
+/// Where a device's stream of random numbers stands: Philox draws number `offset`, `offset + 1`, ... under `seed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    /// The key.
+    pub seed: u64,
+    /// Draws made so far, in blocks of four 32-bit numbers.
+    pub offset: u64,
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.inner.name)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.name)
+    }
+}
+
+impl Device {
+    /// A device over a backend, whose pool is configured by the environment (see [`Config::from_env`]).
+    ///
+    /// Programs use `Device::best()` and `Device::open` of the facade crate.
+    ///
+    /// # Errors
+    /// The environment's configuration string is malformed.
+    pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
+        Ok(Self::with_config(backend, Config::from_env()?))
+    }
+
+    /// A device over a backend, with a pool of this configuration.
+    #[must_use]
+    pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
+        let info = backend.info();
+        let name = format!("{}:{}", info.backend, info.index);
+        let pool = Pool::new(backend.clone(), config).named(name.clone());
+        let random = Mutex::new(RandomState { seed: 0, offset: 0 });
+        Self { inner: Arc::new(Inner { pool, backend, kernels: RwLock::default(), random, name }) }
+    }
+
+    /// The null device: shapes, memory and errors of a real one, and no arithmetic.
+    #[must_use]
+    pub fn null(profile: crate::backend::null::Profile) -> Self {
+        Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), Config::default())
+    }
+
+    /// What the device is and can do.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        self.inner.backend.info()
+    }
+
+    /// Its backend.
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        &self.inner.backend
+    }
+
+    /// Its memory pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    /// Statistics of its memory. Displays as one line.
+    #[must_use]
+    pub fn memory(&self) -> Stats {
+        self.inner.pool.stats()
+    }
+
+    /// Restarts its random numbers.
+    pub fn manual_seed(&self, seed: u64) {
+        self.set_random_state(RandomState { seed, offset: 0 });
+    }
+
+    /// Where its random numbers stand.
+    #[must_use]
+    pub fn random_state(&self) -> RandomState {
+        *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts its random numbers where they once stood.
+    pub fn set_random_state(&self, state: RandomState) {
+        *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+
+    /// Takes the next `blocks` Philox blocks (of four numbers each).
+    pub(crate) fn draw(&self, blocks: u64) -> RandomState {
+        let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let taken = *state;
+        state.offset += blocks;
+        taken
+    }
+
+    /// Waits until the device has done everything that was asked of it.
+    ///
+    /// # Errors
+    /// The device was lost, or an earlier call failed on it.
+    pub fn synchronize(&self) -> Result<()> {
+        let backend = &self.inner.backend;
+        Ok(backend.fence_wait(backend.fence()?)?)
+    }
+
+    /// Whether tensors of this type can be on the device.
+    #[must_use]
+    pub fn supports(&self, dtype: DType) -> bool {
+        dtype != DType::F64 || self.info().features.f64
+    }
+
+    /// Whether the device is the null device, whose tensors have no contents.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.info().backend == "null"
+    }
+
+    /// The compiled form of a kernel of this workspace.
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<KernelId> {
+        let kernels = &self.inner.kernels;
+        if let Some(&id) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
+            return Ok(id);
+        }
+        let label = spec.label();
+        let wgsl = forebay_shaders::render(spec)
+            .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
+        let source = KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[] };
+        let id = self.inner.backend.compile(&source)?;
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), id);
+        Ok(id)
+    }
+
+    pub(crate) fn launch(
+        &self,
+        kernel: KernelId,
+        bindings: &[Slice],
+        params: &[u8],
+        groups: [u32; 3],
+    ) -> Result<()> {
+        self.inner.backend.launch(&Launch { kernel, bindings, params, groups })
+    }
+}

@@ -1,0 +1,87 @@
+//! Conversions between element types, and copies between layouts.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use super::pointwise;
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+use crate::tensor::layout::collapse;
+
+impl Tensor {
+    /// The same values as another element type; `self` if it has it already. Floats become integers towards zero.
+    ///
+    /// The gradient is cast back. A cast to an integer or bool has none and ends the history, as in PyTorch.
+    ///
+    /// # Errors
+    /// The device lacks the type; memory runs out.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        let _op = memory::op("to_dtype");
+        let out = Tensor::empty(self.shape(), dtype, self.device())?;
+        pointwise::convert(self, &out)?;
+        if !dtype.is_float() {
+            return Ok(out);
+        }
+        let from = self.dtype();
+        Ok(autograd::attach("to_dtype", out, &[self], move |g, _| Ok(smallvec![Some(g.to_dtype(from)?)])))
+    }
+
+    /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
+    /// recorded.
+    pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
+        let _op = memory::op("copy");
+        if self.shape() != target.shape() || self.dtype() != target.dtype() {
+            return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
+        }
+        self.same_device("copy", target)?;
+        let n = self.numel();
+        if n == 0 {
+            return Ok(());
+        }
+        let size = self.dtype().size();
+        let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
+        let fresh = target.is_contiguous() && target.layout().offset() == 0;
+        if words(self) && words(target) && (n * size).is_multiple_of(4) {
+            return self.device().backend().copy(target.bytes(), self.bytes());
+        }
+        let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
+        launch::check_rank("copy", shape.len())?;
+        let mode = if fresh { "packed" } else { "scattered" };
+        let spec = KernelSpec::new("copy").def("size", size).def("mode", mode);
+        let params = Params::new()
+            .size(n)
+            .size(shape.len())
+            .size(self.layout().offset())
+            .size(target.layout().offset())
+            .dims(&shape)
+            .dims(&strides[1])
+            .dims(&strides[0]);
+        let lanes = (4 / size).max(1);
+        launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * GROUP))
+    }
+
+    /// Replaces the elements by those of `source`, which broadcasts and is cast.
+    ///
+    /// # Errors
+    /// `source` does not broadcast to this shape; `self` requires a gradient and recording is on.
+    pub fn copy_(&self, source: &Tensor) -> Result<()> {
+        if autograd::is_enabled() && self.requires_grad() {
+            return Err(Error::argument(
+                "copy_",
+                "a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
+            ));
+        }
+        autograd::refuse("copy_", &[source])?;
+        let source = source.detach();
+        // Overlapping views would be read while they are written.
+        let source = if source.shares_storage(self) { source.copy()? } else { source };
+        source.to_dtype(self.dtype())?.broadcast_to(self.shape())?.copy_into(&self.detach())
+    }
+}

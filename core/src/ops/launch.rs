@@ -1,0 +1,141 @@
+//! The one point where operations meet the backend: parameters, bindings, the grid.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::backend::Slice;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Invocations in a workgroup of the kernels that handle elements one by one.
+pub(crate) const GROUP: usize = 256;
+
+/// Dimensions that kernels index by; more must collapse into these.
+pub(crate) const MAX_RANK: usize = 8;
+
+/// The uniform block of a launch, word by word, in WGSL's layout.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Params {
+    words: SmallVec<[u32; 80]>,
+}
+
+impl Params {
+    pub(crate) fn new() -> Self {
+        Self::default()
+    }
+
+    /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements.
+    pub(crate) fn size(mut self, value: usize) -> Self {
+        self.words.push(value as u32);
+        self
+    }
+
+    pub(crate) fn u32(mut self, value: u32) -> Self {
+        self.words.push(value);
+        self
+    }
+
+    pub(crate) fn f32(mut self, value: f32) -> Self {
+        self.words.push(value.to_bits());
+        self
+    }
+
+    /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
+    pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
+        debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
+        self.words.extend(dims.iter().map(|&d| d as u32));
+        self.words.extend(std::iter::repeat_n(0, MAX_RANK - dims.len()));
+        self
+    }
+
+    /// Zeros up to the next multiple of four words, where a `vec4` or an array starts.
+    pub(crate) fn align(mut self) -> Self {
+        while !self.words.len().is_multiple_of(4) {
+            self.words.push(0);
+        }
+        self
+    }
+
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+}
+
+/// The dtype's name in shaders, on this device.
+pub(crate) fn shader_dtype(dtype: DType, device: &Device) -> &'static str {
+    if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
+}
+
+/// Fails where a kernel would compute in a type that the device lacks.
+pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
+    let reason = match dtype {
+        DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
+        DType::F64 if !device.info().features.f64 => "the adapter has no 64-bit floats; cast to f32",
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
+}
+
+/// Fails if a shape has more dimensions than kernels index by.
+pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
+    if rank <= MAX_RANK {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        format!("{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"),
+    ))
+}
+
+/// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
+pub(crate) fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: Params, groups: usize) -> Result<()> {
+    launch3(spec, tensors, params, [groups, 1, 1])
+}
+
+/// As [`launch`] with a grid of three dimensions; a long x with a y of 1 is folded.
+pub(crate) fn launch3(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    params: Params,
+    groups: [usize; 3],
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    if groups.contains(&0) {
+        return Ok(());
+    }
+    let device = first.device();
+    let kernel = device.kernel(spec)?;
+    let bindings: SmallVec<[Slice; 8]> = tensors.iter().map(|t| t.slice()).collect();
+    let groups = fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
+        Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
+    })?;
+    device.launch(kernel, &bindings, params.align().bytes(), groups)
+}
+
+/// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.
+fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
+    let [x, y, z] = groups;
+    let (x, y) = if x > max && y == 1 {
+        let rows = x.div_ceil(max);
+        (x.div_ceil(rows), rows)
+    } else {
+        (x, y)
+    };
+    (x <= max && y <= max && z <= max).then_some([x as u32, y as u32, z as u32])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fold;
+
+    #[test]
+    fn a_long_grid_is_folded_and_covers_every_group() {
+        for x in [1usize, 65_535, 65_536, 65_537, 200_000, 10_000_019] {
+            let [a, b, _] = fold([x, 1, 1], 65_535).expect("it fits");
+            assert!(a as usize * b as usize >= x && a <= 65_535 && b <= 65_535, "{x}: {a} x {b}");
+        }
+        assert!(fold([70_000, 2, 1], 65_535).is_none());
+    }
+}

@@ -1,0 +1,12 @@
+//! Operations, one file a family: the shape rule, the launch and the gradient of each stand side by side.
+//!
+//! Everything here is a method of [`Tensor`](crate::tensor::Tensor) under PyTorch's name. A new operation is one entry in
+//! its family's file, and a kernel in the shaders crate where the family does not generate it.
+
+mod binary;
+mod cast;
+pub(crate) mod launch;
+pub(crate) mod pointwise;
+mod unary;
+
+pub use pointwise::{Operand, Scalar};

@@ -1,0 +1,501 @@
+//! Elementwise operations: one record says everything about one of them, one function runs all of them.
+//!
+//! A [`Pointwise`] is an expression in WGSL over `a`, `b`, `c`, a rule for its types, and an expression for the
+//! gradient of each input, in which `g` is the gradient of the result and `y` the result. Inputs broadcast, may have
+//! any strides, and may be numbers.
+
+use forebay_shaders::KernelSpec;
+use half::{bf16, f16};
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd::{self, Grads};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::{broadcast_shapes, collapse};
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// A number where a tensor could stand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A float: an integer tensor becomes f32 beside it.
+    Float(f64),
+    /// An integer: takes the tensor's type.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+/// A tensor or a number.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number.
+    Scalar(Scalar),
+}
+
+impl<'a> From<&'a Tensor> for Operand<'a> {
+    fn from(t: &'a Tensor) -> Self {
+        Self::Tensor(t)
+    }
+}
+
+macro_rules! scalars {
+    ($($t:ty => $v:ident as $into:ty),*) => {$(
+        impl From<$t> for Operand<'_> {
+            fn from(x: $t) -> Self { Self::Scalar(Scalar::$v(x as $into)) }
+        }
+    )*};
+}
+scalars!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, usize => Int as i64, bool => Bool as bool);
+
+/// Which types an operation takes, computes in and gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Types {
+    /// Floats; integers and bools become f32.
+    Float,
+    /// Numbers in their promoted type; bools are refused.
+    Number,
+    /// Numbers and bools in their promoted type; a bool computes as u32.
+    Any,
+    /// Numbers and bools in their promoted type, to a bool.
+    Compare,
+    /// Truth values, to a bool.
+    Logic,
+    /// Integers and bools in their promoted type.
+    Bits,
+}
+
+/// What stands in the expression of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Var {
+    /// The first input.
+    A,
+    /// The second input.
+    B,
+    /// The third input.
+    C,
+    /// The result.
+    Y,
+}
+
+/// The gradient of one input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Grad {
+    /// There is none, by definition: an input that requires one is an error.
+    None,
+    /// It is zero everywhere (floor, sign).
+    Zero,
+    /// An expression of `g` and the variables named, which are kept for the backward pass.
+    Expr(&'static str, &'static [Var]),
+}
+
+/// One elementwise operation.
+#[derive(Debug)]
+pub(crate) struct Pointwise {
+    /// PyTorch's name.
+    pub(crate) name: &'static str,
+    /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
+    pub(crate) expr: &'static str,
+    /// Which types it works on.
+    pub(crate) types: Types,
+    /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
+    pub(crate) math: &'static [&'static str],
+    /// For each input. Empty: none has a gradient.
+    pub(crate) grads: &'static [Grad],
+}
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// The type to compute in and the type of the result, from the operands.
+fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
+    let mut dtype: Option<DType> = None;
+    // As in PyTorch, a tensor without dimensions does not widen one with dimensions of the same category.
+    let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
+    let mut of = |zero_dim: bool| {
+        for arg in args {
+            let Operand::Tensor(t) = arg else { continue };
+            if (t.rank() == 0) != zero_dim {
+                continue;
+            }
+            dtype = Some(match dtype {
+                Some(d) if zero_dim && category(d) >= category(t.dtype()) => d,
+                Some(d) => d.promote(t.dtype()),
+                None => t.dtype(),
+            });
+        }
+    };
+    of(false);
+    if args.iter().any(|a| matches!(a, Operand::Tensor(t) if t.rank() > 0)) {
+        of(true);
+    } else {
+        for arg in args {
+            if let Operand::Tensor(t) = arg {
+                dtype = Some(dtype.map_or(t.dtype(), |d| d.promote(t.dtype())));
+            }
+        }
+    }
+    let Some(mut dtype) = dtype else {
+        return Err(Error::argument(op.name, "takes at least one tensor"));
+    };
+    for arg in args {
+        match arg {
+            Operand::Scalar(Scalar::Float(_)) if !dtype.is_float() => dtype = DType::F32,
+            Operand::Scalar(Scalar::Int(_)) if dtype == DType::Bool => dtype = DType::I64,
+            _ => {}
+        }
+    }
+    Ok(match op.types {
+        Types::Float if !dtype.is_float() => (DType::F32, DType::F32),
+        Types::Number if dtype == DType::Bool => {
+            return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
+        }
+        Types::Float | Types::Number | Types::Any => (dtype, dtype),
+        Types::Compare => (dtype, DType::Bool),
+        Types::Logic => (DType::Bool, DType::Bool),
+        Types::Bits if dtype.is_float() => {
+            return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
+        }
+        Types::Bits => (dtype, dtype),
+    })
+}
+
+/// The two words of a number in the uniform block, for the type that the kernel computes in.
+fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
+    let (float, int) = match s {
+        Scalar::Float(v) => (v, v as i64),
+        Scalar::Int(v) => (v as f64, v),
+        Scalar::Bool(v) => (f64::from(u8::from(v)), i64::from(v)),
+    };
+    match compute {
+        DType::F32 => [(float as f32).to_bits(), 0],
+        DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
+        DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
+        DType::F64 => {
+            let high = float as f32;
+            let low = if high.is_finite() { (float - f64::from(high)) as f32 } else { 0.0 };
+            [high.to_bits(), low.to_bits()]
+        }
+        DType::I64 => [(int >> 32) as u32, int as u32],
+        DType::I32 | DType::U32 | DType::U8 => [int as u32, 0],
+        DType::Bool => [u32::from(float != 0.0), 0],
+    }
+}
+
+/// A named input of a kernel.
+struct Input<'a> {
+    name: &'static str,
+    operand: Operand<'a>,
+}
+
+/// What a kernel of the family is made of.
+struct Recipe<'a> {
+    op: &'static str,
+    expr: &'static str,
+    math: &'static [&'static str],
+    compute: DType,
+    result: DType,
+    inputs: SmallVec<[Input<'a>; 6]>,
+}
+
+/// A bool computes as a number where the expression is arithmetic.
+fn compute_name(op: Types, compute: DType, out: &Tensor) -> &'static str {
+    match (op, compute) {
+        (Types::Any | Types::Compare | Types::Bits, DType::Bool) => "u32",
+        _ => launch::shader_dtype(compute, out.device()),
+    }
+}
+
+fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result<()> {
+    let n = out.numel();
+    if n == 0 {
+        return Ok(());
+    }
+    let device = out.device();
+    launch::check_compute(recipe.op, recipe.compute, device)?;
+    let mut names: SmallVec<[&'static str; 6]> = SmallVec::new();
+    let mut dtypes: SmallVec<[&'static str; 6]> = SmallVec::new();
+    let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
+    let mut layouts: SmallVec<[Layout; 6]> = smallvec![out.layout().clone()];
+    let mut scalar_names: SmallVec<[&'static str; 6]> = SmallVec::new();
+    let mut scalars = [0u32; 8];
+    for input in &recipe.inputs {
+        match input.operand {
+            Operand::Tensor(t) => {
+                t.same_device(recipe.op, out)?;
+                names.push(input.name);
+                dtypes.push(launch::shader_dtype(t.dtype(), device));
+                layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
+                tensors.push(t);
+            }
+            Operand::Scalar(s) => {
+                let at = scalar_names.len();
+                if at >= 4 {
+                    return Err(Error::argument(recipe.op, "takes at most four numbers"));
+                }
+                scalars[at * 2..at * 2 + 2].copy_from_slice(&scalar_words(s, recipe.compute));
+                scalar_names.push(input.name);
+            }
+        }
+    }
+    let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
+    let (shape, strides) = collapse(out.shape(), &strides);
+    let rank = shape.len();
+    launch::check_rank(recipe.op, rank)?;
+    let dense = rank == 0 || (rank == 1 && strides.iter().all(|s| s[0] == 1));
+    let words = |d: &&str| matches!(*d, "f32" | "i32" | "u32");
+    let out_dtype = launch::shader_dtype(out.dtype(), device);
+    let vec4 = dense
+        && rank == 1
+        && n.is_multiple_of(4)
+        && dtypes.iter().all(|d| words(&d))
+        && words(&&out_dtype)
+        && layouts.iter().all(|l| l.offset().is_multiple_of(4));
+    let fresh = !inplace && out.is_contiguous() && out.layout().offset() == 0;
+    let layout = if vec4 {
+        "vec4"
+    } else if dense {
+        "dense"
+    } else {
+        "strided"
+    };
+    let result = if recipe.result == recipe.compute {
+        compute_name(types, recipe.compute, out)
+    } else {
+        launch::shader_dtype(recipe.result, device)
+    };
+    let spec = KernelSpec::new("pointwise")
+        .def("expr", recipe.expr)
+        .def("names", &names[..])
+        .def("inputs", &dtypes[..])
+        .def("compute", compute_name(types, recipe.compute, out))
+        .def("result", result)
+        .def("out", out_dtype)
+        .def("math", recipe.math)
+        .def("scalars", &scalar_names[..])
+        .def("layout", layout)
+        .def("mode", if fresh { "packed" } else { "scattered" })
+        .def("inplace", inplace);
+    let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
+    for word in scalars {
+        params = params.u32(word);
+    }
+    params = params.dims(&shape);
+    let offsets: SmallVec<[usize; 8]> = layouts.iter().map(Layout::offset).collect();
+    params = params.dims(&offsets);
+    for k in 0..6 {
+        params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+    }
+    if inplace {
+        tensors.remove(0);
+    }
+    tensors.push(out);
+    launch::launch(&spec, &tensors, params, n.div_ceil(4 * GROUP))
+}
+
+/// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
+pub(crate) fn pointwise(
+    op: &'static Pointwise,
+    args: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+) -> Result<Tensor> {
+    let _op = memory::op(op.name);
+    let (compute, result) = types(op, args)?;
+    let tensors: SmallVec<[&Tensor; 4]> = args
+        .iter()
+        .filter_map(|a| match a {
+            Operand::Tensor(t) => Some(*t),
+            Operand::Scalar(_) => None,
+        })
+        .collect();
+    for t in &tensors[1..] {
+        t.same_device(op.name, tensors[0])?;
+    }
+    for (k, arg) in args.iter().enumerate() {
+        if let Operand::Tensor(t) = arg
+            && matches!(op.grads.get(k), None | Some(Grad::None))
+        {
+            autograd::refuse(op.name, &[t])?;
+        }
+    }
+    let shapes: SmallVec<[&[usize]; 4]> = tensors.iter().map(|t| t.shape()).collect();
+    let shape = broadcast_shapes(op.name, &shapes)?;
+    let out = Tensor::empty(&shape, result, tensors[0].device())?;
+    let recipe = Recipe {
+        op: op.name,
+        expr: op.expr,
+        math: op.math,
+        compute,
+        result: if result == DType::Bool && compute != DType::Bool { DType::Bool } else { compute },
+        inputs: inputs(args, attrs),
+    };
+    run(&recipe, op.types, &out, false)?;
+    Ok(record(op, args, attrs, compute, out, &tensors))
+}
+
+fn inputs<'a>(args: &[Operand<'a>], attrs: &[(&'static str, Scalar)]) -> SmallVec<[Input<'a>; 6]> {
+    let named = args.iter().zip(NAMES).map(|(&operand, name)| Input { name, operand });
+    let attrs = attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) });
+    named.chain(attrs).collect()
+}
+
+/// A tensor or a number that a gradient keeps.
+#[derive(Clone)]
+enum Kept {
+    Tensor(Tensor),
+    Scalar(Scalar),
+}
+
+fn record(
+    op: &'static Pointwise,
+    args: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+    compute: DType,
+    out: Tensor,
+    tensors: &[&Tensor],
+) -> Tensor {
+    if !autograd::wanted(tensors) || !out.dtype().is_float() {
+        return out;
+    }
+    // Per tensor input: where it stands among the operands, its shape and dtype.
+    let places: SmallVec<[(usize, Dims, DType); 3]> = args
+        .iter()
+        .enumerate()
+        .filter_map(|(k, a)| match a {
+            Operand::Tensor(t) => Some((k, t.shape().into(), t.dtype())),
+            Operand::Scalar(_) => None,
+        })
+        .collect();
+    let used = |var: Var| {
+        op.grads.iter().enumerate().any(|(k, grad)| {
+            matches!(grad, Grad::Expr(_, vars) if vars.contains(&var))
+                && matches!(args[k], Operand::Tensor(t) if t.requires_grad())
+        })
+    };
+    let vars = [Var::A, Var::B, Var::C];
+    let kept: SmallVec<[(Var, &'static str, Kept); 4]> = vars
+        .iter()
+        .zip(NAMES)
+        .zip(args)
+        .filter(|((var, _), _)| used(**var))
+        .map(|((&var, name), arg)| match arg {
+            Operand::Tensor(t) => (var, name, Kept::Tensor(t.detach())),
+            Operand::Scalar(s) => (var, name, Kept::Scalar(*s)),
+        })
+        .chain(used(Var::Y).then(|| (Var::Y, "y", Kept::Tensor(out.clone()))))
+        .collect();
+    let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
+    let grads = op.grads;
+    autograd::attach(op.name, out, tensors, move |g, wants| {
+        let mut result = Grads::new();
+        for ((k, shape, dtype), &want) in places.iter().zip(wants) {
+            if !want {
+                result.push(None);
+                continue;
+            }
+            let grad = match grads[*k] {
+                // Refused when the operation ran.
+                Grad::None => return Err(Error::NoGradient { op: op.name }),
+                Grad::Zero => Tensor::zeros(shape, *dtype, g.device())?,
+                Grad::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
+                Grad::Expr(expr, vars) => {
+                    let mut inputs: SmallVec<[Input<'_>; 6]> =
+                        smallvec![Input { name: "g", operand: Operand::Tensor(g) }];
+                    for (var, name, value) in kept.iter().filter(|(v, ..)| vars.contains(v)) {
+                        debug_assert!(vars.contains(var));
+                        let operand = match value {
+                            Kept::Tensor(t) => Operand::Tensor(t),
+                            Kept::Scalar(s) => Operand::Scalar(*s),
+                        };
+                        inputs.push(Input { name, operand });
+                    }
+                    inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
+                    let whole = Tensor::empty(g.shape(), *dtype, g.device())?;
+                    let recipe = Recipe { op: op.name, expr, math: op.math, compute, result: compute, inputs };
+                    run(&recipe, op.types, &whole, false)?;
+                    whole.sum_to(shape)?
+                }
+            };
+            result.push(Some(grad));
+        }
+        Ok(result)
+    })
+}
+
+/// Runs an operation into its first operand, which keeps its dtype.
+pub(crate) fn pointwise_(
+    op: &'static Pointwise,
+    target: &Tensor,
+    rest: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+) -> Result<()> {
+    let _op = memory::op(op.name);
+    if autograd::is_enabled() && target.requires_grad() {
+        return Err(Error::argument(
+            op.name,
+            "a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
+        ));
+    }
+    if target.layout().overlaps() {
+        return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
+    }
+    let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
+    // Another view of the same memory would be read while it is written.
+    let copies: SmallVec<[Option<Tensor>; 3]> = rest
+        .iter()
+        .map(|a| match a {
+            Operand::Tensor(t) if t.shares_storage(target) => t.detach().copy().map(Some),
+            _ => Ok(None),
+        })
+        .collect::<Result<_>>()?;
+    for (arg, copy) in rest.iter().zip(&copies) {
+        args.push(copy.as_ref().map_or(*arg, Operand::Tensor));
+    }
+    for arg in rest {
+        if let Operand::Tensor(t) = arg {
+            autograd::refuse(op.name, &[t])?;
+        }
+    }
+    let (compute, _) = types(op, &args)?;
+    if compute.is_float() && !target.dtype().is_float() {
+        return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
+    }
+    let recipe =
+        Recipe { op: op.name, expr: op.expr, math: op.math, compute, result: compute, inputs: inputs(&args, attrs) };
+    run(&recipe, op.types, target, true)
+}
+
+/// A conversion, by the family's kernel: the expression is the input itself.
+pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
+    static CAST: &str = "to_dtype";
+    // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
+    let compute = match (from.dtype(), to.dtype()) {
+        (a, b) if a.is_float() && b.is_float() => a.promote(b),
+        (a, DType::Bool) => a,
+        (a, b) if a.is_float() => match b {
+            DType::I64 if from.device().info().features.i64 => DType::I64,
+            DType::I64 => DType::I32,
+            DType::U8 => DType::I32,
+            other => other,
+        },
+        (DType::Bool, b) => b,
+        (DType::I64, b) if b.is_float() && from.device().info().features.i64 => DType::I64,
+        (DType::I64, b) if b.is_float() => DType::I32,
+        (a, b) if b.is_float() => a,
+        (a, b) if a == DType::I64 || b == DType::I64 => {
+            if from.device().info().features.i64 { DType::I64 } else { DType::I32 }
+        }
+        (_, b) => b,
+    };
+    let recipe = Recipe {
+        op: CAST,
+        expr: "a",
+        math: &[],
+        compute,
+        result: compute,
+        inputs: smallvec![Input { name: "a", operand: Operand::Tensor(from) }],
+    };
+    run(&recipe, Types::Float, to, false)
+}

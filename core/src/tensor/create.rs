@@ -1,0 +1,231 @@
+//! Making tensors, and getting their contents back.
+
+use half::{bf16, f16};
+
+use super::{Layout, Tensor};
+use crate::autograd;
+use crate::device::Device;
+use crate::dtype::{DType, Element};
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+
+impl Tensor {
+    /// A tensor with these elements, row-major.
+    ///
+    /// # Errors
+    /// `data` has another number of elements than `shape`; memory runs out.
+    pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+        Self::from_bytes(bytemuck::cast_slice(data), shape, T::DTYPE, device)
+    }
+
+    /// A boolean tensor with these elements, row-major.
+    ///
+    /// # Errors
+    /// As [`from_slice`](Self::from_slice).
+    pub fn from_bools(data: &[bool], shape: &[usize], device: &Device) -> Result<Self> {
+        let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();
+        Self::from_bytes(&bytes, shape, DType::Bool, device)
+    }
+
+    /// A tensor with the little-endian bytes of its elements, row-major.
+    ///
+    /// # Errors
+    /// `data` has another length than shape and dtype say; memory runs out.
+    pub fn from_bytes(data: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        let expected = shape.iter().product::<usize>() * dtype.size();
+        if data.len() != expected {
+            return Err(Error::argument(
+                "from_slice",
+                format!(
+                    "shape {shape:?} of {dtype} takes {} elements, the data has {}",
+                    expected / dtype.size(),
+                    data.len() / dtype.size()
+                ),
+            ));
+        }
+        let out = Self::empty(shape, dtype, device)?;
+        out.upload(data)?;
+        Ok(out)
+    }
+
+    fn upload(&self, data: &[u8]) -> Result<()> {
+        if data.is_empty() {
+            return Ok(());
+        }
+        let mut dst = self.bytes();
+        if data.len() % 4 == 0 {
+            return self.device().backend().upload(dst, data);
+        }
+        dst.bytes = dst.bytes.next_multiple_of(4);
+        let mut padded = data.to_vec();
+        padded.resize(dst.bytes as usize, 0);
+        self.device().backend().upload(dst, &padded)
+    }
+
+    /// A tensor that holds one number everywhere.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
+        let _op = memory::op("full");
+        let out = Self::empty(shape, dtype, device)?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        let word = match dtype {
+            DType::F32 => (value as f32).to_bits(),
+            DType::F16 => u32::from(f16::from_f64(value).to_bits()) * 0x1_0001,
+            DType::BF16 => u32::from(bf16::from_f64(value).to_bits()) * 0x1_0001,
+            DType::I32 => value as i32 as u32,
+            DType::U32 => value as u32,
+            DType::U8 => u32::from(value as u8) * 0x0101_0101,
+            DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
+            // The two words of one element differ: written element by element.
+            DType::I64 => return out.fill_words([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
+            DType::F64 => return out.fill_words([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
+        };
+        let mut dst = out.bytes();
+        dst.bytes = dst.bytes.next_multiple_of(4);
+        device.backend().fill(dst, word)?;
+        Ok(out)
+    }
+
+    fn fill_words(self, words: [u32; 2]) -> Result<Self> {
+        if words[0] == words[1] {
+            self.device().backend().fill(self.bytes(), words[0])?;
+            return Ok(self);
+        }
+        let one = Self::from_bytes(bytemuck::cast_slice(&words), &[1], self.dtype(), self.device())?;
+        let shape: super::Dims = self.shape().into();
+        one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0)).copy_into(&self)?;
+        Ok(self)
+    }
+
+    /// Zeros.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::full(shape, 0.0, dtype, device)
+    }
+
+    /// Ones.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        Self::full(shape, 1.0, dtype, device)
+    }
+
+    /// Zeros in the shape, dtype and device of `self`.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn zeros_like(&self) -> Result<Self> {
+        Self::zeros(self.shape(), self.dtype(), self.device())
+    }
+
+    /// Ones in the shape, dtype and device of `self`.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn ones_like(&self) -> Result<Self> {
+        Self::ones(self.shape(), self.dtype(), self.device())
+    }
+
+    /// One number in the shape, dtype and device of `self`.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn full_like(&self, value: f64) -> Result<Self> {
+        Self::full(self.shape(), value, self.dtype(), self.device())
+    }
+
+    /// The same values on another device; the same tensor if it is there already. Carries no history across devices.
+    ///
+    /// # Errors
+    /// `self` requires a gradient and the devices differ; memory runs out.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        if self.device() == device {
+            return Ok(self.clone());
+        }
+        autograd::refuse("to_device", &[self])?;
+        Self::from_bytes(&self.to_bytes()?, self.shape(), self.dtype(), device)
+    }
+
+    /// The bytes of its elements, row-major. Waits for the device.
+    ///
+    /// # Errors
+    /// The device was lost; memory runs out for a contiguous copy.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        let size = self.dtype().size();
+        let length = self.numel() * size;
+        if length == 0 {
+            return Ok(Vec::new());
+        }
+        let _tag = memory::tag(Tag::Workspace);
+        // Copies start at whole words.
+        let aligned = (self.layout().offset() * size).is_multiple_of(4);
+        let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
+        let mut src = source.bytes();
+        src.bytes = src.bytes.next_multiple_of(4);
+        let mut data = vec![0; src.bytes as usize];
+        self.device().backend().download(src, &mut data)?;
+        data.truncate(length);
+        Ok(data)
+    }
+
+    /// Its elements, row-major. Waits for the device.
+    ///
+    /// # Errors
+    /// `T` is not the element type; the device was lost.
+    pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
+        if T::DTYPE != self.dtype() {
+            return Err(Error::dtype("to_vec", self.dtype(), format!("asked for {}; cast first", T::DTYPE)));
+        }
+        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
+    }
+
+    /// Its truth values, row-major. Waits for the device.
+    ///
+    /// # Errors
+    /// The dtype is not bool; the device was lost.
+    pub fn to_bools(&self) -> Result<Vec<bool>> {
+        if self.dtype() != DType::Bool {
+            return Err(Error::dtype("to_bools", self.dtype(), "takes a bool tensor"));
+        }
+        Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
+    }
+
+    /// Its elements as f64, whatever their type. Waits for the device.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn to_f64s(&self) -> Result<Vec<f64>> {
+        let bytes = self.to_bytes()?;
+        fn all<T: bytemuck::Pod>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
+            bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
+        }
+        Ok(match self.dtype() {
+            DType::F32 => all(&bytes, |x: f32| x.into()),
+            DType::F16 => all(&bytes, |x: f16| x.into()),
+            DType::BF16 => all(&bytes, |x: bf16| x.into()),
+            DType::F64 => all(&bytes, |x: f64| x),
+            DType::I32 => all(&bytes, |x: i32| x.into()),
+            DType::U32 => all(&bytes, |x: u32| x.into()),
+            DType::I64 => all(&bytes, |x: i64| x as f64),
+            DType::U8 | DType::Bool => all(&bytes, |x: u8| x.into()),
+        })
+    }
+
+    /// The value of a tensor with one element. Waits for the device.
+    ///
+    /// # Errors
+    /// It has another number of elements; the device was lost.
+    pub fn item(&self) -> Result<f64> {
+        if self.numel() != 1 {
+            return Err(Error::shape("item", "takes a tensor of one element", &[self.shape()]));
+        }
+        Ok(self.to_f64s()?[0])
+    }
+}

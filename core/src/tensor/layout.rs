@@ -1,0 +1,316 @@
+//! Where a tensor's elements lie in its storage: shape, strides and offset, all in elements.
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+
+/// Extents or strides; inline up to six dimensions.
+pub type Dims = SmallVec<[usize; 6]>;
+
+/// Shape, strides and offset of a view. Strides are never negative; 0 repeats an element.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    shape: Dims,
+    strides: Dims,
+    offset: usize,
+}
+
+/// The strides of a contiguous (row-major) tensor of this shape.
+#[must_use]
+pub fn contiguous_strides(shape: &[usize]) -> Dims {
+    let mut strides: Dims = SmallVec::from_elem(1, shape.len());
+    for d in (0..shape.len().saturating_sub(1)).rev() {
+        strides[d] = strides[d + 1] * shape[d + 1].max(1);
+    }
+    strides
+}
+
+/// Number of elements of a shape.
+#[must_use]
+pub fn numel(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+/// The shape that NumPy's broadcasting gives: aligned at the right, 1 stretches.
+///
+/// # Errors
+/// Two extents differ and neither is 1.
+pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
+    let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
+    let mut out: Dims = SmallVec::from_elem(1, rank);
+    for shape in shapes {
+        let skip = rank - shape.len();
+        for (d, &extent) in shape.iter().enumerate() {
+            let have = &mut out[skip + d];
+            if *have == 1 {
+                *have = extent;
+            } else if extent != 1 && extent != *have {
+                return Err(Error::shape(
+                    op,
+                    format!("shapes do not broadcast: extents {have} and {extent} at dimension {d} differ and neither is 1"),
+                    shapes,
+                ));
+            }
+        }
+    }
+    Ok(out)
+}
+
+/// `dim` counted from the end if negative, checked against `rank` (a rank of 0 counts as 1, as in PyTorch).
+///
+/// # Errors
+/// `dim` is outside `-rank..rank`.
+pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize> {
+    let bound = rank.max(1) as isize;
+    if dim < -bound || dim >= bound {
+        return Err(Error::argument(
+            op,
+            format!("dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}", -bound, bound - 1),
+        ));
+    }
+    Ok(if dim < 0 { (dim + bound) as usize } else { dim as usize })
+}
+
+impl Layout {
+    /// A row-major layout from element 0.
+    #[must_use]
+    pub fn contiguous(shape: &[usize]) -> Self {
+        Self { shape: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+    }
+
+    /// Any layout.
+    #[must_use]
+    pub fn new(shape: impl Into<Dims>, strides: impl Into<Dims>, offset: usize) -> Self {
+        let (shape, strides) = (shape.into(), strides.into());
+        debug_assert_eq!(shape.len(), strides.len());
+        Self { shape, strides, offset }
+    }
+
+    /// Extents.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// Elements from one index to the next, per dimension.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        &self.strides
+    }
+
+    /// First element in the storage.
+    #[must_use]
+    pub fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// Number of dimensions.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.shape.len()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        numel(&self.shape)
+    }
+
+    /// One past the last storage element that the layout touches; 0 if it has none.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        if self.numel() == 0 {
+            return 0;
+        }
+        self.offset + self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum::<usize>() + 1
+    }
+
+    /// Whether elements lie row-major without gaps (from any offset).
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {
+            if n != 1 && s != expected {
+                return self.numel() == 0;
+            }
+            expected *= n;
+        }
+        true
+    }
+
+    /// Whether two indices can name one element.
+    #[must_use]
+    pub fn overlaps(&self) -> bool {
+        let mut dims: SmallVec<[(usize, usize); 6]> =
+            self.shape.iter().zip(&self.strides).filter(|(n, _)| **n > 1).map(|(&n, &s)| (s, n)).collect();
+        dims.sort_unstable();
+        let mut reach = 0;
+        for (s, n) in dims {
+            if s <= reach {
+                return true;
+            }
+            reach += s * (n - 1);
+        }
+        false
+    }
+
+    /// The same elements stretched to `shape` by strides of 0.
+    ///
+    /// # Errors
+    /// An extent that is not 1 differs.
+    pub fn broadcast_to(&self, op: &'static str, shape: &[usize]) -> Result<Self> {
+        if shape.len() < self.rank() {
+            return Err(Error::shape(op, "the target has fewer dimensions", &[&self.shape, shape]));
+        }
+        let skip = shape.len() - self.rank();
+        let mut strides: Dims = SmallVec::from_elem(0, shape.len());
+        for d in 0..self.rank() {
+            if self.shape[d] == shape[skip + d] {
+                strides[skip + d] = self.strides[d];
+            } else if self.shape[d] != 1 {
+                return Err(Error::shape(
+                    op,
+                    format!("dimension {d} of extent {} does not stretch to {}", self.shape[d], shape[skip + d]),
+                    &[&self.shape, shape],
+                ));
+            }
+        }
+        Ok(Self { shape: shape.into(), strides, offset: self.offset })
+    }
+
+    /// The strides with which these elements can be seen as `shape` without a copy, if there are any.
+    #[must_use]
+    pub fn view_strides(&self, shape: &[usize]) -> Option<Dims> {
+        if self.numel() == 0 {
+            return Some(contiguous_strides(shape));
+        }
+        // Runs of old dimensions that lie without gaps are matched with runs of new ones of the same size.
+        let mut old: SmallVec<[(usize, usize); 6]> = SmallVec::new();
+        for (&n, &s) in self.shape.iter().zip(&self.strides) {
+            if n == 1 {
+                continue;
+            }
+            match old.last_mut() {
+                Some((size, stride)) if *stride == n * s => {
+                    *size *= n;
+                    *stride = s;
+                }
+                _ => old.push((n, s)),
+            }
+        }
+        let mut strides: Dims = SmallVec::from_elem(0, shape.len());
+        let mut d = shape.len();
+        for &(size, stride) in old.iter().rev() {
+            let (mut left, mut step) = (size, stride);
+            while left > 1 {
+                d = d.checked_sub(1)?;
+                if left % shape[d] != 0 {
+                    return None;
+                }
+                strides[d] = step;
+                step *= shape[d];
+                left /= shape[d];
+            }
+        }
+        // What remains are extents of 1, whose strides touch nothing.
+        let contiguous = contiguous_strides(shape);
+        for k in 0..d {
+            if shape[k] != 1 {
+                return None;
+            }
+            strides[k] = contiguous[k];
+        }
+        Some(strides)
+    }
+}
+
+/// Merges neighbouring dimensions of several layouts of one shape where all of them allow it, and drops extents of
+/// 1: kernels then divide less. Returns the shape and each layout's strides.
+#[must_use]
+pub fn collapse(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims; 4]>) {
+    let mut out_shape = Dims::new();
+    let mut out: SmallVec<[Dims; 4]> = strides.iter().map(|_| Dims::new()).collect();
+    for d in 0..shape.len() {
+        if shape[d] == 1 {
+            continue;
+        }
+        let merges = out_shape
+            .last()
+            .is_some_and(|_| strides.iter().zip(&out).all(|(s, o)| o[o.len() - 1] == s[d] * shape[d]));
+        if merges {
+            let last = out_shape.len() - 1;
+            out_shape[last] *= shape[d];
+            for (s, o) in strides.iter().zip(&mut out) {
+                o[last] = s[d];
+            }
+        } else {
+            out_shape.push(shape[d]);
+            for (s, o) in strides.iter().zip(&mut out) {
+                o.push(s[d]);
+            }
+        }
+    }
+    (out_shape, out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn offsets(layout: &Layout) -> Vec<usize> {
+        let n = layout.numel();
+        (0..n)
+            .map(|i| {
+                let (mut left, mut at) = (i, layout.offset());
+                for d in (0..layout.rank()).rev() {
+                    at += (left % layout.shape()[d]) * layout.strides()[d];
+                    left /= layout.shape()[d];
+                }
+                at
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn a_view_names_the_same_elements(
+            shape in proptest::collection::vec(1usize..5, 0..5),
+            order in any::<u64>(),
+            split in 1usize..4,
+        ) {
+            let base = Layout::contiguous(&shape);
+            let mut dims: Vec<usize> = (0..shape.len()).collect();
+            let mut seed = order;
+            for i in (1..dims.len()).rev() {
+                dims.swap(i, (seed % (i as u64 + 1)) as usize);
+                seed /= 7;
+            }
+            let view = Layout::new(
+                dims.iter().map(|&d| base.shape()[d]).collect::<Dims>(),
+                dims.iter().map(|&d| base.strides()[d]).collect::<Dims>(),
+                0,
+            );
+            let n = view.numel();
+            let target: Vec<usize> = if n % split == 0 { vec![split, n / split] } else { vec![1, n, 1] };
+            if let Some(strides) = view.view_strides(&target) {
+                let seen = Layout::new(target.as_slice(), strides, 0);
+                prop_assert_eq!(offsets(&seen), offsets(&view));
+            } else {
+                prop_assert!(!view.is_contiguous());
+            }
+            let (shape, strides) = collapse(view.shape(), &[view.strides()]);
+            prop_assert_eq!(offsets(&Layout::new(shape, strides[0].clone(), 0)), offsets(&view));
+            prop_assert!(!view.overlaps());
+        }
+    }
+
+    #[test]
+    fn broadcasting_follows_numpy() {
+        let shape = broadcast_shapes("add", &[&[3, 1], &[2, 1, 4]]).expect("they broadcast");
+        assert_eq!(shape.as_slice(), &[2, 3, 4]);
+        assert!(broadcast_shapes("add", &[&[3], &[2]]).is_err());
+        let zero = broadcast_shapes("add", &[&[0], &[1]]).expect("they broadcast");
+        assert_eq!(zero.as_slice(), &[0]);
+    }
+}

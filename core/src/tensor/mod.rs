@@ -1,0 +1,201 @@
+//! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::autograd::Meta;
+use crate::backend::Slice;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{Block, Request};
+
+mod create;
+mod format;
+pub mod layout;
+mod view;
+
+pub use layout::{Dims, Layout};
+pub use view::IntoShape;
+
+/// A tensor. Cloning it clones a handle: both see the same memory.
+#[derive(Clone)]
+pub struct Tensor {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    storage: Arc<Storage>,
+    layout: Layout,
+    dtype: DType,
+    meta: Option<Meta>,
+}
+
+/// A block of a device's memory, given back when the last tensor over it is dropped.
+pub(crate) struct Storage {
+    device: Device,
+    block: Block,
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        self.device.pool().free(self.block);
+    }
+}
+
+impl Tensor {
+    /// Uninitialised memory for a contiguous tensor. Whoever calls this writes every element.
+    pub(crate) fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        if !device.supports(dtype) {
+            return Err(Error::Unsupported {
+                op: "empty",
+                device: device.to_string(),
+                reason: format!("the adapter has no {dtype}; use f32"),
+            });
+        }
+        let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= u32::MAX as usize);
+        let Some(numel) = numel else {
+            return Err(Error::argument(
+                "empty",
+                format!("shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"),
+            ));
+        };
+        // Kernels write whole 32-bit words.
+        let bytes = (numel * dtype.size()).next_multiple_of(4).max(4) as u64;
+        let max = device.info().limits.max_binding;
+        if bytes > max {
+            return Err(Error::argument(
+                "empty",
+                format!(
+                    "a tensor {shape:?} of {dtype} takes {bytes} bytes; {device} binds at most {max} bytes at once: \
+                     split it, or use a smaller element type"
+                ),
+            ));
+        }
+        let block = device.pool().alloc(Request::new(bytes))?;
+        let storage = Arc::new(Storage { device: device.clone(), block });
+        Ok(Self { inner: Arc::new(Inner { storage, layout: Layout::contiguous(shape), dtype, meta: None }) })
+    }
+
+    /// The extents.
+    #[must_use]
+    pub fn shape(&self) -> &[usize] {
+        self.inner.layout.shape()
+    }
+
+    /// The extents, as PyTorch spells it.
+    #[must_use]
+    pub fn size(&self) -> &[usize] {
+        self.shape()
+    }
+
+    /// The extent of one dimension; negative counts from the end.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn dim(&self, dim: isize) -> Result<usize> {
+        let d = layout::normalize_dim("dim", dim, self.rank())?;
+        Ok(self.shape().get(d).copied().unwrap_or(1))
+    }
+
+    /// The strides, in elements.
+    #[must_use]
+    pub fn strides(&self) -> &[usize] {
+        self.inner.layout.strides()
+    }
+
+    /// Shape, strides and offset.
+    #[must_use]
+    pub fn layout(&self) -> &Layout {
+        &self.inner.layout
+    }
+
+    /// Number of dimensions.
+    #[must_use]
+    pub fn rank(&self) -> usize {
+        self.inner.layout.rank()
+    }
+
+    /// Number of elements.
+    #[must_use]
+    pub fn numel(&self) -> usize {
+        self.inner.layout.numel()
+    }
+
+    /// The element type.
+    #[must_use]
+    pub fn dtype(&self) -> DType {
+        self.inner.dtype
+    }
+
+    /// The device it is on.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.storage.device
+    }
+
+    /// Whether its elements lie row-major without gaps.
+    #[must_use]
+    pub fn is_contiguous(&self) -> bool {
+        self.inner.layout.is_contiguous()
+    }
+
+    /// Whether both are views of one piece of memory.
+    #[must_use]
+    pub fn shares_storage(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
+    }
+
+    pub(crate) fn meta(&self) -> Option<&Meta> {
+        self.inner.meta.as_ref()
+    }
+
+    pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
+        let Inner { storage, layout, dtype, .. } = &*self.inner;
+        Self { inner: Arc::new(Inner { storage: storage.clone(), layout: layout.clone(), dtype: *dtype, meta }) }
+    }
+
+    /// Another view of the same memory, without history.
+    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+        let Inner { storage, dtype, .. } = &*self.inner;
+        Self { inner: Arc::new(Inner { storage: storage.clone(), layout, dtype: *dtype, meta: None }) }
+    }
+
+    /// Whether no other tensor sees this memory.
+    pub(crate) fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
+    }
+
+    /// What a kernel binds: the whole storage, from an aligned offset.
+    pub(crate) fn slice(&self) -> Slice {
+        let block = &self.inner.storage.block;
+        // Up to 16 bytes, so that kernels that read vectors see whole ones; the block is that large.
+        let bytes = block.bytes.next_multiple_of(16).min(block.size);
+        Slice { segment: block.segment, offset: block.offset, bytes }
+    }
+
+    /// The bytes of a contiguous tensor in its segment.
+    pub(crate) fn bytes(&self) -> Slice {
+        let block = &self.inner.storage.block;
+        let size = self.dtype().size();
+        Slice {
+            segment: block.segment,
+            offset: block.offset + (self.layout().offset() * size) as u64,
+            bytes: (self.numel() * size) as u64,
+        }
+    }
+
+    /// The other operand of an operation must be on the same device.
+    pub(crate) fn same_device(&self, op: &'static str, other: &Self) -> Result<()> {
+        if self.device() == other.device() {
+            return Ok(());
+        }
+        Err(Error::Device { op, left: self.device().to_string(), right: other.device().to_string() })
+    }
+}
+
+impl fmt::Debug for Tensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Tensor({} {:?} on {})", self.dtype(), self.shape(), self.device())
+    }
+}

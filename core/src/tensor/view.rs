@@ -1,0 +1,414 @@
+//! Views: other shapes and strides over the same memory, and the copy that makes one contiguous.
+
+use smallvec::smallvec;
+
+use super::layout::{normalize_dim, numel};
+use super::{Dims, Layout, Tensor};
+use crate::autograd::{self, Grads};
+use crate::error::{Error, Result};
+
+/// What `reshape` takes: extents, one of which may be -1 and is then worked out.
+pub trait IntoShape {
+    /// The extents, -1 where one is to be worked out.
+    fn extents(&self) -> smallvec::SmallVec<[isize; 6]>;
+}
+
+macro_rules! into_shape {
+    ($($t:ty),*) => {$(
+        impl<const N: usize> IntoShape for [$t; N] {
+            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| n as isize).collect() }
+        }
+        impl IntoShape for &[$t] {
+            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| n as isize).collect() }
+        }
+    )*};
+}
+into_shape!(i32, isize, usize);
+
+fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
+    let total = numel(from);
+    let known: usize = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).product();
+    let unknown = to.iter().filter(|&&n| n == -1).count();
+    let fail = |rule: String| Err(Error::Shape { op, rule, shapes: format!("{from:?} to {to:?}") });
+    if to.iter().any(|&n| n < -1) || unknown > 1 {
+        return fail("extents are 0 or more, and at most one is -1".into());
+    }
+    if unknown == 1 && (known == 0 || !total.is_multiple_of(known)) {
+        return fail(format!("{total} elements do not divide into the extents given"));
+    }
+    let shape: Dims = to.iter().map(|&n| if n == -1 { total / known } else { n as usize }).collect();
+    if numel(&shape) != total {
+        return fail(format!("{} elements do not fit {}", total, numel(&shape)));
+    }
+    Ok(shape)
+}
+
+impl Tensor {
+    /// A view recorded on the tape: its gradient is `back` of the gradient.
+    fn view_as(
+        &self,
+        op: &'static str,
+        layout: Layout,
+        back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Tensor {
+        autograd::attach(op, self.with_layout(layout), &[self], move |g, _| Ok(smallvec![Some(back(g)?)] as Grads))
+    }
+
+    /// A view of a part: its gradient is zero elsewhere. `part` takes the same part of a tensor of the same shape.
+    fn part_as(
+        &self,
+        op: &'static str,
+        layout: Layout,
+        part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Tensor {
+        let shape: Dims = self.shape().into();
+        self.view_as(op, layout, move |g| {
+            let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
+            g.copy_into(&part(&whole)?)?;
+            Ok(whole)
+        })
+    }
+
+    /// The same elements in another shape: a view where the strides allow it, else a copy.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
+    /// assert_eq!(x.reshape([6, -1])?.shape(), [6, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The numbers of elements differ; memory runs out for the copy.
+    pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let shape = resolve("reshape", self.shape(), &shape.extents())?;
+        if let Some(strides) = self.layout().view_strides(&shape) {
+            let before: Dims = self.shape().into();
+            let layout = Layout::new(shape, strides, self.layout().offset());
+            return Ok(self.view_as("reshape", layout, move |g| g.reshape(&before[..])));
+        }
+        self.contiguous()?.reshape(&shape[..])
+    }
+
+    /// As [`reshape`](Self::reshape), but never copies.
+    ///
+    /// # Errors
+    /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
+    pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let shape = resolve("view", self.shape(), &shape.extents())?;
+        if self.layout().view_strides(&shape).is_none() {
+            return Err(Error::shape("view", "strides do not allow this without a copy; use `reshape`", &[self.shape(), &shape]));
+        }
+        self.reshape(&shape[..])
+    }
+
+    /// Dimensions in another order: dimension `i` of the result is dimension `dims[i]` of `self`.
+    ///
+    /// # Errors
+    /// `dims` is no permutation of the dimensions.
+    pub fn permute(&self, dims: &[isize]) -> Result<Tensor> {
+        let rank = self.rank();
+        let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
+        let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
+        for (i, &d) in order.iter().enumerate() {
+            if order.len() != rank || inverse[d] != usize::MAX {
+                return Err(Error::argument("permute", format!("{dims:?} is no permutation of {rank} dimensions")));
+            }
+            inverse[d] = i;
+        }
+        if order.len() != rank {
+            return Err(Error::argument("permute", format!("{dims:?} is no permutation of {rank} dimensions")));
+        }
+        let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
+        let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
+        let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
+        Ok(self.view_as("permute", layout, move |g| g.permute(&inverse)))
+    }
+
+    /// Two dimensions exchanged.
+    ///
+    /// # Errors
+    /// A dimension is out of range.
+    pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
+        let (a, b) = (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
+        let mut order: Vec<isize> = (0..self.rank() as isize).collect();
+        if !order.is_empty() {
+            order.swap(a, b);
+        }
+        self.permute(&order)
+    }
+
+    /// The transpose of a matrix; a vector stays as it is.
+    ///
+    /// # Errors
+    /// There are more than two dimensions.
+    pub fn t(&self) -> Result<Tensor> {
+        match self.rank() {
+            0 | 1 => Ok(self.clone()),
+            2 => self.transpose(0, 1),
+            _ => Err(Error::shape("t", "takes at most two dimensions; use `transpose`", &[self.shape()])),
+        }
+    }
+
+    /// Stretched to `shape` by repeating extents of 1, without a copy.
+    ///
+    /// # Errors
+    /// An extent that is not 1 differs.
+    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
+        let layout = self.layout().broadcast_to("broadcast_to", shape)?;
+        let before: Dims = self.shape().into();
+        Ok(self.view_as("broadcast_to", layout, move |g| g.sum_to(&before)))
+    }
+
+    /// As [`broadcast_to`](Self::broadcast_to); -1 keeps an extent.
+    ///
+    /// # Errors
+    /// An extent that is not 1 differs.
+    pub fn expand(&self, shape: &[isize]) -> Result<Tensor> {
+        let skip = shape.len().saturating_sub(self.rank());
+        let target = shape
+            .iter()
+            .enumerate()
+            .map(|(d, &n)| match n {
+                -1 if d >= skip => Ok(self.shape()[d - skip]),
+                n if n >= 0 => Ok(n as usize),
+                n => Err(Error::argument("expand", format!("extent {n} of new dimension {d} is negative"))),
+            })
+            .collect::<Result<Dims>>()?;
+        self.broadcast_to(&target)
+    }
+
+    /// A new dimension of extent 1 before `dim`.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn unsqueeze(&self, dim: isize) -> Result<Tensor> {
+        let at = normalize_dim("unsqueeze", dim, self.rank() + 1)?;
+        let mut shape: Dims = self.shape().into();
+        shape.insert(at, 1);
+        self.reshape(&shape[..])
+    }
+
+    /// Without dimension `dim`, if its extent is 1.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn squeeze(&self, dim: isize) -> Result<Tensor> {
+        let at = normalize_dim("squeeze", dim, self.rank())?;
+        if self.shape().get(at) != Some(&1) {
+            return Ok(self.clone());
+        }
+        let mut shape: Dims = self.shape().into();
+        shape.remove(at);
+        self.reshape(&shape[..])
+    }
+
+    /// Without any dimension of extent 1.
+    ///
+    /// # Errors
+    /// None of its own.
+    pub fn squeeze_all(&self) -> Result<Tensor> {
+        let shape: Dims = self.shape().iter().copied().filter(|&n| n != 1).collect();
+        self.reshape(&shape[..])
+    }
+
+    /// Dimensions `start..=end` merged into one.
+    ///
+    /// # Errors
+    /// A dimension is out of range, or `end` comes before `start`.
+    pub fn flatten(&self, start: isize, end: isize) -> Result<Tensor> {
+        let (a, b) = (normalize_dim("flatten", start, self.rank())?, normalize_dim("flatten", end, self.rank())?);
+        if self.rank() == 0 {
+            return self.reshape([1usize]);
+        }
+        if a > b {
+            return Err(Error::argument("flatten", format!("start {start} comes after end {end}")));
+        }
+        let mut shape: Dims = self.shape()[..a].into();
+        shape.push(numel(&self.shape()[a..=b]));
+        shape.extend_from_slice(&self.shape()[b + 1..]);
+        self.reshape(&shape[..])
+    }
+
+    /// Dimension `dim` split into `sizes`, one of which may be -1.
+    ///
+    /// # Errors
+    /// The sizes do not multiply to the extent.
+    pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
+        let at = normalize_dim("unflatten", dim, self.rank())?;
+        let inner = resolve("unflatten", &self.shape()[at..=at], sizes)?;
+        let mut shape: Dims = self.shape()[..at].into();
+        shape.extend_from_slice(&inner);
+        shape.extend_from_slice(&self.shape()[at + 1..]);
+        self.reshape(&shape[..])
+    }
+
+    /// `length` indices of one dimension from `start` on.
+    ///
+    /// # Errors
+    /// The range leaves the dimension.
+    pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
+        let d = normalize_dim("narrow", dim, self.rank())?;
+        let extent = self.shape().get(d).copied().unwrap_or(0);
+        if start + length > extent {
+            return Err(Error::argument(
+                "narrow",
+                format!("{start}..{} leaves dimension {d} of extent {extent}", start + length),
+            ));
+        }
+        let mut shape: Dims = self.shape().into();
+        shape[d] = length;
+        let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
+        Ok(self.part_as("narrow", layout, move |t| t.narrow(dim, start, length)))
+    }
+
+    /// Every `step`-th index of one dimension, from `start` to before `stop`, both clamped to the extent.
+    ///
+    /// # Errors
+    /// `dim` is out of range; `step` is 0.
+    pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
+        let d = normalize_dim("slice", dim, self.rank())?;
+        if step == 0 || self.rank() == 0 {
+            return Err(Error::argument("slice", "takes a tensor with dimensions and a step of at least 1"));
+        }
+        let stop = stop.min(self.shape()[d]);
+        let start = start.min(stop);
+        let mut shape: Dims = self.shape().into();
+        let mut strides: Dims = self.strides().into();
+        shape[d] = (stop - start).div_ceil(step);
+        let offset = self.layout().offset() + start * strides[d];
+        strides[d] *= step;
+        Ok(self.part_as("slice", Layout::new(shape, strides, offset), move |t| t.slice_dim(dim, start, stop, step)))
+    }
+
+    /// One index of one dimension, which disappears; a negative index counts from the end.
+    ///
+    /// # Errors
+    /// `dim` or `index` is out of range.
+    pub fn select(&self, dim: isize, index: isize) -> Result<Tensor> {
+        let d = normalize_dim("select", dim, self.rank())?;
+        let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
+        let at = if index < 0 { index + extent } else { index };
+        if at < 0 || at >= extent {
+            return Err(Error::argument("select", format!("index {index} leaves dimension {d} of extent {extent}")));
+        }
+        let mut shape: Dims = self.shape().into();
+        let mut strides: Dims = self.strides().into();
+        let offset = self.layout().offset() + at as usize * strides[d];
+        shape.remove(d);
+        strides.remove(d);
+        Ok(self.part_as("select", Layout::new(shape, strides, offset), move |t| t.select(dim, index)))
+    }
+
+    /// The diagonal of two dimensions, `offset` above the main one, as the last dimension.
+    ///
+    /// # Errors
+    /// A dimension is out of range, or both are the same.
+    pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
+        let (a, b) = (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
+        if a == b || self.rank() < 2 {
+            return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
+        }
+        let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
+        let length = if offset >= 0 { rows.min(cols - offset) } else { (rows + offset).min(cols) }.max(0) as usize;
+        let mut start = self.layout().offset();
+        if length > 0 {
+            start += if offset >= 0 {
+                offset as usize * self.strides()[b]
+            } else {
+                offset.unsigned_abs() * self.strides()[a]
+            };
+        }
+        let keep = |of: &[usize]| (0..self.rank()).filter(|d| *d != a && *d != b).map(|d| of[d]).collect::<Dims>();
+        let (mut shape, mut strides) = (keep(self.shape()), keep(self.strides()));
+        shape.push(length);
+        strides.push(self.strides()[a] + self.strides()[b]);
+        Ok(self.part_as("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
+    }
+
+    /// Parts of at most `size` indices of one dimension; the last may be smaller.
+    ///
+    /// # Errors
+    /// `dim` is out of range; `size` is 0.
+    pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
+        let d = normalize_dim("split", dim, self.rank())?;
+        let extent = self.shape().get(d).copied().unwrap_or(0);
+        if size == 0 && extent > 0 {
+            return Err(Error::argument("split", "takes parts of at least one index"));
+        }
+        let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
+        (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
+    }
+
+    /// Parts of the given sizes of one dimension.
+    ///
+    /// # Errors
+    /// The sizes do not add up to the extent.
+    pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
+        let d = normalize_dim("split_with_sizes", dim, self.rank())?;
+        let extent = self.shape().get(d).copied().unwrap_or(0);
+        if sizes.iter().sum::<usize>() != extent {
+            return Err(Error::argument(
+                "split_with_sizes",
+                format!("{sizes:?} does not add up to the extent {extent} of dimension {d}"),
+            ));
+        }
+        let mut start = 0;
+        sizes
+            .iter()
+            .map(|&n| {
+                let part = self.narrow(dim, start, n);
+                start += n;
+                part
+            })
+            .collect()
+    }
+
+    /// `chunks` parts of one dimension, as equal as can be with the last ones smaller, or fewer.
+    ///
+    /// # Errors
+    /// `dim` is out of range; `chunks` is 0.
+    pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
+        let d = normalize_dim("chunk", dim, self.rank())?;
+        if chunks == 0 {
+            return Err(Error::argument("chunk", "takes at least one chunk"));
+        }
+        self.split(self.shape().get(d).copied().unwrap_or(0).div_ceil(chunks).max(1), dim)
+    }
+
+    /// Every index of one dimension as a tensor of its own.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
+        (0..self.dim(dim)?).map(|i| self.select(dim, i as isize)).collect()
+    }
+
+    /// The same values, row-major: `self` if it is so already, else a copy.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn contiguous(&self) -> Result<Tensor> {
+        if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
+    }
+
+    /// A row-major copy in memory of its own; PyTorch's `clone`.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn copy(&self) -> Result<Tensor> {
+        let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
+        self.copy_into(&out)?;
+        Ok(autograd::attach("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
+    }
+
+    /// Whether the strides repeat an element somewhere.
+    #[must_use]
+    pub fn is_expanded(&self) -> bool {
+        self.layout().overlaps()
+    }
+}
