@@ -106,7 +106,9 @@ fn environment() -> &'static Environment<'static> {
     ENV.get_or_init(|| {
         let mut env = Environment::new();
         env.set_undefined_behavior(UndefinedBehavior::Strict);
-        env.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default());
+        env.set_syntax(
+            SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default(),
+        );
         env.set_loader(|name| Ok(templates::source(name).map(str::to_owned)));
         env
     })
@@ -117,7 +119,8 @@ fn environment() -> &'static Environment<'static> {
 /// # Errors
 /// The template does not exist, misses a definition, or is malformed.
 pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
-    let fail = |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };
+    let fail =
+        |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };
     let defs: BTreeMap<&str, Value> = spec
         .defs
         .iter()

@@ -12,6 +12,13 @@ templates! {
     "types",
     "pointwise",
     "copy",
+    "math/base",
+    "math/exp",
+    "math/log",
+    "math/trig",
+    "math/atrig",
+    "math/pow",
+    "math/erf",
 }
 
 /// The text of a template.

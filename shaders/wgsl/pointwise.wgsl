@@ -14,9 +14,10 @@ Every thread makes four neighbouring elements, so that a packed output is writte
 {%- set O = t.value(out) -%}
 {%- set first = 1 if inplace else 0 -%}
 {% for file in math %}
-{% include file %}
+{% include "math/" ~ file %}
 {% endfor %}
 {{ t.prelude() }}
+alias T = {{ T }};
 struct Params {
     n: u32,
     rank: u32,

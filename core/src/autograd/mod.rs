@@ -45,7 +45,7 @@ pub(crate) struct Leaf {
 /// One operation on the tape.
 pub(crate) struct Node {
     op: &'static str,
-    module: memory::ModulePath,
+    module: memory::scope::ModulePath,
     id: u64,
     inputs: SmallVec<[Option<Edge>; 4]>,
     backward: Mutex<Option<Box<Backward>>>,
@@ -73,7 +73,7 @@ impl Drop for Node {
     // A long chain would otherwise be dropped by recursion, and overflow the stack.
     fn drop(&mut self) {
         let mut stack: Vec<Arc<Node>> = Vec::new();
-        let mut pull = |node: &mut Node, stack: &mut Vec<Arc<Node>>| {
+        let pull = |node: &mut Node, stack: &mut Vec<Arc<Node>>| {
             stack.extend(node.inputs.drain(..).flatten().filter_map(|e| match e {
                 Edge::Node(n) => Some(n),
                 Edge::Leaf(_) => None,
@@ -188,7 +188,7 @@ pub fn attach(
         .collect();
     let node = Node {
         op,
-        module: memory::current().module,
+        module: memory::scope::current().module,
         id: next_id(),
         inputs,
         backward: Mutex::new(Some(Box::new(backward))),
@@ -243,35 +243,40 @@ pub(crate) fn run(
     let _no_grad = no_grad();
     let mut pending: FxHashMap<u64, Tensor> = FxHashMap::default();
     let mut heap: BinaryHeap<Ready> = BinaryHeap::new();
-    let mut deliver = |edge: &Edge, grad: Tensor, pending: &mut FxHashMap<u64, Tensor>, heap: &mut BinaryHeap<Ready>| {
-        match edge {
-            Edge::Leaf(leaf) => match sink.as_deref_mut() {
-                Some(sink) => {
-                    let sum = match sink.remove(&leaf.id) {
-                        Some(sum) => accumulate(sum, grad)?,
-                        None => grad,
-                    };
-                    sink.insert(leaf.id, sum);
-                }
-                None => leaf.add(grad)?,
-            },
-            Edge::Node(node) => {
-                let sum = match pending.remove(&node.id) {
-                    Some(sum) => accumulate(sum, grad)?,
-                    None => {
-                        heap.push(Ready(node.clone()));
-                        grad
+    let mut deliver =
+        |edge: &Edge, grad: Tensor, pending: &mut FxHashMap<u64, Tensor>, heap: &mut BinaryHeap<Ready>| {
+            match edge {
+                Edge::Leaf(leaf) => match sink.as_deref_mut() {
+                    Some(sink) => {
+                        let sum = match sink.remove(&leaf.id) {
+                            Some(sum) => accumulate(sum, grad)?,
+                            None => grad,
+                        };
+                        sink.insert(leaf.id, sum);
                     }
-                };
-                pending.insert(node.id, sum);
+                    None => leaf.add(grad)?,
+                },
+                Edge::Node(node) => {
+                    let sum = match pending.remove(&node.id) {
+                        Some(sum) => accumulate(sum, grad)?,
+                        None => {
+                            heap.push(Ready(node.clone()));
+                            grad
+                        }
+                    };
+                    pending.insert(node.id, sum);
+                }
             }
-        }
-        Ok::<(), Error>(())
-    };
+            Ok::<(), Error>(())
+        };
     for (root, seed) in roots {
         match root.meta() {
-            Some(Meta::Leaf(leaf)) => deliver(&Edge::Leaf(leaf.clone()), seed.clone(), &mut pending, &mut heap)?,
-            Some(Meta::Node(node)) => deliver(&Edge::Node(node.clone()), seed.clone(), &mut pending, &mut heap)?,
+            Some(Meta::Leaf(leaf)) => {
+                deliver(&Edge::Leaf(leaf.clone()), seed.clone(), &mut pending, &mut heap)?
+            }
+            Some(Meta::Node(node)) => {
+                deliver(&Edge::Node(node.clone()), seed.clone(), &mut pending, &mut heap)?
+            }
             None => return Err(Error::Backward("the tensor does not require a gradient".into())),
         }
     }
@@ -288,7 +293,11 @@ pub(crate) fn run(
         };
         let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(Option::is_some).collect();
         let grads = {
-            let _scope = memory::enter_scope(memory::Scope { module: node.module, tag: Tag::Gradient, op: node.op });
+            let _scope = memory::scope::enter_scope(memory::scope::Scope {
+                module: node.module,
+                tag: Tag::Gradient,
+                op: node.op,
+            });
             backward(&grad, &wants)?
         };
         drop(grad);
@@ -332,7 +341,7 @@ impl Leaf {
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.
             None => {
-                let _scope = memory::tag(Tag::Gradient);
+                let _scope = memory::scope::tag(Tag::Gradient);
                 grad.copy()?
             }
             Some(sum) if sum.shape() == grad.shape() => {
@@ -359,7 +368,11 @@ impl Tensor {
     /// The dtype is not a float.
     pub fn requires_grad_(&self) -> Result<Tensor> {
         if !self.dtype().is_float() {
-            return Err(Error::dtype("requires_grad_", self.dtype(), "only floats carry gradients; cast first"));
+            return Err(Error::dtype(
+                "requires_grad_",
+                self.dtype(),
+                "only floats carry gradients; cast first",
+            ));
         }
         Ok(self.detach().with_meta(Some(Meta::Leaf(Leaf::new()))))
     }
@@ -438,7 +451,7 @@ impl Tensor {
                 self.shape()
             )));
         }
-        let _scope = memory::tag(Tag::Gradient);
+        let _scope = memory::scope::tag(Tag::Gradient);
         Tensor::ones(self.shape(), self.dtype(), self.device())
     }
 }

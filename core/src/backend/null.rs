@@ -38,7 +38,14 @@ impl Default for Profile {
                 max_segment: total,
                 virtual_memory: Some(VirtualMemory { granularity: 2 << 20, reservation: total / 8 * 9 }),
             },
-            features: Features { f16: true, f64: true, i64: true, i16: true, subgroups: true, f64_math: true },
+            features: Features {
+                f16: true,
+                f64: true,
+                i64: true,
+                i16: true,
+                subgroups: true,
+                f64_math: true,
+            },
             limits: Limits {
                 max_binding: 1 << 40,
                 max_bindings: 16,

@@ -23,7 +23,7 @@ impl Tensor {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let _op = memory::op("to_dtype");
+        let _op = memory::scope::op("to_dtype");
         let out = Tensor::empty(self.shape(), dtype, self.device())?;
         pointwise::convert(self, &out)?;
         if !dtype.is_float() {
@@ -36,7 +36,7 @@ impl Tensor {
     /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
     /// recorded.
     pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
-        let _op = memory::op("copy");
+        let _op = memory::scope::op("copy");
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
         }
@@ -83,5 +83,15 @@ impl Tensor {
         // Overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source };
         source.to_dtype(self.dtype())?.broadcast_to(self.shape())?.copy_into(&self.detach())
+    }
+}
+
+impl Tensor {
+    /// The sum over the dimensions that broadcasting from `shape` stretched.
+    pub(crate) fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        Err(Error::argument("sum_to", "to be written with the reductions"))
     }
 }

@@ -85,7 +85,9 @@ pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
     }
     Err(Error::argument(
         op,
-        format!("{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"),
+        format!(
+            "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"
+        ),
     ))
 }
 

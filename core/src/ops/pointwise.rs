@@ -62,6 +62,8 @@ pub(crate) enum Types {
     Any,
     /// Numbers and bools in their promoted type, to a bool.
     Compare,
+    /// Floats (others become f32), to a bool.
+    Predicate,
     /// Truth values, to a bool.
     Logic,
     /// Integers and bools in their promoted type.
@@ -99,6 +101,8 @@ pub(crate) struct Pointwise {
     pub(crate) name: &'static str,
     /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
     pub(crate) expr: &'static str,
+    /// The same without `math`, for integers and f64; empty where `expr` serves, or where there is none.
+    pub(crate) plain: &'static str,
     /// Which types it works on.
     pub(crate) types: Types,
     /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
@@ -154,6 +158,8 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
         }
         Types::Float | Types::Number | Types::Any => (dtype, dtype),
         Types::Compare => (dtype, DType::Bool),
+        Types::Predicate if !dtype.is_float() => (DType::F32, DType::Bool),
+        Types::Predicate => (dtype, DType::Bool),
         Types::Logic => (DType::Bool, DType::Bool),
         Types::Bits if dtype.is_float() => {
             return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
@@ -188,6 +194,18 @@ fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
 struct Input<'a> {
     name: &'static str,
     operand: Operand<'a>,
+}
+
+impl Pointwise {
+    /// The expression for a type to compute in, and the files it needs.
+    fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
+        match compute {
+            DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
+            _ if !self.plain.is_empty() => Ok((self.plain, &[])),
+            _ if self.math.is_empty() => Ok((self.expr, &[])),
+            _ => Err(Error::dtype(self.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`")),
+        }
+    }
 }
 
 /// What a kernel of the family is made of.
@@ -301,7 +319,7 @@ pub(crate) fn pointwise(
     args: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<Tensor> {
-    let _op = memory::op(op.name);
+    let _op = memory::scope::op(op.name);
     let (compute, result) = types(op, args)?;
     let tensors: SmallVec<[&Tensor; 4]> = args
         .iter()
@@ -322,11 +340,12 @@ pub(crate) fn pointwise(
     }
     let shapes: SmallVec<[&[usize]; 4]> = tensors.iter().map(|t| t.shape()).collect();
     let shape = broadcast_shapes(op.name, &shapes)?;
+    let (expr, math) = op.body(compute)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
     let recipe = Recipe {
         op: op.name,
-        expr: op.expr,
-        math: op.math,
+        expr,
+        math,
         compute,
         result: if result == DType::Bool && compute != DType::Bool { DType::Bool } else { compute },
         inputs: inputs(args, attrs),
@@ -413,7 +432,8 @@ fn record(
                     }
                     inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
                     let whole = Tensor::empty(g.shape(), *dtype, g.device())?;
-                    let recipe = Recipe { op: op.name, expr, math: op.math, compute, result: compute, inputs };
+                    let math = if compute == DType::F64 { &[] } else { op.math };
+                    let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs };
                     run(&recipe, op.types, &whole, false)?;
                     whole.sum_to(shape)?
                 }
@@ -431,7 +451,7 @@ pub(crate) fn pointwise_(
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
-    let _op = memory::op(op.name);
+    let _op = memory::scope::op(op.name);
     if autograd::is_enabled() && target.requires_grad() {
         return Err(Error::argument(
             op.name,
@@ -441,7 +461,6 @@ pub(crate) fn pointwise_(
     if target.layout().overlaps() {
         return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
     }
-    let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
     // Another view of the same memory would be read while it is written.
     let copies: SmallVec<[Option<Tensor>; 3]> = rest
         .iter()
@@ -450,6 +469,7 @@ pub(crate) fn pointwise_(
             _ => Ok(None),
         })
         .collect::<Result<_>>()?;
+    let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
     for (arg, copy) in rest.iter().zip(&copies) {
         args.push(copy.as_ref().map_or(*arg, Operand::Tensor));
     }
@@ -462,8 +482,8 @@ pub(crate) fn pointwise_(
     if compute.is_float() && !target.dtype().is_float() {
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }
-    let recipe =
-        Recipe { op: op.name, expr: op.expr, math: op.math, compute, result: compute, inputs: inputs(&args, attrs) };
+    let (expr, math) = op.body(compute)?;
+    let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs: inputs(&args, attrs) };
     run(&recipe, op.types, target, true)
 }
 
@@ -485,7 +505,11 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
         (DType::I64, b) if b.is_float() => DType::I32,
         (a, b) if b.is_float() => a,
         (a, b) if a == DType::I64 || b == DType::I64 => {
-            if from.device().info().features.i64 { DType::I64 } else { DType::I32 }
+            if from.device().info().features.i64 {
+                DType::I64
+            } else {
+                DType::I32
+            }
         }
         (_, b) => b,
     };

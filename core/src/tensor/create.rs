@@ -67,7 +67,7 @@ impl Tensor {
     /// # Errors
     /// Memory runs out.
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        let _op = memory::op("full");
+        let _op = memory::scope::op("full");
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
             return Ok(out);
@@ -97,7 +97,8 @@ impl Tensor {
         }
         let one = Self::from_bytes(bytemuck::cast_slice(&words), &[1], self.dtype(), self.device())?;
         let shape: super::Dims = self.shape().into();
-        one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0)).copy_into(&self)?;
+        one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0))
+            .copy_into(&self)?;
         Ok(self)
     }
 
@@ -163,7 +164,7 @@ impl Tensor {
         if length == 0 {
             return Ok(Vec::new());
         }
-        let _tag = memory::tag(Tag::Workspace);
+        let _tag = memory::scope::tag(Tag::Workspace);
         // Copies start at whole words.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };

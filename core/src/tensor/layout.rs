@@ -47,7 +47,9 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
             } else if extent != 1 && extent != *have {
                 return Err(Error::shape(
                     op,
-                    format!("shapes do not broadcast: extents {have} and {extent} at dimension {d} differ and neither is 1"),
+                    format!(
+                        "shapes do not broadcast: extents {have} and {extent} at dimension {d} differ and neither is 1"
+                    ),
                     shapes,
                 ));
             }
@@ -65,7 +67,11 @@ pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize>
     if dim < -bound || dim >= bound {
         return Err(Error::argument(
             op,
-            format!("dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}", -bound, bound - 1),
+            format!(
+                "dimension {dim} is out of range; a tensor of rank {rank} takes {} to {}",
+                -bound,
+                bound - 1
+            ),
         ));
     }
     Ok(if dim < 0 { (dim + bound) as usize } else { dim as usize })
@@ -170,7 +176,11 @@ impl Layout {
             } else if self.shape[d] != 1 {
                 return Err(Error::shape(
                     op,
-                    format!("dimension {d} of extent {} does not stretch to {}", self.shape[d], shape[skip + d]),
+                    format!(
+                        "dimension {d} of extent {} does not stretch to {}",
+                        self.shape[d],
+                        shape[skip + d]
+                    ),
                     &[&self.shape, shape],
                 ));
             }

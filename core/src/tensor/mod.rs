@@ -53,7 +53,8 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        let numel = shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= u32::MAX as usize);
+        let numel =
+            shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= u32::MAX as usize);
         let Some(numel) = numel else {
             return Err(Error::argument(
                 "empty",
@@ -152,7 +153,9 @@ impl Tensor {
 
     pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
         let Inner { storage, layout, dtype, .. } = &*self.inner;
-        Self { inner: Arc::new(Inner { storage: storage.clone(), layout: layout.clone(), dtype: *dtype, meta }) }
+        Self {
+            inner: Arc::new(Inner { storage: storage.clone(), layout: layout.clone(), dtype: *dtype, meta }),
+        }
     }
 
     /// Another view of the same memory, without history.

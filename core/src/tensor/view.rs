@@ -51,7 +51,9 @@ impl Tensor {
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::attach(op, self.with_layout(layout), &[self], move |g, _| Ok(smallvec![Some(back(g)?)] as Grads))
+        autograd::attach(op, self.with_layout(layout), &[self], move |g, _| {
+            Ok(smallvec![Some(back(g)?)] as Grads)
+        })
     }
 
     /// A view of a part: its gradient is zero elsewhere. `part` takes the same part of a tensor of the same shape.
@@ -98,7 +100,11 @@ impl Tensor {
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = resolve("view", self.shape(), &shape.extents())?;
         if self.layout().view_strides(&shape).is_none() {
-            return Err(Error::shape("view", "strides do not allow this without a copy; use `reshape`", &[self.shape(), &shape]));
+            return Err(Error::shape(
+                "view",
+                "strides do not allow this without a copy; use `reshape`",
+                &[self.shape(), &shape],
+            ));
         }
         self.reshape(&shape[..])
     }
@@ -113,12 +119,18 @@ impl Tensor {
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {
             if order.len() != rank || inverse[d] != usize::MAX {
-                return Err(Error::argument("permute", format!("{dims:?} is no permutation of {rank} dimensions")));
+                return Err(Error::argument(
+                    "permute",
+                    format!("{dims:?} is no permutation of {rank} dimensions"),
+                ));
             }
             inverse[d] = i;
         }
         if order.len() != rank {
-            return Err(Error::argument("permute", format!("{dims:?} is no permutation of {rank} dimensions")));
+            return Err(Error::argument(
+                "permute",
+                format!("{dims:?} is no permutation of {rank} dimensions"),
+            ));
         }
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
@@ -131,7 +143,8 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range.
     pub fn transpose(&self, dim0: isize, dim1: isize) -> Result<Tensor> {
-        let (a, b) = (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
+        let (a, b) =
+            (normalize_dim("transpose", dim0, self.rank())?, normalize_dim("transpose", dim1, self.rank())?);
         let mut order: Vec<isize> = (0..self.rank() as isize).collect();
         if !order.is_empty() {
             order.swap(a, b);
@@ -221,7 +234,8 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range, or `end` comes before `start`.
     pub fn flatten(&self, start: isize, end: isize) -> Result<Tensor> {
-        let (a, b) = (normalize_dim("flatten", start, self.rank())?, normalize_dim("flatten", end, self.rank())?);
+        let (a, b) =
+            (normalize_dim("flatten", start, self.rank())?, normalize_dim("flatten", end, self.rank())?);
         if self.rank() == 0 {
             return self.reshape([1usize]);
         }
@@ -282,7 +296,9 @@ impl Tensor {
         shape[d] = (stop - start).div_ceil(step);
         let offset = self.layout().offset() + start * strides[d];
         strides[d] *= step;
-        Ok(self.part_as("slice", Layout::new(shape, strides, offset), move |t| t.slice_dim(dim, start, stop, step)))
+        Ok(self.part_as("slice", Layout::new(shape, strides, offset), move |t| {
+            t.slice_dim(dim, start, stop, step)
+        }))
     }
 
     /// One index of one dimension, which disappears; a negative index counts from the end.
@@ -294,7 +310,10 @@ impl Tensor {
         let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
         let at = if index < 0 { index + extent } else { index };
         if at < 0 || at >= extent {
-            return Err(Error::argument("select", format!("index {index} leaves dimension {d} of extent {extent}")));
+            return Err(Error::argument(
+                "select",
+                format!("index {index} leaves dimension {d} of extent {extent}"),
+            ));
         }
         let mut shape: Dims = self.shape().into();
         let mut strides: Dims = self.strides().into();
@@ -309,12 +328,14 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range, or both are the same.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
-        let (a, b) = (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
+        let (a, b) =
+            (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
         if a == b || self.rank() < 2 {
             return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
         }
         let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
-        let length = if offset >= 0 { rows.min(cols - offset) } else { (rows + offset).min(cols) }.max(0) as usize;
+        let length =
+            if offset >= 0 { rows.min(cols - offset) } else { (rows + offset).min(cols) }.max(0) as usize;
         let mut start = self.layout().offset();
         if length > 0 {
             start += if offset >= 0 {
@@ -323,11 +344,13 @@ impl Tensor {
                 offset.unsigned_abs() * self.strides()[a]
             };
         }
-        let keep = |of: &[usize]| (0..self.rank()).filter(|d| *d != a && *d != b).map(|d| of[d]).collect::<Dims>();
+        let keep =
+            |of: &[usize]| (0..self.rank()).filter(|d| *d != a && *d != b).map(|d| of[d]).collect::<Dims>();
         let (mut shape, mut strides) = (keep(self.shape()), keep(self.strides()));
         shape.push(length);
         strides.push(self.strides()[a] + self.strides()[b]);
-        Ok(self.part_as("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
+        Ok(self
+            .part_as("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
     }
 
     /// Parts of at most `size` indices of one dimension; the last may be smaller.

@@ -1,0 +1,206 @@
+//! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
+
+use super::pointwise::Grad::{Expr, None as NoGrad};
+use super::pointwise::Var::{A, B, C, Y};
+use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradients.
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)?: $types:ident, $expr:literal $(| $plain:literal)?,
+        [$($math:literal),*], [$($grad:expr),*];)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
+            static $name: Pointwise = Pointwise {
+                name: stringify!($name),
+                expr: $expr,
+                plain: concat!($($plain)?),
+                types: Types::$types,
+                math: &[$($math),*],
+                grads: &[$($grad),*],
+            };
+        )*
+        impl Tensor {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// The shapes do not broadcast; a dtype is not taken; memory runs out.
+                pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+                    pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
+                }
+                $(
+                    /// The same in place.
+                    ///
+                    /// # Errors
+                    /// `other` does not broadcast to this shape; a gradient would be lost; a dtype is not taken.
+                    pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
+                        pointwise_(&$name, self, &[other.into()], &[])
+                    }
+                )?
+            )*
+        }
+    };
+}
+
+binary! {
+    /// a + b.
+    add / add_: Any, "a + b", [], [Expr("g", &[]), Expr("g", &[])];
+    /// a - b.
+    sub / sub_: Number, "a - b", [], [Expr("g", &[]), Expr("-g", &[])];
+    /// b - a.
+    rsub: Number, "b - a", [], [Expr("-g", &[]), Expr("g", &[])];
+    /// a · b.
+    mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
+    /// a / b, as floats.
+    div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * y / b", &[Y, B])];
+    /// a to the power of b.
+    pow: Float, "m_pow(a, b)", ["base", "exp", "log", "pow"], [
+        Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
+        Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
+    /// The larger, NaN if either is; equal operands share the gradient.
+    maximum: Any, "m_max(a, b)" | "max(a, b)", ["base"], [
+        Expr("select(select(T(0), g, a > b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(T(0), g, b > a), g * 0.5, a == b)", &[A, B])];
+    /// The smaller, NaN if either is; equal operands share the gradient.
+    minimum: Any, "m_min(a, b)" | "min(a, b)", ["base"], [
+        Expr("select(select(T(0), g, a < b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(T(0), g, b < a), g * 0.5, a == b)", &[A, B])];
+    /// The angle of the point (b, a), in radians.
+    atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
+        Expr("g * b / (a * a + b * b)", &[A, B]), Expr("-g * a / (a * a + b * b)", &[A, B])];
+    /// a = b.
+    eq: Compare, "a == b", [], [NoGrad, NoGrad];
+    /// a ≠ b.
+    ne: Compare, "a != b", [], [NoGrad, NoGrad];
+    /// a < b.
+    lt: Compare, "a < b", [], [NoGrad, NoGrad];
+    /// a ≤ b.
+    le: Compare, "a <= b", [], [NoGrad, NoGrad];
+    /// a > b.
+    gt: Compare, "a > b", [], [NoGrad, NoGrad];
+    /// a ≥ b.
+    ge: Compare, "a >= b", [], [NoGrad, NoGrad];
+    /// Both are true (not zero).
+    logical_and: Logic, "a && b", [], [NoGrad, NoGrad];
+    /// One is true.
+    logical_or: Logic, "a || b", [], [NoGrad, NoGrad];
+    /// Exactly one is true.
+    logical_xor: Logic, "a != b", [], [NoGrad, NoGrad];
+    /// Bits of both.
+    bitwise_and: Bits, "a & b", [], [NoGrad, NoGrad];
+    /// Bits of either.
+    bitwise_or: Bits, "a | b", [], [NoGrad, NoGrad];
+    /// Bits of exactly one.
+    bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
+}
+
+static WHERE: Pointwise = Pointwise {
+    name: "where",
+    expr: "select(c, b, a != T(0))",
+    plain: "",
+    types: Types::Any,
+    math: &[],
+    grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
+};
+
+static CLAMP: Pointwise = Pointwise {
+    name: "clamp",
+    expr: "m_min(m_max(a, b), c)",
+    plain: "min(max(a, b), c)",
+    types: Types::Number,
+    math: &["base"],
+    grads: &[
+        Expr("select(T(0), g, a >= b && a <= c)", &[A, B, C]),
+        Expr("select(T(0), g, a < b && b < c)", &[A, B, C]),
+        Expr("select(T(0), g, a > c || b > c)", &[A, B, C]),
+    ],
+};
+
+static ADDCMUL: Pointwise = Pointwise {
+    name: "addcmul",
+    expr: "a + value * b * c",
+    plain: "",
+    types: Types::Number,
+    math: &[],
+    grads: &[Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])],
+};
+
+static ADDCDIV: Pointwise = Pointwise {
+    name: "addcdiv",
+    expr: "a + value * b / c",
+    plain: "",
+    types: Types::Float,
+    math: &[],
+    grads: &[Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])],
+};
+
+static LERP: Pointwise = Pointwise {
+    name: "lerp",
+    expr: "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)",
+    plain: "",
+    types: Types::Float,
+    math: &[],
+    grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
+};
+
+impl Tensor {
+    /// `self` where `condition` holds, else `other`; all three broadcast.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
+    }
+
+    /// `value` where `mask` holds, else `self`.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
+        pointwise(&WHERE, &[mask.into(), value.into(), self.into()], &[])
+    }
+
+    /// `self` held between `min` and `max`; where they cross, `max` wins.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; the dtype is bool; memory runs out.
+    pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+        pointwise(&CLAMP, &[self.into(), min.into(), max.into()], &[])
+    }
+
+    /// `self` + value · t1 · t2.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn addcmul<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<Tensor> {
+        pointwise(&ADDCMUL, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// `self` + value · t1 / t2.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn addcdiv<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<Tensor> {
+        pointwise(&ADDCDIV, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// `self` + weight · (end - `self`).
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
+        pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
+    }
+}

@@ -1,0 +1,128 @@
+//! Elementwise operations of one tensor.
+
+use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
+use super::pointwise::Var::{A, Y};
+use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradient.
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident($($attr:ident),*): $types:ident, $expr:literal $(| $plain:literal)?,
+        [$($math:literal),*], $grad:expr;)*) => {
+        impl Tensor {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// The dtype is not taken; memory runs out.
+                pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
+                    static OP: Pointwise = Pointwise {
+                        name: stringify!($name),
+                        expr: $expr,
+                        plain: concat!($($plain)?),
+                        types: Types::$types,
+                        math: &[$($math),*],
+                        grads: &[$grad],
+                    };
+                    pointwise(&OP, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
+                }
+            )*
+        }
+    };
+}
+
+unary! {
+    /// |a|.
+    abs(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
+    /// -a.
+    neg(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
+    /// -1, 0 or 1.
+    sign(): Number, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
+    /// a².
+    square(): Number, "a * a", [], Expr("g * 2.0 * a", &[A]);
+    /// 1/a.
+    reciprocal(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
+    /// √a.
+    sqrt(): Float, "sqrt(a)", [], Expr("g * 0.5 / y", &[Y]);
+    /// 1/√a.
+    rsqrt(): Float, "m_rsqrt(a)" | "1.0 / sqrt(a)", ["base"], Expr("-0.5 * g * y * y * y", &[Y]);
+    /// eᵃ.
+    exp(): Float, "m_exp(a)", ["base", "exp"], Expr("g * y", &[Y]);
+    /// 2ᵃ.
+    exp2(): Float, "m_exp2(a)", ["base", "exp"], Expr("g * y * 0.6931471805599453", &[Y]);
+    /// eᵃ - 1, accurate near 0.
+    expm1(): Float, "m_expm1(a)", ["base", "exp"], Expr("g * (y + 1.0)", &[Y]);
+    /// The natural logarithm.
+    log(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
+    /// The logarithm to base 2.
+    log2(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
+    /// The logarithm to base 10.
+    log10(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
+    /// log(1 + a), accurate near 0.
+    log1p(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
+    /// The sine of radians.
+    sin(): Float, "m_sin(a)", ["base", "trig"], Expr("g * m_cos(a)", &[A]);
+    /// The cosine of radians.
+    cos(): Float, "m_cos(a)", ["base", "trig"], Expr("-g * m_sin(a)", &[A]);
+    /// The tangent of radians.
+    tan(): Float, "m_tan(a)", ["base", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
+    /// The arc sine, in radians.
+    asin(): Float, "m_asin(a)", ["base", "atrig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
+    /// The arc cosine, in radians.
+    acos(): Float, "m_acos(a)", ["base", "atrig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
+    /// The arc tangent, in radians.
+    atan(): Float, "m_atan(a)", ["base", "atrig"], Expr("g / (1.0 + a * a)", &[A]);
+    /// The hyperbolic sine.
+    sinh(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
+    /// The hyperbolic cosine.
+    cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
+    /// The hyperbolic tangent.
+    tanh(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
+    /// The error function.
+    erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    /// 1 - erf(a), accurate for large a.
+    erfc(): Float, "m_erfc(a)", ["base", "exp", "log", "erf"], Expr("-g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    /// The inverse of the error function.
+    erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
+    /// 1 / (1 + e⁻ᵃ).
+    sigmoid(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
+    /// The largest integer not above a.
+    floor(): Number, "floor(a)" | "a", [], Zero;
+    /// The smallest integer not below a.
+    ceil(): Number, "ceil(a)" | "a", [], Zero;
+    /// The nearest integer, halves to even.
+    round(): Number, "round(a)" | "a", [], Zero;
+    /// The integer part.
+    trunc(): Number, "trunc(a)" | "a", [], Zero;
+    /// The fractional part, with the sign of a.
+    frac(): Float, "a - trunc(a)", [], Expr("g", &[]);
+    /// Degrees from radians.
+    rad2deg(): Float, "a * 57.29577951308232", [], Expr("g * 57.29577951308232", &[]);
+    /// Radians from degrees.
+    deg2rad(): Float, "a * 0.017453292519943295", [], Expr("g * 0.017453292519943295", &[]);
+    /// max(a, 0).
+    relu(): Number, "select(a, T(0), a <= T(0))", [], Expr("select(T(0), g, y > T(0))", &[Y]);
+    /// min(max(a, 0), 6).
+    relu6(): Number, "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", [], Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
+    /// a for a > 0, else negative_slope · a.
+    leaky_relu(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [], Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
+    /// a · Φ(a) with the normal distribution's Φ, by erf.
+    gelu(): Float, "a * m_normcdf(a)", ["base", "exp", "log", "erf"],
+        Expr("g * (m_normcdf(a) + a * 0.3989422804014327 * m_exp(-0.5 * a * a))", &[A]);
+    /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
+    gelu_tanh(): Float, "0.5 * a * (1.0 + m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)))", ["base", "exp"],
+        Expr("g * (0.5 * (1.0 + m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a))) + 0.5 * a * (1.0 - m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)) * m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a))) * 0.7978845608028654 * (1.0 + 0.134145 * a * a))", &[A]);
+    /// a · sigmoid(a).
+    silu(): Float, "a * m_sigmoid(a)", ["base", "exp"], Expr("g * m_sigmoid(a) * (1.0 + a * (1.0 - m_sigmoid(a)))", &[A]);
+    /// Whether a is NaN.
+    isnan(): Predicate, "m_isnan(a)" | "a != a", ["base"], NoGrad;
+    /// Whether a is an infinity.
+    isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is neither NaN nor an infinity.
+    isfinite(): Predicate, "m_isfinite(a)" | "abs(a) <= 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is zero or false.
+    logical_not(): Logic, "!a", [], NoGrad;
+    /// Every bit flipped; of a bool, the truth.
+    bitwise_not(): Bits, "~a", [], NoGrad;
+}
