@@ -1,0 +1,63 @@
+// needs: base, exp, log
+//
+// erf, erfc, erfinv, the normal distribution's cdf.
+
+// erf(x) / x - 1 on |x| <= 0.92, from z = x^2 (fit 2^-30).
+fn m_erf_poly(z: f32) -> f32 {
+    return (((((8.381269e-5 * z - 0.0008144748) * z + 0.005201076) * z - 0.026859278) * z + 0.11283687) * z - 0.37612632) * z
+        + 0.12837917;
+}
+
+// erfc(a) for 0.88 <= a <= 4: the exponential of a polynomial, whose error relative to erf is below 2^-33.
+fn m_erfc_poly(a: f32) -> f32 {
+    let t = ((((((-2.062705e-5 * a + 0.0004290626) * a - 0.0041449736) * a + 0.02505098) * a - 0.10817471) * a - 0.63344216) * a
+        - 1.1294681) * a + 0.00016500773;
+    return m_exp(t);
+}
+
+// Error: 0 ulp.
+fn m_erf(x: f32) -> f32 {
+    let a = min(abs(x), 4.0);
+    let y = select(1.0 - m_erfc_poly(a), a + a * m_erf_poly(a * a), a < 0.9);
+    return select(m_copysign(y, x), x, m_isnan(x));
+}
+
+// 1 - erf(x), relatively accurate far out. Error: 0 ulp. e^(-x^2) / (1 + 2x) times a polynomial of (x - 2) / (x + 2) (fit 2^-27).
+fn m_erfc(x: f32) -> f32 {
+    let a = min(abs(x), 12.0);
+    // The square in two parts: the head's is exact.
+    let h = m_head(a);
+    let e = m_exp(-h * h) * m_exp((h - a) * (h + a));
+    let t = (a - 2.0) / (a + 2.0);
+    let g = ((((((((-0.00023456322 * t - 0.0012800932) * t + 0.0011601578) * t + 0.008672393) * t - 0.008012047) * t
+        - 0.05421524) * t + 0.16404983) * t - 0.16603039) * t - 0.09276382) * t + 1.2769784;
+    let tail = e * (g / (1.0 + 2.0 * a));
+    let far = select(tail, 2.0 - tail, m_signbit(x));
+    let near = 1.0 - (x + x * m_erf_poly(x * x));
+    return select(select(far, near, abs(x) < 0.5), x, m_isnan(x));
+}
+
+// Error: 0 ulp. x times a polynomial of w = -ln(1 - x^2), or of its root where w >= 5 (fits 2^-23).
+fn m_erfinv(x: f32) -> f32 {
+    let a = abs(x);
+    let w = -m_log(max((1.0 - a) * (1.0 + a), 0x1p-30));
+    let c = w - 2.5;
+    let near = (((((((2.848839e-8 * c + 3.4403757e-7) * c - 3.527952e-6) * c - 4.400514e-6) * c + 0.0002185963) * c - 0.001253694) * c
+        - 0.0041776933) * c + 0.24664071) * c + 1.5014094;
+    let s = sqrt(w) - 3.0;
+    let far = (((((((-0.00014890388 * s + 7.143245e-5) * s + 0.0012796344) * s - 0.0036437926) * s + 0.0057701264) * s - 0.0076308344) * s
+        + 0.009434447) * s + 1.0016748) * s + 2.832977;
+    let y = x * select(far, near, w < 5.0);
+    let u = m_bits(x) & 0x7fffffffu;
+    return select(y, select(m_nan(), m_copysign(m_inf(), x), u == 0x3f800000u), u >= 0x3f800000u);
+}
+
+// (1 + erf(x / sqrt 2)) / 2, accurate relative to the tail to about 1e-6 on the left and to 1 on the right.
+fn m_normcdf(x: f32) -> f32 {
+    let z = x * 0.70710677;
+    let a = abs(z);
+    if (a < 0.9) { return 0.5 + 0.5 * (z + z * m_erf_poly(z * z)); }
+    var tail = m_erfc_poly(a) * 0.5;
+    if (a > 3.9) { tail = m_erfc(a) * 0.5; }
+    return select(select(1.0 - tail, tail, m_signbit(x)), x, m_isnan(x));
+}
