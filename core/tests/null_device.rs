@@ -1,0 +1,47 @@
+//! What can be tested without arithmetic: shapes, memory, errors and the tape, on the null device.
+
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+fn device() -> Device {
+    Device::null(Default::default())
+}
+
+#[test]
+fn memory_returns_after_a_step() -> Result<()> {
+    let device = device();
+    let w = Tensor::ones(&[64, 64], DType::F32, &device)?.requires_grad_()?;
+    let mut after = Vec::new();
+    for _ in 0..10 {
+        let x = Tensor::ones(&[64, 64], DType::F32, &device)?;
+        let y = x.mul(&w)?.exp()?.add(&x)?;
+        y.backward_with(&y.ones_like()?)?;
+        w.set_grad(None);
+        drop(y);
+        after.push(device.memory().allocated());
+    }
+    assert!(after.iter().all(|&bytes| bytes == after[0]), "{after:?}");
+    Ok(())
+}
+
+#[test]
+fn a_second_backward_says_what_happened() -> Result<()> {
+    let device = device();
+    let w = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+    let y = w.exp()?;
+    y.backward()?;
+    let error = y.backward().expect_err("the tape is freed");
+    assert!(error.to_string().contains("already walked"), "{error}");
+    Ok(())
+}
+
+#[test]
+fn an_operation_without_a_gradient_refuses() -> Result<()> {
+    let device = device();
+    let w = Tensor::ones(&[4], DType::F32, &device)?.requires_grad_()?;
+    let error = w.gt(0.5).expect_err("comparisons have no gradient");
+    assert!(matches!(error, Error::NoGradient { op: "gt" }), "{error}");
+    Ok(())
+}
