@@ -28,12 +28,14 @@ impl Stage {
         Self::count(name, || Ok(Tally::one(what()?)))
     }
 
-    /// A program whose output says how many tests passed. One that ends badly has failed, whatever it printed.
+    /// A program whose output says how many tests passed. One that does not say so has failed, as has one that ends badly.
     pub(crate) fn program(name: &str, command: &mut Command) -> Result<Self> {
         Self::count(name, || {
             let ended = process::watch(command)?;
-            let mut tally = Tally::of(&ended.lines).unwrap_or(Tally::one(ended.ok));
-            if !ended.ok && tally.failed == 0 {
+            let counted = Tally::of(&ended.lines);
+            let mut tally = counted.unwrap_or_default();
+            if tally.failed == 0 && (counted.is_none() || !ended.ok) {
+                println!("{name} {}", if ended.ok { "did not say what passed" } else { "ended badly" });
                 tally.failed = 1;
             }
             Ok(tally)
@@ -71,11 +73,14 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let with_nvrtc = data.clone().and(environment_of(&nvrtc));
     // Unit tests that need a device take any software one that is there.
     let any_adapter = adapters.iter().find_map(|(_, found)| found.as_ref().ok());
-    let any_adapter = any_adapter.map(|ready| ready.environment.clone()).unwrap_or_default();
+    let any_adapter = any_adapter.map(|ready| ready.environment.clone());
 
     let mut stages = checks::all(workspace)?;
     let mut tests = workspace.cargo_command(&["test", "--workspace", "--no-fail-fast"]);
-    with_nvrtc.clone().and(any_adapter).apply(&mut tests);
+    let required = [("wgpu", any_adapter.is_some()), ("nvrtc", nvrtc.is_ok())];
+    let required: Vec<&str> = required.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
+    let for_tests = with_nvrtc.clone().and(any_adapter.unwrap_or_default());
+    for_tests.set("FOREBAY_REQUIRE", required.join(",")).apply(&mut tests);
     stages.push(Stage::program("unit tests, documentation tests, examples", &mut tests)?);
 
     let built = Stage::run("programs", || workspace.cargo(&Workspace::build_args(Profile::Dev)))?;

@@ -78,6 +78,11 @@ impl Machine {
         self.library("libcuda.so.1").is_some() || self.library("libcuda.so").is_some()
     }
 
+    /// Whether CUDA's toolkit is where programs find it, in whichever version fits the driver.
+    pub(crate) fn has_nvrtc(&self) -> bool {
+        ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"].iter().any(|name| self.library(name).is_some())
+    }
+
     /// Whether there is a GPU that a driver could drive.
     pub(crate) fn has_gpu(&self) -> bool {
         let render_node =

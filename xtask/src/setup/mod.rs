@@ -63,7 +63,7 @@ impl Setup {
         if let Ok(vulkan) = vulkan {
             environment = environment.and(vulkan.environment);
         }
-        if self.machine.has_cuda_driver() {
+        if self.machine.has_cuda_driver() && !self.machine.has_nvrtc() {
             environment = environment.and(self.nvrtc().map(|found| found.environment).unwrap_or_default());
         }
         Ok(environment)
@@ -147,8 +147,13 @@ fn fill(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Result<()>) -> Re
         std::fs::remove_dir_all(&partial)?;
     }
     std::fs::create_dir_all(&partial).with_context(|| format!("{} cannot be made", partial.display()))?;
-    with(&partial)?;
-    std::fs::rename(&partial, folder).with_context(|| format!("{} cannot be made", folder.display()))
+    let done = with(&partial).and_then(|()| {
+        std::fs::rename(&partial, folder).with_context(|| format!("{} cannot be made", folder.display()))
+    });
+    if done.is_err() {
+        std::fs::remove_dir_all(&partial)?;
+    }
+    done
 }
 
 /// All files below a folder, in order.
