@@ -10,7 +10,7 @@ use forebay_core::error::{Error, Result};
 
 use crate::cache::{DiskCache, Key};
 use crate::context::{Context, Function, Module, Stream};
-use crate::{nvrtc, translate};
+use crate::{nvrtc, toolkit, translate};
 
 /// Storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 16;
@@ -114,6 +114,7 @@ impl Kernels {
         refuse: &dyn Fn(String) -> Error,
     ) -> Result<Module> {
         let key = Key::new(source, self.arch);
+        toolkit::find_nvrtc();
         let compiler = nvrtc::version();
         if let Some(cubin) = self.disk.find(key, compiler.as_ref().ok().copied()) {
             match Module::load(context, &cubin) {

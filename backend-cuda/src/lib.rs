@@ -15,7 +15,7 @@
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
-//!   kernels that run everywhere.
+//!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
 mod backend;
 mod cache;
@@ -27,6 +27,7 @@ mod libraries;
 mod matmul;
 mod staging;
 mod switches;
+mod toolkit;
 mod virtual_memory;
 
 pub use backend::CudaBackend;

@@ -3,7 +3,7 @@
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
 use crate::driver::{Driver, Unavailable};
-use crate::{matmul, nvrtc};
+use crate::{matmul, nvrtc, toolkit};
 
 /// A device that the driver found.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +46,7 @@ fn describe(driver: Driver, index: usize) -> Result<Found, Unavailable> {
 /// The libraries beside the driver: what each is for, and its version where it was found.
 #[must_use]
 pub fn libraries() -> Vec<Library> {
+    toolkit::find_nvrtc();
     let nvrtc = nvrtc::version().ok().map(|(major, minor)| format!("{major}.{minor}"));
     let cublaslt = matmul::version().map(|v| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100));
     vec![

@@ -19,7 +19,7 @@ use forebay_core::backend::{MatmulCall, MatrixOperand, SourceError};
 use forebay_core::dtype::DType;
 
 use crate::context::{Context, Stream};
-use crate::switches;
+use crate::{switches, toolkit};
 
 /// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
 /// first product; one is enough, as all products run on one stream.
@@ -51,6 +51,7 @@ const SYMBOLS: [&str; 14] = [
 pub(crate) fn version() -> Option<usize> {
     static VERSION: OnceLock<Option<usize>> = OnceLock::new();
     *VERSION.get_or_init(|| {
+        toolkit::find_cublaslt();
         // SAFETY: loading the library runs its initialisers, which do not touch the device.
         if !unsafe { sys::is_culib_present() } {
             return None;
@@ -201,7 +202,7 @@ impl Library {
     fn open(context: &Arc<Context>) -> Option<Self> {
         if version().is_none() {
             log::warn!(
-                "cuBLASLt was not found (libcublasLt.so): matrix products run on the portable kernels, which are slower"
+                "cuBLASLt was not found (libcublasLt.so.13): matrix products run on the portable kernels, which are slower"
             );
             return None;
         }

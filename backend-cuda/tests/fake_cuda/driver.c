@@ -1,0 +1,369 @@
+// A driver that plays one device on the CPU, for tests: memory, copies, fences and virtual memory are real, kernels
+// are only written down. The stream is lazy: work is done when something waits for it, one piece for each query,
+// so that a missing wait shows.
+//
+// The environment steers it: FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_VMM=0, FAKE_CUDA_MEMORY (bytes),
+// FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's parameters,
+// "8,8,16"), FAKE_CUDA_FAIL ("cuMemMap:2:3": the third call of cuMemMap returns 2; one from 700 to 799 stays for ever).
+#define _GNU_SOURCE
+#include <stdarg.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+typedef uint64_t Address;
+enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
+
+// ---- what the environment says, and the log ----
+
+static long number(const char *name, long otherwise) {
+    const char *text = getenv(name);
+    return text ? strtol(text, NULL, 10) : otherwise;
+}
+
+static void note(const char *format, ...) {
+    static FILE *file;
+    const char *path = getenv("FAKE_CUDA_LOG");
+    if (!path || (!file && !(file = fopen(path, "a")))) return;
+    va_list list;
+    va_start(list, format);
+    vfprintf(file, format, list);
+    va_end(list);
+    fputc('\n', file);
+    fflush(file);
+}
+
+static int sticky;
+
+static int enter(const char *name) {
+    static int calls;
+    char wanted[64];
+    int code, nth;
+    note("%s", name);
+    if (sticky) return sticky;
+    const char *fail = getenv("FAKE_CUDA_FAIL");
+    if (fail && sscanf(fail, "%63[^:]:%d:%d", wanted, &code, &nth) == 3 && !strcmp(wanted, name) && ++calls == nth) {
+        if (code / 100 == 7) sticky = code;
+        return code;
+    }
+    return OK;
+}
+#define ENTER() do { int code_ = enter(__func__); if (code_) return code_; } while (0)
+
+// ---- memory: pieces of the device's and of pinned memory, which copies must lie inside ----
+
+typedef struct { Address start; size_t bytes; int kind; } Piece;
+enum { FREE, PLAIN, MAPPED, RESERVED, HANDLE, PINNED };
+static Piece pieces[4096];
+static size_t used;
+
+static size_t total(void) { return (size_t)number("FAKE_CUDA_MEMORY", 256l << 20); }
+
+static int take(size_t bytes) {
+    if (used + bytes > total()) return OUT_OF_MEMORY;
+    used += bytes;
+    return OK;
+}
+
+static Piece *find(Address start, int kind) {
+    for (int i = 0; i < 4096; i++)
+        if (pieces[i].kind == kind && (kind == FREE || pieces[i].start == start)) return &pieces[i];
+    return NULL;
+}
+
+static void add(Address start, size_t bytes, int kind) { *find(0, FREE) = (Piece){start, bytes, kind}; }
+
+static int inside(Address start, size_t bytes, int pinned) {
+    while (bytes) {
+        int i = 0;
+        for (; i < 4096; i++) {
+            int counts = pinned ? pieces[i].kind == PINNED : pieces[i].kind == PLAIN || pieces[i].kind == MAPPED;
+            if (counts && pieces[i].start <= start && start < pieces[i].start + pieces[i].bytes) break;
+        }
+        if (i == 4096) return 0;
+        size_t part = pieces[i].start + pieces[i].bytes - start;
+        if (part >= bytes) return 1;
+        start += part;
+        bytes -= part;
+    }
+    return 1;
+}
+
+// ---- the stream ----
+
+typedef struct { char *dst; const char *src; size_t bytes; uint32_t word; char *own; } Op;
+enum { LENGTH = 1 << 12 };
+static Op queue[LENGTH];
+static size_t head, tail;
+typedef struct { size_t at; } Event;
+
+static void run_to(size_t at) {
+    for (; head < at; head++) {
+        Op *op = &queue[head % LENGTH];
+        if (!inside((Address)op->dst, op->bytes, 0) && !inside((Address)op->dst, op->bytes, 1)) {
+            if (op->src && !op->own) memcpy(op->dst, op->src, op->bytes); // to pageable memory of the host
+            else sticky = ILLEGAL_ADDRESS;
+        } else if (op->src) memcpy(op->dst, op->src, op->bytes);
+        else for (size_t i = 0; i < op->bytes / 4; i++) memcpy(op->dst + 4 * i, &op->word, 4);
+        free(op->own);
+    }
+}
+
+static int push(Op op) {
+    if (tail - head == LENGTH) run_to(head + 1);
+    queue[tail++ % LENGTH] = op;
+    return OK;
+}
+
+void fake_cuda_finish(void) { run_to(tail); }
+void fake_cuda_note(const char *text) { note("%s", text); }
+
+int cuMemcpyHtoDAsync_v2(Address dst, const void *src, size_t bytes, void *stream) {
+    ENTER();
+    if (!stream || !inside(dst, bytes, 0)) return INVALID;
+    if (inside((Address)src, bytes, 1)) return push((Op){(char *)dst, src, bytes, 0, NULL});
+    char *own = memcpy(malloc(bytes + 1), src, bytes);
+    return push((Op){(char *)dst, own, bytes, 0, own});
+}
+int cuMemcpyDtoHAsync_v2(void *dst, Address src, size_t bytes, void *stream) {
+    ENTER();
+    if (!stream || !inside(src, bytes, 0)) return INVALID;
+    return push((Op){dst, (char *)src, bytes, 0, NULL});
+}
+int cuMemcpyDtoDAsync_v2(Address dst, Address src, size_t bytes, void *stream) {
+    ENTER();
+    if (!stream || !inside(dst, bytes, 0) || !inside(src, bytes, 0)) return INVALID;
+    return push((Op){(char *)dst, (char *)src, bytes, 0, NULL});
+}
+int cuMemsetD32Async(Address dst, unsigned word, size_t words, void *stream) {
+    ENTER();
+    if (!stream || dst % 4 || !inside(dst, words * 4, 0)) return INVALID;
+    return push((Op){(char *)dst, NULL, words * 4, word, NULL});
+}
+int cuStreamCreate(void **stream, unsigned flags) {
+    ENTER();
+    *stream = malloc(1);
+    return flags == 1 ? OK : INVALID;
+}
+int cuStreamSynchronize(void *stream) {
+    ENTER();
+    run_to(tail);
+    return stream ? sticky : INVALID;
+}
+int cuStreamDestroy_v2(void *stream) { ENTER(); free(stream); return OK; }
+int cuEventCreate(void **event, unsigned flags) {
+    ENTER();
+    *event = calloc(1, sizeof(Event));
+    return flags == 2 ? OK : INVALID;
+}
+int cuEventDestroy_v2(void *event) { ENTER(); free(event); return OK; }
+int cuEventRecord(void *event, void *stream) {
+    ENTER();
+    ((Event *)event)->at = tail;
+    return stream ? OK : INVALID;
+}
+int cuEventQuery(void *event) {
+    ENTER();
+    size_t at = ((Event *)event)->at;
+    if (head < at) run_to(head + 1);
+    return sticky ? sticky : head < at ? NOT_READY : OK;
+}
+int cuEventSynchronize(void *event) {
+    ENTER();
+    run_to(((Event *)event)->at);
+    return sticky;
+}
+
+// ---- device, context ----
+
+int cuInit(unsigned flags) { (void)flags; ENTER(); return number("FAKE_CUDA_DEVICES", 1) ? OK : NO_DEVICE; }
+int cuDriverGetVersion(int *version) { ENTER(); *version = (int)number("FAKE_CUDA_VERSION", 13000); return OK; }
+int cuDeviceGetCount(int *count) { ENTER(); *count = (int)number("FAKE_CUDA_DEVICES", 1); return OK; }
+int cuDeviceGet(int *device, int ordinal) { ENTER(); *device = ordinal; return OK; }
+int cuDeviceGetName(char *name, int length, int device) {
+    ENTER();
+    snprintf(name, (size_t)length, "Fake GPU %d", device);
+    return OK;
+}
+int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; ENTER(); *bytes = total(); return OK; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) {
+    (void)device;
+    ENTER();
+    switch (attribute) {
+    case 1: *value = 1024; return OK;                              // threads per block
+    case 8: *value = 49152; return OK;                             // shared memory per block
+    case 10: *value = 32; return OK;                               // warp
+    case 75: *value = 9; return OK;                                // compute capability
+    case 76: *value = 0; return OK;
+    case 102: *value = (int)number("FAKE_CUDA_VMM", 1); return OK; // virtual memory
+    default: return INVALID;
+    }
+}
+static int current;
+static __thread int mine;
+int cuDevicePrimaryCtxRetain(void **context, int device) { (void)device; ENTER(); *context = &current; return OK; }
+int cuDevicePrimaryCtxRelease_v2(int device) { (void)device; ENTER(); return OK; }
+int cuCtxSetCurrent(void *context) { ENTER(); mine = context == &current; return mine ? OK : INVALID; }
+
+int cuGetErrorName(int code, const char **name) {
+    *name = code == 2 ? "CUDA_ERROR_OUT_OF_MEMORY" : code == 700 ? "CUDA_ERROR_ILLEGAL_ADDRESS" : code == 999 ? "CUDA_ERROR_UNKNOWN" : NULL;
+    return *name ? OK : INVALID;
+}
+int cuGetErrorString(int code, const char **text) {
+    *text = code == 2 ? "out of memory" : code == 700 ? "an illegal memory access was encountered" : NULL;
+    return *text ? OK : INVALID;
+}
+
+// ---- allocation ----
+
+int cuMemGetInfo_v2(size_t *free_, size_t *total_) {
+    ENTER();
+    if (!mine) return INVALID;
+    *total_ = total();
+    *free_ = total() - used;
+    return OK;
+}
+int cuMemAlloc_v2(Address *address, size_t bytes) {
+    ENTER();
+    if (!mine || !bytes) return INVALID;
+    if (take(bytes)) return OUT_OF_MEMORY;
+    *address = (Address)aligned_alloc(512, (bytes + 511) / 512 * 512);
+    add(*address, bytes, PLAIN);
+    return OK;
+}
+int cuMemFree_v2(Address address) {
+    ENTER();
+    run_to(tail);
+    Piece *piece = find(address, PLAIN);
+    if (!piece) return INVALID;
+    used -= piece->bytes;
+    piece->kind = FREE;
+    free((void *)address);
+    return OK;
+}
+int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
+    (void)flags;
+    ENTER();
+    *start = aligned_alloc(4096, bytes);
+    add((Address)*start, bytes, PINNED);
+    return OK;
+}
+int cuMemFreeHost(void *start) {
+    ENTER();
+    run_to(tail);
+    Piece *piece = find((Address)start, PINNED);
+    if (!piece) return INVALID;
+    piece->kind = FREE;
+    free(start);
+    return OK;
+}
+
+// ---- virtual memory ----
+
+enum { PAGE = 2 << 20 };
+int cuMemGetAllocationGranularity(size_t *bytes, const void *properties, int option) {
+    (void)properties, (void)option;
+    ENTER();
+    *bytes = PAGE;
+    return OK;
+}
+int cuMemAddressReserve(Address *start, size_t bytes, size_t alignment, Address wanted, unsigned long long flags) {
+    (void)alignment, (void)wanted, (void)flags;
+    ENTER();
+    if (bytes % PAGE) return INVALID;
+    void *range = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (range == MAP_FAILED) return OUT_OF_MEMORY;
+    *start = ((Address)range + PAGE - 1) / PAGE * PAGE;
+    add(*start, bytes, RESERVED);
+    return OK;
+}
+int cuMemAddressFree(Address start, size_t bytes) {
+    ENTER();
+    Piece *piece = find(start, RESERVED);
+    if (!piece || piece->bytes != bytes) return INVALID;
+    for (int i = 0; i < 4096; i++)
+        if (pieces[i].kind == MAPPED && pieces[i].start >= start && pieces[i].start < start + bytes) return INVALID;
+    piece->kind = FREE;
+    munmap((void *)start, bytes);
+    return OK;
+}
+// A handle that is released while nothing is mapped gives its memory back; one that is mapped leaves it to the mapping.
+int cuMemCreate(Address *handle, size_t bytes, const void *properties, unsigned long long flags) {
+    static Address last = 0x1000;
+    (void)properties, (void)flags;
+    ENTER();
+    if (!bytes || bytes % PAGE) return INVALID;
+    if (take(bytes)) return OUT_OF_MEMORY;
+    add(*handle = ++last, bytes, HANDLE);
+    return OK;
+}
+int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigned long long flags) {
+    (void)offset, (void)flags;
+    ENTER();
+    Piece *memory = find(handle, HANDLE);
+    if (!memory || memory->bytes != bytes || start % PAGE) return INVALID;
+    for (int i = 0; i < 4096; i++) {
+        if (pieces[i].kind == MAPPED && pieces[i].start < start + bytes && start < pieces[i].start + pieces[i].bytes) return INVALID;
+    }
+    used += bytes; // The mapping's own share; the handle's goes when it is released.
+    add(start, bytes, MAPPED);
+    return OK;
+}
+int cuMemRelease(Address handle) {
+    ENTER();
+    Piece *memory = find(handle, HANDLE);
+    if (!memory) return INVALID;
+    used -= memory->bytes;
+    memory->kind = FREE;
+    return OK;
+}
+int cuMemSetAccess(Address start, size_t bytes, const void *access, size_t count) {
+    (void)access;
+    ENTER();
+    Piece *piece = find(start, MAPPED);
+    if (!piece || piece->bytes != bytes || count != 1) return INVALID;
+    return mprotect((void *)start, bytes, PROT_READ | PROT_WRITE) ? INVALID : OK;
+}
+int cuMemUnmap(Address start, size_t bytes) {
+    ENTER();
+    Piece *piece = find(start, MAPPED);
+    if (!piece || piece->bytes != bytes) return INVALID;
+    used -= bytes;
+    piece->kind = FREE;
+    // New pages are zero again, as the old ones are gone.
+    mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    return OK;
+}
+
+// ---- kernels: a module is its text, a function its name ----
+
+int cuModuleLoadData(void **module, const void *image) {
+    ENTER();
+    if (strncmp(image, "fake cubin", 10)) return INVALID_IMAGE;
+    *module = strdup(image);
+    return OK;
+}
+int cuModuleUnload(void *module) { ENTER(); free(module); return OK; }
+int cuModuleGetFunction(void **function, void *module, const char *name) {
+    ENTER();
+    if (!strstr(module, name)) return NOT_FOUND;
+    *function = strstr(module, name);
+    return OK;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **arguments, void **extra) {
+    ENTER();
+    if (!function || !stream || shared || extra) return INVALID;
+    char line[4096];
+    int at = snprintf(line, sizeof line, "launch %u,%u,%u of %u,%u,%u:", gx, gy, gz, bx, by, bz);
+    const char *sizes = getenv("FAKE_CUDA_PARAMS");
+    for (int i = 0; sizes && *sizes; i++, sizes += strcspn(sizes, ","), sizes += *sizes == ',') {
+        at += snprintf(line + at, sizeof line - (size_t)at, " ");
+        for (int j = 0; j < atoi(sizes); j++)
+            at += snprintf(line + at, sizeof line - (size_t)at, "%02x", ((unsigned char *)arguments[i])[j]);
+    }
+    note("%s", line);
+    return OK;
+}

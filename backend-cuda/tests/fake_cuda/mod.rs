@@ -1,0 +1,146 @@
+//! Running a test against the fake driver: the libraries are built with the C compiler that Rust links with, and
+//! the test runs again in a child process that finds them.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Arc, OnceLock};
+use std::{env, fs};
+
+use forebay_core::backend::Backend;
+use forebay_cuda::CudaBackend;
+
+/// Which of the fake libraries the child finds.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Libraries {
+    /// The driver.
+    Driver,
+    /// The driver and NVRTC.
+    Compiler,
+    /// The driver and cuBLASLt.
+    Products,
+}
+
+/// `name { ... }` as a test on the fake driver, with these libraries and variables.
+macro_rules! on_fake {
+    ($($name:ident($libraries:expr $(, $variable:literal = $value:expr)*) $body:block)*) => {
+        $(#[test] fn $name() { $crate::fake_cuda::run(stringify!($name), $libraries, &[$(($variable, $value)),*], || $body); })*
+    };
+}
+pub(crate) use on_fake;
+
+/// A test's body, in the child; in the parent, the child that runs it, with variables of the fake driver set.
+pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], body: impl FnOnce()) {
+    if env::var_os("FAKE_CUDA_CHILD").is_some() {
+        return body();
+    }
+    let built = build();
+    let mut path = built.join("driver").into_os_string();
+    for (wanted, folder) in [(Libraries::Compiler, "nvrtc"), (Libraries::Products, "cublaslt")] {
+        if libraries == wanted {
+            path.push(":");
+            path.push(built.join(folder));
+        }
+    }
+    let scratch = Scratch::new(test);
+    let output = Command::new(env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .env("FAKE_CUDA_CHILD", "1")
+        .env("FAKE_CUDA_LOG", scratch.0.join("log"))
+        .env("FOREBAY_CACHE_DIR", scratch.0.join("cache"))
+        .env("LD_LIBRARY_PATH", path)
+        .env_remove("FOREBAY_CUDA_VMM")
+        .env_remove("FOREBAY_PORTABLE_KERNELS")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert!(output.status.success() && out.contains("1 passed"), "{}\n{out}\n{err}", output.status);
+}
+
+/// The fake device, in the child.
+pub(crate) fn open() -> Arc<dyn Backend> {
+    CudaBackend::open(0).unwrap()
+}
+
+/// The lines that the fake libraries have written so far, in the child.
+pub(crate) fn log() -> Vec<String> {
+    let log = fs::read_to_string(env::var_os("FAKE_CUDA_LOG").unwrap()).unwrap_or_default();
+    log.lines().map(str::to_owned).collect()
+}
+
+/// How often a line is in the log.
+pub(crate) fn count(line: &str) -> usize {
+    log().iter().filter(|found| *found == line).count()
+}
+
+/// The child's cache folder.
+pub(crate) fn cache() -> PathBuf {
+    env::var_os("FOREBAY_CACHE_DIR").unwrap().into()
+}
+
+/// A folder for one test's files, removed at the end.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(test: &str) -> Self {
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Builds the libraries, once, and says where they are. `libcuda.so` is the name that is tried first, so that a
+/// real driver on the machine is not found instead.
+fn build() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("fake_cuda");
+        compile("driver", &to, "libcuda.so", &[]);
+        compile("nvrtc", &to, "libnvrtc.so", &["-lcuda"]);
+        compile("cublaslt", &to, "libcublasLt.so", &["-lcuda"]);
+        // A toolkit in a folder that the loader does not know.
+        compile_as("cublaslt", &to.join("lib64"), "libcublasLt.so.13", &["-lcuda"]);
+        // A driver that lacks one function.
+        compile_as("driver", &to.join("old"), "libcuda.so", &["-DcuMemUnmap=cuMemUnmapGone"]);
+        to
+    })
+}
+
+fn compile(source: &str, to: &Path, name: &str, more: &[&str]) {
+    compile_as(source, &to.join(source), name, more);
+}
+
+fn compile_as(source: &str, folder: &Path, name: &str, more: &[&str]) {
+    fs::create_dir_all(folder).unwrap();
+    // Other test processes may be loading the old one: it is replaced, not written over.
+    let unfinished = folder.join(format!("{name}.{}", std::process::id()));
+    let output = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
+        .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"])
+        .arg(&unfinished)
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fake_cuda/{source}.c")))
+        .arg(format!("-Wl,-soname,{name}"))
+        .arg(format!("-L{}", folder.with_file_name("driver").display()))
+        .args(more)
+        .output()
+        .expect("a C compiler (cc, or the one that CC names), which Rust's linking needs too");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    fs::rename(unfinished, folder.join(name)).unwrap();
+}
+
+/// Where a toolkit with cuBLASLt is, of which the loader does not know; for a child's `CUDA_HOME`.
+pub(crate) fn toolkit() -> &'static Path {
+    build()
+}
+
+/// Where the driver without `cuMemUnmap` is; for a child's `LD_LIBRARY_PATH`.
+pub(crate) fn old_driver() -> PathBuf {
+    build().join("old")
+}

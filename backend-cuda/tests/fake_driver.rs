@@ -1,0 +1,285 @@
+//! The backend on a driver that plays a device on the CPU: which calls it makes, in which order, and what it makes
+//! of every error. `device.rs` runs what a card can say.
+#![cfg(target_os = "linux")]
+
+mod fake_cuda;
+mod scenarios;
+
+use fake_cuda::Libraries::{Driver, Products};
+use fake_cuda::{count, log, old_driver, on_fake, open, toolkit};
+use forebay_core::backend::{Backend, Fence, SourceError};
+use forebay_core::dtype::DType;
+use forebay_core::error::Error;
+use forebay_cuda::{CudaBackend, Unavailable};
+use scenarios::{MIB, Product, copies_and_fills, downloaded, pattern, slice, uploads_and_downloads};
+
+/// Pages of the fake driver.
+const PAGE: u64 = 2 * MIB;
+
+fn used(backend: &dyn Backend) -> u64 {
+    let memory = backend.device_memory();
+    memory.total.unwrap() - memory.free.unwrap()
+}
+
+on_fake! {
+    a_device_says_what_it_is(Driver) {
+        assert_eq!(CudaBackend::count(), Ok(1));
+        let backend = open();
+        let info = backend.info();
+        assert_eq!(info.to_string(), "cuda:0 Fake GPU 0 (CUDA 13.0, sm_90)");
+        assert!(!info.software && info.features.f16 && info.features.f64_math);
+        assert_eq!(info.limits.max_workgroup_memory, 48 << 10);
+        let limits = backend.limits();
+        let managed = limits.virtual_memory.unwrap();
+        assert_eq!((managed.granularity, managed.reservation), (PAGE, 288 * MIB));
+        let found = forebay_cuda::probe().remove(0).unwrap();
+        assert_eq!((found.compute_capability, found.memory, found.virtual_memory), ((9, 0), 256 * MIB, true));
+    }
+
+    uploads_are_taken_at_once_and_arrive_in_order(Driver) {
+        let backend = open();
+        uploads_and_downloads(&*backend);
+        assert!(count("cuMemHostAlloc") <= 6, "4 chunks for uploads, 2 for downloads");
+    }
+
+    copies_and_fills_stay_on_the_device(Driver) {
+        let backend = open();
+        copies_and_fills(&*backend);
+        assert_eq!(used(&*backend), 0);
+    }
+
+    memory_that_cannot_be_pinned_is_done_without(Driver, "FAKE_CUDA_FAIL" = "cuMemHostAlloc:2:1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let data = pattern(5000, 3);
+        backend.upload(slice(segment, 0, 5000), &data).unwrap();
+        assert_eq!(downloaded(&*backend, slice(segment, 0, 5000)), data);
+    }
+
+    downloads_do_without_pinned_memory_too(Driver, "FAKE_CUDA_FAIL" = "cuMemHostAlloc:2:2") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let data = pattern(5000, 3);
+        backend.upload(slice(segment, 0, 5000), &data).unwrap();
+        assert_eq!(downloaded(&*backend, slice(segment, 0, 5000)), data);
+    }
+
+    segments_grow_and_shrink_through_virtual_memory(Driver) {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB + 1).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        backend.map(segment, PAGE, 4 * PAGE).unwrap();
+        assert_eq!(used(&*backend), 5 * PAGE);
+        // Copies cross from one mapping into the next.
+        let data = pattern(3 * PAGE as usize, 5);
+        backend.upload(slice(segment, 4, 3 * PAGE), &data).unwrap();
+        assert!(downloaded(&*backend, slice(segment, 4, 3 * PAGE)) == data);
+        let error = backend.map(segment, 0, PAGE).unwrap_err();
+        assert!(matches!(error, SourceError::Driver { call: "cuMemMap", .. }), "{error}");
+        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        backend.unmap(segment, PAGE, 4 * PAGE).unwrap();
+        assert_eq!(used(&*backend), PAGE);
+        backend.unmap(segment, 0, PAGE).unwrap();
+        backend.unreserve(segment).unwrap();
+        assert_eq!(used(&*backend), 0);
+        assert!(backend.unreserve(segment).is_err(), "given back twice");
+        // No handle outlives its mapping.
+        assert_eq!(count("cuMemRelease"), count("cuMemCreate"));
+    }
+
+    a_mapping_that_fails_half_way_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:999:2") {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        let error = backend.map(segment, PAGE, PAGE).unwrap_err();
+        assert_eq!(error.to_string(), "the driver refused cuMemMap: CUDA_ERROR_UNKNOWN");
+        assert_eq!(used(&*backend), PAGE);
+        backend.map(segment, PAGE, PAGE).unwrap();
+    }
+
+    a_mapping_without_access_is_undone(Driver, "FAKE_CUDA_FAIL" = "cuMemSetAccess:2:1") {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB).unwrap();
+        let error = backend.map(segment, 0, PAGE).unwrap_err();
+        assert!(matches!(error, SourceError::OutOfMemory { bytes: PAGE, .. }), "{error}");
+        assert_eq!(used(&*backend), 0);
+        backend.map(segment, 0, PAGE).unwrap();
+    }
+
+    a_device_without_virtual_memory_says_so(Driver, "FAKE_CUDA_VMM" = "0") {
+        let backend = open();
+        assert_eq!(backend.limits().virtual_memory, None);
+        assert!(matches!(backend.reserve(PAGE), Err(SourceError::Driver { .. })));
+    }
+
+    virtual_memory_can_be_switched_off(Driver, "FOREBAY_CUDA_VMM" = "0") {
+        assert_eq!(open().limits().virtual_memory, None);
+    }
+
+    a_full_device_is_out_of_memory_and_nothing_more(Driver) {
+        let backend = open();
+        let error = backend.alloc_segment(300 * MIB).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the device has no room for 314572800 more bytes (cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory)"
+        );
+        let segment = backend.reserve(512 * MIB).unwrap();
+        assert!(matches!(backend.map(segment, 0, 258 * MIB), Err(SourceError::OutOfMemory { .. })));
+        backend.map(segment, 0, 256 * MIB).unwrap();
+    }
+
+    fences_are_passed_in_order(Driver) {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let nothing = backend.fence().unwrap();
+        assert_eq!(backend.fence_done(nothing), Ok(true));
+        let fence_after = |word| {
+            for _ in 0..8 {
+                backend.fill(slice(segment, 0, 4), word).unwrap();
+            }
+            backend.fence().unwrap()
+        };
+        let fences: Vec<_> = (0..4).map(fence_after).collect();
+        assert!(fences.is_sorted() && nothing < fences[0]);
+        assert_eq!(backend.fence().unwrap(), fences[3], "no work since");
+        // The fake device does one piece of work for each question.
+        assert_eq!(backend.fence_done(fences[3]), Ok(false));
+        assert!((0..8).any(|_| backend.fence_done(fences[0]).unwrap()));
+        assert_eq!(backend.fence_done(fences[3]), Ok(false));
+        backend.fence_wait(fences[2]).unwrap();
+        assert_eq!(backend.fence_done(fences[1]), Ok(true));
+        assert!((0..8).any(|_| backend.fence_done(fences[3]).unwrap()));
+        let unknown = backend.fence_done(Fence(99)).unwrap_err();
+        assert!(unknown.to_string().contains("there is no fence 99; the last is 4"), "{unknown}");
+        let events = count("cuEventCreate");
+        for word in 0..100 {
+            let fence = fence_after(word);
+            backend.fence_wait(fence).unwrap();
+            assert_eq!(backend.fence_done(fence), Ok(true));
+        }
+        assert_eq!(count("cuEventCreate"), events, "events are used again");
+        // Fences that nobody asks about do not pile up events either.
+        for word in 0..100 {
+            fence_after(word);
+            downloaded(&*backend, slice(segment, 0, 4));
+        }
+        assert!(count("cuEventCreate") <= events + 2, "{} after {events}", count("cuEventCreate"));
+    }
+
+    a_lost_device_is_told_from_other_errors_and_nothing_panics(Driver, "FAKE_CUDA_FAIL" = "cuMemsetD32Async:700:2") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let fill = || backend.fill(slice(segment, 0, 64), 1);
+        fill().unwrap();
+        let error = fill().unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the device was lost: cuMemsetD32Async: CUDA_ERROR_ILLEGAL_ADDRESS, \
+             an illegal memory access was encountered; open it again to go on"
+        );
+        let lost = |error: SourceError| matches!(error, SourceError::DeviceLost(_));
+        assert!(lost(backend.alloc_segment(4).unwrap_err()));
+        assert!(lost(backend.free_segment(segment).unwrap_err()));
+        assert!(lost(backend.fence().unwrap_err()));
+        assert!(matches!(backend.upload(slice(segment, 0, 4), &[0; 4]), Err(Error::Source(SourceError::DeviceLost(_)))));
+        assert!(backend.download(slice(segment, 0, 4), &mut [0; 4]).is_err());
+        assert_eq!(backend.device_memory().free, None);
+    }
+
+    an_error_while_opening_is_an_error(Driver, "FAKE_CUDA_FAIL" = "cuStreamCreate:999:1") {
+        let error = CudaBackend::open(0).unwrap_err();
+        let expected = "no device `cuda:0`: the driver refused cuStreamCreate: CUDA_ERROR_UNKNOWN";
+        assert_eq!(error.to_string(), expected);
+        // Nothing of the failed attempt is left.
+        assert_eq!(count("cuDevicePrimaryCtxRelease_v2"), 1);
+        open();
+    }
+
+    no_device(Driver, "FAKE_CUDA_DEVICES" = "0") {
+        assert_eq!(CudaBackend::count(), Err(Unavailable::NoDevice));
+        assert_eq!(
+            CudaBackend::open(0).unwrap_err().to_string(),
+            "no device `cuda:0`: the NVIDIA driver found no device; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
+        );
+        assert_eq!(forebay_cuda::probe(), [Err(Unavailable::NoDevice)]);
+    }
+
+    no_such_device(Driver, "FAKE_CUDA_DEVICES" = "2") {
+        assert_eq!(forebay_cuda::probe().len(), 2);
+        assert_eq!(
+            CudaBackend::open(2).unwrap_err().to_string(),
+            "no device `cuda:2`: there is no CUDA device 2; the driver found 2, counted from 0"
+        );
+    }
+
+    an_old_driver(Driver, "FAKE_CUDA_VERSION" = "11040") {
+        assert_eq!(CudaBackend::count(), Err(Unavailable::OldDriver { found: 11_040 }));
+        assert_eq!(log(), ["cuDriverGetVersion"], "nothing is called that it may not have");
+    }
+
+    a_driver_that_lacks_a_function(Driver, "LD_LIBRARY_PATH" = old_driver().to_str().unwrap()) {
+        assert_eq!(CudaBackend::count(), Err(Unavailable::MissingFunction("cuMemUnmap")));
+        assert!(log().is_empty());
+    }
+}
+
+fn square() -> Product {
+    Product::new(DType::F32, [8; 3])
+}
+
+on_fake! {
+    products_by_columns_are_the_products_by_rows(Products) {
+        let backend = open();
+        for dtype in [DType::F32, DType::F64] {
+            for sizes in [[2, 3, 4], [17, 5, 9], [1, 6, 3], [6, 1, 3], [4, 4, 1]] {
+                for product in Product::new(dtype, sizes).forms() {
+                    assert!(product.check(&*backend), "refused: {product:?}");
+                }
+            }
+        }
+    }
+
+    algorithms_are_looked_up_once(Products) {
+        let backend = open();
+        for _ in 0..3 {
+            assert!(square().check(&*backend));
+        }
+        assert_eq!((count("heuristic"), count("cublasLtMatmul")), (1, 3));
+        forebay_cuda::set_allow_tf32(true);
+        assert!(square().check(&*backend));
+        assert_eq!(count("heuristic"), 2);
+        // What the library refuses is left to the core, and not asked for again.
+        let half = Product { dtype: DType::F16, ..square() };
+        assert!(!half.check(&*backend) && !half.check(&*backend));
+        assert_eq!(count("heuristic"), 3);
+        forebay_cuda::set_portable(true);
+        assert!(!square().check(&*backend));
+        forebay_cuda::set_portable(false);
+        assert!(square().check(&*backend));
+    }
+
+    portable_kernels_can_be_forced(Products, "FOREBAY_PORTABLE_KERNELS" = "1") {
+        assert!(!square().check(&*open()));
+        assert_eq!(count("cublasLtMatmul"), 0);
+    }
+
+    a_toolkit_that_the_loader_does_not_know_is_found(Driver, "CUDA_HOME" = toolkit().to_str().unwrap()) {
+        assert!(square().check(&*open()));
+    }
+
+    a_device_too_full_for_a_workspace_multiplies_all_the_same(Products, "FAKE_CUDA_MEMORY" = "16777216") {
+        let backend = open();
+        assert!(square().check(&*backend));
+        assert_eq!(used(&*backend), 0);
+    }
+
+    every_thread_finds_its_way_to_the_device(Driver) {
+        let backend = open();
+        let other = open();
+        std::thread::scope(|scope| {
+            let segment = scope.spawn(|| backend.alloc_segment(MIB).unwrap()).join().unwrap();
+            other.free_segment(segment).unwrap();
+            scope.spawn(|| copies_and_fills(&*other)).join().unwrap();
+        });
+    }
+}

@@ -1,0 +1,186 @@
+//! What must be true on every device, the fake one and real ones.
+#![allow(dead_code, reason = "each test file uses a part of it")]
+
+use forebay_core::backend::{Backend, KernelSource, MatmulCall, MatrixOperand, SegmentId, Slice};
+use forebay_core::dtype::DType;
+use half::{bf16, f16};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+pub(crate) fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
+    Slice { segment, offset, bytes }
+}
+
+/// Bytes without a period that any chunk size would hide.
+pub(crate) fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 24) as u8
+    };
+    std::iter::repeat_with(next).take(bytes).collect()
+}
+
+pub(crate) fn downloaded(backend: &dyn Backend, from: Slice) -> Vec<u8> {
+    let mut data = vec![0; from.bytes as usize];
+    backend.download(from, &mut data).unwrap();
+    data
+}
+
+/// Uploads are taken at once, whatever the caller does with its memory then, and arrive in order.
+pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
+    let segment = backend.alloc_segment(64 * MIB).unwrap();
+    // Odd lengths, one chunk, many chunks; nothing is waited for in between, and the device is slow.
+    let (mut at, mut expected) = (256, Vec::new());
+    for (seed, bytes) in [4, 100, 4 << 20, (4 << 20) + 4, 21_000_004, 8].into_iter().enumerate() {
+        let mut data = pattern(bytes, seed as u32);
+        backend.upload(slice(segment, at, bytes as u64), &data).unwrap();
+        expected.extend_from_slice(&data);
+        data.fill(0xee);
+        at += bytes as u64;
+    }
+    assert!(downloaded(backend, slice(segment, 256, at - 256)) == expected);
+    // Small ones until the ring has gone round more than once.
+    for seed in 0..30_000 {
+        let data = pattern(1024, seed);
+        backend.upload(slice(segment, u64::from(seed) * 1024, 1024), &data).unwrap();
+    }
+    for seed in [0, 1, 4095, 4096, 29_999] {
+        let from = slice(segment, u64::from(seed) * 1024, 1024);
+        assert!(downloaded(backend, from) == pattern(1024, seed), "{seed}");
+    }
+    backend.upload(slice(segment, 0, 0), &[]).unwrap();
+    backend.download(slice(segment, 0, 0), &mut []).unwrap();
+    backend.free_segment(segment).unwrap();
+}
+
+/// Copies and fills take their place between uploads and downloads.
+pub(crate) fn copies_and_fills(backend: &dyn Backend) {
+    let segment = backend.alloc_segment(MIB).unwrap();
+    let data = pattern(4096, 7);
+    backend.upload(slice(segment, 512, 4096), &data).unwrap();
+    backend.copy(slice(segment, 8196, 4096), slice(segment, 512, 4096)).unwrap();
+    backend.fill(slice(segment, 8200, 8), 0x0403_0201).unwrap();
+    backend.fill(slice(segment, 0, 0), 1).unwrap();
+    backend.copy(slice(segment, 0, 0), slice(segment, 4, 0)).unwrap();
+    let mut expected = data.clone();
+    expected[4..12].copy_from_slice(&[1, 2, 3, 4, 1, 2, 3, 4]);
+    assert_eq!(downloaded(backend, slice(segment, 8196, 4096)), expected);
+    backend.flush().unwrap();
+    backend.free_segment(segment).unwrap();
+}
+
+pub(crate) const DOUBLE: &str = "
+    @group(0) @binding(0) var<storage, read_write> data: array<f32>;
+    @compute @workgroup_size(64)
+    fn double(@builtin(global_invocation_id) id: vec3<u32>) { data[id.x] *= 2.0; }";
+
+pub(crate) const SCALE: &str = "
+    struct Params { scale: f32, shift: f32, n: u32 }
+    override width: u32 = 32;
+    @group(0) @binding(0) var<storage, read> x: array<f32>;
+    @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+    @group(1) @binding(0) var<uniform> params: Params;
+    @compute @workgroup_size(width, 2)
+    fn scale(@builtin(global_invocation_id) id: vec3<u32>) {
+        if id.x < min(params.n, arrayLength(&x)) { y[id.x] = params.scale * x[id.x] + params.shift; }
+    }";
+
+pub(crate) fn kernel<'a>(wgsl: &'a str, entry: &'a str) -> KernelSource<'a> {
+    KernelSource { label: "a test's kernel", wgsl, entry, overrides: &[] }
+}
+
+/// A matrix product, on the device and on the host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Product {
+    pub(crate) dtype: DType,
+    /// m, n and k.
+    pub(crate) sizes: [usize; 3],
+    pub(crate) batch: usize,
+    /// Whether a and b are stored by columns.
+    pub(crate) transposed: [bool; 2],
+    /// Elements between stored lines, beyond their length.
+    pub(crate) gap: usize,
+    /// Whether one b serves the whole batch.
+    pub(crate) shared: bool,
+    pub(crate) beta: f32,
+}
+
+impl Product {
+    pub(crate) fn new(dtype: DType, sizes: [usize; 3]) -> Self {
+        Self { dtype, sizes, batch: 1, transposed: [false; 2], gap: 0, shared: false, beta: 0.0 }
+    }
+
+    /// Every way to store the operands, with and without a batch.
+    pub(crate) fn forms(self) -> Vec<Self> {
+        let mut forms = Vec::new();
+        for transposed in [[false, false], [false, true], [true, false], [true, true]] {
+            for (batch, shared, gap) in [(1, false, 0), (1, false, 3), (3, false, 0), (3, true, 8)] {
+                for beta in [0.0, 1.0] {
+                    forms.push(Self { transposed, batch, shared, gap, beta, ..self });
+                }
+            }
+        }
+        forms
+    }
+
+    /// Asserts that device and host agree to the bit; `false` where the library refuses. The values are sixteenths,
+    /// so that every sum is exact and only the result is rounded. What is not the result must not change.
+    pub(crate) fn check(&self, backend: &dyn Backend) -> bool {
+        let [m, n, k] = self.sizes;
+        let mut elements = 0;
+        let mut operand = |rows: usize, cols: usize, transposed: bool, shared: bool| {
+            let (lines, length) = if transposed { (cols, rows) } else { (rows, cols) };
+            let lead = length + self.gap;
+            let (row_stride, col_stride) = if transposed { (1, lead) } else { (lead, 1) };
+            let (row_stride, col_stride) = (row_stride as u64, col_stride as u64);
+            let batch_stride = if shared { 0 } else { (lines * lead) as u64 };
+            let offset = (elements * self.dtype.size()) as u64;
+            elements += self.batch * lines * lead + 1;
+            MatrixOperand { segment: SegmentId(0), offset, row_stride, col_stride, batch_stride }
+        };
+        let mut a = operand(m, k, self.transposed[0], false);
+        let mut b = operand(k, n, self.transposed[1], self.shared);
+        let mut c = operand(m, n, false, false);
+        let values: Vec<f64> = pattern(elements, 11).iter().map(|&v| f64::from(v) / 16.0 - 8.0).collect();
+        let mut bytes: Vec<u8> = values.iter().flat_map(|&value| self.encode(value)).collect();
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let segment = backend.alloc_segment(bytes.len() as u64).unwrap();
+        let all = slice(segment, 0, bytes.len() as u64);
+        backend.upload(all, &bytes).unwrap();
+        for operand in [&mut a, &mut b, &mut c] {
+            operand.segment = segment;
+        }
+        let [m64, n64, k64, batch] = [m, n, k, self.batch].map(|size| size as u64);
+        let (dtype, beta) = (self.dtype, self.beta);
+        if !backend.matmul(&MatmulCall { dtype, m: m64, n: n64, k: k64, batch, a, b, c, beta }).unwrap() {
+            backend.free_segment(segment).unwrap();
+            return false;
+        }
+        let at = |operand: &MatrixOperand, item: usize, row: usize, col: usize| {
+            let strides = [operand.batch_stride, operand.row_stride, operand.col_stride].map(|s| s as usize);
+            operand.offset as usize / dtype.size() + item * strides[0] + row * strides[1] + col * strides[2]
+        };
+        for item in 0..self.batch {
+            for (row, col) in (0..m).flat_map(|row| (0..n).map(move |col| (row, col))) {
+                let product = |i| values[at(&a, item, row, i)] * values[at(&b, item, i, col)];
+                let at = at(&c, item, row, col);
+                let result = (0..k).map(product).sum::<f64>() + f64::from(beta) * values[at];
+                bytes[at * dtype.size()..][..dtype.size()].copy_from_slice(&self.encode(result));
+            }
+        }
+        assert!(downloaded(backend, all) == bytes, "wrong: {self:?}");
+        backend.free_segment(segment).unwrap();
+        true
+    }
+
+    fn encode(&self, value: f64) -> Vec<u8> {
+        match self.dtype {
+            DType::F64 => value.to_le_bytes().to_vec(),
+            DType::F32 => (value as f32).to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f64(value).to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f64(value).to_le_bytes().to_vec(),
+            other => panic!("no products of {other}"),
+        }
+    }
+}
