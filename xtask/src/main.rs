@@ -51,7 +51,11 @@ enum Command {
     /// Compile every kernel with NVRTC for every architecture
     Kernels(Rest),
     /// Make out/bundle: binaries, data and a script for a GPU machine that has no Rust
-    Bundle,
+    Bundle {
+        /// Leave out the reference data, for a bundle that stays in its checkout
+        #[arg(long)]
+        lean: bool,
+    },
     /// Measure
     Bench(Rest),
     /// Build the documentation of the crates
@@ -91,7 +95,7 @@ fn run(command: Command) -> Result<bool> {
         Command::Curves(rest) => conformance(&workspace, "curves", rest),
         Command::Traces(rest) => conformance(&workspace, "traces", rest),
         Command::Kernels(rest) => conformance(&workspace, "kernels", rest),
-        Command::Bundle => bundle::make(&workspace, &Setup::new(&workspace)?),
+        Command::Bundle { lean } => bundle::make(&workspace, &Setup::new(&workspace)?, lean),
         Command::Bench(rest) => {
             let environment = Setup::new(&workspace)?.for_programs()?;
             workspace.build(Profile::Release)?;

@@ -13,8 +13,9 @@ const PROGRAMS: [&str; 4] =
     ["forebay-conformance", "forebay-bench", "examples/train_images", "examples/train_text"];
 const RUN: &str = include_str!("run.sh");
 
-/// Builds the programs and fills `out/bundle`; false if it came out too large.
-pub(crate) fn make(workspace: &Workspace, setup: &Setup) -> Result<bool> {
+/// Builds the programs and fills `out/bundle`; false if it came out too large. A lean one lies in a checkout on the other
+/// machine too, and takes the reference data from there.
+pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<bool> {
     workspace.build(Profile::Release)?;
     let bundle = workspace.root.join("out/bundle");
     if bundle.exists() {
@@ -29,7 +30,7 @@ pub(crate) fn make(workspace: &Workspace, setup: &Setup) -> Result<bool> {
         // A third of its size: the data set has room beside it.
         process::ask(Command::new("gzip").arg("-9").arg(&to))?;
     }
-    for folder in ["golden", "curves", "traces", "data"] {
+    for folder in if lean { &[][..] } else { &["golden", "curves", "traces", "data"] } {
         let from = workspace.root.join("tests").join(folder);
         if !from.is_dir() {
             bail!("{} is not there", from.display());

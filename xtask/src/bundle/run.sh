@@ -37,9 +37,12 @@ for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
     fi
 done
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$logs}
-if [ -d "$here/data" ]; then data=$here/data; else data=$here/tests/data/fashion-small; fi
+# A lean bundle lies in a checkout, which has the reference data.
+tests=$here/tests
+[ -d "$tests" ] || tests=$(cd "$here/../../tests" && pwd) || exit 1
+if [ -d "$here/data" ]; then data=$here/data; else data=$tests/data/fashion-small; fi
 export FOREBAY_DATA=${FOREBAY_DATA:-$data}
-export FOREBAY_GOLDEN=${FOREBAY_GOLDEN:-$here/tests/golden}
+export FOREBAY_GOLDEN=${FOREBAY_GOLDEN:-$tests/golden}
 
 wanted=("$@")
 chosen() {
@@ -69,17 +72,15 @@ step() {
 suite=$bin/forebay-conformance
 step devices "$suite" devices
 step conformance env FOREBAY_REQUIRE="${FOREBAY_REQUIRE:-cuda,wgpu}" "$suite" test
-step golden-cuda "$suite" golden --dir tests/golden --device cuda
-step golden-wgpu "$suite" golden --dir tests/golden --device wgpu
-step golden-portable env FOREBAY_PORTABLE_KERNELS=1 "$suite" golden --dir tests/golden --device cuda
-step curves-cuda "$suite" curves --dir tests/curves --device cuda
-step curves-wgpu "$suite" curves --dir tests/curves --device wgpu
-step traces "$suite" traces --dir tests/traces
+step golden-cuda "$suite" golden --dir "$tests/golden" --device cuda
+step golden-wgpu "$suite" golden --dir "$tests/golden" --device wgpu
+step golden-portable env FOREBAY_PORTABLE_KERNELS=1 "$suite" golden --dir "$tests/golden" --device cuda
+step curves-cuda "$suite" curves --dir "$tests/curves" --device cuda
+step curves-wgpu "$suite" curves --dir "$tests/curves" --device wgpu
+step traces "$suite" traces --dir "$tests/traces"
 for device in cuda wgpu; do
     mkdir -p "$logs/images-$device"
-    (cd "$logs/images-$device" && true) || continue
-    step "train-images-$device" bash -c 'cd "$1" && shift && exec "$@"' - "$logs/images-$device" \
-        "$bin/train_images" --device "$device"
+    step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device"
 done
 for device in cuda wgpu; do
     step "bench-$device" env FOREBAY_DEVICE="$device" "$bin/forebay-bench"
