@@ -1,0 +1,277 @@
+//! Which adapters there are, what they can do, and how one is opened.
+
+use forebay_core::backend::{DeviceInfo, Features, Limits, SourceLimits};
+use forebay_core::error::{Error, Result};
+
+use crate::backend::WgpuBackend;
+use crate::gpu::{Gpu, one_line};
+use crate::params::MAX_PARAMS;
+use crate::probe;
+
+/// Slices start at multiples of this, or of more where the adapter asks for more. Fixed, so that the same program
+/// has the same memory on every adapter.
+const ALIGNMENT: u32 = 256;
+/// Buffers smaller than this share a block of the driver's memory inside wgpu; segments do not.
+const WGPU_BLOCK: u64 = 4 << 20;
+/// Creation of a buffer fails, in place of the machine, when this much (in percent) of the driver's budget is used.
+const BUDGET: u8 = 98;
+/// What WebGPU promises: fewer bindings or smaller workgroups are no platform for the kernels.
+const MIN_BINDINGS: u32 = 8;
+const MIN_WORKGROUP: u32 = 256;
+
+/// A device that wgpu sees.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Its number, for [`WgpuBackend::open`].
+    pub index: usize,
+    /// The card's name.
+    pub name: String,
+    /// API, driver and version: `Vulkan, llvmpipe, Mesa 22.3.6`.
+    pub driver: String,
+    /// Whether it is a program that plays a GPU.
+    pub software: bool,
+    /// Why it cannot be used, if it cannot.
+    pub why_not: Option<String>,
+}
+
+/// An adapter and its place in the list.
+struct Candidate {
+    adapter: wgpu::Adapter,
+    info: wgpu::AdapterInfo,
+    why_not: Option<String>,
+}
+
+impl Candidate {
+    fn new(adapter: wgpu::Adapter) -> Self {
+        let info = adapter.get_info();
+        let why_not = why_not(&adapter);
+        Self { adapter, info, why_not }
+    }
+
+    /// Usable before unusable, cards before programs, then the APIs in the order in which they are best served.
+    fn rank(&self) -> (bool, u8, u8) {
+        let kind = match self.info.device_type {
+            wgpu::DeviceType::DiscreteGpu => 0,
+            wgpu::DeviceType::IntegratedGpu => 1,
+            wgpu::DeviceType::VirtualGpu => 2,
+            wgpu::DeviceType::Other => 3,
+            wgpu::DeviceType::Cpu => 4,
+        };
+        let api = match self.info.backend {
+            wgpu::Backend::Vulkan | wgpu::Backend::Metal => 0,
+            wgpu::Backend::Dx12 => 1,
+            _ => 2,
+        };
+        (self.why_not.is_some(), kind, api)
+    }
+
+    fn software(&self) -> bool {
+        self.info.device_type == wgpu::DeviceType::Cpu
+    }
+
+    fn driver(&self) -> String {
+        let api = match self.info.backend {
+            wgpu::Backend::Vulkan => "Vulkan",
+            wgpu::Backend::Metal => "Metal",
+            wgpu::Backend::Dx12 => "DX12",
+            other => other.to_str(),
+        };
+        let parts = [api, &self.info.driver, &self.info.driver_info];
+        parts.into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+fn why_not(adapter: &wgpu::Adapter) -> Option<String> {
+    let limits = adapter.limits();
+    if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
+        return Some("it has no compute shaders".to_owned());
+    }
+    if limits.max_storage_buffers_per_shader_stage < MIN_BINDINGS {
+        let found = limits.max_storage_buffers_per_shader_stage;
+        return Some(format!("it binds {found} storage buffers; kernels need {MIN_BINDINGS}"));
+    }
+    if limits.max_compute_invocations_per_workgroup < MIN_WORKGROUP {
+        let found = limits.max_compute_invocations_per_workgroup;
+        return Some(format!("its workgroups have {found} invocations; kernels need {MIN_WORKGROUP}"));
+    }
+    None
+}
+
+fn instance() -> wgpu::Instance {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
+    descriptor.memory_budget_thresholds.for_resource_creation = Some(BUDGET);
+    wgpu::Instance::new(descriptor)
+}
+
+fn candidates(instance: &wgpu::Instance) -> Vec<Candidate> {
+    let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    let adapters = pollster::block_on(instance.enumerate_adapters(backends.with_env()));
+    let wanted = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
+    let candidates = adapters.into_iter().map(Candidate::new);
+    let mut found = candidates
+        .filter(|candidate| candidate.info.name.to_lowercase().contains(&wanted))
+        .collect::<Vec<_>>();
+    found.sort_by_key(Candidate::rank);
+    found
+}
+
+/// See [`WgpuBackend::enumerate`].
+pub(crate) fn enumerate() -> Vec<Found> {
+    let found = candidates(&instance());
+    let describe = |(index, candidate): (usize, Candidate)| Found {
+        index,
+        name: candidate.info.name.clone(),
+        driver: candidate.driver(),
+        software: candidate.software(),
+        why_not: candidate.why_not,
+    };
+    found.into_iter().enumerate().map(describe).collect()
+}
+
+/// See [`WgpuBackend::new`].
+pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
+    let instance = instance();
+    let found = candidates(&instance);
+    let refuse = |reason: String| Error::NoDevice { asked: format!("wgpu:{index}"), reason };
+    let Some(candidate) = found.get(index) else {
+        let reason = match found.len() {
+            0 => nothing(&instance),
+            1 => format!("wgpu sees one device, wgpu:0 {}", found[0].info.name),
+            count => format!("wgpu sees {count} devices, wgpu:0 to wgpu:{}", count - 1),
+        };
+        return Err(refuse(reason));
+    };
+    if let Some(why_not) = &candidate.why_not {
+        return Err(refuse(format!("{}: {why_not}", candidate.info.name)));
+    }
+    let offered = candidate.adapter.features();
+    let probes =
+        probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect::<Vec<_>>();
+    let mut backend = request(candidate, index, probe_features(&probes))?;
+    let mut features = backend.info_mut().features;
+    let Err(error) = probe::run(&backend, &probes, &mut features) else {
+        backend.info_mut().features = features;
+        return Ok(backend);
+    };
+    log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
+    // Each on a device of its own: the one that fails may take its device with it.
+    let mut good = wgpu::Features::empty();
+    let mut features = Features { subgroups: features.subgroups, ..Features::default() };
+    for probe in probes {
+        let feature = probe.feature;
+        let trial = request(candidate, index, feature)?;
+        let mut alone = Features::default();
+        if probe::run(&trial, &[probe], &mut alone).is_ok() && alone != Features::default() {
+            good |= feature;
+            features = Features {
+                f16: features.f16 | alone.f16,
+                f64: features.f64 | alone.f64,
+                i64: features.i64 | alone.i64,
+                i16: features.i16 | alone.i16,
+                ..features
+            };
+        }
+    }
+    let mut backend = request(candidate, index, good)?;
+    backend.info_mut().features = features;
+    Ok(backend)
+}
+
+fn probe_features(probes: &[probe::Probe]) -> wgpu::Features {
+    probes.iter().fold(wgpu::Features::empty(), |all, probe| all | probe.feature)
+}
+
+/// Opens the device with the features that need no probe, and those of `probed`.
+fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
+    let wanted = wgpu::Features::SUBGROUP
+        | wgpu::Features::SUBGROUP_BARRIER
+        | wgpu::Features::SHADER_FLOAT32_ATOMIC
+        | wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX
+        | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
+        | wgpu::Features::TIMESTAMP_QUERY;
+    let mut features = candidate.adapter.features() & wanted;
+    if !probed.contains(wgpu::Features::SHADER_INT64) {
+        features.remove(
+            wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS,
+        );
+    }
+    features |= probed;
+    // Everything the adapter has: wgpu's defaults are a quarter of a gigabyte and eight bindings.
+    let limits = candidate.adapter.limits();
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("forebay"),
+        required_features: features,
+        required_limits: limits.clone(),
+        memory_hints: wgpu::MemoryHints::Manual {
+            suballocated_device_memory_block_size: WGPU_BLOCK..WGPU_BLOCK,
+        },
+        ..wgpu::DeviceDescriptor::default()
+    };
+    let opened = pollster::block_on(candidate.adapter.request_device(&descriptor));
+    let (device, queue) = opened.map_err(|error| Error::NoDevice {
+        asked: format!("wgpu:{index}"),
+        reason: format!("{} cannot be opened: {}", candidate.info.name, one_line(&error)),
+    })?;
+    let info = DeviceInfo {
+        backend: "wgpu",
+        index,
+        name: candidate.info.name.clone(),
+        driver: candidate.driver(),
+        software: candidate.software(),
+        features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
+        limits: launch_limits(&limits, &candidate.info),
+    };
+    let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
+    let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);
+    let source = SourceLimits {
+        alignment: alignment.into(),
+        max_segment: max_segment - max_segment % u64::from(alignment),
+        virtual_memory: None,
+    };
+    Ok(WgpuBackend::over(Gpu::new(device, queue), info, source))
+}
+
+fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
+    // One buffer of the stage is the parameters'.
+    let buffers = limits.max_buffers_and_acceleration_structures_per_shader_stage.saturating_sub(1);
+    let bindings = limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group);
+    Limits {
+        max_binding: limits.max_storage_buffer_binding_size / 4 * 4,
+        max_bindings: if buffers == 0 { bindings } else { bindings.min(buffers) },
+        max_workgroup_size: limits
+            .max_compute_invocations_per_workgroup
+            .min(limits.max_compute_workgroup_size_x),
+        max_workgroup_memory: limits.max_compute_workgroup_storage_size,
+        max_groups: limits.max_compute_workgroups_per_dimension,
+        subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
+        max_params: u32::try_from(limits.max_uniform_buffer_binding_size).unwrap_or(u32::MAX).min(MAX_PARAMS),
+    }
+}
+
+/// Why wgpu sees nothing, and what to do.
+fn nothing(instance: &wgpu::Instance) -> String {
+    for filter in ["WGPU_ADAPTER_NAME", "WGPU_BACKEND", "VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
+        if let Ok(value) = std::env::var(filter) {
+            return format!("wgpu sees nothing with {filter}={value}; unset it, or correct it");
+        }
+    }
+    no_driver(instance).to_owned()
+}
+
+#[cfg(all(unix, not(target_vendor = "apple")))]
+fn no_driver(instance: &wgpu::Instance) -> &'static str {
+    // SAFETY: the instance is only asked whether it exists.
+    let loader = unsafe { instance.as_hal::<wgpu::hal::api::Vulkan>() }.is_some();
+    if loader {
+        "no Vulkan driver: install mesa-vulkan-drivers (Debian, Ubuntu) or the card's own driver, or run `cargo xtask \
+         devices`"
+    } else {
+        "no Vulkan (libvulkan.so.1): install libvulkan1 and mesa-vulkan-drivers (Debian, Ubuntu), or run `cargo xtask \
+         devices`"
+    }
+}
+
+#[cfg(not(all(unix, not(target_vendor = "apple"))))]
+fn no_driver(_instance: &wgpu::Instance) -> &'static str {
+    "no graphics driver with compute shaders: update the driver of the graphics card"
+}

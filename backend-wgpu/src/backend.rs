@@ -1,0 +1,310 @@
+//! The backend itself: segments, fences and the calls of the core, over the recorder.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use forebay_core::backend::{
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource,
+    Slice, SourceError, SourceLimits,
+};
+use forebay_core::error::{Error, Result};
+use rustc_hash::FxHashMap;
+
+use crate::adapter::{self, Found};
+use crate::bind::{BindGroups, Layouts};
+use crate::gpu::{Gpu, lock};
+use crate::kernel::{self, Kernel};
+use crate::params::Params;
+use crate::recorder::{Dispatch, Recorder};
+use crate::staging::{READBACK, Readbacks};
+use crate::words::Words;
+
+/// Zeroes of at least this many bytes are cleared by the driver's own command, which ends a pass; fewer by a kernel.
+const CLEAR: u64 = 1 << 16;
+
+/// A device behind wgpu.
+#[derive(Debug)]
+pub struct WgpuBackend {
+    gpu: Arc<Gpu>,
+    info: DeviceInfo,
+    source: SourceLimits,
+    layouts: Layouts,
+    /// Segment numbers are never used twice, so a stale one is an error and not somebody else's memory.
+    segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
+    next_segment: AtomicU64,
+    kernels: RwLock<Vec<Arc<Kernel>>>,
+    words: Words,
+    readbacks: Readbacks,
+    /// The last submission that the device has passed.
+    completed: Arc<AtomicU64>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    recorder: Recorder,
+    groups: BindGroups,
+}
+
+impl WgpuBackend {
+    /// What wgpu sees on this machine, in the order of [`open`](Self::open): discrete cards, integrated, virtual,
+    /// software; those that cannot be used last.
+    ///
+    /// `WGPU_BACKEND` (`vulkan`, `metal`, `dx12`) and `WGPU_ADAPTER_NAME` (part of a name) restrict it.
+    pub fn enumerate() -> Vec<Found> {
+        adapter::enumerate()
+    }
+
+    /// Opens a device of [`enumerate`](Self::enumerate).
+    pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
+        Ok(Arc::new(Self::new(index)?))
+    }
+
+    /// [`open`](Self::open), for those who need more than the trait.
+    pub fn new(index: usize) -> Result<Self> {
+        adapter::open(index)
+    }
+
+    /// Bytes that wgpu holds of the driver's memory, staging and its own included; `None` where it does not say.
+    pub fn driver_bytes(&self) -> Option<u64> {
+        self.gpu.device.generate_allocator_report().map(|report| report.total_reserved_bytes)
+    }
+
+    pub(crate) fn over(gpu: Gpu, info: DeviceInfo, source: SourceLimits) -> Self {
+        let gpu = Arc::new(gpu);
+        let layouts = Layouts::new(&gpu.device);
+        let completed = Arc::new(AtomicU64::new(0));
+        let align = gpu.device.limits().min_uniform_buffer_offset_alignment;
+        let params = Params::new(layouts.params.clone(), align);
+        let recorder = Recorder::new(Arc::clone(&gpu), params, Arc::clone(&completed));
+        Self {
+            gpu,
+            info,
+            source,
+            layouts,
+            segments: RwLock::default(),
+            next_segment: AtomicU64::new(1),
+            kernels: RwLock::default(),
+            words: Words::default(),
+            readbacks: Readbacks::default(),
+            completed,
+            state: Mutex::new(State { recorder, groups: BindGroups::default() }),
+        }
+    }
+
+    /// For the probes, which decide what the device can do.
+    pub(crate) fn info_mut(&mut self) -> &mut DeviceInfo {
+        &mut self.info
+    }
+
+    fn segment(&self, segment: SegmentId) -> Result<wgpu::Buffer, SourceError> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        segments.get(&segment.0).cloned().ok_or_else(|| SourceError::Driver {
+            call: "segment",
+            detail: format!("segment {} was given back, or is another device's", segment.0),
+        })
+    }
+
+    fn kernel(&self, kernel: KernelId) -> Result<Arc<Kernel>> {
+        let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
+        let found = kernels.get(kernel.0 as usize).cloned();
+        found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
+    }
+
+    /// A slice of everything in a segment.
+    fn whole(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
+        Slice { segment, offset: 0, bytes: buffer.size() }
+    }
+
+    fn no_virtual_memory<T>(call: &'static str) -> Result<T, SourceError> {
+        let detail = "wgpu has no virtual memory; `limits().virtual_memory` says so".to_owned();
+        Err(SourceError::Driver { call, detail })
+    }
+}
+
+impl SegmentSource for WgpuBackend {
+    fn limits(&self) -> SourceLimits {
+        self.source
+    }
+
+    fn device_memory(&self) -> DeviceMemory {
+        DeviceMemory::default()
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        let max = self.source.max_segment;
+        if bytes > max {
+            let detail = format!("one buffer of this device holds at most {max} bytes");
+            return Err(SourceError::OutOfMemory { bytes, detail });
+        }
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        let buffer = self.gpu.buffer("forebay segment", size, usage, false)?;
+        let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
+        Ok(SegmentId(id))
+    }
+
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let buffer = self.segment(segment)?;
+        // Commands recorded and not submitted may still name the buffer, and would be refused without it.
+        let submitted = {
+            let mut state = lock(&self.state);
+            state.groups.clear();
+            state.recorder.submit()
+        };
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        // Not left to the last reference, which wgpu may hold: the memory goes as soon as the device is done.
+        buffer.destroy();
+        submitted.and_then(|_| self.gpu.poll())
+    }
+
+    fn reserve(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+        Self::no_virtual_memory("reserve")
+    }
+
+    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
+        Self::no_virtual_memory("unreserve")
+    }
+
+    fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
+        Self::no_virtual_memory("map")
+    }
+
+    fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
+        Self::no_virtual_memory("unmap")
+    }
+
+    fn fence(&self) -> Result<Fence, SourceError> {
+        lock(&self.state).recorder.submit()
+    }
+
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        if self.completed.load(Ordering::Acquire) >= fence.0 {
+            return Ok(true);
+        }
+        self.gpu.poll()?;
+        Ok(self.completed.load(Ordering::Acquire) >= fence.0)
+    }
+
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        if self.completed.load(Ordering::Acquire) >= fence.0 {
+            return Ok(());
+        }
+        // Waited for without the lock: others go on recording.
+        let submission = lock(&self.state).recorder.submission(fence);
+        if let Some((reached, index)) = submission {
+            self.gpu.wait(index)?;
+            self.completed.fetch_max(reached.0, Ordering::AcqRel);
+        }
+        Ok(())
+    }
+}
+
+impl Backend for WgpuBackend {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
+        let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        kernels.push(Arc::new(kernel));
+        Ok(KernelId(kernels.len() as u32 - 1))
+    }
+
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.gpu.check()?;
+        let kernel = self.kernel(launch.kernel)?;
+        if launch.bindings.len() != kernel.bindings as usize {
+            let (expected, got) = (kernel.bindings, launch.bindings.len());
+            return Err(Error::argument(
+                "launch",
+                format!("`{}` binds {expected} slices; got {got}", kernel.label),
+            ));
+        }
+        let (params, max) = (launch.params.len(), self.info.limits.max_params);
+        if params > max as usize || (params > 0) != kernel.params {
+            let expected =
+                if kernel.params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
+            return Err(Error::argument(
+                "launch",
+                format!("`{}` {expected} parameters; got {params}", kernel.label),
+            ));
+        }
+        let state = &mut *lock(&self.state);
+        let storage = match launch.bindings {
+            [] => None,
+            slices => Some(
+                state.groups.get(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
+            ),
+        };
+        state.recorder.dispatch(&Dispatch {
+            kernel: launch.kernel,
+            pipeline: &kernel.pipeline,
+            storage: storage.as_ref(),
+            params: launch.params,
+            groups: launch.groups,
+        })?;
+        Ok(())
+    }
+
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        let buffer = self.segment(dst.segment)?;
+        Ok(lock(&self.state).recorder.upload(&buffer, dst.offset, data)?)
+    }
+
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        let buffer = self.segment(src.segment)?;
+        let mut offset = src.offset;
+        for part in data.chunks_mut(READBACK as usize) {
+            let bytes = part.len() as u64;
+            let staging = self.readbacks.take(&self.gpu, bytes)?;
+            let submission = {
+                let recorder = &mut lock(&self.state).recorder;
+                recorder.encoder().copy_buffer_to_buffer(&buffer, offset, &staging, 0, bytes);
+                let fence = recorder.submit()?;
+                recorder.submission(fence)
+            };
+            self.readbacks.read(&self.gpu, staging, submission.map(|(_, index)| index), part)?;
+            offset += bytes;
+        }
+        Ok(())
+    }
+
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        if src.bytes == 0 {
+            return Ok(());
+        }
+        let from = self.segment(src.segment)?;
+        if src.segment == dst.segment {
+            return self.words.copy(self, Self::whole(src.segment, &from), dst.offset, src.offset, src.bytes);
+        }
+        let to = self.segment(dst.segment)?;
+        lock(&self.state)
+            .recorder
+            .encoder()
+            .copy_buffer_to_buffer(&from, src.offset, &to, dst.offset, src.bytes);
+        Ok(self.gpu.check()?)
+    }
+
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        if dst.bytes == 0 {
+            return Ok(());
+        }
+        let buffer = self.segment(dst.segment)?;
+        {
+            let recorder = &mut lock(&self.state).recorder;
+            if word == 0 && (dst.bytes >= CLEAR || !recorder.in_pass()) {
+                recorder.encoder().clear_buffer(&buffer, dst.offset, Some(dst.bytes));
+                return Ok(self.gpu.check()?);
+            }
+        }
+        self.words.fill(self, Self::whole(dst.segment, &buffer), dst.offset, dst.bytes, word)
+    }
+
+    fn flush(&self) -> Result<()> {
+        lock(&self.state).recorder.submit()?;
+        Ok(())
+    }
+}

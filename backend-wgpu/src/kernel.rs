@@ -1,0 +1,173 @@
+//! Kernels: WGSL to naga's IR, checked; every storage binding made read_write; IR to a pipeline.
+
+use std::fmt::Display;
+
+use forebay_core::backend::{KernelSource, Limits};
+use forebay_core::error::{Error, Result};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+
+use crate::bind::Layouts;
+use crate::gpu::{Gpu, one_line};
+
+/// A compiled kernel.
+#[derive(Debug)]
+pub(crate) struct Kernel {
+    pub(crate) label: String,
+    pub(crate) pipeline: wgpu::ComputePipeline,
+    /// Storage bindings.
+    pub(crate) bindings: u32,
+    /// Whether it has a uniform block.
+    pub(crate) params: bool,
+}
+
+/// What a module binds.
+struct Interface {
+    bindings: u32,
+    params: bool,
+}
+
+/// Compiles a kernel.
+pub(crate) fn compile(
+    gpu: &Gpu,
+    layouts: &Layouts,
+    limits: &Limits,
+    source: &KernelSource<'_>,
+) -> Result<Kernel> {
+    let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
+    let mut module = naga::front::wgsl::parse_str(source.wgsl)
+        .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
+    check_entry(&module, source.entry).map_err(refuse)?;
+    // Checked as it was written, for messages that quote it; the device's own features are wgpu's to check.
+    Validator::new(ValidationFlags::all(), Capabilities::all())
+        .validate(&module)
+        .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
+    let interface = interface(&module, limits).map_err(refuse)?;
+    open_storage(&mut module);
+
+    let label = Some(source.label);
+    let module = wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module));
+    let checks = runtime_checks();
+    let made = gpu.scoped(|| {
+        // SAFETY: kernels guard their own accesses (the contract of the core's launches: slices lie inside their
+        // segments, kernels compare positions with the lengths they are given) and their loops end. Where that is in
+        // doubt, debug builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
+        let module = unsafe {
+            gpu.device
+                .create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label, source: module }, checks)
+        };
+        let layout = layouts.pipeline(&gpu.device, interface.bindings, interface.params);
+        gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label,
+            layout: Some(&layout),
+            module: &module,
+            entry_point: Some(source.entry),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                constants: source.overrides,
+                // WGSL's meaning of workgroup variables.
+                zero_initialize_workgroup_memory: true,
+            },
+            cache: None,
+        })
+    });
+    let pipeline = made.map_err(|error| refuse(one_line(&error)))?;
+    gpu.check()?;
+    Ok(Kernel {
+        label: source.label.to_owned(),
+        pipeline,
+        bindings: interface.bindings,
+        params: interface.params,
+    })
+}
+
+/// Which checks wgpu adds to shaders.
+fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
+    let careful = cfg!(debug_assertions)
+        || std::env::var("FOREBAY_BOUNDS_CHECKS").is_ok_and(|value| !matches!(&*value, "" | "0"));
+    let mut checks = wgpu::ShaderRuntimeChecks::checked();
+    checks.bounds_checks = careful;
+    checks.force_loop_bounding = false;
+    checks
+}
+
+fn check_entry(module: &Module, entry: &str) -> Result<(), String> {
+    match module.entry_points.iter().find(|found| found.name == entry) {
+        Some(found) if found.stage == ShaderStage::Compute => Ok(()),
+        Some(_) => Err(format!("entry point `{entry}` is not a compute shader")),
+        None => {
+            let names =
+                module.entry_points.iter().map(|found| format!("`{}`", found.name)).collect::<Vec<_>>();
+            Err(format!("there is no entry point `{entry}`; the module has {}", listed(&names)))
+        }
+    }
+}
+
+fn listed(names: &[impl Display]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        names => names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Checks that the bindings are as the contract of `KernelSource` has them.
+fn interface(module: &Module, limits: &Limits) -> Result<Interface, String> {
+    let mut storage = Vec::new();
+    let mut params = false;
+    for (_, variable) in module.global_variables.iter() {
+        let name = variable.name.as_deref().unwrap_or("_");
+        let Some(binding) = variable.binding else { continue };
+        match (variable.space, binding.group, binding.binding) {
+            (AddressSpace::Storage { .. }, 0, number) => storage.push(number),
+            (AddressSpace::Uniform, 1, 0) => {
+                let size = module.types[variable.ty].inner.size(module.to_ctx());
+                if size > limits.max_params {
+                    let max = limits.max_params;
+                    return Err(format!("the parameters `{name}` have {size} bytes; at most {max} fit"));
+                }
+                params = true;
+            }
+            (_, group, number) => {
+                return Err(format!(
+                    "`{name}` is at @group({group}) @binding({number}); storage buffers belong in group 0, and one \
+                     uniform block at @group(1) @binding(0)"
+                ));
+            }
+        }
+    }
+    // Two views of one binding are one binding.
+    storage.sort_unstable();
+    storage.dedup();
+    if storage.iter().enumerate().any(|(expected, &number)| expected as u32 != number) {
+        return Err(format!("storage bindings are {}; they must be 0, 1, 2 and so on", listed(&storage)));
+    }
+    let bindings = storage.len() as u32;
+    if bindings > limits.max_bindings {
+        return Err(format!("it binds {bindings} buffers; this device allows {}", limits.max_bindings));
+    }
+    Ok(Interface { bindings, params })
+}
+
+/// Makes every storage buffer read_write: one buffer may not be bound in both ways in one dispatch, and inputs and
+/// outputs are slices of the same few buffers.
+fn open_storage(module: &mut Module) {
+    let open = |space: &mut AddressSpace| match space {
+        AddressSpace::Storage { access } => {
+            let closed = *access;
+            *access |= StorageAccess::LOAD | StorageAccess::STORE;
+            *access != closed
+        }
+        _ => false,
+    };
+    for (_, variable) in module.global_variables.iter_mut() {
+        open(&mut variable.space);
+    }
+    // Pointers that helper functions take, if there are any.
+    let pointers = module.types.iter().map(|(handle, ty)| (handle, ty.clone())).collect::<Vec<_>>();
+    for (handle, mut ty) in pointers {
+        if let TypeInner::Pointer { space, .. } | TypeInner::ValuePointer { space, .. } = &mut ty.inner {
+            if open(space) && module.types.get(&ty).is_none() {
+                module.types.replace(handle, ty);
+            }
+        }
+    }
+}

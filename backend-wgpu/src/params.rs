@@ -1,0 +1,94 @@
+//! The parameters of launches: a ring of uniform buffers, filled on the host and written once per submission.
+
+use forebay_core::backend::SourceError;
+
+use crate::gpu::Gpu;
+
+/// Bytes of parameters that one launch may have.
+pub(crate) const MAX_PARAMS: u32 = 4096;
+/// Bytes of parameters in one submission: 256 launches with the largest alignment.
+const CAPACITY: usize = 64 * 1024;
+
+/// One uniform buffer, in use by one submission at a time.
+#[derive(Debug)]
+pub(crate) struct Page {
+    buffer: wgpu::Buffer,
+    group: wgpu::BindGroup,
+}
+
+/// The parameters recorded since the last submission, and the pages that nobody uses.
+#[derive(Debug)]
+pub(crate) struct Params {
+    layout: wgpu::BindGroupLayout,
+    align: usize,
+    bytes: Vec<u8>,
+    page: Option<Page>,
+    free: Vec<Page>,
+}
+
+impl Params {
+    /// `layout` has one uniform buffer with a dynamic offset.
+    pub(crate) fn new(layout: wgpu::BindGroupLayout, align: u32) -> Self {
+        let align = align.max(16) as usize;
+        Self { layout, align, bytes: Vec::with_capacity(CAPACITY), page: None, free: Vec::new() }
+    }
+
+    /// Whether `len` more bytes fit into this submission.
+    pub(crate) fn has_room(&self, len: usize) -> bool {
+        self.bytes.len() + len <= CAPACITY
+    }
+
+    /// Adds one launch's parameters; returns what to bind and the dynamic offset.
+    pub(crate) fn push(&mut self, gpu: &Gpu, params: &[u8]) -> Result<(&wgpu::BindGroup, u32), SourceError> {
+        let page = match &mut self.page {
+            Some(page) => page,
+            none => {
+                let page = match self.free.pop() {
+                    Some(page) => page,
+                    None => Page::new(gpu, &self.layout)?,
+                };
+                none.insert(page)
+            }
+        };
+        let offset = self.bytes.len();
+        self.bytes.extend_from_slice(params);
+        self.bytes.resize((offset + params.len()).next_multiple_of(self.align), 0);
+        Ok((&page.group, offset as u32))
+    }
+
+    /// Writes what was recorded in front of the commands about to be submitted, and hands over the page they use.
+    pub(crate) fn submit(&mut self, gpu: &Gpu) -> Option<Page> {
+        let page = self.page.take()?;
+        gpu.queue.write_buffer(&page.buffer, 0, &self.bytes);
+        self.bytes.clear();
+        Some(page)
+    }
+
+    /// Takes a page back that the device has passed.
+    pub(crate) fn recycle(&mut self, page: Page) {
+        self.free.push(page);
+    }
+}
+
+impl Page {
+    fn new(gpu: &Gpu, layout: &wgpu::BindGroupLayout) -> Result<Self, SourceError> {
+        // The window of the last launch reaches MAX_PARAMS beyond its offset.
+        let bytes = CAPACITY as u64 + u64::from(MAX_PARAMS);
+        let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
+        let buffer = gpu.buffer("forebay parameters", bytes, usage, false)?;
+        let window = wgpu::BufferBinding {
+            buffer: &buffer,
+            offset: 0,
+            size: wgpu::BufferSize::new(MAX_PARAMS.into()),
+        };
+        let descriptor = wgpu::BindGroupDescriptor {
+            label: Some("forebay parameters"),
+            layout,
+            entries: &[wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(window) }],
+        };
+        let group = gpu.scoped(|| gpu.device.create_bind_group(&descriptor)).map_err(|error| {
+            SourceError::Driver { call: "create_bind_group", detail: crate::gpu::one_line(&error) }
+        })?;
+        Ok(Self { buffer, group })
+    }
+}

@@ -1,0 +1,128 @@
+//! Whether a device can really do what its driver says: every optional type is tried once, by a small kernel.
+
+use forebay_core::backend::{Backend, Features, KernelSource, Launch, SegmentSource, Slice};
+use forebay_core::error::Result;
+
+use crate::backend::WgpuBackend;
+
+/// One type: what it takes to use it, and a sum that only works if it works.
+pub(crate) struct Probe {
+    /// What wgpu calls it.
+    pub(crate) feature: wgpu::Features,
+    set: fn(&mut Features),
+    enable: &'static str,
+    element: &'static str,
+    /// Computes element 1 of `x`.
+    statement: &'static str,
+    before: [u64; 2],
+    after: [u64; 2],
+    /// Bytes of an element.
+    size: usize,
+}
+
+const F64: fn(f64) -> u64 = f64::to_bits;
+
+/// Everything that is tried.
+pub(crate) fn probes() -> [Probe; 4] {
+    [
+        Probe {
+            feature: wgpu::Features::SHADER_F16,
+            set: |features| features.f16 = true,
+            enable: "enable f16;",
+            element: "f16",
+            // 2 * 1.5 + 1 = 4
+            statement: "x[0] * 1.5h + x[1]",
+            before: [0x4000, 0x3c00],
+            after: [0x4000, 0x4400],
+            size: 2,
+        },
+        Probe {
+            feature: wgpu::Features::SHADER_I16,
+            set: |features| features.i16 = true,
+            enable: "enable wgpu_int16;",
+            element: "u16",
+            statement: "x[0] + x[1]",
+            before: [0xfff0, 0x0020],
+            after: [0xfff0, 0x0010],
+            size: 2,
+        },
+        Probe {
+            feature: wgpu::Features::SHADER_INT64,
+            set: |features| features.i64 = true,
+            enable: "",
+            element: "i64",
+            statement: "x[0] * 3li + x[1]",
+            before: [1 << 40, u64::MAX],
+            after: [1 << 40, (3 << 40) - 1],
+            size: 8,
+        },
+        Probe {
+            feature: wgpu::Features::SHADER_F64,
+            set: |features| features.f64 = true,
+            enable: "",
+            element: "f64",
+            statement: "x[0] / x[1]",
+            before: [F64(1.0), F64(3.0)],
+            after: [F64(1.0), F64(1.0 / 3.0)],
+            size: 8,
+        },
+    ]
+}
+
+impl Probe {
+    fn bytes(&self, values: [u64; 2]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(self.size)).collect()
+    }
+}
+
+/// Runs the probes in one kernel, and marks those that worked in `features`.
+///
+/// An error means that at least one of them breaks the device or does not compile: try them one by one.
+pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Features) -> Result<()> {
+    if probes.is_empty() {
+        return Ok(());
+    }
+    let mut wgsl = String::new();
+    probes.iter().for_each(|probe| wgsl.push_str(probe.enable));
+    for (binding, probe) in probes.iter().enumerate() {
+        let element = probe.element;
+        wgsl.push_str(&format!(
+            "@group(0) @binding({binding}) var<storage, read_write> x{binding}: array<{element}>;\n"
+        ));
+    }
+    wgsl.push_str("@compute @workgroup_size(1) fn main() {\n");
+    for (binding, probe) in probes.iter().enumerate() {
+        let value = probe.statement.replace('x', &format!("x{binding}"));
+        wgsl.push_str(&format!("x{binding}[1] = {value};\n"));
+    }
+    wgsl.push('}');
+
+    let label = "a probe of the device's types";
+    let kernel = backend.compile(&KernelSource { label, wgsl: &wgsl, entry: "main", overrides: &[] })?;
+    let step = backend.limits().alignment;
+    let segment = backend.alloc_segment(step * probes.len() as u64)?;
+    let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
+        segment,
+        offset: at * step,
+        bytes: 2 * probe.size as u64,
+    });
+    let slices = slices.collect::<Vec<_>>();
+    for (probe, &slice) in probes.iter().zip(&slices) {
+        backend.upload(slice, &probe.bytes(probe.before))?;
+    }
+    backend.launch(&Launch { kernel, bindings: &slices, params: &[], groups: [1, 1, 1] })?;
+    for (probe, &slice) in probes.iter().zip(&slices) {
+        let mut found = vec![0; slice.bytes as usize];
+        backend.download(slice, &mut found)?;
+        if found == probe.bytes(probe.after) {
+            (probe.set)(features);
+        } else {
+            log::warn!(
+                "{}: the driver offers {} but computes it wrongly; it is not used",
+                backend.info(),
+                probe.element
+            );
+        }
+    }
+    Ok(backend.free_segment(segment)?)
+}

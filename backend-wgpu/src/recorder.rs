@@ -1,0 +1,204 @@
+//! What was enqueued and not submitted yet, and what was submitted and not passed yet.
+//!
+//! Launches share one compute pass until a copy ends it. A batch is submitted when it is long enough, when its ring of
+//! parameters or staging memory is full, or when somebody asks. Few batches may be in flight: the host waits for the
+//! oldest, so neither staging memory nor the driver's own bookkeeping grows with the length of a run.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_core::backend::{Fence, KernelId, SourceError};
+
+use crate::gpu::Gpu;
+use crate::params::{Page, Params};
+use crate::staging::Belt;
+
+/// Launches in one submission.
+const LAUNCHES: u32 = 64;
+/// Launches after which a device that has nothing else to do gets them at once.
+const LAUNCHES_IDLE: u32 = 16;
+/// Submissions in flight.
+const IN_FLIGHT: usize = 6;
+
+/// A submission that the device may not have passed.
+#[derive(Debug)]
+struct Submission {
+    number: u64,
+    index: wgpu::SubmissionIndex,
+    page: Option<Page>,
+}
+
+/// One launch, looked up and checked.
+pub(crate) struct Dispatch<'a> {
+    pub(crate) kernel: KernelId,
+    pub(crate) pipeline: &'a wgpu::ComputePipeline,
+    pub(crate) storage: Option<&'a wgpu::BindGroup>,
+    pub(crate) params: &'a [u8],
+    pub(crate) groups: [u32; 3],
+}
+
+/// See the module.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    gpu: Arc<Gpu>,
+    // Above the encoder: a pass must end before its encoder goes.
+    pass: Option<wgpu::ComputePass<'static>>,
+    encoder: Option<wgpu::CommandEncoder>,
+    /// The pipeline that the pass has set.
+    bound: Option<KernelId>,
+    launches: u32,
+    params: Params,
+    belt: Belt,
+    submitted: u64,
+    completed: Arc<AtomicU64>,
+    in_flight: VecDeque<Submission>,
+}
+
+impl Recorder {
+    pub(crate) fn new(gpu: Arc<Gpu>, params: Params, completed: Arc<AtomicU64>) -> Self {
+        Self {
+            gpu,
+            pass: None,
+            encoder: None,
+            bound: None,
+            launches: 0,
+            params,
+            belt: Belt::default(),
+            submitted: 0,
+            completed,
+            in_flight: VecDeque::new(),
+        }
+    }
+
+    /// Records one launch.
+    pub(crate) fn dispatch(&mut self, dispatch: &Dispatch<'_>) -> Result<(), SourceError> {
+        if !self.params.has_room(dispatch.params.len()) {
+            self.submit()?;
+        }
+        let params = match dispatch.params {
+            [] => None,
+            bytes => Some(self.params.push(&self.gpu, bytes)?),
+        };
+        let pass = match &mut self.pass {
+            Some(pass) => pass,
+            none => {
+                let encoder = encoder(&mut self.encoder, &self.gpu);
+                self.bound = None;
+                // The pass lives beside its encoder, and ends before the encoder is used again.
+                none.insert(
+                    encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default()).forget_lifetime(),
+                )
+            }
+        };
+        if self.bound != Some(dispatch.kernel) {
+            pass.set_pipeline(dispatch.pipeline);
+            self.bound = Some(dispatch.kernel);
+        }
+        if let Some(storage) = dispatch.storage {
+            pass.set_bind_group(0, storage, &[]);
+        }
+        if let Some((group, offset)) = params {
+            pass.set_bind_group(1, group, &[offset]);
+        }
+        let [x, y, z] = dispatch.groups;
+        pass.dispatch_workgroups(x, y, z);
+        self.launches += 1;
+        let idle = self.launches >= LAUNCHES_IDLE && self.completed.load(Ordering::Acquire) == self.submitted;
+        if self.launches >= LAUNCHES || idle { self.submit().map(drop) } else { Ok(()) }
+    }
+
+    /// Records copies from the host, through staging memory, after everything recorded so far.
+    pub(crate) fn upload(
+        &mut self,
+        dst: &wgpu::Buffer,
+        mut offset: u64,
+        mut data: &[u8],
+    ) -> Result<(), SourceError> {
+        while !data.is_empty() {
+            while !self.belt.prepare(&self.gpu)? {
+                self.submit()?;
+                if !self.retire_oldest()? {
+                    let detail = "staging memory did not come back from the device".to_owned();
+                    return Err(SourceError::Driver { call: "map_async", detail });
+                }
+            }
+            self.pass = None;
+            let encoder = encoder(&mut self.encoder, &self.gpu);
+            let taken = self.belt.write(encoder, dst, offset, data)?;
+            offset += taken as u64;
+            data = &data[taken..];
+        }
+        Ok(())
+    }
+
+    /// The encoder, between passes, for copies.
+    pub(crate) fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        encoder(&mut self.encoder, &self.gpu)
+    }
+
+    /// Whether a copy would end a pass.
+    pub(crate) fn in_pass(&self) -> bool {
+        self.pass.is_some()
+    }
+
+    /// Submits what was recorded, if anything was. Returns the fence of everything submitted so far.
+    pub(crate) fn submit(&mut self) -> Result<Fence, SourceError> {
+        self.pass = None;
+        self.launches = 0;
+        let Some(encoder) = self.encoder.take() else {
+            return self.gpu.check().map(|()| Fence(self.submitted));
+        };
+        while self.in_flight.len() >= IN_FLIGHT {
+            self.retire_oldest()?;
+        }
+        self.belt.before_submit();
+        let page = self.params.submit(&self.gpu);
+        let index = self.gpu.queue.submit([encoder.finish()]);
+        self.submitted += 1;
+        let (number, completed) = (self.submitted, Arc::clone(&self.completed));
+        self.gpu.queue.on_submitted_work_done(move || {
+            completed.fetch_max(number, Ordering::AcqRel);
+        });
+        self.belt.after_submit();
+        self.in_flight.push_back(Submission { number, index, page });
+        // Nothing in wgpu is freed unless somebody polls.
+        self.gpu.poll()?;
+        self.retire();
+        Ok(Fence(number))
+    }
+
+    /// What to wait for so that the device has passed `fence`; `None` if it has.
+    pub(crate) fn submission(&mut self, fence: Fence) -> Option<(Fence, wgpu::SubmissionIndex)> {
+        self.retire();
+        let found = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
+        Some((Fence(found.number), found.index.clone()))
+    }
+
+    /// Takes back what the device has passed.
+    fn retire(&mut self) {
+        let completed = self.completed.load(Ordering::Acquire);
+        let passed = self.in_flight.iter().take_while(|submission| submission.number <= completed).count();
+        for submission in self.in_flight.drain(..passed) {
+            if let Some(page) = submission.page {
+                self.params.recycle(page);
+            }
+        }
+    }
+
+    /// Waits for the oldest submission; `false` if there is none.
+    fn retire_oldest(&mut self) -> Result<bool, SourceError> {
+        let Some(oldest) = self.in_flight.front() else { return Ok(false) };
+        self.gpu.wait(oldest.index.clone())?;
+        self.completed.fetch_max(oldest.number, Ordering::AcqRel);
+        self.retire();
+        Ok(true)
+    }
+}
+
+fn encoder<'a>(slot: &'a mut Option<wgpu::CommandEncoder>, gpu: &Gpu) -> &'a mut wgpu::CommandEncoder {
+    slot.get_or_insert_with(|| {
+        gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("forebay") })
+    })
+}

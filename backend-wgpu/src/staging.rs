@@ -1,0 +1,180 @@
+//! Host memory that the device can reach: a ring of mapped buffers for uploads, a few for downloads. Both bounded.
+
+use std::sync::{Arc, Mutex, mpsc};
+
+use forebay_core::backend::SourceError;
+
+use crate::gpu::{Gpu, lock, one_line};
+
+/// Bytes of one upload buffer.
+const CHUNK: u64 = 4 << 20;
+/// Upload buffers at most; when all of them are in flight, an upload waits for the device.
+const CHUNKS: usize = 8;
+/// A download goes through at most this many bytes at a time.
+pub(crate) const READBACK: u64 = 16 << 20;
+/// The smallest download buffer, so that all small downloads share one.
+const READBACK_MIN: u64 = 64 << 10;
+/// Download buffers that are kept.
+const READBACKS_KEPT: usize = 2;
+
+/// An upload buffer, mapped, and how much of it is taken.
+#[derive(Debug)]
+struct Chunk {
+    buffer: wgpu::Buffer,
+    used: u64,
+}
+
+/// What the device gave back.
+#[derive(Debug, Default)]
+struct Returned {
+    mapped: Vec<wgpu::Buffer>,
+    /// Buffers that could not be mapped again, because the device was lost.
+    dropped: usize,
+}
+
+/// The ring of upload buffers.
+#[derive(Debug, Default)]
+pub(crate) struct Belt {
+    open: Option<Chunk>,
+    /// Full, and read by commands that are not submitted yet.
+    closed: Vec<wgpu::Buffer>,
+    returned: Arc<Mutex<Returned>>,
+    made: usize,
+}
+
+impl Belt {
+    /// Makes sure that there is room for at least one word; `false` if the device has to pass something first.
+    pub(crate) fn prepare(&mut self, gpu: &Gpu) -> Result<bool, SourceError> {
+        if let Some(chunk) = self.open.take_if(|chunk| chunk.used >= CHUNK) {
+            self.close(chunk);
+        }
+        if self.open.is_some() {
+            return Ok(true);
+        }
+        let reused = {
+            let mut returned = lock(&self.returned);
+            self.made -= std::mem::take(&mut returned.dropped);
+            returned.mapped.pop()
+        };
+        let buffer = match reused {
+            Some(buffer) => buffer,
+            None if self.made == CHUNKS => return Ok(false),
+            None => {
+                let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
+                let buffer = gpu.buffer("forebay upload", CHUNK, usage, true)?;
+                self.made += 1;
+                buffer
+            }
+        };
+        self.open = Some(Chunk { buffer, used: 0 });
+        Ok(true)
+    }
+
+    /// Puts as much of `data` as fits into the open buffer, and records its copy to `dst`. Returns the bytes taken.
+    pub(crate) fn write(
+        &mut self,
+        encoder: &mut wgpu::CommandEncoder,
+        dst: &wgpu::Buffer,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<usize, SourceError> {
+        let Some(chunk) = &mut self.open else { return Ok(0) };
+        let len = data.len().min((CHUNK - chunk.used) as usize);
+        let bytes = len as u64;
+        let mut view = chunk
+            .buffer
+            .get_mapped_range_mut(chunk.used..chunk.used + bytes)
+            .map_err(|error| SourceError::Driver { call: "get_mapped_range", detail: one_line(&error) })?;
+        view.copy_from_slice(&data[..len]);
+        drop(view);
+        encoder.copy_buffer_to_buffer(&chunk.buffer, chunk.used, dst, offset, bytes);
+        chunk.used = (chunk.used + bytes).next_multiple_of(wgpu::MAP_ALIGNMENT);
+        Ok(len)
+    }
+
+    fn close(&mut self, chunk: Chunk) {
+        chunk.buffer.unmap();
+        self.closed.push(chunk.buffer);
+    }
+
+    /// Unmaps what the commands about to be submitted read.
+    pub(crate) fn before_submit(&mut self) {
+        if let Some(chunk) = self.open.take_if(|chunk| chunk.used > 0) {
+            self.close(chunk);
+        }
+    }
+
+    /// Asks for it back; it comes with a later poll.
+    pub(crate) fn after_submit(&mut self) {
+        for buffer in self.closed.drain(..) {
+            let returned = Arc::clone(&self.returned);
+            let mapped = buffer.clone();
+            buffer.map_async(wgpu::MapMode::Write, .., move |result| {
+                let mut returned = lock(&returned);
+                match result {
+                    Ok(()) => returned.mapped.push(mapped),
+                    Err(_) => returned.dropped += 1,
+                }
+            });
+        }
+    }
+}
+
+/// Download buffers that nobody uses.
+#[derive(Debug, Default)]
+pub(crate) struct Readbacks {
+    free: Mutex<Vec<wgpu::Buffer>>,
+}
+
+impl Readbacks {
+    /// A buffer of at least `bytes` bytes, which are at most [`READBACK`].
+    pub(crate) fn take(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
+        {
+            let mut free = lock(&self.free);
+            if let Some(found) = free.iter().position(|buffer| buffer.size() >= bytes) {
+                return Ok(free.swap_remove(found));
+            }
+        }
+        let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
+        gpu.buffer("forebay download", bytes.next_power_of_two().max(READBACK_MIN), usage, false)
+    }
+
+    /// Reads a buffer whose copy was submitted as `submission` (`None`: the device has passed it), and keeps the
+    /// buffer for the next download. Blocking.
+    pub(crate) fn read(
+        &self,
+        gpu: &Gpu,
+        buffer: wgpu::Buffer,
+        submission: Option<wgpu::SubmissionIndex>,
+        data: &mut [u8],
+    ) -> Result<(), SourceError> {
+        let bytes = data.len() as u64;
+        let (sender, receiver) = mpsc::channel();
+        buffer.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
+            // The receiver is gone only if waiting failed, which is what the caller is told.
+            let _ = sender.send(result);
+        });
+        match submission {
+            Some(submission) => gpu.wait(submission)?,
+            None => gpu.poll()?,
+        }
+        let refused = |detail: String| SourceError::Driver { call: "map_async", detail };
+        match receiver.recv() {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => return gpu.check().and(Err(refused(one_line(&error)))),
+            Err(_) => return gpu.check().and(Err(refused("the driver never answered".to_owned()))),
+        }
+        let view = buffer.get_mapped_range(..bytes).map_err(|error| refused(one_line(&error)))?;
+        data.copy_from_slice(&view);
+        drop(view);
+        buffer.unmap();
+        let mut free = lock(&self.free);
+        free.push(buffer);
+        if free.len() > READBACKS_KEPT {
+            // The largest ones serve every later download.
+            free.sort_by_key(|buffer| std::cmp::Reverse(buffer.size()));
+            free.truncate(READBACKS_KEPT);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,93 @@
+//! The backend's own kernels: copies within a segment, and fills.
+
+use std::sync::OnceLock;
+
+use forebay_core::backend::{Backend, KernelId, KernelSource, Launch, Slice};
+use forebay_core::error::Result;
+
+use crate::backend::WgpuBackend;
+
+/// Invocations in a workgroup, as the module has them.
+const WORKGROUP: u64 = 64;
+/// Bytes in a word and in a vector of four.
+const WORD: u64 = 4;
+const QUAD: u64 = 16;
+
+/// The kernels, compiled when first used.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    kernels: [OnceLock<KernelId>; 4],
+}
+
+/// What to do, in the order of [`Words::kernels`].
+#[derive(Clone, Copy)]
+enum Work {
+    CopyWords,
+    CopyQuads,
+    FillWords,
+    FillQuads,
+}
+
+impl Words {
+    /// Copies inside the segment that `whole` spans.
+    pub(crate) fn copy(
+        &self,
+        backend: &WgpuBackend,
+        whole: Slice,
+        dst: u64,
+        src: u64,
+        bytes: u64,
+    ) -> Result<()> {
+        if (dst | src | bytes) % QUAD == 0 {
+            self.run(backend, Work::CopyQuads, whole, [dst / QUAD, src / QUAD, bytes / QUAD], 0)
+        } else {
+            self.run(backend, Work::CopyWords, whole, [dst / WORD, src / WORD, bytes / WORD], 0)
+        }
+    }
+
+    /// Sets words inside the segment that `whole` spans.
+    pub(crate) fn fill(
+        &self,
+        backend: &WgpuBackend,
+        whole: Slice,
+        dst: u64,
+        bytes: u64,
+        word: u32,
+    ) -> Result<()> {
+        if (dst | bytes) % QUAD == 0 {
+            self.run(backend, Work::FillQuads, whole, [dst / QUAD, 0, bytes / QUAD], word)
+        } else {
+            self.run(backend, Work::FillWords, whole, [dst / WORD, 0, bytes / WORD], word)
+        }
+    }
+
+    fn run(
+        &self,
+        backend: &WgpuBackend,
+        work: Work,
+        whole: Slice,
+        place: [u64; 3],
+        value: u32,
+    ) -> Result<()> {
+        let slot = &self.kernels[work as usize];
+        let kernel = match slot.get() {
+            Some(kernel) => *kernel,
+            None => {
+                let entry = ["copy_words", "copy_quads", "fill_words", "fill_quads"][work as usize];
+                let source =
+                    KernelSource { label: entry, wgsl: include_str!("words.wgsl"), entry, overrides: &[] };
+                let kernel = backend.compile(&source)?;
+                *slot.get_or_init(|| kernel)
+            }
+        };
+        let mut params = [0; 16];
+        let words = place.into_iter().map(|n| n as u32).chain([value]);
+        for (to, from) in params.chunks_exact_mut(4).zip(words) {
+            to.copy_from_slice(&from.to_ne_bytes());
+        }
+        let groups = place[2].div_ceil(WORKGROUP);
+        let x = groups.min(backend.info().limits.max_groups.into());
+        let groups = [x as u32, groups.div_ceil(x) as u32, 1];
+        backend.launch(&Launch { kernel, bindings: &[whole], params: &params, groups })
+    }
+}
