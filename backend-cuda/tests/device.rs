@@ -10,7 +10,8 @@ use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::CudaBackend;
 use scenarios::{
-    DOUBLE, MIB, Product, SCALE, copies_and_fills, downloaded, kernel, pattern, slice, uploads_and_downloads,
+    DOUBLE, MIB, Product, SCALE, a_pool_keeps_contents, copies_and_fills, downloaded, kernel, pattern, slice,
+    uploads_and_downloads,
 };
 
 /// The device, for as long as `body` runs.
@@ -38,6 +39,11 @@ fn floats(bytes: &[u8]) -> Vec<f32> {
 #[test]
 fn uploads_and_downloads_arrive() {
     on_device(|backend| uploads_and_downloads(&*backend));
+}
+
+#[test]
+fn a_pool_keeps_its_contents() {
+    on_device(|backend| a_pool_keeps_contents(&backend));
 }
 
 #[test]

@@ -11,7 +11,9 @@ use forebay_core::backend::{Backend, Fence, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::{CudaBackend, Unavailable};
-use scenarios::{MIB, Product, copies_and_fills, downloaded, pattern, slice, uploads_and_downloads};
+use scenarios::{
+    MIB, Product, a_pool_keeps_contents, copies_and_fills, downloaded, pattern, slice, uploads_and_downloads,
+};
 
 /// Pages of the fake driver.
 const PAGE: u64 = 2 * MIB;
@@ -45,6 +47,19 @@ on_fake! {
     copies_and_fills_stay_on_the_device(Driver) {
         let backend = open();
         copies_and_fills(&*backend);
+        assert_eq!(used(&*backend), 0);
+    }
+
+    a_pool_keeps_contents_in_virtual_memory(Driver, "FAKE_CUDA_MEMORY" = "67108864") {
+        let backend = open();
+        a_pool_keeps_contents(&backend);
+        assert_eq!((used(&*backend), count("cuMemUnmap")), (0, count("cuMemMap")));
+    }
+
+    a_pool_keeps_contents_in_plain_segments(Driver, "FOREBAY_CUDA_VMM" = "0") {
+        let backend = open();
+        a_pool_keeps_contents(&backend);
+        assert!(count("cuMemAlloc_v2") > 10 && count("cuMemMap") == 0);
         assert_eq!(used(&*backend), 0);
     }
 

@@ -1,8 +1,11 @@
 //! What must be true on every device, the fake one and real ones.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
+use std::sync::Arc;
+
 use forebay_core::backend::{Backend, KernelSource, MatmulCall, MatrixOperand, SegmentId, Slice};
 use forebay_core::dtype::DType;
+use forebay_core::memory::{Block, Config, Pool, Request};
 use half::{bf16, f16};
 
 pub(crate) const MIB: u64 = 1 << 20;
@@ -13,12 +16,17 @@ pub(crate) fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
 
 /// Bytes without a period that any chunk size would hide.
 pub(crate) fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
+    let mut random = random(seed);
+    std::iter::repeat_with(|| (random() >> 8) as u8).take(bytes).collect()
+}
+
+/// Numbers of 16 bits, the same for every run.
+fn random(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed | 1;
-    let next = || {
+    move || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    };
-    std::iter::repeat_with(next).take(bytes).collect()
+        state >> 16
+    }
 }
 
 pub(crate) fn downloaded(backend: &dyn Backend, from: Slice) -> Vec<u8> {
@@ -52,6 +60,58 @@ pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
     backend.upload(slice(segment, 0, 0), &[]).unwrap();
     backend.download(slice(segment, 0, 0), &mut []).unwrap();
     backend.free_segment(segment).unwrap();
+}
+
+/// Ten thousand random operations of the core's pool, in little memory: no block is touched through another one, whatever
+/// is freed, merged, given back and mapped anew.
+pub(crate) fn a_pool_keeps_contents(backend: &Arc<dyn Backend>) {
+    let pool = Pool::new(backend.clone(), Config { max_memory: Some(48 * MIB), ..Config::default() });
+    let whole = |block: &Block| slice(block.segment, block.offset, block.size);
+    let check = |(block, word): &(Block, u32)| {
+        let expected = word.to_le_bytes();
+        let bytes = downloaded(&**backend, whole(block));
+        assert!(bytes.chunks_exact(4).all(|found| found == expected), "{block:?} does not hold {word:#x}");
+    };
+    let mut live: Vec<(Block, u32)> = Vec::new();
+    let mut random = random(1);
+    let mut full = 0;
+    for word in 0..10_000_u32 {
+        let pick = |at: u32, live: &[_]| at as usize % live.len().max(1);
+        match random() % 100 {
+            0..50 => match pool.alloc(Request::new(u64::from(random() % 2048) << (random() % 11))) {
+                Ok(block) => {
+                    backend.fill(whole(&block), word).unwrap();
+                    live.push((block, word));
+                }
+                Err(error) => {
+                    assert!(error.is_out_of_memory(), "{error}");
+                    full += 1;
+                    live.drain(..live.len() / 2).for_each(|(block, _)| pool.free(block));
+                }
+            },
+            50..80 if !live.is_empty() => pool.free(live.swap_remove(pick(random(), &live)).0),
+            80..90 if !live.is_empty() => {
+                let block = live.swap_remove(pick(random(), &live)).0;
+                pool.free_after(block, backend.fence().unwrap());
+            }
+            90..96 if live.len() > 1 => {
+                let (from, to) = (pick(random(), &live), pick(random(), &live));
+                let (source, target) = (live[from], live[to].0);
+                if from != to && source.0.size >= target.size {
+                    let part = Slice { bytes: target.size, ..whole(&source.0) };
+                    backend.copy(whole(&target), part).unwrap();
+                    live[to].1 = source.1;
+                }
+            }
+            96..99 if !live.is_empty() => check(&live[pick(random(), &live)]),
+            99 => drop(pool.trim(u64::from(random() % 48) * MIB).unwrap()),
+            _ => {}
+        }
+    }
+    assert!(full > 0, "the device was never full");
+    live.iter().for_each(check);
+    live.iter().for_each(|(block, _)| pool.free(*block));
+    assert_eq!(pool.stats().allocated(), 0);
 }
 
 /// Copies and fills take their place between uploads and downloads.
