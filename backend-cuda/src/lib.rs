@@ -25,35 +25,14 @@ mod fences;
 mod kernels;
 mod libraries;
 mod matmul;
+pub mod nvrtc;
 mod staging;
 mod switches;
 mod toolkit;
+pub mod translate;
 mod virtual_memory;
 
 pub use backend::CudaBackend;
 pub use driver::Unavailable;
 pub use libraries::{Found, Library, libraries, probe};
 pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};
-
-// The translator and the compiler, until they are merged.
-mod translate {
-    pub(crate) struct Translated {
-        pub(crate) source: String,
-        pub(crate) entry: String,
-        pub(crate) workgroup_size: [u32; 3],
-        pub(crate) bindings: Vec<()>,
-        pub(crate) params_size: u32,
-        pub(crate) needs_lengths: bool,
-    }
-    pub(crate) fn translate(_: &str, _: &str, _: &[(&str, f64)]) -> Result<Translated, String> {
-        Err("the translator is not part of this build".to_owned())
-    }
-}
-mod nvrtc {
-    pub(crate) fn version() -> Result<(u32, u32), String> {
-        Err("the compiler is not part of this build".to_owned())
-    }
-    pub(crate) fn compile(_: &str, _: &str, _: u32) -> Result<Vec<u8>, String> {
-        Err("the compiler is not part of this build".to_owned())
-    }
-}

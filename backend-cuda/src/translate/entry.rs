@@ -1,0 +1,398 @@
+//! The whole text: prelude, types, functions and the kernel.
+
+use std::cell::Cell;
+use std::fmt::Write;
+
+use naga::proc::Layouter;
+use naga::valid::{GlobalUse, ModuleInfo};
+use naga::{AddressSpace, BuiltIn, EntryPoint, FastHashMap, FastHashSet, Function, GlobalVariable, Handle};
+use naga::{Module, StorageAccess, TypeInner};
+
+use super::function::FunctionWriter;
+use super::names::{Names, plain};
+use super::types::Context;
+use super::{Binding, Needs, Options, SHARED_MEMORY, TranslateError, Translated, uniform, unsupported};
+
+const PRELUDE: [&str; 7] = [
+    include_str!("prelude/base.cuh"),
+    include_str!("prelude/math.cuh"),
+    include_str!("prelude/bits.cuh"),
+    include_str!("prelude/pack.cuh"),
+    include_str!("prelude/matrix.cuh"),
+    include_str!("prelude/atomic.cuh"),
+    include_str!("prelude/subgroup.cuh"),
+];
+
+/// Threads of a warp.
+const WARP: u32 = 32;
+
+impl Context<'_> {
+    /// The parameters that a function has beside its own: the globals that it uses, as declaration and as name.
+    pub(super) fn implicit(&self, function: Handle<Function>) -> impl Iterator<Item = (String, String)> {
+        let info = &self.info[function];
+        let mut list = Vec::new();
+        for (handle, global) in self.module.global_variables.iter().filter(|&(h, _)| !info[h].is_empty()) {
+            let Some(name) = self.globals.get(&handle) else { continue };
+            let ty = || self.type_name(global.ty).unwrap_or_default();
+            match global.space {
+                AddressSpace::Storage { .. } => {
+                    list.push((self.pointer(handle, "").unwrap_or_default(), name.clone()));
+                }
+                AddressSpace::Uniform => list.push((format!("const {}& {name}", ty()), name.clone())),
+                AddressSpace::Private => list.push((format!("{}& {name}", ty()), name.clone())),
+                _ => {} // workgroup memory lies at file scope
+            }
+        }
+        if info.global_uses.iter().any(|u| u.contains(GlobalUse::QUERY)) {
+            list.push(("const Lengths& lengths".to_owned(), "lengths".to_owned()));
+        }
+        list.into_iter()
+    }
+
+    /// The declaration of a storage binding.
+    fn pointer(&self, global: Handle<GlobalVariable>, restrict: &str) -> Result<String, TranslateError> {
+        let variable = &self.module.global_variables[global];
+        let ty = match self.dynamic(variable.ty) {
+            Some((element, _)) => self.element_name(element)?,
+            None => self.type_name(variable.ty)?,
+        };
+        let name = &self.globals[&global];
+        Ok(match self.written.contains(&global) {
+            true => format!("{ty}* {name}"),
+            false => format!("const {ty}*{restrict} {name}"),
+        })
+    }
+}
+
+/// Writes the only entry point of `module`, which has been reduced to what that uses; `declared` is the whole module.
+pub(super) fn write(
+    declared: &Module,
+    module: &Module,
+    info: &ModuleInfo,
+    wgsl: &str,
+    options: &Options<'_>,
+) -> Result<Translated, TranslateError> {
+    let entry = &module.entry_points[0];
+    let mut layouts = Layouter::default();
+    layouts.update(module.to_ctx()).map_err(|e| TranslateError::Invalid(e.to_string()))?;
+    let mut context = Context {
+        module,
+        info,
+        layouts,
+        structs: FastHashMap::default(),
+        globals: FastHashMap::default(),
+        functions: FastHashMap::default(),
+        constants: FastHashMap::default(),
+        written: FastHashSet::default(),
+        places: FastHashMap::default(),
+        uniformity: uniform::analyze(module, entry),
+        pieces: Cell::default(),
+        needs: Cell::default(),
+        wgsl,
+    };
+    let bindings = bind(&mut context, declared)?;
+    let [x, y, z] = entry.workgroup_size;
+    let threads = x * y * z;
+
+    let mut names = Names::default();
+    let mut text = String::new();
+    context.write_structs(&mut names, &mut text)?;
+    context.write_constants(&mut names, &mut text)?;
+    for (handle, function) in module.functions.iter() {
+        let name = names.unique("f_", function.name.as_deref().unwrap_or(""));
+        context.functions.insert(handle, name);
+    }
+    for (handle, global) in module.global_variables.iter() {
+        let name = names.unique("g_", global.name.as_deref().unwrap_or(""));
+        context.globals.insert(handle, name);
+    }
+    let context = context;
+    let workgroup_memory = write_workgroup(&context, &mut text)?;
+    let queries = info.get_entry_point(0).global_uses.iter().any(|u| u.contains(GlobalUse::QUERY));
+    if queries {
+        writeln!(text, "struct Lengths {{ u64 bytes[{}]; }};", bindings.len()).ok();
+    }
+
+    let mut functions = String::new();
+    for (handle, function) in module.functions.iter() {
+        write_function(&context, handle, function, &mut functions)?;
+    }
+    let name = format!("k_{}", plain(&entry.name));
+    let params_size = write_kernel(&context, entry, &name, &bindings, queries, options, &mut functions)?;
+
+    let pieces = context.pieces.get();
+    if pieces.subgroup {
+        writeln!(text, "WGSL_FN u32 all_lanes() {{ return {}; }}", all_lanes(entry.workgroup_size)).ok();
+    }
+    let mut source = String::new();
+    let label = options.label.replace(['\n', '\r', '\\'], " ");
+    let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
+    writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
+    let wanted = [true, pieces.math, pieces.bits, pieces.pack, pieces.matrix, pieces.atomic, pieces.subgroup];
+    for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
+        source.push_str(piece);
+        source.push('\n');
+    }
+    write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
+
+    let needs = Needs { subgroups: pieces.subgroup || uses_subgroups(module, entry), ..context.needs.get() };
+    debug_assert!(threads > 0);
+    Ok(Translated {
+        source,
+        entry: name,
+        workgroup_size: entry.workgroup_size,
+        workgroup_memory,
+        bindings,
+        needs_lengths: queries,
+        params_size,
+        needs,
+    })
+}
+
+/// The storage bindings of the declared module; checks every resource of the entry point on the way.
+fn bind(context: &mut Context<'_>, declared: &Module) -> Result<Vec<Binding>, TranslateError> {
+    let module = context.module;
+    let uses = context.info.get_entry_point(0);
+    let mut bindings: Vec<Binding> = Vec::new();
+    for (_, global) in declared.global_variables.iter() {
+        let (AddressSpace::Storage { .. }, Some(at)) = (global.space, global.binding) else { continue };
+        if at.group == 0 && bindings.iter().all(|b| b.binding != at.binding) {
+            bindings.push(Binding {
+                binding: at.binding,
+                name: global.name.clone().unwrap_or_default(),
+                used: false,
+                written: false,
+                fixed_size: 0,
+                stride: 0,
+            });
+        }
+    }
+    bindings.sort_by_key(|b| b.binding);
+    for (handle, global) in module.global_variables.iter() {
+        let name = global.name.clone().unwrap_or_default();
+        let wrong = |found: String| Err(TranslateError::Resource { name: name.clone(), found });
+        match (global.space, global.binding) {
+            (AddressSpace::Storage { access }, Some(at)) if at.group == 0 => {
+                let Some(place) = bindings.iter().position(|b| b.binding == at.binding) else { continue };
+                let written = uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC)
+                    && access.contains(StorageAccess::STORE);
+                context.places.insert(handle, place);
+                if written {
+                    context.written.insert(handle);
+                }
+                let (fixed_size, stride) = extent(context, global);
+                bindings[place] =
+                    Binding { binding: at.binding, name, used: true, written, fixed_size, stride };
+            }
+            (AddressSpace::Uniform, Some(at)) if (at.group, at.binding) == (1, 0) => {}
+            (AddressSpace::Storage { .. } | AddressSpace::Uniform, Some(at)) => {
+                let kind =
+                    if global.space == AddressSpace::Uniform { "a uniform" } else { "a storage buffer" };
+                return wrong(format!("{kind} at @group({}) @binding({})", at.group, at.binding));
+            }
+            (AddressSpace::Handle, _) => {
+                context.type_name(global.ty)?;
+                return wrong("a resource without an address".to_owned());
+            }
+            (AddressSpace::Private | AddressSpace::WorkGroup, _) => {}
+            (space, _) => return wrong(format!("in the address space {space:?}")),
+        }
+    }
+    Ok(bindings)
+}
+
+/// Bytes before the runtime-sized array of a binding, and that array's stride.
+fn extent(context: &Context<'_>, global: &GlobalVariable) -> (u32, u32) {
+    if let Some((_, stride)) = context.dynamic(global.ty) {
+        return (0, stride);
+    }
+    if let TypeInner::Struct { members, .. } = context.inner(global.ty)
+        && let Some(last) = members.last()
+        && let Some((_, stride)) = context.dynamic(last.ty)
+    {
+        return (last.offset, stride);
+    }
+    (context.layouts[global.ty].size, 0)
+}
+
+fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, TranslateError> {
+    let mut bytes = 0u64;
+    for (handle, global) in context.module.global_variables.iter() {
+        if global.space == AddressSpace::WorkGroup {
+            let (ty, name) = (context.type_name(global.ty)?, &context.globals[&handle]);
+            writeln!(text, "static __shared__ __align__(16) {ty} {name};").ok();
+            bytes += u64::from(context.layouts[global.ty].size).next_multiple_of(16);
+        }
+    }
+    match u32::try_from(bytes) {
+        Ok(bytes) if bytes <= SHARED_MEMORY => Ok(bytes),
+        _ => Err(TranslateError::WorkgroupMemory { bytes, limit: SHARED_MEMORY }),
+    }
+}
+
+fn write_function(
+    context: &Context<'_>,
+    handle: Handle<Function>,
+    function: &Function,
+    out: &mut String,
+) -> Result<(), TranslateError> {
+    let uniformity = &context.uniformity.functions[&handle];
+    let writer = FunctionWriter::new(context, function, &context.info[handle], uniformity);
+    let mut parameters = Vec::new();
+    for (argument, name) in function.arguments.iter().zip(&writer.arguments) {
+        parameters.push(match *context.inner(argument.ty) {
+            TypeInner::Pointer { base, .. } => format!("{}& {name}", context.type_name(base)?),
+            _ => format!("const {} {name}", context.type_name(argument.ty)?),
+        });
+    }
+    parameters.extend(context.implicit(handle).map(|(declaration, _)| declaration));
+    let result = function.result.as_ref().map_or(Ok("void".to_owned()), |r| context.type_name(r.ty))?;
+    let name = &context.functions[&handle];
+    writeln!(out, "WGSL_FN {result} {name}({}) {{", parameters.join(", ")).ok();
+    out.push_str(&writer.body()?);
+    out.push_str("}\n\n");
+    Ok(())
+}
+
+/// Writes the kernel and says how many bytes its uniform block has.
+fn write_kernel(
+    context: &Context<'_>,
+    entry: &EntryPoint,
+    name: &str,
+    bindings: &[Binding],
+    queries: bool,
+    options: &Options<'_>,
+    out: &mut String,
+) -> Result<u32, TranslateError> {
+    let [x, y, z] = entry.workgroup_size;
+    let threads = x * y * z;
+    let mut parameters: Vec<String> =
+        bindings.iter().map(|b| format!("const void* unused_{}", b.binding)).collect();
+    for (&handle, &place) in &context.places {
+        parameters[place] = context.pointer(handle, " __restrict__")?;
+    }
+    if queries {
+        parameters.push("const __grid_constant__ Lengths lengths".to_owned());
+    }
+    let mut params_size = 0;
+    let mut writer = FunctionWriter::new(
+        context,
+        &entry.function,
+        context.info.get_entry_point(0),
+        &context.uniformity.entry,
+    );
+    let index = local_index(entry.workgroup_size);
+    let mut cleared = false;
+    for (handle, global) in context.module.global_variables.iter() {
+        let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);
+        match global.space {
+            AddressSpace::Uniform => {
+                parameters.push(format!("const __grid_constant__ {} {global_name}", ty()?));
+                params_size = context.layouts[global.ty].size;
+            }
+            AddressSpace::Private => {
+                let value = global.init.map_or(Ok("{}".to_owned()), |init| {
+                    context.constant(init).map(|value| format!(" = {value}"))
+                })?;
+                writer.put(format!("{} {global_name}{value};", ty()?));
+            }
+            AddressSpace::WorkGroup if options.zero_workgroup_memory => {
+                writer.put(format!("zero({global_name}, {index}, {threads}u);"));
+                cleared = true;
+            }
+            _ => {}
+        }
+    }
+    if cleared {
+        writer.put("__syncthreads();");
+    }
+    for (argument, argument_name) in entry.function.arguments.iter().zip(writer.arguments.clone()) {
+        let ty = context.type_name(argument.ty)?;
+        let value = match (&argument.binding, context.inner(argument.ty)) {
+            (Some(naga::Binding::BuiltIn(builtin)), _) => builtin_value(*builtin, entry.workgroup_size)?,
+            (None, TypeInner::Struct { members, .. }) => {
+                let mut parts = Vec::new();
+                for member in members {
+                    match member.binding {
+                        Some(naga::Binding::BuiltIn(b)) => {
+                            parts.push(builtin_value(b, entry.workgroup_size)?)
+                        }
+                        _ => return unsupported("an input of a kernel that is no builtin"),
+                    }
+                }
+                context.compose(argument.ty, &parts, false)?
+            }
+            _ => return unsupported("an input of a kernel that is no builtin"),
+        };
+        writer.put(format!("const {ty} {argument_name} = {value};"));
+    }
+    let body = writer.body()?;
+    let parameters = parameters.join(",\n    ");
+    write!(
+        out,
+        "extern \"C\" __global__ void __launch_bounds__({threads}) {name}(\n    {parameters}) {{\n{body}}}\n"
+    )
+    .ok();
+    Ok(params_size)
+}
+
+fn local_index([x, y, z]: [u32; 3]) -> String {
+    match (y, z) {
+        (1, 1) => "threadIdx.x".to_owned(),
+        (_, 1) => format!("(threadIdx.x + threadIdx.y * {x}u)"),
+        _ => format!("(threadIdx.x + threadIdx.y * {x}u + threadIdx.z * {}u)", x * y),
+    }
+}
+
+/// The lanes of this warp that exist: the last one of an odd workgroup is not full.
+fn all_lanes(size: [u32; 3]) -> String {
+    let threads = size.iter().product::<u32>();
+    let rest = threads % WARP;
+    let last = (1u64 << rest) - 1;
+    match (rest, threads < WARP) {
+        (0, _) => "FULL".to_owned(),
+        (_, true) => format!("0x{last:x}u"),
+        (_, false) => format!("{} < {}u ? FULL : 0x{last:x}u", local_index(size), threads - rest),
+    }
+}
+
+fn builtin_value(builtin: BuiltIn, size: [u32; 3]) -> Result<String, TranslateError> {
+    let [x, y, z] = size;
+    let index = local_index(size);
+    Ok(match builtin {
+        BuiltIn::GlobalInvocationId => format!(
+            "{{blockIdx.x * {x}u + threadIdx.x, blockIdx.y * {y}u + threadIdx.y, blockIdx.z * {z}u + threadIdx.z}}"
+        ),
+        BuiltIn::LocalInvocationId => "{threadIdx.x, threadIdx.y, threadIdx.z}".to_owned(),
+        BuiltIn::LocalInvocationIndex => index,
+        BuiltIn::WorkGroupId => "{blockIdx.x, blockIdx.y, blockIdx.z}".to_owned(),
+        BuiltIn::WorkGroupSize => format!("{{{x}u, {y}u, {z}u}}"),
+        BuiltIn::NumWorkGroups => "{gridDim.x, gridDim.y, gridDim.z}".to_owned(),
+        BuiltIn::SubgroupSize => format!("{WARP}u"),
+        BuiltIn::SubgroupInvocationId => format!("{index} % {WARP}u"),
+        BuiltIn::SubgroupId => format!("{index} / {WARP}u"),
+        BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP)),
+        other => return unsupported(format!("the builtin {other:?} in a kernel")),
+    })
+}
+
+fn uses_subgroups(module: &Module, entry: &EntryPoint) -> bool {
+    let subgroup = |binding: &Option<naga::Binding>| {
+        matches!(
+            binding,
+            Some(naga::Binding::BuiltIn(
+                BuiltIn::SubgroupSize
+                    | BuiltIn::SubgroupInvocationId
+                    | BuiltIn::SubgroupId
+                    | BuiltIn::NumSubgroups
+            ))
+        )
+    };
+    entry.function.arguments.iter().any(|argument| {
+        subgroup(&argument.binding)
+            || match &module.types[argument.ty].inner {
+                TypeInner::Struct { members, .. } => members.iter().any(|m| subgroup(&m.binding)),
+                _ => false,
+            }
+    })
+}

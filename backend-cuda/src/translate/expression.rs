@@ -1,0 +1,324 @@
+//! Expressions: values as C++ values, pointers as C++ lvalues.
+
+use naga::{BinaryOperator as Op, Expression, Handle, Literal, RelationalFunction, ScalarKind, Type};
+use naga::{SwizzleComponent, TypeInner, UnaryOperator};
+
+use super::function::FunctionWriter;
+use super::{TranslateError, unsupported};
+
+const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
+
+impl FunctionWriter<'_> {
+    pub(super) fn inner(&self, handle: Handle<Expression>) -> &TypeInner {
+        self.info[handle].ty.inner_with(&self.context.module.types)
+    }
+
+    /// The name of an expression's type.
+    pub(super) fn type_of(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+        match self.info[handle].ty.handle() {
+            Some(ty) => self.context.type_name(ty),
+            None => self.context.inner_name(self.inner(handle)),
+        }
+    }
+
+    fn is_pointer(&self, handle: Handle<Expression>) -> bool {
+        self.inner(handle).pointer_space().is_some()
+    }
+
+    /// What a pointer expression points to, if that is a type of the module's (not a part of a vector).
+    fn pointee(&self, handle: Handle<Expression>) -> Option<Handle<Type>> {
+        match *self.inner(handle) {
+            TypeInner::Pointer { base, .. } => Some(base),
+            _ => None,
+        }
+    }
+
+    /// An expression's value: the name of its temporary, if it has one.
+    pub(super) fn value(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+        if let Some(name) = self.temporaries.get(&handle) {
+            return Ok(name.clone());
+        }
+        if self.is_pointer(handle) {
+            return self.place(handle);
+        }
+        self.expression(handle)
+    }
+
+    /// An expression, written out.
+    pub(super) fn expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+        match self.function.expressions[handle] {
+            Expression::Literal(literal) => self.context.literal(literal),
+            Expression::Constant(constant) => match self.context.constants.get(&constant) {
+                Some(name) => Ok(name.clone()),
+                None => self.context.constant(self.context.module.constants[constant].init),
+            },
+            Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.context.type_name(ty)?)),
+            Expression::Compose { ty, ref components } => {
+                let parts = components.iter().map(|&c| self.value(c)).collect::<Result<Vec<_>, _>>()?;
+                let vectors = components.iter().any(|&c| matches!(self.inner(c), TypeInner::Vector { .. }));
+                self.context.compose(ty, &parts, vectors)
+            }
+            Expression::Access { base, index } => {
+                let (base_text, index) = (self.value(base)?, self.value(index)?);
+                Ok(match self.inner(base) {
+                    TypeInner::Vector { .. } => format!("at({base_text}, {index})"),
+                    _ => format!("{base_text}[{index}]"),
+                })
+            }
+            Expression::AccessIndex { base, index } => self.member(base, self.info[base].ty.handle(), index),
+            Expression::Splat { size, value } => {
+                Ok(format!("splat<{}>({})", size as u32, self.value(value)?))
+            }
+            Expression::Swizzle { size, vector, pattern } => {
+                let parts =
+                    pattern[..size as usize].iter().map(|&c: &SwizzleComponent| (c as u32).to_string());
+                Ok(format!("swizzle<{}>({})", parts.collect::<Vec<_>>().join(", "), self.value(vector)?))
+            }
+            Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
+            Expression::Load { pointer } => {
+                let place = self.place(pointer)?;
+                if self.inner(pointer).is_atomic_pointer(&self.context.module.types) {
+                    self.context.need(|p| p.atomic = true);
+                    return Ok(format!("atomicLoad({place})"));
+                }
+                Ok(place)
+            }
+            Expression::Unary { op, expr } => self.unary(op, expr),
+            Expression::Binary { op, left, right } => self.binary(op, left, right),
+            Expression::Select { condition, accept, reject } => {
+                let (c, yes, no) = (self.value(condition)?, self.value(accept)?, self.value(reject)?);
+                Ok(match self.inner(condition) {
+                    TypeInner::Vector { .. } => format!("select({no}, {yes}, {c})"),
+                    _ => format!("({c} ? {yes} : {no})"),
+                })
+            }
+            Expression::Relational { fun, argument } => {
+                self.context.need(|p| p.math = true);
+                let name = match fun {
+                    RelationalFunction::All => "all",
+                    RelationalFunction::Any => "any",
+                    RelationalFunction::IsNan => "isNan",
+                    RelationalFunction::IsInf => "isInf",
+                };
+                Ok(format!("{name}({})", self.value(argument)?))
+            }
+            Expression::Math { fun, arg, arg1, arg2, arg3 } => {
+                self.math(handle, fun, arg, [arg1, arg2, arg3])
+            }
+            Expression::As { expr, kind, convert } => self.cast(handle, expr, kind, convert),
+            Expression::ArrayLength(array) => self.array_length(array),
+            Expression::Override(_) => unsupported("an override without a value"),
+            Expression::GlobalVariable(_) | Expression::LocalVariable(_) => self.place(handle),
+            Expression::CallResult(_)
+            | Expression::AtomicResult { .. }
+            | Expression::WorkGroupUniformLoadResult { .. }
+            | Expression::SubgroupBallotResult
+            | Expression::SubgroupOperationResult { .. } => {
+                unsupported("a result that is used before it is made")
+            }
+            Expression::ImageSample { .. } | Expression::ImageLoad { .. } | Expression::ImageQuery { .. } => {
+                unsupported("a texture")
+            }
+            Expression::Derivative { .. } => unsupported("a derivative"),
+            Expression::RayQueryVertexPositions { .. }
+            | Expression::RayQueryProceedResult
+            | Expression::RayQueryGetIntersection { .. } => unsupported("a ray query"),
+            Expression::CooperativeLoad { .. } | Expression::CooperativeMultiplyAdd { .. } => {
+                unsupported("a cooperative matrix")
+            }
+        }
+    }
+
+    /// What a pointer points to, as an lvalue. Its indices are values and thus fixed since the pointer was made.
+    pub(super) fn place(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+        match self.function.expressions[handle] {
+            Expression::GlobalVariable(global) => {
+                let name = &self.context.globals[&global];
+                let ty = self.context.module.global_variables[global].ty;
+                let by_pointer =
+                    self.context.places.contains_key(&global) && self.context.dynamic(ty).is_none();
+                Ok(if by_pointer { format!("(*{name})") } else { name.clone() })
+            }
+            Expression::LocalVariable(local) => Ok(self.locals[&local].clone()),
+            Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
+            Expression::Access { base, index } => {
+                let element = format!("{}[{}]", self.place(base)?, self.value(index)?);
+                Ok(self.unwrap_cell(base, element))
+            }
+            Expression::AccessIndex { base, index } => self.member(base, self.pointee(base), index),
+            ref other => unsupported(format!("a pointer made by {other:?}")),
+        }
+    }
+
+    /// Elements of runtime-sized arrays of vec3 lie in cells.
+    fn unwrap_cell(&self, base: Handle<Expression>, element: String) -> String {
+        let dynamic = self.pointee(base).and_then(|ty| self.context.dynamic(ty));
+        match dynamic {
+            Some((inner, _)) if self.context.is_vec3(inner) => format!("{element}.t"),
+            _ => element,
+        }
+    }
+
+    /// A part of a composite, by number; the same text for values and places.
+    fn member(
+        &self,
+        base: Handle<Expression>,
+        base_type: Option<Handle<Type>>,
+        index: u32,
+    ) -> Result<String, TranslateError> {
+        let text = self.value(base)?;
+        let inner = match base_type {
+            Some(ty) => self.context.inner(ty),
+            None => self.inner(base),
+        };
+        Ok(match (inner, base_type) {
+            (TypeInner::Struct { members, .. }, Some(ty)) => {
+                let member = &members[index as usize];
+                match self.context.dynamic(member.ty) {
+                    Some((element, _)) => {
+                        format!("tail<{}>({text}, {})", self.context.element_name(element)?, member.offset)
+                    }
+                    None => format!("{text}.{}", self.context.structs[&ty].members[index as usize]),
+                }
+            }
+            (TypeInner::Vector { .. }, _) | (TypeInner::ValuePointer { size: Some(_), .. }, _) => {
+                format!("{text}.{}", COMPONENTS[index as usize])
+            }
+            _ => self.unwrap_cell(base, format!("{text}[{index}]")),
+        })
+    }
+
+    fn unary(&self, op: UnaryOperator, expr: Handle<Expression>) -> Result<String, TranslateError> {
+        let text = self.value(expr)?;
+        let scalar = match *self.inner(expr) {
+            TypeInner::Scalar(scalar) => Some(scalar),
+            _ => None,
+        };
+        Ok(match (op, scalar) {
+            (UnaryOperator::Negate, Some(scalar)) if scalar.kind != ScalarKind::Float => {
+                format!("neg({text})")
+            }
+            (UnaryOperator::Negate, _) => format!("(-{text})"),
+            (UnaryOperator::LogicalNot, _) => format!("(!{text})"),
+            (UnaryOperator::BitwiseNot, Some(scalar)) if scalar.width < 4 => format!("bit_not({text})"),
+            (UnaryOperator::BitwiseNot, _) => format!("(~{text})"),
+        })
+    }
+
+    fn binary(
+        &self,
+        op: Op,
+        left: Handle<Expression>,
+        right: Handle<Expression>,
+    ) -> Result<String, TranslateError> {
+        let (a, b) = (self.value(left)?, self.value(right)?);
+        let infix = |symbol| Ok(format!("({a} {symbol} {b})"));
+        let call = |name| Ok(format!("{name}({a}, {b})"));
+        let (&TypeInner::Scalar(scalar), TypeInner::Scalar(_)) = (self.inner(left), self.inner(right)) else {
+            return infix(symbol(op)); // overloaded for vectors and matrices
+        };
+        let float = scalar.kind == ScalarKind::Float;
+        // Narrow types would come back as int, and signed ones must wrap.
+        let plain = float || (scalar.kind == ScalarKind::Uint && scalar.width >= 4);
+        let bitwise = scalar.kind != ScalarKind::Bool && scalar.width >= 4;
+        let constant = match self.function.expressions[right] {
+            Expression::Literal(Literal::U32(n)) => Some(n),
+            _ => None,
+        };
+        match op {
+            Op::Add | Op::Subtract | Op::Multiply if plain => infix(symbol(op)),
+            Op::Add => call("add"),
+            Op::Subtract => call("sub"),
+            Op::Multiply => call("mul"),
+            Op::Divide | Op::Modulo if scalar.kind == ScalarKind::Uint && constant.is_some_and(|n| n > 0) => {
+                infix(symbol(op))
+            }
+            Op::Divide if float => infix("/"),
+            Op::Divide => call("div"),
+            Op::Modulo => call("rem"),
+            Op::And | Op::InclusiveOr | Op::ExclusiveOr if bitwise => infix(symbol(op)),
+            Op::And => call("bit_and"),
+            Op::InclusiveOr => call("bit_or"),
+            Op::ExclusiveOr => call("bit_xor"),
+            Op::ShiftLeft | Op::ShiftRight
+                if plain && constant.is_some_and(|n| n < 8 * u32::from(scalar.width)) =>
+            {
+                infix(symbol(op))
+            }
+            Op::ShiftLeft => call("shl"),
+            Op::ShiftRight => call("shr"),
+            Op::Equal
+            | Op::NotEqual
+            | Op::Less
+            | Op::LessEqual
+            | Op::Greater
+            | Op::GreaterEqual
+            | Op::LogicalAnd
+            | Op::LogicalOr => infix(symbol(op)),
+        }
+    }
+
+    fn cast(
+        &self,
+        handle: Handle<Expression>,
+        expr: Handle<Expression>,
+        kind: ScalarKind,
+        convert: Option<u8>,
+    ) -> Result<String, TranslateError> {
+        let text = self.value(expr)?;
+        let Some(width) = convert else {
+            return Ok(format!("bitcast<{}>({text})", self.type_of(handle)?));
+        };
+        let target = naga::Scalar { kind, width };
+        if self.inner(expr).scalar() == Some(target) {
+            return Ok(text);
+        }
+        Ok(format!("cast<{}>({text})", self.context.scalar_name(target)?))
+    }
+
+    fn array_length(&self, array: Handle<Expression>) -> Result<String, TranslateError> {
+        let mut root = array;
+        let mut offset = 0;
+        if let Expression::AccessIndex { base, index } = self.function.expressions[array] {
+            if let Some(TypeInner::Struct { members, .. }) =
+                self.pointee(base).map(|ty| self.context.inner(ty))
+            {
+                offset = members[index as usize].offset;
+            }
+            root = base;
+        }
+        let Expression::GlobalVariable(global) = self.function.expressions[root] else {
+            return unsupported("arrayLength of what is not a storage binding");
+        };
+        let stride =
+            self.pointee(array).and_then(|ty| self.context.dynamic(ty)).map_or(1, |(_, stride)| stride);
+        let place = self.context.places[&global];
+        Ok(match offset {
+            0 => format!("u32(lengths.bytes[{place}] / {stride}u)"),
+            _ => format!("u32((lengths.bytes[{place}] - {offset}u) / {stride}u)"),
+        })
+    }
+}
+
+fn symbol(op: Op) -> &'static str {
+    match op {
+        Op::Add => "+",
+        Op::Subtract => "-",
+        Op::Multiply => "*",
+        Op::Divide => "/",
+        Op::Modulo => "%",
+        Op::Equal => "==",
+        Op::NotEqual => "!=",
+        Op::Less => "<",
+        Op::LessEqual => "<=",
+        Op::Greater => ">",
+        Op::GreaterEqual => ">=",
+        Op::And => "&",
+        Op::ExclusiveOr => "^",
+        Op::InclusiveOr => "|",
+        Op::LogicalAnd => "&&",
+        Op::LogicalOr => "||",
+        Op::ShiftLeft => "<<",
+        Op::ShiftRight => ">>",
+    }
+}

@@ -1,0 +1,55 @@
+//! Identifiers: every name of the WGSL gets a prefix by kind (`v_` values, `g_` globals, `f_` functions, `s_`
+//! structs, `m_` members), so that none can be a keyword, a macro or a function of CUDA's.
+
+use naga::FastHashSet;
+
+/// Names already given in one scope.
+#[derive(Debug, Default)]
+pub(super) struct Names {
+    taken: FastHashSet<String>,
+}
+
+impl Names {
+    /// A name for `wgsl` that no earlier call has returned.
+    pub(super) fn unique(&mut self, prefix: &str, wgsl: &str) -> String {
+        let base = format!("{prefix}{}", plain(wgsl));
+        let mut name = base.clone();
+        let mut number = 1;
+        while !self.taken.insert(name.clone()) {
+            name = format!("{base}_{number}");
+            number += 1;
+        }
+        name
+    }
+}
+
+/// `wgsl` with what C++ identifiers cannot hold spelled out: WGSL's may be written in any script.
+pub(super) fn plain(wgsl: &str) -> String {
+    let mut text = String::with_capacity(wgsl.len());
+    for c in wgsl.trim_matches('_').chars() {
+        match c {
+            'a'..='z' | 'A'..='Z' | '0'..='9' => text.push(c),
+            _ if c.is_alphanumeric() => text.push_str(&format!("u{:x}", u32::from(c))),
+            // Two underscores in a row are reserved.
+            _ if !text.ends_with('_') => text.push('_'),
+            _ => {}
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_plain_and_differ() {
+        let mut names = Names::default();
+        assert_eq!(names.unique("v_", "int"), "v_int");
+        assert_eq!(names.unique("v_", "int"), "v_int_1");
+        assert_eq!(names.unique("v_", "int_1"), "v_int_1_1");
+        assert_eq!(names.unique("s_", "__frexp_result_f32"), "s_frexp_result_f32");
+        assert_eq!(names.unique("v_", "größe"), "v_gruf6uDFe".replace("uDF", "udf"));
+        assert_eq!(names.unique("v_", "a__b<i32>"), "v_a_b_i32_");
+    }
+}

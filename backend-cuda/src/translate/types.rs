@@ -1,0 +1,320 @@
+//! Types, structs with WGSL's layout, literals and constants.
+
+use std::cell::Cell;
+use std::fmt::Write;
+
+use naga::proc::Layouter;
+use naga::valid::ModuleInfo;
+use naga::{ArraySize, Constant, Expression, FastHashMap, Function, GlobalVariable, Handle, Literal};
+use naga::{Module, Scalar, ScalarKind, Type, TypeInner, VectorSize};
+
+use super::names::Names;
+use super::uniform::ModuleUniformity;
+use super::{Needs, TranslateError, unsupported};
+
+/// The parts of the prelude that a kernel uses beside the base.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Pieces {
+    pub(super) math: bool,
+    pub(super) bits: bool,
+    pub(super) pack: bool,
+    pub(super) matrix: bool,
+    pub(super) atomic: bool,
+    pub(super) subgroup: bool,
+}
+
+/// A struct's name and those of its members.
+#[derive(Debug, Default)]
+pub(super) struct StructNames {
+    pub(super) name: String,
+    pub(super) members: Vec<String>,
+    /// Indices of members in the order of the C++ struct, with the padding between them.
+    pub(super) fields: Vec<Option<usize>>,
+}
+
+/// A module with the names that its parts have in C++.
+pub(super) struct Context<'a> {
+    pub(super) module: &'a Module,
+    pub(super) info: &'a ModuleInfo,
+    pub(super) layouts: Layouter,
+    pub(super) structs: FastHashMap<Handle<Type>, StructNames>,
+    pub(super) globals: FastHashMap<Handle<GlobalVariable>, String>,
+    pub(super) functions: FastHashMap<Handle<Function>, String>,
+    pub(super) constants: FastHashMap<Handle<Constant>, String>,
+    /// Storage bindings that the kernel may write.
+    pub(super) written: naga::FastHashSet<Handle<GlobalVariable>>,
+    /// The place of every storage binding among the kernel's parameters.
+    pub(super) places: FastHashMap<Handle<GlobalVariable>, usize>,
+    pub(super) uniformity: ModuleUniformity,
+    pub(super) pieces: Cell<Pieces>,
+    pub(super) needs: Cell<Needs>,
+    pub(super) wgsl: &'a str,
+}
+
+impl<'a> Context<'a> {
+    pub(super) fn need(&self, set: impl FnOnce(&mut Pieces)) {
+        let mut pieces = self.pieces.get();
+        set(&mut pieces);
+        self.pieces.set(pieces);
+    }
+
+    pub(super) fn inner(&self, ty: Handle<Type>) -> &'a TypeInner {
+        &self.module.types[ty].inner
+    }
+
+    pub(super) fn type_name(&self, ty: Handle<Type>) -> Result<String, TranslateError> {
+        match (self.structs.get(&ty), self.inner(ty)) {
+            (Some(names), _) => Ok(names.name.clone()),
+            (None, inner) => self.inner_name(inner),
+        }
+    }
+
+    pub(super) fn inner_name(&self, inner: &TypeInner) -> Result<String, TranslateError> {
+        Ok(match *inner {
+            TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => self.scalar_name(scalar)?.to_owned(),
+            TypeInner::Vector { size, scalar } => {
+                format!("vec<{}, {}>", self.scalar_name(scalar)?, size as u32)
+            }
+            TypeInner::Matrix { columns, rows, scalar } => {
+                self.need(|p| (p.matrix, p.math) = (true, true));
+                format!("mat<{}, {}, {}>", self.scalar_name(scalar)?, columns as u32, rows as u32)
+            }
+            TypeInner::Array { base, size: ArraySize::Constant(count), stride } => {
+                if stride != self.layouts[base].to_stride() {
+                    return unsupported(format!("an array with a stride of {stride} bytes"));
+                }
+                format!("arr<{}, {count}>", self.type_name(base)?)
+            }
+            TypeInner::Array { .. } => return unsupported("a runtime-sized array as a value"),
+            TypeInner::CooperativeMatrix { .. } => return unsupported("a cooperative matrix"),
+            TypeInner::Image { .. } => return unsupported("a texture"),
+            TypeInner::Sampler { .. } => return unsupported("a sampler"),
+            TypeInner::AccelerationStructure { .. } => return unsupported("an acceleration structure"),
+            TypeInner::RayQuery { .. } => return unsupported("a ray query"),
+            TypeInner::BindingArray { .. } => return unsupported("an array of bindings"),
+            TypeInner::Pointer { .. } | TypeInner::ValuePointer { .. } => {
+                return unsupported("a stored pointer");
+            }
+            TypeInner::Struct { .. } => return unsupported("a struct that is not declared"),
+        })
+    }
+
+    pub(super) fn scalar_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
+        let mut needs = self.needs.get();
+        match (scalar.kind, scalar.width) {
+            (ScalarKind::Float, 2) => needs.f16 = true,
+            (ScalarKind::Float, 8) => needs.f64 = true,
+            (ScalarKind::Sint | ScalarKind::Uint, 8) => needs.i64 = true,
+            _ => {}
+        }
+        self.needs.set(needs);
+        Ok(match (scalar.kind, scalar.width) {
+            (ScalarKind::Bool, _) => "bool",
+            (ScalarKind::Float, 2) => "f16",
+            (ScalarKind::Float, 4) => "f32",
+            (ScalarKind::Float, 8) => "f64",
+            (ScalarKind::Sint, 2) => "i16",
+            (ScalarKind::Sint, 4) => "i32",
+            (ScalarKind::Sint, 8) => "i64",
+            (ScalarKind::Uint, 2) => "u16",
+            (ScalarKind::Uint, 4) => "u32",
+            (ScalarKind::Uint, 8) => "u64",
+            (kind, width) => return unsupported(format!("a scalar of kind {kind:?} and {width} bytes")),
+        })
+    }
+
+    /// The element of a runtime-sized array, if `ty` is one.
+    pub(super) fn dynamic(&self, ty: Handle<Type>) -> Option<(Handle<Type>, u32)> {
+        match *self.inner(ty) {
+            TypeInner::Array { base, size: ArraySize::Dynamic, stride } => Some((base, stride)),
+            _ => None,
+        }
+    }
+
+    pub(super) fn is_vec3(&self, ty: Handle<Type>) -> bool {
+        matches!(self.inner(ty), TypeInner::Vector { size: VectorSize::Tri, .. })
+    }
+
+    /// What a pointer to the elements of a runtime-sized array points to.
+    pub(super) fn element_name(&self, base: Handle<Type>) -> Result<String, TranslateError> {
+        let name = self.type_name(base)?;
+        Ok(if self.is_vec3(base) { format!("cell<{name}>") } else { name })
+    }
+
+    /// Names and writes every struct. Offsets are made with explicit padding and checked by the compiler.
+    pub(super) fn write_structs(
+        &mut self,
+        names: &mut Names,
+        out: &mut String,
+    ) -> Result<(), TranslateError> {
+        for (handle, ty) in self.module.types.iter() {
+            let TypeInner::Struct { ref members, span } = ty.inner else { continue };
+            let mut own = Names::default();
+            let mut layout = StructNames {
+                name: names.unique("s_", ty.name.as_deref().unwrap_or("")),
+                members: members.iter().map(|m| own.unique("m_", m.name.as_deref().unwrap_or(""))).collect(),
+                fields: Vec::new(),
+            };
+            let name = layout.name.clone();
+            let mut text = String::new();
+            let mut checks = String::new();
+            let mut end = 0;
+            for (index, member) in members.iter().enumerate() {
+                if self.dynamic(member.ty).is_some() {
+                    break; // reached through `tail`
+                }
+                pad(&mut text, &mut layout.fields, end, member.offset);
+                layout.fields.push(Some(index));
+                let field = &layout.members[index];
+                writeln!(text, "    {} {field};", self.type_name(member.ty)?).ok();
+                let check = format!("__INTADDR__(&(({name}*)0)->{field}) == {}", member.offset);
+                writeln!(checks, "static_assert({check}, \"layout\");").ok();
+                end = member.offset + self.layouts[member.ty].size;
+            }
+            let sized = members.last().is_none_or(|m| self.dynamic(m.ty).is_none());
+            if sized {
+                pad(&mut text, &mut layout.fields, end, span);
+                writeln!(checks, "static_assert(sizeof({name}) == {span}, \"layout\");").ok();
+            }
+            let align = self.layouts[handle].alignment.round_up(1);
+            write!(out, "struct alignas({align}) {name} {{\n{text}}};\n{checks}").ok();
+            self.structs.insert(handle, layout);
+        }
+        Ok(())
+    }
+
+    /// Names and writes the constants that need an address, to be indexed; the others are written where they are used.
+    pub(super) fn write_constants(
+        &mut self,
+        names: &mut Names,
+        out: &mut String,
+    ) -> Result<(), TranslateError> {
+        for (handle, constant) in self.module.constants.iter() {
+            let inner = self.inner(constant.ty);
+            if !matches!(inner, TypeInner::Array { .. }) || inner.is_abstract(&self.module.types) {
+                continue;
+            }
+            let name = names.unique("c_", constant.name.as_deref().unwrap_or(""));
+            let value = self.constant(constant.init)?;
+            writeln!(out, "static __device__ const {} {name} = {value};", self.type_name(constant.ty)?).ok();
+            self.constants.insert(handle, name);
+        }
+        Ok(())
+    }
+
+    /// A constant expression of the module.
+    pub(super) fn constant(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+        match self.module.global_expressions[handle] {
+            Expression::Literal(literal) => self.literal(literal),
+            Expression::Constant(constant) => match self.constants.get(&constant) {
+                Some(name) => Ok(name.clone()),
+                None => self.constant(self.module.constants[constant].init),
+            },
+            Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.type_name(ty)?)),
+            Expression::Compose { ty, ref components } => {
+                let mut parts = Vec::new();
+                for &component in components {
+                    match self.inner(ty) {
+                        TypeInner::Vector { .. } => self.constant_components(component, &mut parts)?,
+                        _ => parts.push(self.constant(component)?),
+                    }
+                }
+                self.compose(ty, &parts, false)
+            }
+            Expression::Splat { size, value } => {
+                let inner = self.info[value].inner_with(&self.module.types);
+                let vector = inner.scalar().map(|scalar| TypeInner::Vector { size, scalar });
+                let name = self.inner_name(vector.as_ref().unwrap_or(inner))?;
+                let parts = vec![self.constant(value)?; size as usize];
+                Ok(format!("{name}{{{}}}", parts.join(", ")))
+            }
+            ref other => unsupported(format!("the constant expression {other:?}")),
+        }
+    }
+
+    /// The scalars of a constant vector, which may be composed of vectors: initialisers call no functions.
+    fn constant_components(
+        &self,
+        handle: Handle<Expression>,
+        parts: &mut Vec<String>,
+    ) -> Result<(), TranslateError> {
+        match (&self.module.global_expressions[handle], self.info[handle].inner_with(&self.module.types)) {
+            (Expression::Compose { components, .. }, TypeInner::Vector { .. }) => {
+                components.iter().try_for_each(|&c| self.constant_components(c, parts))
+            }
+            (&Expression::Splat { size, value }, _) => {
+                (0..size as u32).try_for_each(|_| self.constant_components(value, parts))
+            }
+            (&Expression::Constant(constant), TypeInner::Vector { .. }) => {
+                self.constant_components(self.module.constants[constant].init, parts)
+            }
+            (Expression::ZeroValue(_), &TypeInner::Vector { size, scalar }) => {
+                let zero = format!("{}{{}}", self.scalar_name(scalar)?);
+                parts.extend(std::iter::repeat_n(zero, size as usize));
+                Ok(())
+            }
+            _ => {
+                parts.push(self.constant(handle)?);
+                Ok(())
+            }
+        }
+    }
+
+    /// A composite from its parts; `vectors` says whether some part is a vector.
+    pub(super) fn compose(
+        &self,
+        ty: Handle<Type>,
+        parts: &[String],
+        vectors: bool,
+    ) -> Result<String, TranslateError> {
+        let name = self.type_name(ty)?;
+        Ok(match (self.structs.get(&ty), self.inner(ty)) {
+            (Some(layout), _) => {
+                let fields = layout.fields.iter().map(|f| f.map_or("{}", |i| parts[i].as_str()));
+                format!("{name}{{{}}}", fields.collect::<Vec<_>>().join(", "))
+            }
+            (None, TypeInner::Vector { .. }) if vectors => match parts {
+                [whole] => whole.clone(),
+                _ => format!("join({})", parts.join(", ")),
+            },
+            _ => format!("{name}{{{}}}", parts.join(", ")),
+        })
+    }
+
+    pub(super) fn literal(&self, literal: Literal) -> Result<String, TranslateError> {
+        self.scalar_name(literal.scalar())?;
+        let text = match literal {
+            Literal::F64(v) => format!("{v:?}"),
+            Literal::F32(v) => single(v),
+            Literal::F16(v) => format!("f16{{0x{:04x}}}", v.to_bits()),
+            Literal::U16(v) => format!("u16({v})"),
+            Literal::I16(v) => format!("i16({v})"),
+            Literal::U32(v) => format!("{v}u"),
+            Literal::I32(i32::MIN) => "i32(0x80000000u)".to_owned(),
+            Literal::I32(v) => v.to_string(),
+            Literal::U64(v) => format!("{v}ull"),
+            Literal::I64(i64::MIN) => "i64(0x8000000000000000ull)".to_owned(),
+            Literal::I64(v) => format!("{v}ll"),
+            Literal::Bool(v) => v.to_string(),
+            Literal::AbstractInt(_) | Literal::AbstractFloat(_) => return unsupported("an abstract number"),
+        };
+        // Else `-` before it would make a decrement.
+        Ok(if text.starts_with('-') { format!("({text})") } else { text })
+    }
+}
+
+fn pad(text: &mut String, fields: &mut Vec<Option<usize>>, end: u32, offset: u32) {
+    if offset > end {
+        writeln!(text, "    unsigned char pad{end}[{}];", offset - end).ok();
+        fields.push(None);
+    }
+}
+
+/// The shortest decimal that is the number, also if the compiler reads it as a double first.
+fn single(v: f32) -> String {
+    let text = format!("{v:?}");
+    match text.parse::<f64>() {
+        Ok(double) if (double as f32).to_bits() == v.to_bits() => format!("{text}f"),
+        _ => format!("__uint_as_float(0x{:08x}u)", v.to_bits()),
+    }
+}

@@ -1,0 +1,102 @@
+//! What expressions and statements are made of.
+
+use naga::{AtomicFunction, Block, Expression, FastHashSet, Function, GatherMode, Handle, Statement};
+
+/// Calls `visit` with every operand of an expression.
+pub(super) fn operands(expression: &Expression, mut visit: impl FnMut(Handle<Expression>)) {
+    match *expression {
+        Expression::Compose { ref components, .. } => components.iter().copied().for_each(visit),
+        Expression::Access { base, index } => [base, index].into_iter().for_each(visit),
+        Expression::AccessIndex { base, .. } => visit(base),
+        Expression::Splat { value, .. } => visit(value),
+        Expression::Swizzle { vector, .. } => visit(vector),
+        Expression::Load { pointer } => visit(pointer),
+        Expression::Unary { expr, .. }
+        | Expression::As { expr, .. }
+        | Expression::Derivative { expr, .. } => visit(expr),
+        Expression::Binary { left, right, .. } => [left, right].into_iter().for_each(visit),
+        Expression::Select { condition, accept, reject } => {
+            [condition, accept, reject].into_iter().for_each(visit);
+        }
+        Expression::Relational { argument, .. } => visit(argument),
+        Expression::Math { arg, arg1, arg2, arg3, .. } => {
+            [Some(arg), arg1, arg2, arg3].into_iter().flatten().for_each(visit);
+        }
+        Expression::ArrayLength(array) => visit(array),
+        // No operands, or of kinds that no kernel has.
+        _ => {}
+    }
+}
+
+/// Calls `visit` with every block inside a statement.
+pub(super) fn blocks<'a>(statement: &'a Statement, mut visit: impl FnMut(&'a Block)) {
+    match *statement {
+        Statement::Block(ref block) => visit(block),
+        Statement::If { ref accept, ref reject, .. } => [accept, reject].into_iter().for_each(visit),
+        Statement::Switch { ref cases, .. } => cases.iter().for_each(|case| visit(&case.body)),
+        Statement::Loop { ref body, ref continuing, .. } => [body, continuing].into_iter().for_each(visit),
+        _ => {}
+    }
+}
+
+/// The expression whose value a statement makes.
+pub(super) fn result(statement: &Statement) -> Option<Handle<Expression>> {
+    match *statement {
+        Statement::Atomic { result, .. } | Statement::Call { result, .. } => result,
+        Statement::WorkGroupUniformLoad { result, .. }
+        | Statement::SubgroupBallot { result, .. }
+        | Statement::SubgroupGather { result, .. }
+        | Statement::SubgroupCollectiveOperation { result, .. } => Some(result),
+        _ => None,
+    }
+}
+
+/// Adds an expression and all that it is made of.
+pub(super) fn uses_of(
+    function: &Function,
+    handle: Handle<Expression>,
+    used: &mut FastHashSet<Handle<Expression>>,
+) {
+    if used.insert(handle) {
+        operands(&function.expressions[handle], |operand| uses_of(function, operand, used));
+    }
+}
+
+/// Adds the expressions that the statements of a block use, and all that those are made of.
+pub(super) fn uses(function: &Function, block: &Block, used: &mut FastHashSet<Handle<Expression>>) {
+    for statement in block.iter() {
+        let mut add = |handle| uses_of(function, handle, used);
+        match *statement {
+            Statement::Emit(ref range) => range.clone().for_each(add),
+            Statement::If { condition, .. } => add(condition),
+            Statement::Switch { selector, .. } => add(selector),
+            Statement::Loop { break_if, .. } => break_if.into_iter().for_each(add),
+            Statement::Return { value } => value.into_iter().for_each(add),
+            Statement::Store { pointer, value } => [pointer, value].into_iter().for_each(add),
+            Statement::Atomic { pointer, fun, value, .. } => {
+                [pointer, value].into_iter().for_each(&mut add);
+                if let AtomicFunction::Exchange { compare: Some(compare) } = fun {
+                    add(compare);
+                }
+            }
+            Statement::WorkGroupUniformLoad { pointer, .. } => add(pointer),
+            Statement::Call { ref arguments, .. } => arguments.iter().copied().for_each(add),
+            Statement::SubgroupBallot { predicate, .. } => predicate.into_iter().for_each(add),
+            Statement::SubgroupGather { mode, argument, .. } => {
+                add(argument);
+                match mode {
+                    GatherMode::BroadcastFirst | GatherMode::QuadSwap(_) => {}
+                    GatherMode::Broadcast(index)
+                    | GatherMode::Shuffle(index)
+                    | GatherMode::ShuffleDown(index)
+                    | GatherMode::ShuffleUp(index)
+                    | GatherMode::ShuffleXor(index)
+                    | GatherMode::QuadBroadcast(index) => add(index),
+                }
+            }
+            Statement::SubgroupCollectiveOperation { argument, .. } => add(argument),
+            _ => {}
+        }
+        blocks(statement, |block| uses(function, block, used));
+    }
+}
