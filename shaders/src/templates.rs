@@ -19,6 +19,10 @@ templates! {
     "math/atrig",
     "math/pow",
     "math/erf",
+    "math/ahyp",
+    "math/mod",
+    "math/gamma",
+    "math/activation",
 }
 
 /// The text of a template.

@@ -7,7 +7,7 @@ fn m_asin_poly(z: f32) -> f32 {
     return z * (((((0.03761694 * z + 0.014362824) * z + 0.031829067) * z + 0.044514213) * z + 0.075005196) * z + 0.1666666);
 }
 
-// Error: 0 ulp. Past 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
+// Error: 2.4 ulp. Past 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
 fn m_asin(x: f32) -> f32 {
     let a = abs(x);
     let z = (1.0 - a) * 0.5;
@@ -18,7 +18,7 @@ fn m_asin(x: f32) -> f32 {
     return select(y, m_nan(), (m_bits(x) & 0x7fffffffu) > 0x3f800000u);
 }
 
-// Error: 0 ulp.
+// Error: 1.3 ulp.
 fn m_acos(x: f32) -> f32 {
     let a = abs(x);
     let z = (1.0 - a) * 0.5;
@@ -37,7 +37,7 @@ fn m_atan_poly(x: f32) -> f32 {
     return x + x * (z * p);
 }
 
-// Error: 0 ulp.
+// Error: 1.9 ulp.
 fn m_atan(x: f32) -> f32 {
     let u = m_bits(x) & 0x7fffffffu;
     let far = u > 0x3f800000u;
@@ -48,7 +48,7 @@ fn m_atan(x: f32) -> f32 {
     return select(y, x, u > 0x7f800000u);
 }
 
-// The angle of the point (x, y), as C's atan2f. Error: 0 ulp.
+// The angle of the point (x, y), as C's atan2f. Error: 2.0 ulp.
 fn m_atan2(y: f32, x: f32) -> f32 {
     let uy = m_bits(y) & 0x7fffffffu;
     let ux = m_bits(x) & 0x7fffffffu;

@@ -15,29 +15,33 @@ fn m_erfc_poly(a: f32) -> f32 {
     return m_exp(t);
 }
 
-// Error: 0 ulp.
+// Error: 1.2 ulp.
 fn m_erf(x: f32) -> f32 {
     let a = min(abs(x), 4.0);
     let y = select(1.0 - m_erfc_poly(a), a + a * m_erf_poly(a * a), a < 0.9);
     return select(m_copysign(y, x), x, m_isnan(x));
 }
 
-// 1 - erf(x), relatively accurate far out. Error: 0 ulp. e^(-x^2) / (1 + 2x) times a polynomial of (x - 2) / (x + 2) (fit 2^-27).
-fn m_erfc(x: f32) -> f32 {
-    let a = min(abs(x), 12.0);
-    // The square in two parts: the head's is exact.
-    let h = m_head(a);
-    let e = m_exp(-h * h) * m_exp((h - a) * (h + a));
+// erfc(a) / e^(-a^2) for 0.48 <= a <= 12: 1 / (1 + 2a) times a polynomial of (a - 2) / (a + 2) (fit 2^-27).
+fn m_erfcx_poly(a: f32) -> f32 {
     let t = (a - 2.0) / (a + 2.0);
     let g = ((((((((-0.00023456322 * t - 0.0012800932) * t + 0.0011601578) * t + 0.008672393) * t - 0.008012047) * t
         - 0.05421524) * t + 0.16404983) * t - 0.16603039) * t - 0.09276382) * t + 1.2769784;
-    let tail = e * (g / (1.0 + 2.0 * a));
+    return g / (1.0 + 2.0 * a);
+}
+
+// 1 - erf(x), relatively accurate far out. Error: 3.7 ulp.
+fn m_erfc(x: f32) -> f32 {
+    let a = min(abs(x), 12.0);
+    // The square in two parts: that of the head is exact.
+    let h = m_head(a);
+    let tail = m_exp_sum(-h * h, (h - a) * (h + a), 0i) * m_erfcx_poly(a);
     let far = select(tail, 2.0 - tail, m_signbit(x));
     let near = 1.0 - (x + x * m_erf_poly(x * x));
     return select(select(far, near, abs(x) < 0.5), x, m_isnan(x));
 }
 
-// Error: 0 ulp. x times a polynomial of w = -ln(1 - x^2), or of its root where w >= 5 (fits 2^-23).
+// Error: 3.4 ulp. x times a polynomial of w = -ln(1 - x^2), or of its root where w >= 5 (fits 2^-23).
 fn m_erfinv(x: f32) -> f32 {
     let a = abs(x);
     let w = -m_log(max((1.0 - a) * (1.0 + a), 0x1p-30));
@@ -52,12 +56,20 @@ fn m_erfinv(x: f32) -> f32 {
     return select(y, select(m_nan(), m_copysign(m_inf(), x), u == 0x3f800000u), u >= 0x3f800000u);
 }
 
-// (1 + erf(x / sqrt 2)) / 2, accurate relative to the tail to about 1e-6 on the left and to 1 on the right.
-fn m_normcdf(x: f32) -> f32 {
-    let z = x * 0.70710677;
-    let a = abs(z);
-    if (a < 0.9) { return 0.5 + 0.5 * (z + z * m_erf_poly(z * z)); }
-    var tail = m_erfc_poly(a) * 0.5;
-    if (a > 3.9) { tail = m_erfc(a) * 0.5; }
-    return select(select(1.0 - tail, tail, m_signbit(x)), x, m_isnan(x));
+// e^(-x^2 / 2).
+fn m_gauss(x: f32) -> f32 {
+    let a = min(abs(x), 16.0);
+    let h = m_head(a);
+    return select(m_exp_sum(-0.5 * h * h, 0.5 * (h - a) * (h + a), 0i), x, m_isnan(x));
 }
+
+// (1 + erf(x / sqrt 2)) / 2 where e = e^(-x^2 / 2) is known.
+fn m_normcdf_of(x: f32, e: f32) -> f32 {
+    let z = x * 0.70710677;
+    let tail = 0.5 * e * m_erfcx_poly(min(abs(z), 12.0));
+    let far = select(1.0 - tail, tail, m_signbit(x));
+    return select(far, 0.5 + 0.5 * (z + z * m_erf_poly(z * z)), abs(z) < 0.6);
+}
+
+// The cumulative normal distribution, relatively accurate in the left tail. Error: 3.9 ulp.
+fn m_normcdf(x: f32) -> f32 { return m_normcdf_of(x, m_gauss(x)); }

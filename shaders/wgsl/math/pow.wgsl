@@ -33,7 +33,7 @@ fn m_pow_abs(x: f32, y: f32) -> f32 {
     return m_exp2_sum(zh, zl);
 }
 
-// Error: 0 ulp.
+// Error: 2.3 ulp.
 fn m_pow(x: f32, y: f32) -> f32 {
     let ax = m_bits(x) & 0x7fffffffu;
     let ay = m_bits(y) & 0x7fffffffu;

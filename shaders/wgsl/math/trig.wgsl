@@ -99,19 +99,19 @@ fn m_sin_quadrant(angle: m_Angle, shift: u32) -> f32 {
     return select(y, -y, (q & 2u) == 2u);
 }
 
-// Error: 0 ulp.
+// Error: 1.6 ulp.
 fn m_sin(x: f32) -> f32 {
     let y = m_sin_quadrant(m_reduce(x), 0u);
     let signed = select(y, -y, m_signbit(x));
     return select(select(signed, x, m_iszero(x)), m_nan(), !m_isfinite(x));
 }
 
-// Error: 0 ulp.
+// Error: 1.6 ulp.
 fn m_cos(x: f32) -> f32 {
     return select(m_sin_quadrant(m_reduce(x), 1u), m_nan(), !m_isfinite(x));
 }
 
-// Error: 0 ulp.
+// Error: 3.4 ulp.
 fn m_tan(x: f32) -> f32 {
     let angle = m_reduce(x);
     let s = m_sin_poly(angle);

@@ -1,0 +1,103 @@
+//! The files of `wgsl/math/`: each states what it needs, and with exactly that it is valid WGSL.
+
+use std::collections::BTreeSet;
+
+use forebay_shaders::TEMPLATES;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+fn math_files() -> impl Iterator<Item = (&'static str, &'static str)> {
+    TEMPLATES.iter().filter_map(|(name, text)| Some((name.strip_prefix("math/")?, *text)))
+}
+
+/// The names after `// needs:` on the first line.
+fn needs(text: &'static str) -> Vec<&'static str> {
+    let line = text.lines().next().and_then(|l| l.strip_prefix("// needs: "));
+    let line = line.unwrap_or_else(|| panic!("the first line must say `// needs: ...`:\n{text}"));
+    if line == "none" { Vec::new() } else { line.split(", ").collect() }
+}
+
+/// The text of each name.
+fn texts(names: &[&str]) -> String {
+    names
+        .iter()
+        .map(|n| math_files().find(|(f, _)| f == n).unwrap_or_else(|| panic!("no file math/{n}")).1)
+        .collect()
+}
+
+#[test]
+fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
+    assert!(math_files().count() >= 11);
+    for (file, text) in math_files() {
+        let mut names = needs(text);
+        names.push(file);
+        let wgsl = texts(&names);
+        let module = naga::front::wgsl::parse_str(&wgsl)
+            .unwrap_or_else(|e| panic!("{file}: {}", e.emit_to_string(&wgsl)));
+        // No capability: the files must do on the smallest device.
+        Validator::new(ValidationFlags::all(), Capabilities::empty())
+            .validate(&module)
+            .unwrap_or_else(|e| panic!("{file}: {}", e.emit_to_string(&wgsl)));
+        for left_out in 0..names.len() - 1 {
+            let mut fewer = names.clone();
+            let needless = fewer.remove(left_out);
+            assert!(
+                naga::front::wgsl::parse_str(&texts(&fewer)).is_err(),
+                "{file} says it needs {needless}, and does not"
+            );
+        }
+    }
+}
+
+#[test]
+fn files_pass_the_preprocessor_unchanged_and_do_not_clash() {
+    let mut names = BTreeSet::new();
+    for (file, text) in math_files() {
+        for tag in ["{{", "{%", "{#"] {
+            assert!(!text.contains(tag), "{file} contains `{tag}`");
+        }
+        for name in text.lines().filter_map(|l| l.strip_prefix("fn ")?.split('(').next()) {
+            assert!(name.starts_with("m_"), "{file}: `{name}` lacks the prefix m_");
+            assert!(names.insert(name), "{file}: `{name}` is defined twice");
+        }
+    }
+}
+
+#[test]
+fn accuracy_does_not_hang_on_a_drivers_functions() {
+    // What differs from driver to driver, or asks for a fused operation that may not be fused.
+    let banned = [
+        "exp",
+        "exp2",
+        "log",
+        "log2",
+        "pow",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "atan2",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "inverseSqrt",
+        "fma",
+        "ldexp",
+        "frexp",
+        "sign",
+        "fract",
+    ];
+    for (file, text) in math_files() {
+        for line in text.lines() {
+            let code = line.split("//").next().unwrap_or_default();
+            let words = code.split_inclusive(|c: char| !c.is_alphanumeric() && c != '_');
+            for call in words.filter_map(|w| w.strip_suffix('(')) {
+                assert!(!banned.contains(&call), "{file} calls the builtin `{call}`: {line}");
+            }
+        }
+    }
+}
