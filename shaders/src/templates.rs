@@ -12,6 +12,8 @@ templates! {
     "types",
     "pointwise",
     "copy",
+    "gather",
+    "scatter",
     "math/base",
     "math/exp",
     "math/log",

@@ -1,1 +1,98 @@
-fn main() {}
+//! The conformance suite, as one program that needs nothing but a device.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use clap::{Parser, Subcommand};
+use forebay::device::Device;
+use forebay::prelude::*;
+use forebay_conformance::golden;
+
+#[derive(Parser)]
+#[command(about = "Runs forebay's conformance suite on the devices of this machine")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Lists devices, and why those that cannot be used cannot.
+    Devices,
+    /// Compares single operations, and their gradients, with PyTorch's results.
+    Golden {
+        /// The folder of golden.json and golden.safetensors.
+        #[arg(long, env = "FOREBAY_GOLDEN")]
+        dir: Option<PathBuf>,
+        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        #[arg(long)]
+        device: Option<String>,
+        /// Lists what is unsupported, and why.
+        #[arg(long, short)]
+        verbose: bool,
+        /// Only calls whose name contains one of these.
+        filter: Vec<String>,
+    },
+}
+
+/// A folder of this package, wherever the program runs: beside the program in a bundle, else in the sources.
+fn data(name: &str) -> PathBuf {
+    let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tests").join(name)));
+    match beside {
+        Some(path) if path.is_dir() => path,
+        _ => PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(name),
+    }
+}
+
+/// The devices to run on: the one asked for, else the first of every backend.
+fn devices(asked: Option<&str>) -> Result<Vec<Device>> {
+    if let Some(id) = asked {
+        return Ok(vec![Device::open(id)?]);
+    }
+    if std::env::var("FOREBAY_DEVICE").is_ok_and(|id| !id.is_empty()) {
+        return Ok(vec![Device::best()?]);
+    }
+    let found = Device::available();
+    let mut devices: Vec<Device> = Vec::new();
+    for f in &found {
+        match &f.why_not {
+            Some(reason) => println!("not found: {}: {reason}", f.id),
+            None if devices.iter().any(|d| f.id.starts_with(d.info().backend)) => {}
+            None => devices.push(Device::open(&f.id)?),
+        }
+    }
+    for required in std::env::var("FOREBAY_REQUIRE").unwrap_or_default().split(',').filter(|r| !r.is_empty()) {
+        if ["cuda", "wgpu"].contains(&required) && !devices.iter().any(|d| d.info().backend == required) {
+            bail!("FOREBAY_REQUIRE asks for {required}, and there is none");
+        }
+    }
+    if devices.is_empty() {
+        bail!("no device was found");
+    }
+    Ok(devices)
+}
+
+fn main() -> Result<()> {
+    match Cli::parse().command {
+        Command::Devices => {
+            for f in Device::available() {
+                match f.why_not {
+                    None => println!("{:8} {} ({})", f.id, f.name, f.driver),
+                    Some(reason) => println!("{:8} not found: {reason}", f.id),
+                }
+            }
+        }
+        Command::Golden { dir, device, verbose, filter } => {
+            let golden = golden::Golden::load(&dir.unwrap_or_else(|| data("golden")))?;
+            let mut failed = 0;
+            for device in devices(device.as_deref())? {
+                println!("{}", device.info());
+                failed += golden::report(&golden.run(&device, &filter)?, &device, verbose);
+            }
+            if failed > 0 {
+                bail!("{failed} golden calls failed");
+            }
+        }
+    }
+    Ok(())
+}

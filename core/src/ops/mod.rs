@@ -5,8 +5,12 @@
 
 mod binary;
 mod cast;
+mod index;
 pub(crate) mod launch;
 pub(crate) mod pointwise;
+mod shape;
 mod unary;
 
+pub use index::ScatterOp;
 pub use pointwise::{Operand, Scalar};
+pub use shape::{PadMode, cat, stack};

@@ -1,0 +1,480 @@
+//! Choosing and placing elements by index tensors: gather, embedding, scatter.
+//!
+//! Indices are i64, i32 or u32. They are not checked on the host: an index outside its dimension reads as 0 and is
+//! passed over in writing. Sums of elements that meet in one place are made in a fixed order: results repeat bit by bit.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// What scattering does where it meets an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScatterOp {
+    /// Replaces it; of several, the last one in order stays.
+    Set,
+    /// Adds to it.
+    Add,
+    /// Multiplies it.
+    Mul,
+    /// Keeps the larger.
+    Max,
+    /// Keeps the smaller.
+    Min,
+}
+
+impl ScatterOp {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Set => "set",
+            Self::Add => "add",
+            Self::Mul => "mul",
+            Self::Max => "max",
+            Self::Min => "min",
+        }
+    }
+}
+
+/// Invocations that scattering spreads a few long lines over.
+const SCATTER_THREADS: usize = 1 << 16;
+
+fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static str> {
+    match index.dtype() {
+        DType::I64 => Ok("i64w"),
+        DType::I32 => Ok("i32"),
+        DType::U32 => Ok("u32"),
+        got => Err(Error::dtype(op, got, "an index is i64, i32 or u32")),
+    }
+}
+
+/// The strides of an operand along the dimensions of the result, and along the indexed one.
+fn without(strides: &[usize], dim: usize) -> (Dims, usize) {
+    let mut rest: Dims = strides.into();
+    let own = rest.get(dim).copied().unwrap_or(0);
+    if let Some(s) = rest.get_mut(dim) {
+        *s = 0;
+    }
+    (rest, own)
+}
+
+/// `index_strides` say where the index of an element of the result is.
+fn gather_into(
+    op: &'static str,
+    x: &Tensor,
+    dim: usize,
+    index: &Tensor,
+    index_strides: &[usize],
+    out: &Tensor,
+) -> Result<()> {
+    x.same_device(op, index)?;
+    let (in_strides, dim_stride) = without(x.strides(), dim);
+    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let (shape, strides) = collapse(out.shape(), &[&in_strides, index_strides]);
+    launch::check_rank(op, shape.len())?;
+    let size = out.dtype().size();
+    let n = out.numel();
+    let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype(op, index)?);
+    let params = Params::new()
+        .size(n)
+        .size(shape.len())
+        .size(x.layout().offset())
+        .size(index.layout().offset())
+        .size(extent)
+        .size(dim_stride)
+        .align()
+        .dims(&shape)
+        .dims(&strides[0])
+        .dims(&strides[1]);
+    let lanes = (4 / size).max(1);
+    launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * GROUP))
+}
+
+/// What is scattered: a tensor with the strides of the index's shape, or one number.
+enum Source<'a> {
+    Tensor(&'a Tensor, Dims),
+    Number(f64),
+}
+
+/// Scatters into `out` in place. `shape` is that of the places visited, `index_strides` where their indices are.
+fn scatter_into(
+    op: &'static str,
+    out: &Tensor,
+    dim: usize,
+    (index, index_strides): (&Tensor, &[usize]),
+    shape: &[usize],
+    source: &Source<'_>,
+    (how, skip): (ScatterOp, Option<usize>),
+) -> Result<()> {
+    out.same_device(op, index)?;
+    launch::check_compute(op, out.dtype(), out.device())?;
+    let length = shape.get(dim).copied().unwrap_or(1);
+    let mut lines_shape: Dims = shape.into();
+    if let Some(n) = lines_shape.get_mut(dim) {
+        *n = 1;
+    }
+    let lines: usize = lines_shape.iter().product();
+    let (out_strides, out_dim) = without(out.strides(), dim);
+    let (index_rest, index_dim) = without(index_strides, dim);
+    let zeros = Dims::from_elem(0, shape.len());
+    let (src, src_offset, (src_rest, src_dim), value) = match source {
+        Source::Tensor(t, strides) => (Some(*t), t.layout().offset(), without(strides, dim), 0.0),
+        Source::Number(v) => (None, 0, (zeros, 0), *v),
+    };
+    let (line_shape, strides) = collapse(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
+    launch::check_rank(op, line_shape.len())?;
+    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    if lines == 0 || length == 0 || extent == 0 {
+        return Ok(());
+    }
+    let slices = (SCATTER_THREADS / lines).clamp(1, extent);
+    let spec = KernelSpec::new("scatter")
+        .def("dtype", launch::shader_dtype(out.dtype(), out.device()))
+        .def("index", index_dtype(op, index)?)
+        .def("op", how.name())
+        .def("scalar", src.is_none());
+    let params = Params::new()
+        .size(lines)
+        .size(line_shape.len())
+        .size(length)
+        .size(extent)
+        .size(slices)
+        .u32(skip.map_or(u32::MAX, |s| s as u32))
+        .f32(value as f32)
+        .align()
+        .size(out.layout().offset())
+        .size(index.layout().offset())
+        .size(src_offset)
+        .align()
+        .size(out_dim)
+        .size(index_dim)
+        .size(src_dim)
+        .align()
+        .dims(&line_shape)
+        .dims(&strides[0])
+        .dims(&strides[1])
+        .dims(&strides[2]);
+    let groups = (lines * slices).div_ceil(GROUP);
+    match src {
+        Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
+        None => launch::launch(&spec, &[index, out], params, groups),
+    }
+}
+
+/// The gradient of gathering: zeros, and every element of `g` added to where it came from.
+fn scatter_grad(
+    op: &'static str,
+    g: &Tensor,
+    shape: &[usize],
+    dim: usize,
+    index: (&Tensor, &[usize]),
+    skip: Option<usize>,
+) -> Result<Tensor> {
+    // Halves are summed in f32: a word often met would otherwise stop growing.
+    let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
+    let sum = Tensor::zeros(shape, wide, g.device())?;
+    let g32 = g.to_dtype(wide)?;
+    let source = Source::Tensor(&g32, g32.strides().into());
+    scatter_into(op, &sum, dim, index, g.shape(), &source, (ScatterOp::Add, skip))?;
+    sum.to_dtype(g.dtype())
+}
+
+impl Tensor {
+    /// out[i][j] = self[index[i][j]][j] for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
+    ///
+    /// # Errors
+    /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
+    pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
+        let _op = memory::scope::op("gather");
+        let d = normalize_dim("gather", dim, self.rank())?;
+        self.check_index("gather", d, index)?;
+        let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
+        gather_into("gather", self, d, index, index.strides(), &out)?;
+        let (shape, index): (Dims, _) = (self.shape().into(), index.detach());
+        Ok(autograd::attach("gather", out, &[self], move |g, _| {
+            Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
+        }))
+    }
+
+    fn check_index(&self, op: &'static str, d: usize, index: &Tensor) -> Result<()> {
+        let fits = |k: usize| k == d || index.shape()[k] <= self.shape()[k];
+        if index.rank() != self.rank() || !(0..self.rank()).all(fits) {
+            return Err(Error::shape(
+                op,
+                format!("the index has the rank of the tensor, and no larger extents beside dimension {d}"),
+                &[self.shape(), index.shape()],
+            ));
+        }
+        Ok(())
+    }
+
+    /// The indices of one dimension that `index` (of one dimension) names, in its order.
+    ///
+    /// # Errors
+    /// `index` has more than one dimension.
+    pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
+        let _op = memory::scope::op("index_select");
+        let d = normalize_dim("index_select", dim, self.rank())?;
+        if index.rank() > 1 {
+            return Err(Error::shape(
+                "index_select",
+                "the index has one dimension",
+                &[self.shape(), index.shape()],
+            ));
+        }
+        let mut shape: Dims = self.shape().into();
+        if let Some(n) = shape.get_mut(d) {
+            *n = index.numel();
+        }
+        self.select_rows("index_select", d, index, &shape, None)
+    }
+
+    /// Along `d`, the places that the one-dimensional `index` names.
+    fn select_rows(
+        &self,
+        op: &'static str,
+        d: usize,
+        index: &Tensor,
+        shape: &[usize],
+        skip: Option<usize>,
+    ) -> Result<Tensor> {
+        let out = Tensor::empty(shape, self.dtype(), self.device())?;
+        let mut strides = Dims::from_elem(0, shape.len());
+        if let Some(s) = strides.get_mut(d) {
+            *s = index.strides().first().copied().unwrap_or(0);
+        }
+        gather_into(op, self, d, index, &strides, &out)?;
+        let (before, index): (Dims, _) = (self.shape().into(), index.detach());
+        Ok(autograd::attach(op, out, &[self], move |g, _| {
+            Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
+        }))
+    }
+
+    /// Rows of `self` (a table of [entries, width]) for indices of any shape; the row `padding_idx` gets no gradient.
+    ///
+    /// # Errors
+    /// The table has not two dimensions.
+    pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
+        let _op = memory::scope::op("embedding");
+        let &[_, width] = self.shape() else {
+            return Err(Error::shape("embedding", "the table is [entries, width]", &[self.shape()]));
+        };
+        let flat = index.reshape([-1])?;
+        let rows = self.select_rows("embedding", 0, &flat, &[flat.numel(), width], padding_idx)?;
+        let mut shape: Dims = index.shape().into();
+        shape.push(width);
+        rows.reshape(&shape[..])
+    }
+
+    /// As [`gather`](Self::gather), where `index` and `self` broadcast beside `dim`.
+    ///
+    /// # Errors
+    /// They do not broadcast.
+    pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
+        let d = normalize_dim("take_along_dim", dim, self.rank())?;
+        if index.rank() != self.rank() {
+            return Err(Error::shape("take_along_dim", "both have one rank", &[self.shape(), index.shape()]));
+        }
+        let (mut x_shape, mut i_shape): (Dims, Dims) = (self.shape().into(), index.shape().into());
+        for k in (0..self.rank()).filter(|&k| k != d) {
+            let n = x_shape[k].max(i_shape[k]);
+            x_shape[k] = n;
+            i_shape[k] = n;
+        }
+        self.broadcast_to(&x_shape)?.gather(dim, &index.broadcast_to(&i_shape)?)
+    }
+
+    /// A copy of `self` with `src` put at the places of `index`: PyTorch's `scatter`; of several for one place, the
+    /// last in order stays.
+    ///
+    /// # Errors
+    /// The ranks differ; an extent of `index` is larger than that of `src`, or beside `dim` than that of `self`.
+    pub fn scatter(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+        self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
+    }
+
+    /// A copy of `self` with `src` added at the places of `index`.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter).
+    pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+        self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add)
+    }
+
+    fn scatter_op(
+        &self,
+        op: &'static str,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        how: ScatterOp,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        let d = normalize_dim(op, dim, self.rank())?;
+        self.check_index(op, d, index)?;
+        if src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s) {
+            return Err(Error::shape(
+                op,
+                "the source is at least as large as the index",
+                &[src.shape(), index.shape()],
+            ));
+        }
+        if src.dtype() != self.dtype() {
+            return Err(Error::dtype(
+                op,
+                src.dtype(),
+                format!("the source has the type of the tensor, {}", self.dtype()),
+            ));
+        }
+        self.same_device(op, src)?;
+        let out = self.detach().copy()?;
+        let source = Source::Tensor(src, src.strides().into());
+        scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
+        let (index, src_shape): (_, Dims) = (index.detach(), src.shape().into());
+        Ok(autograd::attach(op, out, &[self, src], move |g, wants| {
+            let own = if !wants[0] {
+                None
+            } else if how == ScatterOp::Add {
+                Some(g.clone())
+            } else {
+                let own = g.copy()?;
+                let zero = Source::Number(0.0);
+                scatter_into(
+                    op,
+                    &own,
+                    d,
+                    (&index, index.strides()),
+                    index.shape(),
+                    &zero,
+                    (ScatterOp::Set, None),
+                )?;
+                Some(own)
+            };
+            let other = if wants[1] {
+                let picked = g.gather(d as isize, &index)?;
+                // Beyond the index the source was not used.
+                Some(if picked.shape() == &src_shape[..] {
+                    picked
+                } else {
+                    let whole = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
+                    let mut part = whole.clone();
+                    for (k, &n) in picked.shape().iter().enumerate() {
+                        part = part.narrow(k as isize, 0, n)?;
+                    }
+                    picked.copy_into(&part)?;
+                    whole
+                })
+            } else {
+                None
+            };
+            Ok(smallvec![own, other])
+        }))
+    }
+
+    /// A copy of `self` with one number put at the places of `index`.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter).
+    pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
+        let _op = memory::scope::op("scatter");
+        let d = normalize_dim("scatter", dim, self.rank())?;
+        self.check_index("scatter", d, index)?;
+        let out = self.detach().copy()?;
+        let put = move |t: &Tensor, index: &Tensor, v: f64| {
+            let source = Source::Number(v);
+            scatter_into(
+                "scatter",
+                t,
+                d,
+                (index, index.strides()),
+                index.shape(),
+                &source,
+                (ScatterOp::Set, None),
+            )
+        };
+        put(&out, index, value)?;
+        let index = index.detach();
+        Ok(autograd::attach("scatter", out, &[self], move |g, _| {
+            let own = g.copy()?;
+            put(&own, &index, 0.0)?;
+            Ok(smallvec![Some(own)])
+        }))
+    }
+
+    /// A copy of `self` with alpha · `src` added to the indices of one dimension that `index` (of one dimension) names.
+    ///
+    /// # Errors
+    /// The shapes do not fit.
+    pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
+        let _op = memory::scope::op("index_add");
+        let d = normalize_dim("index_add", dim, self.rank())?;
+        let scaled = if alpha == 1.0 { src.clone() } else { src.mul(alpha)? };
+        let (shape, strides) = self.rows_of("index_add", d, index, src.shape())?;
+        let out = self.detach().copy()?;
+        let source = Source::Tensor(&scaled, scaled.strides().into());
+        scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
+        let index = index.detach();
+        Ok(autograd::attach("index_add", out, &[self, src], move |g, wants| {
+            let own = wants[0].then(|| g.clone());
+            let other = match wants[1] {
+                true => {
+                    let rows = g.index_select(d as isize, &index)?;
+                    Some(if alpha == 1.0 { rows } else { rows.mul(alpha)? })
+                }
+                false => None,
+            };
+            Ok(smallvec![own, other])
+        }))
+    }
+
+    /// A copy of `self` with one number at the indices of one dimension that `index` (of one dimension) names.
+    ///
+    /// # Errors
+    /// `index` has more than one dimension.
+    pub fn index_fill(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
+        let _op = memory::scope::op("index_fill");
+        let d = normalize_dim("index_fill", dim, self.rank())?;
+        let mut shape: Dims = self.shape().into();
+        if let Some(n) = shape.get_mut(d) {
+            *n = index.numel();
+        }
+        let (shape, strides) = self.rows_of("index_fill", d, index, &shape)?;
+        let out = self.detach().copy()?;
+        let put = move |t: &Tensor, index: &Tensor, v: f64| {
+            let source = Source::Number(v);
+            scatter_into("index_fill", t, d, (index, &strides), &shape, &source, (ScatterOp::Set, None))
+        };
+        put(&out, index, value)?;
+        let index = index.detach();
+        Ok(autograd::attach("index_fill", out, &[self], move |g, _| {
+            let own = g.copy()?;
+            put(&own, &index, 0.0)?;
+            Ok(smallvec![Some(own)])
+        }))
+    }
+
+    /// Checks a one-dimensional index against a source of rows; gives the shape visited and the index's strides in it.
+    fn rows_of(&self, op: &'static str, d: usize, index: &Tensor, src: &[usize]) -> Result<(Dims, Dims)> {
+        let mut expected: Dims = self.shape().into();
+        if let Some(n) = expected.get_mut(d) {
+            *n = index.numel();
+        }
+        if index.rank() > 1 || src != &expected[..] {
+            return Err(Error::shape(
+                op,
+                format!("the index has one dimension, and the source the shape {expected:?}"),
+                &[self.shape(), index.shape(), src],
+            ));
+        }
+        let mut strides = Dims::from_elem(0, src.len());
+        if let Some(s) = strides.get_mut(d) {
+            *s = index.strides().first().copied().unwrap_or(0);
+        }
+        Ok((expected, strides))
+    }
+}

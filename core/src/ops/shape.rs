@@ -1,0 +1,340 @@
+//! Joining, repeating, padding and generating tensors, made of views, copies and index operations.
+
+use smallvec::smallvec;
+
+use crate::autograd::{self, Grads};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::normalize_dim;
+use crate::tensor::{Dims, Tensor};
+
+/// What stands outside a padded tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum PadMode {
+    /// One number.
+    Constant(f64),
+    /// The tensor mirrored at its edge, which is not repeated.
+    Reflect,
+    /// The edge, repeated.
+    Replicate,
+    /// The tensor again.
+    Circular,
+}
+
+/// Tensors joined along a dimension that exists.
+///
+/// # Errors
+/// The list is empty; ranks or extents beside `dim` differ.
+pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    let _op = memory::scope::op("cat");
+    // PyTorch's old rule: an empty vector joins with anything.
+    let parts: Vec<&Tensor> = match tensors.iter().any(|t| t.rank() > 1) {
+        true => tensors.iter().copied().filter(|t| t.shape() != [0]).collect(),
+        false => tensors.to_vec(),
+    };
+    let Some(&first) = parts.first() else {
+        return Err(Error::argument("cat", "takes at least one tensor"));
+    };
+    let d = normalize_dim("cat", dim, first.rank())?;
+    let mut dtype = first.dtype();
+    let mut extent = 0;
+    for t in &parts {
+        first.same_device("cat", t)?;
+        let fits =
+            t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
+        if !fits || t.rank() == 0 {
+            return Err(Error::shape(
+                "cat",
+                format!("tensors have one rank of at least 1, and equal extents beside dimension {d}"),
+                &[first.shape(), t.shape()],
+            ));
+        }
+        dtype = dtype.promote(t.dtype());
+        extent += t.shape()[d];
+    }
+    let mut shape: Dims = first.shape().into();
+    shape[d] = extent;
+    let out = Tensor::empty(&shape, dtype, first.device())?;
+    let mut start = 0;
+    let mut places: Vec<(usize, usize, DType)> = Vec::with_capacity(parts.len());
+    for t in &parts {
+        let n = t.shape()[d];
+        t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, start, n)?)?;
+        places.push((start, n, t.dtype()));
+        start += n;
+    }
+    Ok(autograd::attach("cat", out, &parts, move |g, wants| {
+        places
+            .iter()
+            .zip(wants)
+            .map(|(&(start, n, dtype), &want)| match want {
+                true => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
+                false => Ok(None),
+            })
+            .collect::<Result<Grads>>()
+    }))
+}
+
+/// Tensors of one shape joined along a new dimension.
+///
+/// # Errors
+/// The list is empty; shapes differ.
+pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
+        return Err(Error::shape("stack", "tensors have one shape", &[tensors[0].shape(), t.shape()]));
+    }
+    let rows = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
+    cat(&rows.iter().collect::<Vec<_>>(), dim)
+}
+
+/// Values from the host, in any number type.
+fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    match dtype {
+        DType::F64 => Tensor::from_slice(values, shape, device),
+        DType::I64 => {
+            Tensor::from_slice(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device)
+        }
+        DType::I32 => {
+            Tensor::from_slice(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device)
+        }
+        DType::U32 => {
+            Tensor::from_slice(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device)
+        }
+        _ => Tensor::from_slice(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
+            .to_dtype(dtype),
+    }
+}
+
+impl Tensor {
+    /// `start`, `start + step`, ... before `end`.
+    ///
+    /// # Errors
+    /// `step` is 0 or leads away from `end`.
+    pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+        let count = ((end - start) / step).ceil();
+        if step == 0.0 || !count.is_finite() || count < 0.0 {
+            return Err(Error::argument(
+                "arange",
+                format!("steps of {step} do not lead from {start} to {end}"),
+            ));
+        }
+        let values: Vec<f64> = (0..count as usize).map(|i| start + i as f64 * step).collect();
+        from_numbers(&values, &[values.len()], dtype, device)
+    }
+
+    /// `steps` numbers from `start` to `end`, both included, at equal distances.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+        // From both ends, as PyTorch: both are exact.
+        let value = |i: usize| {
+            if i < steps / 2 || steps == 1 {
+                start + i as f64 * step
+            } else {
+                end - (steps - 1 - i) as f64 * step
+            }
+        };
+        from_numbers(&(0..steps).map(value).collect::<Vec<_>>(), &[steps], dtype, device)
+    }
+
+    /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        let out = Tensor::zeros(&[rows, cols], dtype, device)?;
+        let diagonal = out.diagonal(0, 0, 1)?;
+        Tensor::ones(diagonal.shape(), dtype, device)?.copy_into(&diagonal)?;
+        Ok(out)
+    }
+
+    /// The indices of the given dimensions in reverse order.
+    ///
+    /// # Errors
+    /// A dimension is out of range.
+    pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
+        let mut out = self.clone();
+        for &dim in dims {
+            let n = self.dim(dim)?;
+            if self.rank() > 0 {
+                let order: Vec<i32> = (0..n as i32).rev().collect();
+                out = out.index_select(dim, &Tensor::from_slice(&order, &[n], self.device())?)?;
+            }
+        }
+        if dims.is_empty() { out.copy() } else { Ok(out) }
+    }
+
+    /// Elements moved by `shift` along a dimension; those that leave at one end enter at the other.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
+        let n = self.dim(dim)?;
+        if n == 0 || self.rank() == 0 {
+            return Ok(self.clone());
+        }
+        let cut = n - shift.rem_euclid(n as isize) as usize;
+        cat(&[&self.narrow(dim, cut % n, n - cut % n)?, &self.narrow(dim, 0, cut % n)?], dim)
+    }
+
+    /// The tensor repeated along each dimension; new ones come in front.
+    ///
+    /// # Errors
+    /// There are fewer counts than dimensions.
+    pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
+        if counts.len() < self.rank() {
+            return Err(Error::argument(
+                "repeat",
+                format!("{} counts for {} dimensions", counts.len(), self.rank()),
+            ));
+        }
+        let skip = counts.len() - self.rank();
+        let (mut spread, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
+        for (d, &count) in counts.iter().enumerate() {
+            let n = if d < skip { 1 } else { self.shape()[d - skip] };
+            spread.extend([1, n]);
+            wide.extend([count, n]);
+            flat.push(count * n);
+        }
+        self.reshape(&spread[..])?.broadcast_to(&wide)?.reshape(&flat[..])
+    }
+
+    /// Every index of one dimension `repeats` times in a row.
+    ///
+    /// # Errors
+    /// `dim` is out of range.
+    pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Tensor> {
+        let d = normalize_dim("repeat_interleave", dim, self.rank())?;
+        let mut wide: Dims = self.shape().into();
+        wide.insert((d + 1).min(self.rank()), repeats);
+        let mut flat: Dims = self.shape().into();
+        match flat.get_mut(d) {
+            Some(n) => *n *= repeats,
+            None => flat.push(repeats),
+        }
+        self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
+    }
+
+    /// PyTorch's `pad`: pairs (before, after) from the last dimension on; negative ones cut.
+    ///
+    /// # Errors
+    /// There are more pairs than dimensions; a mode needs more elements than there are.
+    pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
+        let _op = memory::scope::op("pad");
+        let pairs = pads.len() / 2;
+        if !pads.len().is_multiple_of(2) || pairs > self.rank() {
+            return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
+        }
+        let mut out = self.clone();
+        for k in 0..pairs {
+            let (before, after) = (pads[2 * k], pads[2 * k + 1]);
+            let d = self.rank() - 1 - k;
+            let n = self.shape()[d] as isize;
+            if before + n + after < 0 {
+                return Err(Error::argument(
+                    "pad",
+                    format!("{pads:?} cuts more than dimension {d} of extent {n} has"),
+                ));
+            }
+            if (before, after) == (0, 0) {
+                continue;
+            }
+            out = match mode {
+                PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
+                _ => {
+                    let order = (-before..n + after).map(|i| edge(i, n, mode)).collect::<Option<Vec<i32>>>();
+                    let Some(order) = order else {
+                        return Err(Error::argument(
+                            "pad",
+                            format!(
+                                "({before}, {after}) is too much for dimension {d} of extent {n} in mode {mode:?}"
+                            ),
+                        ));
+                    };
+                    out.index_select(d as isize, &Tensor::from_slice(&order, &[order.len()], self.device())?)?
+                }
+            };
+        }
+        if out.shares_storage(self) { out.copy() } else { Ok(out) }
+    }
+
+    /// The lower triangle of the last two dimensions, up to `diagonal` above the main one; zero elsewhere.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions.
+    pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
+        self.where_(&self.triangle("tril", diagonal)?, 0.0)
+    }
+
+    /// The upper triangle of the last two dimensions, from `diagonal` above the main one on; zero elsewhere.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions.
+    pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
+        self.where_(&self.triangle("triu", diagonal - 1)?.logical_not()?, 0.0)
+    }
+
+    /// Where column - row is at most `diagonal`.
+    fn triangle(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
+        let &[.., rows, cols] = self.shape() else {
+            return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
+        };
+        let row = Tensor::arange(0.0, rows as f64, 1.0, DType::I32, self.device())?
+            .add(diagonal as i64)?
+            .unsqueeze(1)?;
+        let col = Tensor::arange(0.0, cols as f64, 1.0, DType::I32, self.device())?;
+        col.le(&row)
+    }
+
+    /// Class numbers as vectors of `classes` with a 1 at the number, as i64.
+    ///
+    /// # Errors
+    /// The dtype is no integer.
+    pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
+        if !self.dtype().is_int() {
+            return Err(Error::dtype("one_hot", self.dtype(), "takes class numbers"));
+        }
+        let numbers = Tensor::arange(0.0, classes as f64, 1.0, self.dtype(), self.device())?;
+        self.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
+    }
+}
+
+/// Which index of a dimension of extent `n` stands at place `i`, which may lie outside.
+fn edge(i: isize, n: isize, mode: PadMode) -> Option<i32> {
+    let at = match mode {
+        PadMode::Constant(_) => i,
+        PadMode::Replicate => i.clamp(0, n - 1),
+        PadMode::Circular if (-n..2 * n).contains(&i) => i.rem_euclid(n),
+        PadMode::Reflect if i > -n && i < 2 * n - 1 => (n - 1) - ((n - 1) - i.abs()).abs(),
+        PadMode::Circular | PadMode::Reflect => return None,
+    };
+    (0..n).contains(&at).then_some(at as i32)
+}
+
+fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -> Result<Tensor> {
+    let n = x.shape()[d] as isize;
+    let (start, cut) = ((-before).max(0), (-after).max(0));
+    let kept = (n - start - cut).max(0);
+    let mut shape: Dims = x.shape().into();
+    shape[d] = (before + n + after) as usize;
+    let out = Tensor::full(&shape, value, x.dtype(), x.device())?;
+    let (dim, start, kept, to) = (d as isize, start as usize, kept as usize, before.max(0) as usize);
+    if kept > 0 {
+        x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
+    }
+    let before_shape: Dims = x.shape().into();
+    Ok(autograd::attach("pad", out, &[x], move |g, _| {
+        if before_shape[d] == kept {
+            return Ok(smallvec![Some(g.narrow(dim, to, kept)?)]);
+        }
+        let whole = Tensor::zeros(&before_shape, g.dtype(), g.device())?;
+        if kept > 0 {
+            g.narrow(dim, to, kept)?.copy_into(&whole.narrow(dim, start, kept)?)?;
+        }
+        Ok(smallvec![Some(whole)])
+    }))
+}

@@ -1,0 +1,60 @@
+{#-
+out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Moves bits, of any type.
+
+size: bytes of an element (1, 2, 4, 8) · index: dtype of the index, `i32`, `u32` or `i64w`
+The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Indices outside 0..extent read as 0.
+-#}
+{%- import "types" as t -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    in_offset: u32,
+    index_offset: u32,
+    extent: u32,
+    dim_stride: u32,
+    unused0: u32,
+    unused1: u32,
+    shape: array<vec4<u32>, 2>,
+    in_strides: array<vec4<u32>, 2>,
+    index_strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% set word = "vec2<u32>" if size == 8 else "u32" %}
+{% set lanes = 4 // size if size < 4 else 1 %}
+@group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
+{{ t.input(1, "index", index) }}
+@group(0) @binding(2) var<storage, read_write> output: array<{{ word }}>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    if start >= p.n { return; }
+    var packed = {{ word }}(0u);
+    for (var k = 0u; k < {{ lanes }}u; k++) {
+        if start + k >= p.n { break; }
+        var left = start + k;
+        var i0 = p.in_offset;
+        var i1 = p.index_offset;
+        for (var d = p.rank; d > 0u; d--) {
+            let axis = d - 1u;
+            let extent = p.shape[axis >> 2u][axis & 3u];
+            let at = left % extent;
+            left = left / extent;
+            i0 += at * p.in_strides[axis >> 2u][axis & 3u];
+            i1 += at * p.index_strides[axis >> 2u][axis & 3u];
+        }
+        let chosen = u32(index_at(i1));
+        if chosen < p.extent {
+            let i = i0 + chosen * p.dim_stride;
+            {% if lanes > 1 %}
+            let bits = (input[i / {{ lanes }}u] >> ((i % {{ lanes }}u) * {{ size * 8 }}u)) & {{ "0xffffu" if size == 2 else "0xffu" }};
+            packed |= bits << (k * {{ size * 8 }}u);
+            {% else %}
+            packed = input[i];
+            {% endif %}
+        }
+    }
+    output[start / {{ lanes }}u] = packed;
+}

@@ -1,0 +1,80 @@
+{#-
+out[..., index[i], ...] op= src[i], in place, in a fixed order: no atomics on floats, so two runs give the same bits.
+
+dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the number p.value
+A line is everything along the indexed dimension at one place of the others; lines touch disjoint elements. One
+invocation walks a line in order and writes the indices of its own slice of 0..extent: `slices` of them share a line.
+Indices outside 0..extent, and the index `skip`, are passed over.
+-#}
+{%- import "types" as t -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    lines: u32,
+    rank: u32,
+    length: u32,
+    extent: u32,
+    slices: u32,
+    skip: u32,
+    value: f32,
+    unused0: u32,
+    offsets: vec4<u32>,
+    dim_strides: vec4<u32>,
+    shape: array<vec4<u32>, 2>,
+    out_strides: array<vec4<u32>, 2>,
+    index_strides: array<vec4<u32>, 2>,
+    src_strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% set T = t.value(dtype) %}
+{{ t.input(0, "index", index) }}
+{% if not scalar %}{{ t.input(1, "src", dtype) }}{% endif %}
+{{ t.output(1 if scalar else 2, "out", dtype, "scattered") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let thread = group_index(group, groups) * 256u + lane;
+    if thread >= p.lines * p.slices { return; }
+    // Neighbours take neighbouring lines, and so neighbouring elements.
+    let slice = thread / p.lines;
+    let per_slice = (p.extent + p.slices - 1u) / p.slices;
+    let low = slice * per_slice;
+    let high = min(low + per_slice, p.extent);
+    var left = thread % p.lines;
+    var i0 = p.offsets.x;
+    var i1 = p.offsets.y;
+    var i2 = p.offsets.z;
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let at = left % extent;
+        left = left / extent;
+        i0 += at * p.out_strides[axis >> 2u][axis & 3u];
+        i1 += at * p.index_strides[axis >> 2u][axis & 3u];
+        i2 += at * p.src_strides[axis >> 2u][axis & 3u];
+    }
+    for (var k = 0u; k < p.length; k++) {
+        let chosen = u32(index_at(i1 + k * p.dim_strides.y));
+        if chosen < low || chosen >= high || chosen == p.skip { continue; }
+        let i = i0 + chosen * p.dim_strides.x;
+        {% if scalar %}
+        let v = {{ t.cast("p.value", "f32", T) }};
+        {% else %}
+        let v = src_at(i2 + k * p.dim_strides.z);
+        {% endif %}
+        {% if op == "set" %}
+        out_put(i, v);
+        {% elif T == "bool" %}
+        out_put(i, {{ {"add": "out_at(i) || v", "mul": "out_at(i) && v", "max": "out_at(i) || v", "min": "out_at(i) && v"}[op] }});
+        {% elif op == "add" %}
+        out_put(i, out_at(i) + v);
+        {% elif op == "mul" %}
+        out_put(i, out_at(i) * v);
+        {% elif T == "f32" %}
+        out_put(i, m_{{ op }}(out_at(i), v));
+        {% else %}
+        out_put(i, {{ op }}(out_at(i), v));
+        {% endif %}
+    }
+}

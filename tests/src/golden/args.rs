@@ -1,0 +1,189 @@
+//! The arguments of a recorded call, by position and by keyword.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+use serde_json::Value;
+
+use super::Call;
+
+/// Arguments with their tensors on the device.
+pub struct Args<'a> {
+    call: &'a Call,
+    device: &'a Device,
+    tensors: BTreeMap<String, Tensor>,
+}
+
+fn collect(value: &Value, keys: &mut BTreeSet<String>) {
+    match value {
+        Value::Object(map) => {
+            if let Some(Value::String(key)) = map.get("t") {
+                keys.insert(key.clone());
+            }
+            if let Some(Value::Array(list)) = map.get("l") {
+                list.iter().for_each(|v| collect(v, keys));
+            }
+        }
+        Value::Array(list) => list.iter().for_each(|v| collect(v, keys)),
+        _ => {}
+    }
+}
+
+fn list(value: &Value) -> Option<&Vec<Value>> {
+    value.get("l").and_then(Value::as_array).or_else(|| value.as_array())
+}
+
+impl<'a> Args<'a> {
+    pub(super) fn new(call: &'a Call, device: &'a Device) -> Self {
+        Self { call, device, tensors: BTreeMap::new() }
+    }
+
+    pub(super) fn keys(&self) -> BTreeSet<String> {
+        let mut keys = BTreeSet::new();
+        self.call.args.iter().chain(self.call.kwargs.values()).for_each(|v| collect(v, &mut keys));
+        keys
+    }
+
+    pub(super) fn bind(&mut self, key: String, tensor: Tensor) {
+        self.tensors.insert(key, tensor);
+    }
+
+    /// A tensor of the file by its key.
+    pub fn tensor(&self, key: &str) -> Result<&Tensor> {
+        self.tensors.get(key).with_context(|| format!("no input {key}"))
+    }
+
+    /// The device of the call.
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Number of positional arguments.
+    pub fn len(&self) -> usize {
+        self.call.args.len()
+    }
+
+    /// PyTorch's name of the variant.
+    pub fn variant(&self) -> &str {
+        &self.call.variant
+    }
+
+    /// The argument at a position or under a keyword; `None` if neither is given, or it is null.
+    pub fn get(&self, at: usize, name: &str) -> Option<&Value> {
+        self.call.args.get(at).or_else(|| self.call.kwargs.get(name)).filter(|v| !v.is_null())
+    }
+
+    fn as_tensor(&self, value: &Value) -> Result<&Tensor> {
+        let key = value.get("t").and_then(Value::as_str).with_context(|| format!("{value} is no tensor"))?;
+        self.tensor(key)
+    }
+
+    /// A tensor by position.
+    pub fn t(&self, at: usize) -> Result<&Tensor> {
+        self.as_tensor(self.call.args.get(at).with_context(|| format!("no argument {at}"))?)
+    }
+
+    /// A tensor by position or keyword, if it is given and is one.
+    pub fn opt_t(&self, at: usize, name: &str) -> Option<&Tensor> {
+        self.get(at, name).and_then(|v| self.as_tensor(v).ok())
+    }
+
+    /// A list of tensors.
+    pub fn tensors(&self, at: usize) -> Result<Vec<&Tensor>> {
+        let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
+        match list(value) {
+            Some(items) => items.iter().map(|v| self.as_tensor(v)).collect(),
+            None => (at..self.len()).map(|i| self.t(i)).collect(),
+        }
+    }
+
+    /// A number, also from `{"float": "inf"}`.
+    pub fn f(&self, at: usize, name: &str, default: f64) -> Result<f64> {
+        let Some(value) = self.get(at, name) else { return Ok(default) };
+        number(value)
+    }
+
+    /// An integer.
+    pub fn i(&self, at: usize, name: &str, default: i64) -> Result<i64> {
+        let Some(value) = self.get(at, name) else { return Ok(default) };
+        integer(value)
+    }
+
+    /// An integer, if it is given.
+    pub fn opt_i(&self, at: usize, name: &str) -> Result<Option<i64>> {
+        self.get(at, name).map(integer).transpose()
+    }
+
+    /// A truth value.
+    pub fn b(&self, at: usize, name: &str, default: bool) -> bool {
+        self.get(at, name).map_or(default, |v| v.as_bool().unwrap_or(v.as_i64() == Some(1)))
+    }
+
+    /// A word.
+    pub fn s(&self, at: usize, name: &str, default: &'static str) -> &str {
+        self.get(at, name).and_then(Value::as_str).unwrap_or(default)
+    }
+
+    /// Integers: a list, or one as a list.
+    pub fn ints(&self, at: usize, name: &str) -> Result<Option<Vec<i64>>> {
+        let Some(value) = self.get(at, name) else { return Ok(None) };
+        match list(value) {
+            Some(items) => items.iter().map(integer).collect::<Result<Vec<_>>>().map(Some),
+            None => Ok(Some(vec![integer(value)?])),
+        }
+    }
+
+    /// Dimensions as the library takes them; empty if none are given.
+    pub fn dims(&self, at: usize, name: &str) -> Result<Vec<isize>> {
+        Ok(self.ints(at, name)?.unwrap_or_default().into_iter().map(|d| d as isize).collect())
+    }
+
+    /// Extents: a list, or all arguments from `at` on.
+    pub fn shape(&self, at: usize, name: &str) -> Result<Vec<usize>> {
+        let ints = match self.ints(at, name)? {
+            Some(ints) if self.get(at, name).is_some_and(|v| list(v).is_some()) => ints,
+            Some(_) => (at..self.len()).map(|i| self.i(i, "", 0)).collect::<Result<_>>()?,
+            None => Vec::new(),
+        };
+        ints.into_iter()
+            .map(|n| usize::try_from(n).with_context(|| format!("extent {n}")))
+            .collect()
+    }
+
+    /// An element type.
+    pub fn dtype(&self, at: usize, name: &str) -> Result<Option<DType>> {
+        let Some(value) = self.get(at, name) else { return Ok(None) };
+        let word = value.get("dtype").and_then(Value::as_str).with_context(|| format!("{value} is no dtype"))?;
+        Ok(Some(match word {
+            "float32" => DType::F32,
+            "float64" => DType::F64,
+            "float16" => DType::F16,
+            "bfloat16" => DType::BF16,
+            "int64" => DType::I64,
+            "int32" => DType::I32,
+            "uint8" => DType::U8,
+            "bool" => DType::Bool,
+            other => bail!("dtype {other}"),
+        }))
+    }
+}
+
+fn number(value: &Value) -> Result<f64> {
+    if let Some(word) = value.get("float").and_then(Value::as_str) {
+        return word.parse().with_context(|| format!("number {word}"));
+    }
+    if let Some(b) = value.as_bool() {
+        return Ok(f64::from(u8::from(b)));
+    }
+    value.as_f64().with_context(|| format!("{value} is no number"))
+}
+
+fn integer(value: &Value) -> Result<i64> {
+    if let Some(b) = value.as_bool() {
+        return Ok(i64::from(b));
+    }
+    value.as_i64().with_context(|| format!("{value} is no integer"))
+}

@@ -1,0 +1,65 @@
+//! The one exceptions file: calls that may differ, and why. An exception that is not needed is a failure.
+
+use anyhow::{Context, Result};
+use forebay::device::Device;
+use serde::Deserialize;
+
+use super::{Call, Outcome};
+
+const FILE: &str = include_str!("../../exceptions.json");
+
+/// One exception.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Exception {
+    /// PyTorch's name of the operation, with its variant.
+    op: String,
+    /// A part of the device's name or driver, or a backend; empty for every device.
+    #[serde(default)]
+    device: String,
+    /// A wider tolerance (absolute, relative), where that is all that is needed.
+    #[serde(default)]
+    tolerance: Option<(f64, f64)>,
+    /// Why, with a link or a measurement.
+    reason: String,
+}
+
+/// All of them.
+#[derive(Debug)]
+pub(super) struct Exceptions(Vec<Exception>);
+
+impl Exceptions {
+    pub(super) fn load() -> Result<Self> {
+        let all: Vec<Exception> = serde_json::from_str(FILE).context("parsing tests/exceptions.json")?;
+        for e in &all {
+            anyhow::ensure!(!e.reason.is_empty(), "tests/exceptions.json: {} has no reason", e.op);
+        }
+        Ok(Self(all))
+    }
+
+    fn find(&self, call: &Call, device: &Device) -> Option<&Exception> {
+        let info = device.info();
+        self.0.iter().find(|e| {
+            (e.op == call.op_name() || e.op == call.name())
+                && (e.device.is_empty()
+                    || info.backend == e.device
+                    || info.name.contains(&e.device)
+                    || info.driver.contains(&e.device))
+        })
+    }
+
+    pub(super) fn tolerance(&self, call: &Call, device: &Device) -> Option<(f64, f64)> {
+        self.find(call, device)?.tolerance
+    }
+
+    /// An excepted call counts as unsupported, with the reason; one that passes without its exception fails.
+    pub(super) fn apply(&self, call: &Call, device: &Device, outcome: Outcome) -> Outcome {
+        match (self.find(call, device), outcome) {
+            (Some(e), Outcome::Failed(_)) if e.tolerance.is_none() => Outcome::Unsupported(e.reason.clone()),
+            (Some(e), Outcome::Passed) if e.tolerance.is_none() => {
+                Outcome::Failed(format!("passes, but is listed in tests/exceptions.json ({})", e.reason))
+            }
+            (_, outcome) => outcome,
+        }
+    }
+}

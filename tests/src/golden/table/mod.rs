@@ -1,0 +1,59 @@
+//! PyTorch's names -> calls of this library. One line an operation; a family adds its lines in its own file.
+
+use std::collections::HashMap;
+
+use anyhow::Result;
+use forebay::tensor::Tensor;
+use thiserror::Error;
+
+use super::args::Args;
+
+mod elementwise;
+mod shape;
+
+/// What a line does: arguments in, results out.
+pub type Op = fn(&Args<'_>) -> Result<Vec<Tensor>>;
+
+/// An operation that the library does not have.
+#[derive(Debug, Error)]
+#[error("the library has no `{0}` yet")]
+pub struct Missing(pub String);
+
+/// The lines.
+pub struct Table(HashMap<&'static str, Op>);
+
+impl Table {
+    /// All families.
+    pub fn new() -> Self {
+        let mut table = Self(HashMap::new());
+        elementwise::register(&mut table);
+        shape::register(&mut table);
+        table
+    }
+
+    /// Adds a line.
+    pub fn op(&mut self, name: &'static str, f: Op) {
+        let before = self.0.insert(name, f);
+        debug_assert!(before.is_none(), "{name} is listed twice");
+    }
+
+    pub(super) fn get(&self, name: &str) -> Result<Op> {
+        self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()).into())
+    }
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// One result.
+pub fn one(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
+    Ok(vec![t?])
+}
+
+/// An argument form that a line does not serve.
+pub fn missing(what: &str) -> anyhow::Error {
+    Missing(what.to_owned()).into()
+}
