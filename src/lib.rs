@@ -1,3 +1,19 @@
 //! Forebay: a tensor runtime for Rust. The same training loop runs on CUDA and, through wgpu, on every other GPU,
 //! under one memory manager.
+//!
+//! Import [`prelude`]; open a device with `Device::best()`; everything else is a method of a tensor or a module.
+
 pub use forebay_core::*;
+
+mod open;
+
+pub use open::{Found, OpenDevice};
+
+/// What programs import.
+pub mod prelude {
+    pub use crate::open::OpenDevice;
+    pub use forebay_core::device::Device;
+    pub use forebay_core::dtype::DType;
+    pub use forebay_core::error::{Error, Result};
+    pub use forebay_core::tensor::Tensor;
+}

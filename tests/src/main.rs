@@ -61,7 +61,8 @@ fn devices(asked: Option<&str>) -> Result<Vec<Device>> {
             None => devices.push(Device::open(&f.id)?),
         }
     }
-    for required in std::env::var("FOREBAY_REQUIRE").unwrap_or_default().split(',').filter(|r| !r.is_empty()) {
+    for required in std::env::var("FOREBAY_REQUIRE").unwrap_or_default().split(',').filter(|r| !r.is_empty())
+    {
         if ["cuda", "wgpu"].contains(&required) && !devices.iter().any(|d| d.info().backend == required) {
             bail!("FOREBAY_REQUIRE asks for {required}, and there is none");
         }

@@ -148,15 +148,14 @@ impl<'a> Args<'a> {
             Some(_) => (at..self.len()).map(|i| self.i(i, "", 0)).collect::<Result<_>>()?,
             None => Vec::new(),
         };
-        ints.into_iter()
-            .map(|n| usize::try_from(n).with_context(|| format!("extent {n}")))
-            .collect()
+        ints.into_iter().map(|n| usize::try_from(n).with_context(|| format!("extent {n}"))).collect()
     }
 
     /// An element type.
     pub fn dtype(&self, at: usize, name: &str) -> Result<Option<DType>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
-        let word = value.get("dtype").and_then(Value::as_str).with_context(|| format!("{value} is no dtype"))?;
+        let word =
+            value.get("dtype").and_then(Value::as_str).with_context(|| format!("{value} is no dtype"))?;
         Ok(Some(match word {
             "float32" => DType::F32,
             "float64" => DType::F64,

@@ -101,7 +101,8 @@ impl Golden {
     pub fn load(dir: &Path) -> Result<Self> {
         let json = dir.join("golden.json");
         let text = std::fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
-        let index: Index = serde_json::from_str(&text).with_context(|| format!("parsing {}", json.display()))?;
+        let index: Index =
+            serde_json::from_str(&text).with_context(|| format!("parsing {}", json.display()))?;
         let tensors = dir.join("golden.safetensors");
         let bytes = std::fs::read(&tensors).with_context(|| format!("reading {}", tensors.display()))?;
         Ok(Self { calls: index.calls, bytes, exceptions: Exceptions::load()? })
@@ -121,16 +122,21 @@ impl Golden {
             let outcome = match make(call, &table, &file, device, &self.exceptions) {
                 Ok(()) => Outcome::Passed,
                 Err(e) => match e.downcast_ref::<Error>() {
-                    Some(Error::Unsupported { .. } | Error::DType { .. }) => Outcome::Unsupported(format!("{e:#}")),
-                    _ if e.downcast_ref::<table::Missing>().is_some() => Outcome::Unsupported(format!("{e:#}")),
+                    Some(Error::Unsupported { .. } | Error::DType { .. }) => {
+                        Outcome::Unsupported(format!("{e:#}"))
+                    }
+                    _ if e.downcast_ref::<table::Missing>().is_some() => {
+                        Outcome::Unsupported(format!("{e:#}"))
+                    }
                     _ => Outcome::Failed(format!("{e:#}")),
                 },
             };
             let after = device.memory().allocated();
             let outcome = match outcome {
-                Outcome::Passed if after != before => {
-                    Outcome::Failed(format!("{} bytes stay allocated after the call", after as i64 - before as i64))
-                }
+                Outcome::Passed if after != before => Outcome::Failed(format!(
+                    "{} bytes stay allocated after the call",
+                    after as i64 - before as i64
+                )),
                 other => other,
             };
             outcomes.push((name, self.exceptions.apply(call, device, outcome)));

@@ -12,7 +12,7 @@ mod elementwise;
 mod shape;
 
 /// What a line does: arguments in, results out.
-pub type Op = fn(&Args<'_>) -> Result<Vec<Tensor>>;
+pub(super) type Op = fn(&Args<'_>) -> Result<Vec<Tensor>>;
 
 /// An operation that the library does not have.
 #[derive(Debug, Error)]
@@ -32,7 +32,7 @@ impl Table {
     }
 
     /// Adds a line.
-    pub fn op(&mut self, name: &'static str, f: Op) {
+    pub(super) fn op(&mut self, name: &'static str, f: Op) {
         let before = self.0.insert(name, f);
         debug_assert!(before.is_none(), "{name} is listed twice");
     }
@@ -49,11 +49,11 @@ impl Default for Table {
 }
 
 /// One result.
-pub fn one(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
+pub(super) fn one(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
     Ok(vec![t?])
 }
 
 /// An argument form that a line does not serve.
-pub fn missing(what: &str) -> anyhow::Error {
+pub(super) fn missing(what: &str) -> anyhow::Error {
     Missing(what.to_owned()).into()
 }

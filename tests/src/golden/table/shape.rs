@@ -84,7 +84,8 @@ pub(super) fn register(t: &mut Table) {
     t.op("movedim", |a| {
         let x = a.t(0)?;
         let rank = x.rank() as isize;
-        let wrap = |v: Vec<isize>| v.into_iter().map(|d| if d < 0 { d + rank } else { d }).collect::<Vec<_>>();
+        let wrap =
+            |v: Vec<isize>| v.into_iter().map(|d| if d < 0 { d + rank } else { d }).collect::<Vec<_>>();
         let (from, to) = (wrap(a.dims(1, "source")?), wrap(a.dims(2, "destination")?));
         let mut order = vec![-1; rank as usize];
         for (f, t) in from.iter().zip(&to) {

@@ -1,0 +1,134 @@
+//! Choosing a device.
+
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+
+/// A device that is there, or that is not and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// What [`OpenDevice::open`] takes: `cuda:0`.
+    pub id: String,
+    /// The card's name, or what was looked for.
+    pub name: String,
+    /// The driver, where it is known.
+    pub driver: String,
+    /// Whether it is a program that plays a GPU.
+    pub software: bool,
+    /// Why it cannot be used; `None` if it can.
+    pub why_not: Option<String>,
+}
+
+/// Ways to get a device, as associated functions of [`Device`].
+pub trait OpenDevice: Sized {
+    /// The device that `FOREBAY_DEVICE` names, else the first CUDA device, else the first wgpu adapter (GPUs before
+    /// programs that play one).
+    ///
+    /// # Errors
+    /// Nothing was found; the message says what is missing.
+    fn best() -> Result<Self>;
+
+    /// A device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
+    ///
+    /// # Errors
+    /// There is no such device, or its driver is missing or too old.
+    fn open(id: &str) -> Result<Self>;
+
+    /// Every device of every backend, and why those that cannot be used cannot.
+    fn available() -> Vec<Found>;
+}
+
+impl OpenDevice for Device {
+    fn best() -> Result<Self> {
+        if let Ok(id) = std::env::var("FOREBAY_DEVICE")
+            && !id.is_empty()
+        {
+            return Self::open(&id);
+        }
+        let found = Self::available();
+        match found.iter().find(|f| f.why_not.is_none()) {
+            Some(f) => Self::open(&f.id),
+            None => {
+                let reasons: Vec<String> = found
+                    .iter()
+                    .map(|f| format!("{}: {}", f.id, f.why_not.as_deref().unwrap_or("")))
+                    .collect();
+                Err(Error::NoDevice { asked: "best".into(), reason: reasons.join("; ") })
+            }
+        }
+    }
+
+    fn open(id: &str) -> Result<Self> {
+        let (backend, index) = id.split_once(':').unwrap_or((id, "0"));
+        let index: usize = index.parse().map_err(|_| Error::NoDevice {
+            asked: id.into(),
+            reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
+        })?;
+        let _ = index;
+        match backend {
+            #[cfg(feature = "cuda")]
+            "cuda" => Self::new(forebay_cuda::CudaBackend::open(index)?),
+            #[cfg(feature = "wgpu")]
+            "wgpu" => Self::new(forebay_wgpu::WgpuBackend::open(index)?),
+            "null" => Ok(Self::null(Default::default())),
+            _ => Err(Error::NoDevice {
+                asked: id.into(),
+                reason: format!("backends are {}", BACKENDS.join(", ")),
+            }),
+        }
+    }
+
+    fn available() -> Vec<Found> {
+        #[allow(unused_mut, reason = "stays empty without backends")]
+        let mut all = Vec::new();
+        #[cfg(feature = "cuda")]
+        all.extend(forebay_cuda::probe().into_iter().map(|probed| match probed {
+            Ok(f) => {
+                let (major, minor) = f.compute_capability;
+                Found {
+                    id: format!("cuda:{}", f.index),
+                    name: f.name,
+                    driver: format!("CUDA, sm_{major}{minor}, {} MiB", f.memory >> 20),
+                    software: false,
+                    why_not: None,
+                }
+            }
+            Err(reason) => Found::missing("cuda", reason.to_string()),
+        }));
+        #[cfg(feature = "wgpu")]
+        all.extend(forebay_wgpu::WgpuBackend::enumerate().into_iter().map(|f| Found {
+            id: format!("wgpu:{}", f.index),
+            name: f.name,
+            driver: f.driver,
+            software: f.software,
+            why_not: f.why_not,
+        }));
+        if !all.iter().any(|f: &Found| f.id.starts_with("wgpu")) && cfg!(feature = "wgpu") {
+            all.push(Found::missing(
+                "wgpu",
+                "no Vulkan, Metal or DX12 driver; on Debian and Ubuntu install mesa-vulkan-drivers".into(),
+            ));
+        }
+        all
+    }
+}
+
+impl Found {
+    fn missing(id: &str, why_not: String) -> Self {
+        Self {
+            id: id.into(),
+            name: String::new(),
+            driver: String::new(),
+            software: false,
+            why_not: Some(why_not),
+        }
+    }
+}
+
+/// What ids start with, as this crate was built.
+const BACKENDS: &[&str] = &[
+    #[cfg(feature = "cuda")]
+    "cuda",
+    #[cfg(feature = "wgpu")]
+    "wgpu",
+    "null",
+];
