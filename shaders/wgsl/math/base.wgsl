@@ -6,8 +6,9 @@
 // - specials are told apart by their bits, and their results are chosen last, with `select`;
 // - no step needs a product or sum to be rounded in a particular way: where extra bits are needed, factors are cut to 12 bits,
 //   so that their products are exact whether contracted or not;
-// - no two constants are added to one value in turn: compilers (Mesa, SPIRV-Tools) add the constants first. Nor is `fma`
-//   written: Mesa merges two of them that share a factor, which undoes a reduction in two parts;
+// - no two constants are added to one value in turn, and no constant's place in a chain of additions matters: compilers (Mesa,
+//   SPIRV-Tools) regroup such chains. Nor is `fma` written: Mesa merges two of them that share a factor, which undoes a
+//   reduction in two parts;
 // - no float out of range is cast to an integer.
 // Errors quoted in these files are the largest seen on lavapipe and SwiftShader over 2^21 arguments of all magnitudes, in units
 // of the last place, denormals that were flushed aside. Polynomials are minimax fits (iterated weighted least squares on
