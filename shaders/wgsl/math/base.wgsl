@@ -7,12 +7,11 @@
 // - no step needs a product or sum to be rounded in a particular way: where extra bits are needed, factors are cut to 12 bits,
 //   so that their products are exact whether contracted or not;
 // - no two constants are added to one value in turn, and no constant's place in a chain of additions matters: compilers (Mesa,
-//   SPIRV-Tools) regroup such chains. Nor is `fma` written: Mesa merges two of them that share a factor, which undoes a
-//   reduction in two parts;
+//   SPIRV-Tools) regroup such chains. Nor is `fma` written, which may or may not be fused;
 // - no float out of range is cast to an integer.
-// Errors quoted in these files are the largest seen on lavapipe (Mesa 22.3, 26.1) and SwiftShader over 2^21 arguments of all magnitudes, in units
-// of the last place, denormals that were flushed aside. Polynomials are minimax fits (iterated weighted least squares on
-// Chebyshev nodes against a 40-digit reference, the coefficients rounded to f32 one after the other).
+// Errors quoted in these files are the largest seen on lavapipe (Mesa 22.3 and 26.1) and SwiftShader over 2^21 arguments of all
+// magnitudes, in units of the last place, denormals that were flushed aside. Polynomials are minimax fits (iterated weighted
+// least squares on Chebyshev nodes against a 40-digit reference, the coefficients rounded to f32 one after the other).
 
 fn m_bits(x: f32) -> u32 { return bitcast<u32>(x); }
 // A function rather than a literal: WGSL rejects a constant expression that is NaN or infinite.
