@@ -1,6 +1,6 @@
 //! Which adapters there are, what they can do, and how one is opened.
 
-use forebay_core::backend::{DeviceInfo, Features, Limits, SourceLimits};
+use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, SourceLimits};
 use forebay_core::error::{Error, Result};
 
 use crate::backend::WgpuBackend;
@@ -228,7 +228,8 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         max_segment: max_segment - max_segment % u64::from(alignment),
         virtual_memory: None,
     };
-    Ok(WgpuBackend::over(Gpu::new(device, queue), info, source))
+    let memory = DeviceMemory { total: total_memory(&device), free: None };
+    Ok(WgpuBackend::over(Gpu::new(device, queue), info, source, memory))
 }
 
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
@@ -256,6 +257,25 @@ fn nothing(instance: &wgpu::Instance) -> String {
         }
     }
     no_driver(instance).to_owned()
+}
+
+/// Bytes of the device's largest heap of its own, where the API tells it. (What is free, none tells.)
+#[cfg(any(windows, all(unix, not(target_vendor = "apple"))))]
+fn total_memory(device: &wgpu::Device) -> Option<u64> {
+    /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
+    const DEVICE_LOCAL: u32 = 1;
+    // SAFETY: the device is only asked about its heaps, while the guard keeps it alive.
+    let device = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
+    let instance = device.shared_instance().raw_instance();
+    // SAFETY: the physical device is of this instance.
+    let memory = unsafe { instance.get_physical_device_memory_properties(device.raw_physical_device()) };
+    let heaps = &memory.memory_heaps[..memory.memory_heap_count as usize];
+    heaps.iter().filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0).map(|heap| heap.size).max()
+}
+
+#[cfg(not(any(windows, all(unix, not(target_vendor = "apple")))))]
+fn total_memory(_device: &wgpu::Device) -> Option<u64> {
+    None
 }
 
 #[cfg(all(unix, not(target_vendor = "apple")))]

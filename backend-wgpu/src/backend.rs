@@ -28,6 +28,7 @@ pub struct WgpuBackend {
     gpu: Arc<Gpu>,
     info: DeviceInfo,
     source: SourceLimits,
+    memory: DeviceMemory,
     layouts: Layouts,
     /// Segment numbers are never used twice, so a stale one is an error and not somebody else's memory.
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
@@ -70,7 +71,7 @@ impl WgpuBackend {
         self.gpu.device.generate_allocator_report().map(|report| report.total_reserved_bytes)
     }
 
-    pub(crate) fn over(gpu: Gpu, info: DeviceInfo, source: SourceLimits) -> Self {
+    pub(crate) fn over(gpu: Gpu, info: DeviceInfo, source: SourceLimits, memory: DeviceMemory) -> Self {
         let gpu = Arc::new(gpu);
         let layouts = Layouts::new(&gpu.device);
         let completed = Arc::new(AtomicU64::new(0));
@@ -81,6 +82,7 @@ impl WgpuBackend {
             gpu,
             info,
             source,
+            memory,
             layouts,
             segments: RwLock::default(),
             next_segment: AtomicU64::new(1),
@@ -128,7 +130,7 @@ impl SegmentSource for WgpuBackend {
     }
 
     fn device_memory(&self) -> DeviceMemory {
-        DeviceMemory::default()
+        self.memory
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -207,6 +209,7 @@ impl Backend for WgpuBackend {
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        self.gpu.check()?;
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
         kernels.push(Arc::new(kernel));
@@ -250,11 +253,13 @@ impl Backend for WgpuBackend {
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.gpu.check()?;
         let buffer = self.segment(dst.segment)?;
         Ok(lock(&self.state).recorder.upload(&buffer, dst.offset, data)?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.gpu.check()?;
         let buffer = self.segment(src.segment)?;
         let mut offset = src.offset;
         for part in data.chunks_mut(READBACK as usize) {
@@ -273,6 +278,7 @@ impl Backend for WgpuBackend {
     }
 
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.gpu.check()?;
         if src.bytes == 0 {
             return Ok(());
         }
@@ -289,6 +295,7 @@ impl Backend for WgpuBackend {
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.gpu.check()?;
         if dst.bytes == 0 {
             return Ok(());
         }
@@ -306,5 +313,50 @@ impl Backend for WgpuBackend {
     fn flush(&self) -> Result<()> {
         lock(&self.state).recorder.submit()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KERNEL: &str = "
+        @group(0) @binding(0) var<storage, read_write> x: array<u32>;
+        @compute @workgroup_size(1) fn main() { x[0] = 1u; }";
+
+    /// `destroy` is the one way to lose a device on purpose; what follows is the same as after a crash of the driver.
+    #[test]
+    fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
+        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.why_not.is_none()) {
+            let device = WgpuBackend::new(found.index).unwrap();
+            let source = KernelSource { label: "one", wgsl: KERNEL, entry: "main", overrides: &[] };
+            let kernel = device.compile(&source).unwrap();
+            let segment = device.alloc_segment(4096).unwrap();
+            let x = Slice { segment, offset: 0, bytes: 4 };
+            let launch = Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] };
+            device.launch(&launch).unwrap();
+            let fence = device.fence().unwrap();
+            // One launch is recorded and not submitted when the device goes.
+            device.launch(&launch).unwrap();
+            device.gpu.device.destroy();
+            // The loss is told when the last work is done.
+            let _ = device.gpu.device.poll(wgpu::PollType::wait_indefinitely());
+            let lost = |result: Result<()>| {
+                let error = result.unwrap_err();
+                assert!(matches!(error, Error::Source(SourceError::DeviceLost(_))), "{error}");
+                assert!(error.to_string().ends_with("open it again to go on"), "{error}");
+            };
+            lost(device.launch(&launch));
+            lost(device.flush());
+            lost(device.upload(x, &[0; 4]));
+            lost(device.download(x, &mut [0; 4]));
+            lost(device.fill(x, 1));
+            lost(device.compile(&source).map(drop));
+            lost(device.alloc_segment(4096).map(drop).map_err(Error::from));
+            lost(device.fence().map(drop).map_err(Error::from));
+            lost(device.free_segment(segment).map_err(Error::from));
+            // Passed or lost, but answered.
+            let _ = (device.fence_done(fence), device.fence_wait(fence));
+        }
     }
 }

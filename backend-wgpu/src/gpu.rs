@@ -54,15 +54,9 @@ impl Gpu {
             on_error.ill.store(true, Ordering::Release);
         }));
         let on_lost = Arc::clone(&health);
-        device.set_device_lost_callback(move |reason, message| {
-            // Our own `destroy` is no loss.
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                on_lost.lose(if message.is_empty() {
-                    "the driver gave no reason".to_owned()
-                } else {
-                    message
-                });
-            }
+        device.set_device_lost_callback(move |_, message| match message.as_str() {
+            "" => on_lost.lose("the driver gave no reason".to_owned()),
+            _ => on_lost.lose(message),
         });
         Self { device, queue, health }
     }
@@ -72,10 +66,12 @@ impl Gpu {
         if !self.health.ill.load(Ordering::Acquire) {
             return Ok(());
         }
+        // Cleared before the look, so that what is reported meanwhile is seen next time.
+        self.health.ill.store(false, Ordering::Release);
         if let Some(why) = lock(&self.health.lost).clone() {
+            self.health.ill.store(true, Ordering::Release);
             return Err(SourceError::DeviceLost(why));
         }
-        self.health.ill.store(false, Ordering::Release);
         match lock(&self.health.error).take() {
             Some(detail) => Err(SourceError::Driver { call: "an earlier command", detail }),
             None => Ok(()),

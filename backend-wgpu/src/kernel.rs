@@ -164,10 +164,11 @@ fn open_storage(module: &mut Module) {
     // Pointers that helper functions take, if there are any.
     let pointers = module.types.iter().map(|(handle, ty)| (handle, ty.clone())).collect::<Vec<_>>();
     for (handle, mut ty) in pointers {
-        if let TypeInner::Pointer { space, .. } | TypeInner::ValuePointer { space, .. } = &mut ty.inner {
-            if open(space) && module.types.get(&ty).is_none() {
-                module.types.replace(handle, ty);
-            }
+        if let TypeInner::Pointer { space, .. } | TypeInner::ValuePointer { space, .. } = &mut ty.inner
+            && open(space)
+            && module.types.get(&ty).is_none()
+        {
+            module.types.replace(handle, ty);
         }
     }
 }

@@ -119,8 +119,7 @@ impl Recorder {
             while !self.belt.prepare(&self.gpu)? {
                 self.submit()?;
                 if !self.retire_oldest()? {
-                    let detail = "staging memory did not come back from the device".to_owned();
-                    return Err(SourceError::Driver { call: "map_async", detail });
+                    self.belt.wait(&self.gpu)?;
                 }
             }
             self.pass = None;

@@ -1,6 +1,7 @@
 //! Host memory that the device can reach: a ring of mapped buffers for uploads, a few for downloads. Both bounded.
 
-use std::sync::{Arc, Mutex, mpsc};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
+use std::time::Duration;
 
 use forebay_core::backend::SourceError;
 
@@ -10,6 +11,9 @@ use crate::gpu::{Gpu, lock, one_line};
 const CHUNK: u64 = 4 << 20;
 /// Upload buffers at most; when all of them are in flight, an upload waits for the device.
 const CHUNKS: usize = 8;
+/// How long, and how often, to wait for an upload buffer that another thread is about to give back.
+const WAIT: Duration = Duration::from_millis(10);
+const WAITS: usize = 1000;
 /// A download goes through at most this many bytes at a time.
 pub(crate) const READBACK: u64 = 16 << 20;
 /// The smallest download buffer, so that all small downloads share one.
@@ -24,7 +28,13 @@ struct Chunk {
     used: u64,
 }
 
-/// What the device gave back.
+/// What the device gave back, and a call for whoever waits for it.
+#[derive(Debug, Default)]
+struct Returns {
+    inner: Mutex<Returned>,
+    arrived: Condvar,
+}
+
 #[derive(Debug, Default)]
 struct Returned {
     mapped: Vec<wgpu::Buffer>,
@@ -38,7 +48,7 @@ pub(crate) struct Belt {
     open: Option<Chunk>,
     /// Full, and read by commands that are not submitted yet.
     closed: Vec<wgpu::Buffer>,
-    returned: Arc<Mutex<Returned>>,
+    returns: Arc<Returns>,
     made: usize,
 }
 
@@ -52,7 +62,7 @@ impl Belt {
             return Ok(true);
         }
         let reused = {
-            let mut returned = lock(&self.returned);
+            let mut returned = lock(&self.returns.inner);
             self.made -= std::mem::take(&mut returned.dropped);
             returned.mapped.pop()
         };
@@ -107,16 +117,33 @@ impl Belt {
     /// Asks for it back; it comes with a later poll.
     pub(crate) fn after_submit(&mut self) {
         for buffer in self.closed.drain(..) {
-            let returned = Arc::clone(&self.returned);
+            let returns = Arc::clone(&self.returns);
             let mapped = buffer.clone();
             buffer.map_async(wgpu::MapMode::Write, .., move |result| {
-                let mut returned = lock(&returned);
+                let mut returned = lock(&returns.inner);
                 match result {
                     Ok(()) => returned.mapped.push(mapped),
                     Err(_) => returned.dropped += 1,
                 }
+                returns.arrived.notify_all();
             });
         }
+    }
+
+    /// Blocks until something came back that the device has already passed: another thread may have polled, and be
+    /// about to hand it over.
+    pub(crate) fn wait(&self, gpu: &Gpu) -> Result<(), SourceError> {
+        for _ in 0..WAITS {
+            gpu.poll()?;
+            let returned = lock(&self.returns.inner);
+            let nothing = |returned: &mut Returned| returned.mapped.is_empty() && returned.dropped == 0;
+            let waited = self.returns.arrived.wait_timeout_while(returned, WAIT, nothing);
+            if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
+                return Ok(());
+            }
+        }
+        let detail = "staging memory did not come back from the device".to_owned();
+        Err(SourceError::Driver { call: "map_async", detail })
     }
 }
 

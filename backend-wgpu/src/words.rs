@@ -38,7 +38,7 @@ impl Words {
         src: u64,
         bytes: u64,
     ) -> Result<()> {
-        if (dst | src | bytes) % QUAD == 0 {
+        if (dst | src | bytes).is_multiple_of(QUAD) {
             self.run(backend, Work::CopyQuads, whole, [dst / QUAD, src / QUAD, bytes / QUAD], 0)
         } else {
             self.run(backend, Work::CopyWords, whole, [dst / WORD, src / WORD, bytes / WORD], 0)
@@ -54,7 +54,7 @@ impl Words {
         bytes: u64,
         word: u32,
     ) -> Result<()> {
-        if (dst | bytes) % QUAD == 0 {
+        if (dst | bytes).is_multiple_of(QUAD) {
             self.run(backend, Work::FillQuads, whole, [dst / QUAD, 0, bytes / QUAD], word)
         } else {
             self.run(backend, Work::FillWords, whole, [dst / WORD, 0, bytes / WORD], word)
