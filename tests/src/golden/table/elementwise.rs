@@ -60,8 +60,8 @@ pub(super) fn register(t: &mut Table) {
         (None, Some(max)) => one(a.t(0)?.clamp(f64::NEG_INFINITY, max)),
         (None, None) => Err(missing("clamp without bounds")),
     });
-    // The database asks for a gradient of the condition too, and PyTorch gives none.
-    t.op("where", |a| one(a.t(1)?.where_(&a.t(0)?.detach(), a.t(2)?)));
+    // The database calls it as a method of the first branch.
+    t.op("where", |a| one(a.t(0)?.where_(a.t(1)?, a.t(2)?)));
     t.op("masked_fill", |a| match a.opt_t(2, "value") {
         Some(value) => one(a.t(0)?.masked_fill(a.t(1)?, value)),
         None => one(a.t(0)?.masked_fill(a.t(1)?, a.f(2, "value", 0.0)?)),
