@@ -8,6 +8,7 @@ mod cast;
 mod index;
 pub(crate) mod launch;
 pub(crate) mod pointwise;
+mod random;
 mod shape;
 mod unary;
 

@@ -1,0 +1,177 @@
+//! Random numbers: Philox4x32-10 by counter, the same bits on every backend for one seed.
+//!
+//! A fill takes the next blocks of its device's stream ([`Device::random_state`]); element `i` comes from block `i / 4`.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::device::{Device, RandomState};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+
+/// What to fill with.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Uniform { low: f64, high: f64 },
+    Normal { mean: f64, std: f64 },
+    Integer { low: i64, high: i64 },
+    Bernoulli { p: f64 },
+}
+
+fn words(x: u64) -> [u32; 2] {
+    [x as u32, (x >> 32) as u32]
+}
+
+/// A probability as a bound for a 32-bit number, and whether every number lies below it.
+fn threshold(p: f64) -> (u32, bool) {
+    let bound = (p * 4_294_967_296.0).round();
+    if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
+}
+
+fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Tensor> {
+    let _op = memory::scope::op("random");
+    let out = Tensor::empty(shape, dtype, device)?;
+    launch::check_compute("random", dtype, device).or_else(|e| match kind {
+        // Integers of 32 bits fit the words of an i64.
+        Kind::Integer { .. } if dtype == DType::I64 => Ok(()),
+        _ => Err(e),
+    })?;
+    let blocks = out.numel().div_ceil(4);
+    let RandomState { seed, offset } = device.draw(blocks as u64);
+    let (name, scale, shift, low, range, (bound, always)) = match kind {
+        Kind::Uniform { low, high } => ("uniform", (high - low) as f32, low as f32, 0, 0, (0, false)),
+        Kind::Normal { mean, std } => ("normal", std as f32, mean as f32, 0, 0, (0, false)),
+        Kind::Integer { low, high } => ("integer", 0.0, 0.0, low as u32, (high - low) as u32, (0, false)),
+        Kind::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, threshold(p)),
+    };
+    let spec = KernelSpec::new("random").def("dtype", launch::shader_dtype(dtype, device)).def("kind", name);
+    let mut params = Params::new().size(out.numel()).u32(0).f32(scale).f32(shift);
+    for word in words(offset).into_iter().chain(words(seed)) {
+        params = params.u32(word);
+    }
+    params = params.u32(low).u32(range).u32(bound).u32(always.into());
+    launch::launch(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
+    Ok(out)
+}
+
+fn floats(op: &'static str, dtype: DType) -> Result<()> {
+    if dtype.is_float() { Ok(()) } else { Err(Error::dtype(op, dtype, "fills floats; use `randint`")) }
+}
+
+impl Tensor {
+    /// Uniform numbers in 0 ≤ x < 1, in steps of 2⁻²⁴.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Self::uniform(shape, 0.0, 1.0, dtype, device)
+    }
+
+    /// Uniform numbers in low ≤ x < high.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+        floats("rand", dtype)?;
+        fill(shape, Kind::Uniform { low, high }, dtype, device)
+    }
+
+    /// Normal numbers of mean 0 and standard deviation 1.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        Self::normal(shape, 0.0, 1.0, dtype, device)
+    }
+
+    /// Normal numbers of a mean and a standard deviation.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+        floats("randn", dtype)?;
+        fill(shape, Kind::Normal { mean, std }, dtype, device)
+    }
+
+    /// As [`rand`](Self::rand), in the shape, type and device of `self`.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn rand_like(&self) -> Result<Tensor> {
+        Self::rand(self.shape(), self.dtype(), self.device())
+    }
+
+    /// As [`randn`](Self::randn), in the shape, type and device of `self`.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    pub fn randn_like(&self) -> Result<Tensor> {
+        Self::randn(self.shape(), self.dtype(), self.device())
+    }
+
+    /// Integers in low ≤ x < high, which lie in the range of an i32. The bias is below range / 2³².
+    ///
+    /// # Errors
+    /// The range is empty or too wide; memory runs out.
+    pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+        if low >= high || i32::try_from(low).is_err() || i32::try_from(high - 1).is_err() {
+            return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
+        }
+        fill(shape, Kind::Integer { low, high }, dtype, device)
+    }
+
+    /// Ones with probability `p`, else zeros.
+    ///
+    /// # Errors
+    /// `p` is no probability; memory runs out.
+    pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument("bernoulli", format!("{p} is no probability")));
+        }
+        fill(shape, Kind::Bernoulli { p }, dtype, device)
+    }
+
+    /// Zeroes each element with probability `p` and scales the others by 1 / (1 - p), while `training`; else `self`.
+    ///
+    /// # Errors
+    /// `p` is no probability; the dtype is no float; memory runs out.
+    pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
+        let _op = memory::scope::op("dropout");
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument("dropout", format!("{p} is no probability")));
+        }
+        floats("dropout", self.dtype())?;
+        if !training || p == 0.0 {
+            return Ok(self.clone());
+        }
+        if p == 1.0 {
+            return self.mul(0.0);
+        }
+        let state = self.device().draw(self.numel().div_ceil(4) as u64);
+        let out = drop_some(self, p, state)?;
+        Ok(autograd::attach("dropout", out, &[self], move |g, _| {
+            Ok(smallvec![Some(drop_some(g, p, state)?)])
+        }))
+    }
+}
+
+/// Dropout with the numbers that `state` stands for.
+fn drop_some(x: &Tensor, p: f64, state: RandomState) -> Result<Tensor> {
+    launch::check_compute("dropout", x.dtype(), x.device())?;
+    // The mask goes by the number of the element, row-major.
+    let x = x.detach().contiguous()?;
+    let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    let n = x.numel();
+    let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype(x.dtype(), x.device()));
+    let mut params =
+        Params::new().size(n).size(x.layout().offset()).f32((1.0 / (1.0 - p)) as f32).u32(threshold(p).0);
+    for word in words(state.offset).into_iter().chain(words(state.seed)) {
+        params = params.u32(word);
+    }
+    launch::launch(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
+    Ok(out)
+}

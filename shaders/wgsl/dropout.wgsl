@@ -1,0 +1,33 @@
+{#-
+out[i] = in[i] * scale where the random number of i is kept, else 0. The mask is not stored: the gradient draws it again.
+
+dtype
+-#}
+{%- import "types" as t -%}
+{% include "math/philox" %}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    in_offset: u32,
+    scale: f32,
+    threshold: u32,
+    offset: vec2<u32>,
+    seed: vec2<u32>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "input", dtype) }}
+{{ t.output(1, "out", dtype, "packed") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let block = group_index(group, groups) * 256u + lane;
+    if block * 4u >= p.n { return; }
+    let x = m_philox_block(block, p.offset, p.seed);
+    var r: array<{{ t.value(dtype) }}, 4>;
+    for (var k = 0u; k < 4u; k++) {
+        let i = block * 4u + k;
+        if i < p.n && x[k] >= p.threshold { r[k] = input_at(p.in_offset + i) * {{ t.value(dtype) }}(p.scale); }
+    }
+    out_put4(block * 4u, r, p.n);
+}
