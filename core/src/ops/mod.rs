@@ -7,6 +7,7 @@ mod binary;
 mod cast;
 mod index;
 pub(crate) mod launch;
+mod matmul;
 pub(crate) mod pointwise;
 mod random;
 mod shape;

@@ -1,0 +1,582 @@
+//! Matrix products, by the vendor's library where there is one, else by kernels of the workspace.
+//!
+//! One function, [`product`], multiplies batches of matrices of any strides; every operation here is a view of its
+//! operands, one product and a view of its result, so that gradients are products too. Sums are kept in f32 (f64 and
+//! integers in their own type), and always in the same order.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
+use crate::autograd::{self, Grads};
+use crate::backend::{MatmulCall, MatrixOperand};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::{broadcast_shapes, collapse, numel};
+use crate::tensor::{Dims, Tensor};
+
+/// A batch of matrices in a tensor: offset and strides, in elements. The batch has two dimensions at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Matrices {
+    offset: usize,
+    row: usize,
+    col: usize,
+    outer: usize,
+    inner: usize,
+}
+
+/// The extents of a product: c\[outer, inner\] = a · b, a of m x k, b of k x n.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Extents {
+    m: usize,
+    n: usize,
+    k: usize,
+    outer: usize,
+    inner: usize,
+}
+
+impl Extents {
+    fn batch(&self) -> usize {
+        self.outer * self.inner
+    }
+    fn outputs(&self) -> usize {
+        self.batch() * self.m * self.n
+    }
+}
+
+/// The last two extents.
+fn matrix(shape: &[usize]) -> (usize, usize) {
+    let rank = shape.len();
+    (shape[rank - 2], shape[rank - 1])
+}
+
+fn transposed(t: &Tensor) -> Result<Tensor> {
+    t.transpose(-2, -1)
+}
+
+/// Checks what every product asks of its operands: one device, one type, which has a product.
+fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+    a.same_device(op, b)?;
+    if a.dtype() != b.dtype() {
+        return Err(Error::dtype(
+            op,
+            b.dtype(),
+            format!("the other operand is {}; cast one with `to_dtype`", a.dtype()),
+        ));
+    }
+    if a.dtype() == DType::Bool {
+        return Err(Error::dtype(op, DType::Bool, "takes numbers; cast with `to_dtype`"));
+    }
+    launch::check_compute(op, a.dtype(), a.device())
+}
+
+/// a · b of tensors of at least two dimensions, whose batch dimensions broadcast, with its gradient.
+fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let out = multiply(op, &a.detach(), &b.detach())?;
+    if !autograd::wanted(&[a, b]) {
+        return Ok(out);
+    }
+    // Each operand is kept for the gradient of the other, and its shape for its own.
+    let left = b.requires_grad().then(|| a.detach());
+    let right = a.requires_grad().then(|| b.detach());
+    let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
+    Ok(autograd::attach(op, out, &[a, b], move |g, _| {
+        let da = right.as_ref().map(|b| multiply(op, g, &transposed(b)?)?.sum_to(&a_shape)).transpose()?;
+        let db = left.as_ref().map(|a| multiply(op, &transposed(a)?, g)?.sum_to(&b_shape)).transpose()?;
+        Ok(smallvec![da, db] as Grads)
+    }))
+}
+
+/// a · b, without a gradient.
+fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    check(op, a, b)?;
+    let ((m, k), (rows, n)) = (matrix(a.shape()), matrix(b.shape()));
+    if k != rows {
+        return Err(Error::shape(
+            op,
+            format!("the first has {k} columns, the second {rows} rows; they must be equal"),
+            &[a.shape(), b.shape()],
+        ));
+    }
+    let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
+    let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
+    let shape = with(m, n);
+    if numel(&shape) == 0 || k == 0 {
+        return Tensor::zeros(&shape, a.dtype(), a.device());
+    }
+    let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
+    let depth = batch.len();
+    let fold = |a: &Tensor, b: &Tensor| collapse(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
+    let (mut extents, mut strides) = fold(&a, &b);
+    if extents.len() > 2 {
+        // Kernels take two batch dimensions; of contiguous operands one remains.
+        (a, b) = (a.contiguous()?, b.contiguous()?);
+        (extents, strides) = fold(&a, &b);
+    }
+    let pair = |of: &[usize], default| match *of {
+        [] => (default, default),
+        [inner] => (default, inner),
+        [outer, inner, ..] => (outer, inner),
+    };
+    let (outer, inner) = pair(&extents, 1);
+    let view = |t: &Tensor, steps: &[usize]| {
+        let (row, col) = matrix(t.strides());
+        let (outer, inner) = pair(steps, 0);
+        Matrices { offset: t.layout().offset(), row, col, outer, inner }
+    };
+    let call = Extents { m, n, k, outer, inner };
+    let (left, right) = (view(&a, &strides[0]), view(&b, &strides[1]));
+    let out = Tensor::empty(&shape, a.dtype(), a.device())?;
+    if !by_library(&call, (&a, left), (&b, right), &out)? {
+        by_kernel(&call, (&a, left), (&b, right), &out)?;
+    }
+    Ok(out)
+}
+
+/// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
+/// one is a loop of calls, which costs less than copies of the operands.
+fn by_library(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: &Tensor) -> Result<bool> {
+    let operand = |(t, m): (&Tensor, Matrices), index: usize| {
+        let slice = t.slice();
+        MatrixOperand {
+            segment: slice.segment,
+            offset: slice.offset + ((m.offset + index * m.outer) * t.dtype().size()) as u64,
+            row_stride: m.row as u64,
+            col_stride: m.col as u64,
+            batch_stride: m.inner as u64,
+        }
+    };
+    let size = e.m * e.n;
+    let c = Matrices { offset: 0, row: e.n, col: 1, outer: e.inner * size, inner: size };
+    for index in 0..e.outer {
+        let call = MatmulCall {
+            dtype: out.dtype(),
+            m: e.m as u64,
+            n: e.n as u64,
+            k: e.k as u64,
+            batch: e.inner as u64,
+            a: operand(a, index),
+            b: operand(b, index),
+            c: operand((out, c), index),
+            beta: 0.0,
+        };
+        if !out.device().backend().matmul(&call)? {
+            // The kernels then write everything again.
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Which kernel multiplies, and how the work is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Plan {
+    kind: Kind,
+    /// Workgroups that share one sum.
+    splits: usize,
+    /// Workgroups for each split.
+    groups: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// `matmul`: rows and columns that one invocation makes, in units of 1 and 4.
+    Tiled { rows: usize, cols: usize },
+    /// `matmul_simple`: invocations that share one element.
+    Simple { lanes: usize },
+}
+
+/// Enough workgroups to fill any device: more do not make a sum faster.
+const PLENTY: usize = 512;
+/// The shortest part of a sum that is worth a workgroup of its own.
+const PIECE: usize = 256;
+
+impl Plan {
+    fn new(e: &Extents, tiles: bool) -> Self {
+        let share = |groups: usize| (PLENTY / groups.max(1)).min(e.k / PIECE).clamp(1, 256);
+        // A tile does four times the work of the simple kernel in the same time, on elements that exist.
+        let rows = match e.m {
+            0..=4 => 0,
+            5..=24 => 1,
+            _ => 4,
+        };
+        if tiles && rows > 0 && e.n > 16 {
+            let large = e.m.div_ceil(128) * e.n.div_ceil(128) * e.batch() >= PLENTY;
+            let (rows, cols) = if rows == 4 && large { (8, 2) } else { (rows, 1) };
+            let groups = e.m.div_ceil(16 * rows) * e.n.div_ceil(64 * cols) * e.batch();
+            return Self { kind: Kind::Tiled { rows, cols }, splits: share(groups), groups };
+        }
+        let mut lanes = 1;
+        while lanes < GROUP && e.k > 32 * lanes && e.outputs() * lanes < PLENTY * GROUP {
+            lanes *= 2;
+        }
+        let groups = e.outputs().div_ceil(GROUP / lanes);
+        let splits = if lanes == GROUP { share(groups).min(e.k.div_ceil(32 * GROUP)) } else { 1 };
+        Self { kind: Kind::Simple { lanes }, splits, groups }
+    }
+}
+
+fn by_kernel(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: &Tensor) -> Result<()> {
+    let (dtype, device) = (out.dtype(), out.device());
+    let half = matches!(dtype, DType::F16 | DType::BF16);
+    let plan = Plan::new(e, half || dtype == DType::F32);
+    let name = launch::shader_dtype(dtype, device);
+    let split = plan.splits > 1;
+    let spec = match plan.kind {
+        Kind::Tiled { rows, cols } => {
+            let order = |along_sum: usize, across: usize| {
+                if along_sum == 1 || (across != 1 && along_sum < across) { "k" } else { "line" }
+            };
+            KernelSpec::new("matmul")
+                .def("dtype", name)
+                .def("rows", rows)
+                .def("cols", cols)
+                .def("a_order", order(a.1.col, a.1.row))
+                .def("b_order", order(b.1.row, b.1.col))
+                .def("split", split)
+                .def("mode", if e.n.is_multiple_of(4) { "packed" } else { "scattered" })
+        }
+        Kind::Simple { lanes } => {
+            // What matters is how the operand with more lines is read.
+            let (along_sum, across) = if e.n >= e.m { (b.1.row, b.1.col) } else { (a.1.col, a.1.row) };
+            let along = lanes > 1 && (along_sum == 1 || across != 1);
+            KernelSpec::new("matmul_simple")
+                .def("dtype", name)
+                .def("lanes", lanes)
+                .def("order", if along { "k" } else { "line" })
+                .def("split", split)
+        }
+    };
+    // Pieces are whole tiles, so that no tile is half empty but the last.
+    let chunk = e.k.div_ceil(plan.splits).next_multiple_of(16);
+    let params = Params::new()
+        .size(e.m)
+        .size(e.n)
+        .size(e.k)
+        .size(e.batch())
+        .size(e.inner)
+        .size(chunk)
+        .size(plan.splits)
+        .align()
+        .size(a.1.offset)
+        .size(a.1.row)
+        .size(a.1.col)
+        .align()
+        .size(b.1.offset)
+        .size(b.1.row)
+        .size(b.1.col)
+        .align()
+        .size(a.1.outer)
+        .size(a.1.inner)
+        .size(b.1.outer)
+        .size(b.1.inner);
+    if !split {
+        return launch::launch(&spec, &[a.0, b.0, out], params, plan.groups);
+    }
+    let sums = if half { DType::F32 } else { dtype };
+    let parts = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[plan.splits, out.numel()], sums, device)?
+    };
+    launch::launch(&spec, &[a.0, b.0, &parts], params, plan.groups * plan.splits)?;
+    sum_parts(&parts, out)
+}
+
+/// The second stage of a sum that workgroups share: adds up `parts` \[splits, n\] into the contiguous `out`.
+pub(crate) fn sum_parts(parts: &Tensor, out: &Tensor) -> Result<()> {
+    let device = out.device();
+    let n = out.numel();
+    let spec = KernelSpec::new("matmul_sum")
+        .def("T", shader_value(parts.dtype()))
+        .def("dtype", launch::shader_dtype(out.dtype(), device));
+    let params = Params::new().size(n).size(parts.shape()[0]);
+    launch::launch(&spec, &[parts, out], params, n.div_ceil(4 * GROUP))
+}
+
+/// The type that sums are kept in: a u8 counts in u32.
+fn shader_value(dtype: DType) -> &'static str {
+    if dtype == DType::U8 { "u32" } else { dtype.name() }
+}
+
+static ADD_SCALED: Pointwise = Pointwise {
+    name: "addmm",
+    expr: "T(beta) * a + T(alpha) * b",
+    plain: "",
+    types: Types::Number,
+    math: &[],
+    grads: &[Grad::Expr("g * T(beta)", &[]), Grad::Expr("g * T(alpha)", &[])],
+};
+
+/// beta · input + alpha · product, of the product's shape. A beta of 0 ignores the input, whatever it holds.
+fn add_scaled(op: &'static str, input: &Tensor, product: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+    let shape = broadcast_shapes(op, &[input.shape(), product.shape()])?;
+    if shape.as_slice() != product.shape() {
+        return Err(Error::shape(
+            op,
+            "the input does not broadcast to the product",
+            &[input.shape(), product.shape()],
+        ));
+    }
+    if beta == 1.0 && alpha == 1.0 {
+        return input.add(product);
+    }
+    if beta == 0.0 && !input.requires_grad() {
+        return product.mul(alpha);
+    }
+    let attrs = [("beta", Scalar::Float(beta)), ("alpha", Scalar::Float(alpha))];
+    pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
+}
+
+/// Fails if a tensor has another number of dimensions than an operation takes.
+fn ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
+    if pairs.iter().all(|(t, rank)| t.rank() == *rank) {
+        return Ok(());
+    }
+    let shapes: Vec<&[usize]> = pairs.iter().map(|(t, _)| t.shape()).collect();
+    Err(Error::shape(op, rule, &shapes))
+}
+
+impl Tensor {
+    /// The matrix product, as PyTorch and NumPy define it: two vectors give their dot product, a vector counts as a
+    /// row on the left and as a column on the right, and further dimensions are batches, which broadcast.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let a = Tensor::zeros(&[8, 1, 3, 4], DType::F32, &device)?;
+    /// let b = Tensor::zeros(&[5, 4, 2], DType::F32, &device)?;
+    /// assert_eq!(a.matmul(&b)?.shape(), [8, 5, 3, 2]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// An operand has no dimensions, the shapes do not fit or the types differ; memory runs out.
+    pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
+        const OP: &str = "matmul";
+        let _op = memory::scope::op(OP);
+        check(OP, self, other)?;
+        if self.rank() == 0 || other.rank() == 0 {
+            return Err(Error::shape(
+                OP,
+                "takes tensors of at least one dimension; use `mul`",
+                &[self.shape(), other.shape()],
+            ));
+        }
+        let (last, first) = (self.shape()[self.rank() - 1], other.shape()[other.rank().saturating_sub(2)]);
+        if last != first {
+            return Err(Error::shape(
+                OP,
+                format!("the first has {last} columns, the second {first} rows; they must be equal"),
+                &[self.shape(), other.shape()],
+            ));
+        }
+        match (self.rank(), other.rank()) {
+            (1, 1) => product(OP, &self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(&[][..] as &[usize]),
+            (1, _) => product(OP, &self.unsqueeze(0)?, other)?.squeeze(-2),
+            (_, 1) => product_rows(OP, self, &other.unsqueeze(1)?)?.squeeze(-1),
+            (_, 2) => product_rows(OP, self, other),
+            _ => product(OP, self, other),
+        }
+    }
+
+    /// The product of two matrices.
+    ///
+    /// # Errors
+    /// An operand is no matrix, or as [`matmul`](Self::matmul).
+    pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
+        ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
+        let _op = memory::scope::op("mm");
+        product("mm", self, other)
+    }
+
+    /// The products of two batches of matrices of the same length.
+    ///
+    /// # Errors
+    /// An operand is no batch of matrices, the lengths differ, or as [`matmul`](Self::matmul).
+    pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
+        ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
+        if self.shape()[0] != other.shape()[0] {
+            return Err(Error::shape(
+                "bmm",
+                "takes batches of the same length; `matmul` broadcasts",
+                &[self.shape(), other.shape()],
+            ));
+        }
+        let _op = memory::scope::op("bmm");
+        product("bmm", self, other)
+    }
+
+    /// The product of a matrix and a vector.
+    ///
+    /// # Errors
+    /// The operands are no matrix and vector, or as [`matmul`](Self::matmul).
+    pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
+        ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
+        self.matmul(vector)
+    }
+
+    /// The sum of the products of two vectors' elements.
+    ///
+    /// # Errors
+    /// The operands are no vectors of one length, or as [`matmul`](Self::matmul).
+    pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
+        ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
+        self.matmul(other)
+    }
+
+    /// The product of every element of one vector with every element of another: \[n\] and \[m\] give \[n, m\].
+    ///
+    /// # Errors
+    /// An operand is no vector; memory runs out.
+    pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
+        ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;
+        self.unsqueeze(1)?.mul(other)
+    }
+
+    /// The products of the last dimension of one with the last of the other: \[.., k\] and \[*, k\] give \[.., *\].
+    ///
+    /// # Errors
+    /// The last extents differ, or as [`matmul`](Self::matmul).
+    pub fn inner(&self, other: &Tensor) -> Result<Tensor> {
+        if self.rank() == 0 || other.rank() == 0 {
+            return self.mul(other);
+        }
+        let k = self.shape()[self.rank() - 1];
+        if other.shape()[other.rank() - 1] != k {
+            return Err(Error::shape(
+                "inner",
+                "the last extents must be equal",
+                &[self.shape(), other.shape()],
+            ));
+        }
+        let lines = |t: &Tensor| t.reshape(&[numel(&t.shape()[..t.rank() - 1]), k][..]);
+        let shape: Dims = self.shape()[..self.rank() - 1]
+            .iter()
+            .chain(&other.shape()[..other.rank() - 1])
+            .copied()
+            .collect();
+        lines(self)?.mm(&lines(other)?.t()?)?.reshape(&shape[..])
+    }
+
+    /// beta · self + alpha · (a · b) of matrices; `self` broadcasts, and is ignored if beta is 0.
+    ///
+    /// # Errors
+    /// As [`mm`](Self::mm); `self` does not broadcast to the product.
+    pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        add_scaled("addmm", self, &a.mm(b)?, beta, alpha)
+    }
+
+    /// beta · self + alpha · (matrix · vector); `self` broadcasts, and is ignored if beta is 0.
+    ///
+    /// # Errors
+    /// As [`mv`](Self::mv); `self` does not broadcast to the product.
+    pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        add_scaled("addmv", self, &matrix.mv(vector)?, beta, alpha)
+    }
+
+    /// beta · self + alpha · [`outer`](Self::outer)(a, b); `self` broadcasts, and is ignored if beta is 0.
+    ///
+    /// # Errors
+    /// As [`outer`](Self::outer); `self` does not broadcast to the product.
+    pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        add_scaled("addr", self, &a.outer(b)?, beta, alpha)
+    }
+
+    /// beta · self + alpha · (a · b) of batches of matrices; `self` broadcasts, and is ignored if beta is 0.
+    ///
+    /// # Errors
+    /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        add_scaled("baddbmm", self, &a.bmm(b)?, beta, alpha)
+    }
+
+    /// beta · self + alpha · Σ (a · b) over a batch of matrices; `self` broadcasts, and is ignored if beta is 0.
+    ///
+    /// # Errors
+    /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
+        if a.shape()[0] != b.shape()[0] {
+            return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
+        }
+        // The sum over the batch is part of the sum of one long product.
+        let (m, n) = (a.shape()[1], b.shape()[2]);
+        let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
+        let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
+        add_scaled("addbmm", self, &long.mm(&tall)?, beta, alpha)
+    }
+
+    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\].
+    ///
+    /// # Errors
+    /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "linear";
+        let _op = memory::scope::op(OP);
+        if !matches!(weight.rank(), 1 | 2) || self.rank() == 0 {
+            return Err(Error::shape(
+                OP,
+                "takes x of [.., in] and a weight of [out, in] or [in]",
+                &[self.shape(), weight.shape()],
+            ));
+        }
+        let (features, given) = (weight.shape()[weight.rank() - 1], self.shape()[self.rank() - 1]);
+        if features != given {
+            return Err(Error::shape(
+                OP,
+                format!("the weight takes {features} features, the last extent of x is {given}"),
+                &[self.shape(), weight.shape()],
+            ));
+        }
+        let out = self.matmul(&weight.t()?)?;
+        match bias {
+            None => Ok(out),
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+        }
+    }
+}
+
+/// a · b for a matrix b: the batch of a becomes rows, so that the gradient of b is one product, not a batch of them
+/// and a sum.
+fn product_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (m, k) = matrix(a.shape());
+    let rows: [usize; 2] = [numel(&a.shape()[..a.rank() - 1]), k];
+    if a.rank() == 2 || (a.layout().view_strides(&rows).is_none() && !autograd::wanted(&[b])) {
+        return product(op, a, b);
+    }
+    let mut shape: Dims = a.shape()[..a.rank() - 2].into();
+    shape.extend_from_slice(&[m, b.shape()[1]]);
+    product(op, &a.reshape(rows)?, b)?.reshape(&shape[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extents(m: usize, n: usize, k: usize) -> Extents {
+        Extents { m, n, k, outer: 1, inner: 1 }
+    }
+
+    #[test]
+    fn every_plan_covers_its_product() {
+        for m in [1, 5, 16, 64, 100, 1000, 9000] {
+            for n in [1, 10, 17, 64, 300, 9000] {
+                for k in [1, 16, 100, 5000, 1 << 20] {
+                    for tiles in [false, true] {
+                        let e = extents(m, n, k);
+                        let plan = Plan::new(&e, tiles);
+                        let made = match plan.kind {
+                            Kind::Tiled { rows, cols } => plan.groups * rows * 16 * cols * 64,
+                            Kind::Simple { lanes } => plan.groups * GROUP / lanes,
+                        };
+                        assert!(made >= e.outputs() && plan.splits >= 1, "{e:?} {plan:?}");
+                        let chunk = k.div_ceil(plan.splits).next_multiple_of(16);
+                        assert!(chunk * plan.splits >= k, "{e:?} {plan:?}");
+                    }
+                }
+            }
+        }
+    }
+}
