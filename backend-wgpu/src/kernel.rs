@@ -5,7 +5,7 @@ use std::fmt::Display;
 use forebay_core::backend::{KernelSource, Limits};
 use forebay_core::error::{Error, Result};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
-use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
+use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 
 use crate::bind::Layouts;
 use crate::gpu::{Gpu, one_line};
@@ -148,27 +148,11 @@ fn interface(module: &Module, limits: &Limits) -> Result<Interface, String> {
 }
 
 /// Makes every storage buffer read_write: one buffer may not be bound in both ways in one dispatch, and inputs and
-/// outputs are slices of the same few buffers.
+/// outputs are slices of the same few buffers. (Types need no change: naga lets no function take pointers to storage.)
 fn open_storage(module: &mut Module) {
-    let open = |space: &mut AddressSpace| match space {
-        AddressSpace::Storage { access } => {
-            let closed = *access;
-            *access |= StorageAccess::LOAD | StorageAccess::STORE;
-            *access != closed
-        }
-        _ => false,
-    };
     for (_, variable) in module.global_variables.iter_mut() {
-        open(&mut variable.space);
-    }
-    // Pointers that helper functions take, if there are any.
-    let pointers = module.types.iter().map(|(handle, ty)| (handle, ty.clone())).collect::<Vec<_>>();
-    for (handle, mut ty) in pointers {
-        if let TypeInner::Pointer { space, .. } | TypeInner::ValuePointer { space, .. } = &mut ty.inner
-            && open(space)
-            && module.types.get(&ty).is_none()
-        {
-            module.types.replace(handle, ty);
+        if let AddressSpace::Storage { access } = &mut variable.space {
+            *access |= StorageAccess::LOAD | StorageAccess::STORE;
         }
     }
 }

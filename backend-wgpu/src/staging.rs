@@ -71,9 +71,15 @@ impl Belt {
             None if self.made == CHUNKS => return Ok(false),
             None => {
                 let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
-                let buffer = gpu.buffer("forebay upload", CHUNK, usage, true)?;
-                self.made += 1;
-                buffer
+                match gpu.buffer("forebay upload", CHUNK, usage, true) {
+                    Ok(buffer) => {
+                        self.made += 1;
+                        buffer
+                    }
+                    // A full device is no reason to fail while there are others to wait for.
+                    Err(SourceError::OutOfMemory { .. }) if self.made > 0 => return Ok(false),
+                    Err(error) => return Err(error),
+                }
             }
         };
         self.open = Some(Chunk { buffer, used: 0 });
