@@ -1,6 +1,6 @@
 //! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
 
-use super::pointwise::Grad::{Expr, None as NoGrad};
+use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
 use crate::error::Result;
@@ -70,6 +70,24 @@ binary! {
     /// The angle of the point (b, a), in radians.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
         Expr("g * b / (a * a + b * b)", &[A, B]), Expr("-g * a / (a * a + b * b)", &[A, B])];
+    /// √(a² + b²).
+    hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / y", &[A, Y]), Expr("g * b / y", &[B, Y])];
+    /// The remainder of a / b rounded towards zero, as C's fmod.
+    fmod: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
+        Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
+    /// The remainder of a / b rounded down, with the sign of b.
+    remainder: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+        Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
+    /// a / b rounded down.
+    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    /// a / b rounded towards zero.
+    trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
+    /// |a| with the sign of b.
+    copysign: Float, "m_copysign(a, b)", ["base"], [
+        Expr("select(g * m_copysign(1.0, b) * select(-1.0, 1.0, a > 0.0), 0.0, a == 0.0)", &[A, B]), Zero];
+    /// a · log(b), and 0 where a is 0.
+    xlogy: Float, "m_xlogy(a, b)", ["base", "log"], [
+        Expr("select(g * m_log(b), 0.0, a == 0.0 && b <= 0.0)", &[A, B]), Expr("g * a / b", &[A, B])];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.

@@ -3,6 +3,7 @@
 //! Everything here is a method of [`Tensor`](crate::tensor::Tensor) under PyTorch's name. A new operation is one entry in
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
+mod activation;
 mod binary;
 mod cast;
 mod index;

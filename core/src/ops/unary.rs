@@ -32,6 +32,8 @@ macro_rules! unary {
     };
 }
 
+pub(super) use unary;
+
 unary! {
     /// |a|.
     abs(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
@@ -79,6 +81,16 @@ unary! {
     cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
     /// The hyperbolic tangent.
     tanh(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
+    /// The inverse hyperbolic sine.
+    asinh(): Float, "m_asinh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
+    /// The inverse hyperbolic cosine.
+    acosh(): Float, "m_acosh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
+    /// The inverse hyperbolic tangent.
+    atanh(): Float, "m_atanh(a)", ["base", "log", "ahyp"], Expr("g / (1.0 - a * a)", &[A]);
+    /// The logarithm of |Γ(a)|.
+    lgamma(): Float, "m_lgamma(a)", ["base", "log", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
+    /// The derivative of lgamma.
+    digamma(): Float, "m_digamma(a)", ["base", "log", "trig", "gamma"], NoGrad;
     /// The error function.
     erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
     /// 1 - erf(a), accurate for large a.
@@ -101,26 +113,16 @@ unary! {
     rad2deg(): Float, "a * 57.29577951308232", [], Expr("g * 57.29577951308232", &[]);
     /// Radians from degrees.
     deg2rad(): Float, "a * 0.017453292519943295", [], Expr("g * 0.017453292519943295", &[]);
-    /// max(a, 0).
-    relu(): Number, "select(a, T(0), a <= T(0))", [], Expr("select(T(0), g, y > T(0))", &[Y]);
-    /// min(max(a, 0), 6).
-    relu6(): Number, "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", [], Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
-    /// a for a > 0, else negative_slope · a.
-    leaky_relu(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [], Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
-    /// a · Φ(a) with the normal distribution's Φ, by erf.
-    gelu(): Float, "a * m_normcdf(a)", ["base", "exp", "log", "erf"],
-        Expr("g * (m_normcdf(a) + a * 0.3989422804014327 * m_exp(-0.5 * a * a))", &[A]);
-    /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
-    gelu_tanh(): Float, "0.5 * a * (1.0 + m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)))", ["base", "exp"],
-        Expr("g * (0.5 * (1.0 + m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a))) + 0.5 * a * (1.0 - m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a)) * m_tanh(0.7978845608028654 * (a + 0.044715 * a * a * a))) * 0.7978845608028654 * (1.0 + 0.134145 * a * a))", &[A]);
-    /// a · sigmoid(a).
-    silu(): Float, "a * m_sigmoid(a)", ["base", "exp"], Expr("g * m_sigmoid(a) * (1.0 + a * (1.0 - m_sigmoid(a)))", &[A]);
     /// Whether a is NaN.
     isnan(): Predicate, "m_isnan(a)" | "a != a", ["base"], NoGrad;
     /// Whether a is an infinity.
     isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
     /// Whether a is neither NaN nor an infinity.
     isfinite(): Predicate, "m_isfinite(a)" | "abs(a) <= 1.7976931348623157e308", ["base"], NoGrad;
+    /// NaN and infinities replaced by the given numbers.
+    nan_to_num_with(nan, posinf, neginf): Float,
+        "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))", ["base"],
+        Expr("select(0.0, g, m_isfinite(a))", &[A]);
     /// Whether a is zero or false.
     logical_not(): Logic, "!a", [], NoGrad;
     /// Every bit flipped; of a bool, the truth.

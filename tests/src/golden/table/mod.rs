@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::args::Args;
 
 mod elementwise;
+mod index;
 mod shape;
 
 /// What a line does: arguments in, results out.
@@ -27,6 +28,7 @@ impl Table {
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
         elementwise::register(&mut table);
+        index::register(&mut table);
         shape::register(&mut table);
         table
     }

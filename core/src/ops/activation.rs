@@ -1,0 +1,116 @@
+//! Activation functions: elementwise, each with its gradient.
+
+use super::pointwise::Grad::Expr;
+use super::pointwise::Var::{A, B, Y};
+use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use super::unary::unary;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+unary! {
+    /// max(a, 0).
+    relu(): Number, "select(a, T(0), a <= T(0))", [], Expr("select(T(0), g, y > T(0))", &[Y]);
+    /// min(max(a, 0), 6).
+    relu6(): Number, "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", [],
+        Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
+    /// a for a > 0, else negative_slope · a.
+    leaky_relu(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
+        Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
+    /// a for a > 0, else alpha · (eᵃ - 1).
+    elu(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+        Expr("select(g * alpha * m_exp(min(a, 0.0)), g, a > 0.0)", &[A]);
+    /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
+    celu(alpha): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
+        Expr("select(g * m_exp(min(a, 0.0) / alpha), g, a > 0.0)", &[A]);
+    /// The self-normalising elu (Klambauer et al., 2017).
+    selu(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+        Expr("g * 1.0507009873554805 * select(1.6732632423543772 * m_exp(min(a, 0.0)), 1.0, a > 0.0)", &[A]);
+    /// a · Φ(a) with the normal distribution's Φ (Hendrycks and Gimpel, 2016), by erf.
+    gelu(): Float, "m_gelu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_gelu_grad(a)", &[A]);
+    /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
+    gelu_tanh(): Float, "m_gelu_tanh(a)", ["base", "exp", "log", "erf", "activation"],
+        Expr("g * m_gelu_tanh_grad(a)", &[A]);
+    /// a · sigmoid(a).
+    silu(): Float, "m_silu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_silu_grad(a)", &[A]);
+    /// a · tanh(softplus(a)).
+    mish(): Float, "m_mish(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_mish_grad(a)", &[A]);
+    /// log(sigmoid(a)).
+    logsigmoid(): Float, "m_logsigmoid(a)", ["base", "exp", "log", "erf", "activation"],
+        Expr("g * m_sigmoid(-a)", &[A]);
+    /// log(1 + e^(beta · a)) / beta; a itself where beta · a is above threshold.
+    softplus(beta, threshold): Float, "select(m_log1pexp(a * beta) / beta, a, a * beta > threshold)",
+        ["base", "exp", "log", "erf", "activation"], Expr("select(g * m_sigmoid(a * beta), g, a * beta > threshold)", &[A]);
+    /// a / (1 + |a|).
+    softsign(): Float, "a / (1.0 + abs(a))", [], Expr("g / ((1.0 + abs(a)) * (1.0 + abs(a)))", &[A]);
+    /// a - tanh(a).
+    tanhshrink(): Float, "a - m_tanh(a)", ["base", "exp"], Expr("g * m_tanh(a) * m_tanh(a)", &[A]);
+    /// a moved towards 0 by lambda; 0 between -lambda and lambda.
+    softshrink(lambda): Float, "select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda)", [],
+        Expr("select(T(0), g, a > lambda || a < -lambda)", &[A]);
+    /// a outside -lambda..lambda, else 0.
+    hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
+        Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
+    /// a held between min_val and max_val.
+    hardtanh(min_val, max_val): Number, "select(select(a, max_val, a > max_val), min_val, a < min_val)", [],
+        Expr("select(T(0), g, a > min_val && a < max_val)", &[A]);
+    /// min(max(a/6 + 1/2, 0), 1).
+    hardsigmoid(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
+        Expr("select(T(0), g / 6.0, a > -3.0 && a < 3.0)", &[A]);
+    /// a · hardsigmoid(a).
+    hardswish(): Float, "select(select(a * (a + 3.0) / 6.0, a, a >= 3.0), T(0), a <= -3.0)", [],
+        Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
+    /// a above threshold, else value.
+    threshold(threshold, value): Number, "select(value, a, a > threshold)", [],
+        Expr("select(T(0), g, a > threshold)", &[A]);
+}
+
+static PRELU: Pointwise = Pointwise {
+    name: "prelu",
+    expr: "select(a * b, a, a > 0.0)",
+    plain: "",
+    types: Types::Float,
+    math: &[],
+    grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
+};
+
+impl Tensor {
+    /// a for a > 0, else weight · a, with one weight, or one for each index of dimension 1.
+    ///
+    /// # Errors
+    /// `weight` has another number of elements than 1 and the extent of dimension 1.
+    pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
+        let channels = self.shape().get(1).copied().unwrap_or(1);
+        if weight.numel() != 1 && weight.numel() != channels {
+            return Err(Error::shape(
+                "prelu",
+                format!("takes 1 or {channels} weights"),
+                &[self.shape(), weight.shape()],
+            ));
+        }
+        let mut shape = vec![1; self.rank()];
+        if weight.numel() != 1 {
+            shape[1] = channels;
+        }
+        pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&weight.reshape(&shape[..])?)], &[])
+    }
+
+    /// The first half of a dimension, times the sigmoid of the second (Dauphin et al., 2016).
+    ///
+    /// # Errors
+    /// The extent is odd.
+    pub fn glu(&self, dim: isize) -> Result<Tensor> {
+        let n = self.dim(dim)?;
+        if n % 2 != 0 {
+            return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
+        }
+        self.narrow(dim, 0, n / 2)?.mul(&self.narrow(dim, n / 2, n / 2)?.sigmoid()?)
+    }
+
+    /// NaN as 0, infinities as the largest numbers of the type.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn nan_to_num(&self) -> Result<Tensor> {
+        self.nan_to_num_with(0.0, f64::from(f32::MAX), f64::from(f32::MIN))
+    }
+}

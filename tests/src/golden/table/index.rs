@@ -1,0 +1,179 @@
+//! Choosing, placing, joining and padding.
+
+use forebay::dtype::DType;
+use forebay::ops::{PadMode, cat, stack};
+use forebay::tensor::Tensor;
+
+use super::{Table, missing, one};
+
+pub(super) fn register(t: &mut Table) {
+    t.op("gather", |a| one(a.t(0)?.gather(a.i(1, "dim", 0)? as isize, a.t(2)?)));
+    t.op("index_select", |a| one(a.t(0)?.index_select(a.i(1, "dim", 0)? as isize, a.t(2)?)));
+    t.op("take_along_dim", |a| match a.opt_i(2, "dim")? {
+        Some(d) => one(a.t(0)?.take_along_dim(a.t(1)?, d as isize)),
+        None => one(a.t(0)?.reshape([-1])?.gather(0, &a.t(1)?.reshape([-1])?)),
+    });
+    t.op("scatter", |a| {
+        if a.get(9, "reduce").is_some() {
+            return Err(missing("scatter with reduce"));
+        }
+        let dim = a.i(1, "dim", 0)? as isize;
+        match a.opt_t(3, "src") {
+            Some(src) => one(a.t(0)?.scatter(dim, a.t(2)?, src)),
+            None => one(a.t(0)?.scatter_value(dim, a.t(2)?, a.f(3, "value", 0.0)?)),
+        }
+    });
+    t.op("scatter_add", |a| one(a.t(0)?.scatter_add(a.i(1, "dim", 0)? as isize, a.t(2)?, a.t(3)?)));
+    t.op("index_add", |a| {
+        one(a.t(0)?.index_add(a.i(1, "dim", 0)? as isize, a.t(2)?, a.t(3)?, a.f(4, "alpha", 1.0)?))
+    });
+    t.op("index_fill", |a| {
+        let value = match a.opt_t(3, "value") {
+            Some(v) => v.item()?,
+            None => a.f(3, "value", 0.0)?,
+        };
+        one(a.t(0)?.index_fill(a.i(1, "dim", 0)? as isize, a.t(2)?, value))
+    });
+    t.op("nn.functional.embedding", |a| {
+        if a.get(9, "max_norm").is_some() || a.b(9, "scale_grad_by_freq", false) {
+            return Err(missing("embedding with max_norm or scale_grad_by_freq"));
+        }
+        // PyTorch's function takes the indices first; the database the weight.
+        let (weight, index) =
+            if a.t(0)?.dtype().is_float() { (a.t(0)?, a.t(1)?) } else { (a.t(1)?, a.t(0)?) };
+        let padding =
+            a.opt_i(2, "padding_idx")?.map(|p| if p < 0 { p + weight.shape()[0] as i64 } else { p });
+        one(weight.embedding(index, padding.map(|p| p as usize)))
+    });
+    t.op("cat", |a| one(cat(&a.tensors(0)?, a.i(1, "dim", 0)? as isize)));
+    t.op("stack", |a| one(stack(&a.tensors(0)?, a.i(1, "dim", 0)? as isize)));
+    t.op("flip", |a| one(a.t(0)?.flip(&a.dims(1, "dims")?)));
+    t.op("roll", |a| {
+        let x = a.t(0)?;
+        let (shifts, dims) = (a.dims(1, "shifts")?, a.dims(2, "dims")?);
+        if dims.is_empty() {
+            return one(x.reshape([-1])?.roll(shifts[0], 0)?.reshape(x.shape()));
+        }
+        let mut out = x.clone();
+        for (s, d) in shifts.iter().zip(&dims) {
+            out = out.roll(*s, *d)?;
+        }
+        Ok(vec![out])
+    });
+    t.op("repeat", |a| one(a.t(0)?.repeat(&a.shape(1, "repeats")?)));
+    t.op("tile", |a| {
+        let mut counts = a.shape(1, "dims")?;
+        while counts.len() < a.t(0)?.rank() {
+            counts.insert(0, 1);
+        }
+        one(a.t(0)?.repeat(&counts))
+    });
+    t.op("repeat_interleave", |a| {
+        if a.opt_t(1, "repeats").is_some() {
+            return Err(missing("repeat_interleave with a tensor of repeats"));
+        }
+        let n = a.i(1, "repeats", 1)? as usize;
+        match a.opt_i(2, "dim")? {
+            Some(d) => one(a.t(0)?.repeat_interleave(n, d as isize)),
+            None => one(a.t(0)?.reshape([-1])?.repeat_interleave(n, 0)),
+        }
+    });
+    let pad: super::Op = |a| {
+        let pads = a.dims(1, "pad")?;
+        let mode = match a.s(2, "mode", "constant") {
+            "reflect" => PadMode::Reflect,
+            "replicate" => PadMode::Replicate,
+            "circular" => PadMode::Circular,
+            _ => PadMode::Constant(a.f(3, "value", 0.0)?),
+        };
+        one(a.t(0)?.pad(&pads, mode))
+    };
+    t.op("nn.functional.pad", pad);
+    t.op("constant_pad_nd", |a| {
+        one(a.t(0)?.pad(&a.dims(1, "pad")?, PadMode::Constant(a.f(2, "value", 0.0)?)))
+    });
+    t.op("tril", |a| one(a.t(0)?.tril(a.i(1, "diagonal", 0)? as isize)));
+    t.op("triu", |a| one(a.t(0)?.triu(a.i(1, "diagonal", 0)? as isize)));
+    t.op("arange", |a| {
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
+        let (start, end, step) = match a.len() {
+            1 => (0.0, a.f(0, "", 0.0)?, 1.0),
+            2 => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, 1.0),
+            _ => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, a.f(2, "", 1.0)?),
+        };
+        one(Tensor::arange(start, end, step, dtype, a.device()))
+    });
+    t.op("linspace", |a| {
+        let bound = |at: usize| match a.opt_t(at, "") {
+            Some(v) => Ok(v.item()?),
+            None => a.f(at, "", 0.0),
+        };
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
+        one(Tensor::linspace(bound(0)?, bound(1)?, a.i(2, "steps", 0)? as usize, dtype, a.device()))
+    });
+    t.op("eye", |a| {
+        let rows = a.i(0, "n", 0)? as usize;
+        let cols = a.opt_i(1, "m")?.map_or(rows, |m| m as usize);
+        one(Tensor::eye(rows, cols, a.dtype(9, "dtype")?.unwrap_or(DType::F32), a.device()))
+    });
+    t.op("column_stack", |a| {
+        let columns = a
+            .tensors(0)?
+            .into_iter()
+            .map(|t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
+            .collect::<forebay::error::Result<Vec<_>>>()?;
+        one(cat(&columns.iter().collect::<Vec<_>>(), 1))
+    });
+    t.op("meshgrid", |a| {
+        let axes = a.tensors(0)?;
+        let xy = a.s(9, "indexing", "ij") == "xy" && axes.len() > 1;
+        let mut order: Vec<usize> = (0..axes.len()).collect();
+        if xy {
+            order.swap(0, 1);
+        }
+        let shape: Vec<usize> = order.iter().map(|&k| axes[k].numel()).collect();
+        axes.iter()
+            .enumerate()
+            .map(|(k, axis)| {
+                let mut own = vec![1; axes.len()];
+                own[order.iter().position(|&o| o == k).unwrap_or(k)] = axis.numel();
+                Ok(axis.reshape(&own[..])?.broadcast_to(&shape)?)
+            })
+            .collect()
+    });
+    t.op("diag", |a| {
+        let x = a.t(0)?;
+        let offset = a.i(1, "diagonal", 0)? as isize;
+        if x.rank() == 2 {
+            return one(x.diagonal(offset, 0, 1)?.copy());
+        }
+        let n = x.numel() + offset.unsigned_abs();
+        let rows = Tensor::arange(0.0, n as f64, 1.0, DType::I32, a.device())?.unsqueeze(1)?;
+        let cols = Tensor::arange(0.0, n as f64, 1.0, DType::I32, a.device())?;
+        let on = cols.eq(&rows.add(offset as i64)?)?;
+        let (before, after) = (offset.max(0), (-offset).max(0));
+        one(x.pad(&[before, after], PadMode::Constant(0.0))?.broadcast_to(&[n, n])?.where_(&on, 0.0))
+    });
+    t.op("nn.functional.pixel_shuffle", |a| {
+        let (x, r) = (a.t(0)?, a.i(1, "upscale_factor", 1)? as usize);
+        let &[ref lead @ .., c, h, w] = x.shape() else { return Err(missing("pixel_shuffle below rank 3")) };
+        let (lead, k) = (lead.to_vec(), lead.len() as isize);
+        let split = [&lead[..], &[c / (r * r), r, r, h, w]].concat();
+        let mut order: Vec<isize> = (0..k).collect();
+        order.extend([k, k + 3, k + 1, k + 4, k + 2]);
+        let shape = [&lead[..], &[c / (r * r), h * r, w * r]].concat();
+        one(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..]))
+    });
+    t.op("nn.functional.pixel_unshuffle", |a| {
+        let (x, r) = (a.t(0)?, a.i(1, "downscale_factor", 1)? as usize);
+        let &[ref lead @ .., c, h, w] = x.shape() else {
+            return Err(missing("pixel_unshuffle below rank 3"));
+        };
+        let (lead, k) = (lead.to_vec(), lead.len() as isize);
+        let split = [&lead[..], &[c, h / r, r, w / r, r]].concat();
+        let mut order: Vec<isize> = (0..k).collect();
+        order.extend([k, k + 2, k + 4, k + 1, k + 3]);
+        let shape = [&lead[..], &[c * r * r, h / r, w / r]].concat();
+        one(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..]))
+    });
+}
