@@ -2,7 +2,7 @@
 out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Moves bits, of any type.
 
 size: bytes of an element (1, 2, 4, 8) · index: dtype of the index, `i32`, `u32` or `i64w`
-The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Indices outside 0..extent read as 0.
+The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Negative indices count from the end; those outside read as 0.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -26,6 +26,7 @@ struct Params {
 {{ t.input(1, "index", index) }}
 @group(0) @binding(2) var<storage, read_write> output: array<{{ word }}>;
 
+{{ t.place(index) }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -45,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             i0 += at * p.in_strides[axis >> 2u][axis & 3u];
             i1 += at * p.index_strides[axis >> 2u][axis & 3u];
         }
-        let chosen = u32(index_at(i1));
+        let chosen = place(index_at(i1), p.extent);
         if chosen < p.extent {
             let i = i0 + chosen * p.dim_stride;
             {% if lanes > 1 %}

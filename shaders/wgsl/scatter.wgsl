@@ -4,7 +4,7 @@ out[..., index[i], ...] op= src[i], in place, in a fixed order: no atomics on fl
 dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the number p.value
 A line is everything along the indexed dimension at one place of the others; lines touch disjoint elements. One
 invocation walks a line in order and writes the indices of its own slice of 0..extent: `slices` of them share a line.
-Indices outside 0..extent, and the index `skip`, are passed over.
+Negative indices count from the end; those outside, and the index `skip`, are passed over.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -31,6 +31,7 @@ struct Params {
 {% if not scalar %}{{ t.input(1, "src", dtype) }}{% endif %}
 {{ t.output(1 if scalar else 2, "out", dtype, "scattered") }}
 
+{{ t.place(index) }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -55,7 +56,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         i2 += at * p.src_strides[axis >> 2u][axis & 3u];
     }
     for (var k = 0u; k < p.length; k++) {
-        let chosen = u32(index_at(i1 + k * p.dim_strides.y));
+        let chosen = place(index_at(i1 + k * p.dim_strides.y), p.extent);
         if chosen < low || chosen >= high || chosen == p.skip { continue; }
         let i = i0 + chosen * p.dim_strides.x;
         {% if scalar %}

@@ -141,3 +141,12 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 {%- macro prelude() %}
 fn group_index(group: vec3<u32>, groups: vec3<u32>) -> u32 { return group.y * groups.x + group.x; }
 {% endmacro -%}
+
+{#- Where an index of this dtype points in a dimension: a negative one counts from the end. -#}
+{%- macro place(dtype) %}
+{% if dtype == "u32" %}
+fn place(i: u32, extent: u32) -> u32 { return i; }
+{% else %}
+fn place(i: i32, extent: u32) -> u32 { return u32(select(i, i + i32(extent), i < 0)); }
+{% endif %}
+{% endmacro -%}

@@ -1,12 +1,13 @@
 //! Choosing and placing elements by index tensors: gather, embedding, scatter.
 //!
-//! Indices are i64, i32 or u32. They are not checked on the host: an index outside its dimension reads as 0 and is
-//! passed over in writing. Sums of elements that meet in one place are made in a fixed order: results repeat bit by bit.
+//! Indices are i64, i32 or u32; negative ones count from the end. They are not checked on the host: an index outside its
+//! dimension reads as 0 and is passed over in writing. Sums of elements that meet in one place are made in a fixed order: results repeat bit by bit.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
+use super::pointwise::Operand;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -191,6 +192,9 @@ impl Tensor {
     /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::op("gather");
+        if self.rank() == 0 && index.rank() == 1 {
+            return self.reshape([1])?.gather(dim, index);
+        }
         let d = normalize_dim("gather", dim, self.rank())?;
         self.check_index("gather", d, index)?;
         let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
@@ -432,11 +436,17 @@ impl Tensor {
         }))
     }
 
-    /// A copy of `self` with one number at the indices of one dimension that `index` (of one dimension) names.
+    /// A copy of `self` with one value (a number, or a tensor without dimensions) at the indices of one dimension that
+    /// `index` (of one dimension) names.
     ///
     /// # Errors
     /// `index` has more than one dimension.
-    pub fn index_fill(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
+    pub fn index_fill<'a>(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        value: impl Into<Operand<'a>>,
+    ) -> Result<Tensor> {
         let _op = memory::scope::op("index_fill");
         let d = normalize_dim("index_fill", dim, self.rank())?;
         let mut shape: Dims = self.shape().into();
@@ -444,18 +454,10 @@ impl Tensor {
             *n = index.numel();
         }
         let (shape, strides) = self.rows_of("index_fill", d, index, &shape)?;
-        let out = self.detach().copy()?;
-        let put = move |t: &Tensor, index: &Tensor, v: f64| {
-            let source = Source::Number(v);
-            scatter_into("index_fill", t, d, (index, &strides), &shape, &source, (ScatterOp::Set, None))
-        };
-        put(&out, index, value)?;
-        let index = index.detach();
-        Ok(autograd::attach("index_fill", out, &[self], move |g, _| {
-            let own = g.copy()?;
-            put(&own, &index, 0.0)?;
-            Ok(smallvec![Some(own)])
-        }))
+        let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
+        let here = Source::Number(1.0);
+        scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
+        self.masked_fill(&mask, value)
     }
 
     /// Checks a one-dimensional index against a source of rows; gives the shape visited and the index's strides in it.

@@ -230,10 +230,21 @@ impl Tensor {
             return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
         }
         let mut out = self.clone();
+        let mut pads = pads.to_vec();
+        // What is cut does not come round again.
+        if mode == PadMode::Circular {
+            for k in 0..pairs {
+                let d = (self.rank() - 1 - k) as isize;
+                let (before, after) = ((-pads[2 * k]).max(0) as usize, (-pads[2 * k + 1]).max(0) as usize);
+                out = out.narrow(d, before, self.shape()[d as usize].saturating_sub(before + after))?;
+                pads[2 * k] = pads[2 * k].max(0);
+                pads[2 * k + 1] = pads[2 * k + 1].max(0);
+            }
+        }
         for k in 0..pairs {
             let (before, after) = (pads[2 * k], pads[2 * k + 1]);
             let d = self.rank() - 1 - k;
-            let n = self.shape()[d] as isize;
+            let n = out.shape()[d] as isize;
             if before + n + after < 0 {
                 return Err(Error::argument(
                     "pad",

@@ -86,7 +86,7 @@ pub(super) fn register(t: &mut Table) {
     t.op("fill", |a| {
         let x = a.t(0)?;
         // The result depends on x by a factor of zero: its gradient is zero, as PyTorch's.
-        one(x.where_(&x.isnan()?.logical_and(false)?, a.f(1, "value", 0.0)?))
+        one(x.where_(&x.detach().isnan()?.logical_and(false)?, a.f(1, "value", 0.0)?))
     });
     t.op("nn.functional.elu", |a| one(a.t(0)?.elu(a.f(1, "alpha", 1.0)?)));
     t.op("nn.functional.softplus", |a| {

@@ -28,11 +28,11 @@ pub(super) fn register(t: &mut Table) {
         one(a.t(0)?.index_add(a.i(1, "dim", 0)? as isize, a.t(2)?, a.t(3)?, a.f(4, "alpha", 1.0)?))
     });
     t.op("index_fill", |a| {
-        let value = match a.opt_t(3, "value") {
-            Some(v) => v.item()?,
-            None => a.f(3, "value", 0.0)?,
-        };
-        one(a.t(0)?.index_fill(a.i(1, "dim", 0)? as isize, a.t(2)?, value))
+        let dim = a.i(1, "dim", 0)? as isize;
+        match a.opt_t(3, "value") {
+            Some(v) => one(a.t(0)?.index_fill(dim, a.t(2)?, v)),
+            None => one(a.t(0)?.index_fill(dim, a.t(2)?, a.f(3, "value", 0.0)?)),
+        }
     });
     t.op("nn.functional.embedding", |a| {
         if a.get(9, "max_norm").is_some() || a.b(9, "scale_grad_by_freq", false) {
