@@ -85,13 +85,3 @@ impl Tensor {
         source.to_dtype(self.dtype())?.broadcast_to(self.shape())?.copy_into(&self.detach())
     }
 }
-
-impl Tensor {
-    /// The sum over the dimensions that broadcasting from `shape` stretched.
-    pub(crate) fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
-        if self.shape() == shape {
-            return Ok(self.clone());
-        }
-        Err(Error::argument("sum_to", "to be written with the reductions"))
-    }
-}

@@ -10,6 +10,8 @@ mod index;
 pub(crate) mod launch;
 mod matmul;
 pub(crate) mod pointwise;
+mod reduce;
+mod scan;
 mod random;
 mod shape;
 mod unary;

@@ -1,0 +1,591 @@
+//! Reductions over any dimensions: one record says what is reduced, one function runs all of them.
+//!
+//! Dimensions may be negative; an empty list means all of them. Sums of halves are kept in f32; sums and products of
+//! integers are i64, which takes a device with 64-bit integers; counts and indices are i64 on every device. Every
+//! result is the same in every run: partial results are combined in one order, without atomics.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::{collapse, contiguous_strides, normalize_dim, numel};
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// One reduction.
+#[derive(Debug)]
+pub(crate) struct Reduction {
+    /// PyTorch's name.
+    pub(crate) name: &'static str,
+    /// What is combined: an expression of the element `v`, the number `m` of its output, and `p.args`; or `nonzero`.
+    pub(crate) map: &'static str,
+    /// How: sum, prod, max, min, argmax, argmin.
+    pub(crate) combine: &'static str,
+    /// What is written: an expression of the combined `acc`, `m` and `p.args`.
+    pub(crate) post: &'static str,
+    /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
+    pub(crate) math: &'static [&'static str],
+    /// The result over no elements; there is none for extremes.
+    pub(crate) empty: Option<f64>,
+}
+
+impl Reduction {
+    const fn plain(name: &'static str, combine: &'static str, empty: Option<f64>) -> Self {
+        Self { name, map: "v", combine, post: "acc", math: &[], empty }
+    }
+}
+
+static SUM: Reduction = Reduction::plain("sum", "sum", Some(0.0));
+static PROD: Reduction = Reduction::plain("prod", "prod", Some(1.0));
+static AMAX: Reduction = Reduction::plain("amax", "max", None);
+static AMIN: Reduction = Reduction::plain("amin", "min", None);
+static ARGMAX: Reduction = Reduction::plain("argmax", "argmax", None);
+static ARGMIN: Reduction = Reduction::plain("argmin", "argmin", None);
+static MEAN: Reduction =
+    Reduction { post: "acc / T(p.args.x)", ..Reduction::plain("mean", "sum", Some(f64::NAN)) };
+static ANY: Reduction = Reduction { map: "nonzero", ..Reduction::plain("any", "max", Some(0.0)) };
+static ALL: Reduction = Reduction { map: "nonzero", ..Reduction::plain("all", "min", Some(1.0)) };
+static COUNT: Reduction = Reduction { map: "nonzero", ..Reduction::plain("count_nonzero", "sum", Some(0.0)) };
+
+/// Which dimensions of a shape are reduced.
+#[derive(Clone, Debug)]
+pub(crate) struct Over {
+    reduced: SmallVec<[bool; 6]>,
+    /// The input's shape.
+    pub(crate) shape: Dims,
+    /// The input's shape with 1 where it is reduced.
+    pub(crate) kept: Dims,
+    /// Elements that make one output.
+    pub(crate) extent: usize,
+}
+
+impl Over {
+    /// The dimensions named; all of them if none is.
+    pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
+        let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), shape.len());
+        for &dim in dims {
+            let d = normalize_dim(op, dim, shape.len())?;
+            if let Some(slot) = reduced.get_mut(d)
+                && std::mem::replace(slot, true)
+            {
+                return Err(Error::argument(op, format!("dimension {dim} appears twice in {dims:?}")));
+            }
+        }
+        Ok(Self::marked(shape, reduced))
+    }
+
+    fn marked(shape: &[usize], reduced: SmallVec<[bool; 6]>) -> Self {
+        let kept: Dims = shape.iter().zip(&reduced).map(|(&n, &r)| if r { 1 } else { n }).collect();
+        let extent = shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| n).product();
+        Self { reduced, shape: shape.into(), kept, extent }
+    }
+
+    /// The result's shape.
+    pub(crate) fn result(&self, keepdim: bool) -> Dims {
+        if keepdim {
+            return self.kept.clone();
+        }
+        self.shape.iter().zip(&self.reduced).filter(|(_, r)| !**r).map(|(&n, _)| n).collect()
+    }
+
+    /// A tensor of the result's shape, with or without the reduced dimensions, stretched back over the input's.
+    pub(crate) fn spread(&self, t: &Tensor) -> Result<Tensor> {
+        t.reshape(&self.kept[..])?.broadcast_to(&self.shape)
+    }
+
+    /// Extents and strides of the dimensions that are kept, or of those that are reduced.
+    fn side(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
+        let dims = layout.shape().iter().zip(layout.strides()).zip(&self.reduced);
+        dims.filter(|(_, r)| **r == reduced).map(|((&n, &s), _)| (n, s)).collect()
+    }
+}
+
+/// How the threads are laid out.
+struct Plan {
+    /// Threads that share one output.
+    lanes: usize,
+    /// Elements of one partial result.
+    chunk: usize,
+    /// Partial results of one output.
+    splits: usize,
+}
+
+/// Enough workgroups to fill a device; fewer, with much to do each, are split.
+const ENOUGH: usize = 256;
+
+fn plan(outputs: usize, extent: usize, across: bool) -> Plan {
+    let lanes = match extent {
+        0..=8 => 1,
+        9..=64 => 8,
+        _ if across => 8,
+        65..=512 => 32,
+        _ => GROUP,
+    };
+    let groups = outputs.div_ceil(GROUP / lanes);
+    let turns = extent.div_ceil(lanes);
+    let splits = if groups < ENOUGH && turns > 64 { (2 * ENOUGH / groups).min(turns / 32).max(1) } else { 1 };
+    let chunk = extent.div_ceil(splits).next_multiple_of(lanes);
+    Plan { lanes, chunk, splits: extent.div_ceil(chunk) }
+}
+
+/// What one run reads besides its input.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Extra<'a> {
+    /// `m` of each output.
+    pub(crate) center: Option<&'a Tensor>,
+    /// Indices made by a stage before.
+    seen: Option<&'a Tensor>,
+    /// `p.args`.
+    pub(crate) args: [f32; 4],
+}
+
+/// One launch: the input's layout, already parted into kept and reduced dimensions.
+struct Stage<'a> {
+    op: &'a Reduction,
+    input: &'a Tensor,
+    offset: usize,
+    kept: (Dims, Dims),
+    reduced: (Dims, Dims),
+    extra: Extra<'a>,
+    compute: DType,
+    /// Whether elements are mapped, and results finished, in this stage.
+    map: &'static str,
+    post: &'static str,
+}
+
+impl Stage<'_> {
+    fn launch(&self, plan: &Plan, across: bool, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
+        let device = self.input.device();
+        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
+        let compute = launch::shader_dtype(self.compute, device);
+        for (shape, _) in [&self.kept, &self.reduced] {
+            launch::check_rank(self.op.name, shape.len())?;
+        }
+        let spec = KernelSpec::new("reduce")
+            .def("source", name(self.input))
+            .def("compute", compute)
+            .def("out", value.map_or(compute, name))
+            .def("index", place.map_or("", name))
+            .def("math", self.op.math)
+            .def("map", self.map)
+            .def("combine", self.op.combine)
+            .def("post", self.post)
+            .def("center", self.extra.center.map_or("", name))
+            .def("values", value.is_some())
+            .def("seen", self.extra.seen.is_some())
+            .def("flat", self.reduced.0.len() <= 1)
+            .def("lanes", plan.lanes)
+            .def("across", across && plan.lanes > 1);
+        let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
+        let mut params = Params::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
+        params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
+        for arg in self.extra.args {
+            params = params.f32(arg);
+        }
+        for (shape, strides) in [&self.kept, &self.reduced] {
+            params = params.dims(shape).dims(strides);
+        }
+        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
+        tensors.extend(self.extra.center);
+        tensors.extend(self.extra.seen);
+        tensors.extend(value);
+        tensors.extend(place);
+        launch::launch(&spec, &tensors, params, (outputs * plan.splits).div_ceil(GROUP / plan.lanes))
+    }
+}
+
+fn merged(dims: &[(usize, usize)]) -> (Dims, Dims) {
+    let (shape, strides): (Dims, Dims) = dims.iter().copied().unzip();
+    let (shape, mut strides) = collapse(&shape, &[&strides]);
+    (shape, strides.swap_remove(0))
+}
+
+/// Runs a reduction of `x` into `value` and `place`, which are contiguous and hold one element for each output.
+fn run(
+    op: &Reduction,
+    x: &Tensor,
+    over: &Over,
+    compute: DType,
+    extra: Extra<'_>,
+    value: Option<&Tensor>,
+    place: Option<&Tensor>,
+) -> Result<()> {
+    let bytes_only = matches!(compute, DType::Bool | DType::U8);
+    let compute = if bytes_only { DType::U32 } else { compute };
+    launch::check_compute(op.name, compute, x.device())?;
+    if compute == DType::F64 && !op.math.is_empty() {
+        return Err(Error::dtype(op.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`"));
+    }
+    let mut reduced = over.side(x.layout(), true);
+    if place.is_none() {
+        // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
+        reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
+    }
+    let (kept, reduced) = (merged(&over.side(x.layout(), false)), merged(&reduced));
+    let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
+    let across = inner(&kept) < inner(&reduced);
+    let (outputs, extent) = (numel(&kept.0), over.extent);
+    let first = plan(outputs, extent, across);
+    let mut stage = Stage {
+        op,
+        input: x,
+        offset: x.layout().offset(),
+        kept,
+        reduced,
+        extra,
+        compute,
+        map: op.map,
+        post: op.post,
+    };
+    if first.splits == 1 {
+        return stage.launch(&first, across, value, place);
+    }
+    let partial = |dtype| {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[first.splits, outputs], dtype, x.device())
+    };
+    let carrier = accumulator(compute);
+    let values = partial(carrier)?;
+    let places = place.map(|_| partial(DType::U32)).transpose()?;
+    stage.post = "acc";
+    stage.launch(&first, across, Some(&values), places.as_ref())?;
+    let second = Plan { splits: 1, chunk: first.splits, ..plan(outputs, first.splits, true) };
+    Stage {
+        op,
+        input: &values,
+        offset: 0,
+        kept: (smallvec![outputs], smallvec![1]),
+        reduced: (smallvec![first.splits], smallvec![outputs]),
+        extra: Extra { seen: places.as_ref(), ..extra },
+        compute,
+        map: "v",
+        post: op.post,
+    }
+    .launch(&second, true, value, place)
+}
+
+/// The type that partial results of a type are kept in.
+fn accumulator(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// Runs a reduction to a new tensor of values, without recording it.
+pub(crate) fn reduce(
+    op: &Reduction,
+    x: &Tensor,
+    over: &Over,
+    keepdim: bool,
+    compute: DType,
+    result: DType,
+    extra: Extra<'_>,
+) -> Result<Tensor> {
+    let _op = memory::scope::op(op.name);
+    let shape = over.result(keepdim);
+    if over.extent == 0 && numel(&shape) > 0 {
+        let value = op.empty.ok_or_else(|| nothing(op.name, x))?;
+        return Tensor::full(&shape, value, result, x.device());
+    }
+    let out = Tensor::empty(&shape, result, x.device())?;
+    if out.numel() > 0 {
+        run(op, x, over, compute, extra, Some(&out), None)?;
+    }
+    Ok(out)
+}
+
+fn nothing(op: &'static str, x: &Tensor) -> Error {
+    Error::shape(op, "the dimensions reduced have no elements, and nothing is their extreme", &[x.shape()])
+}
+
+/// A reduction of floats to their own type; halves are computed in f32.
+pub(crate) fn reduce_float(
+    op: &Reduction,
+    x: &Tensor,
+    over: &Over,
+    keepdim: bool,
+    extra: Extra<'_>,
+) -> Result<Tensor> {
+    if !x.dtype().is_float() {
+        return Err(Error::dtype(op.name, x.dtype(), "takes floats; cast with `to_dtype`"));
+    }
+    reduce(op, x, over, keepdim, x.dtype(), x.dtype(), extra)
+}
+
+/// Sums and products: integers give i64.
+fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tensor> {
+    if x.dtype().is_float() {
+        return reduce_float(op, x, over, keepdim, Extra::default());
+    }
+    // Truth values are counted in 32 bits, which every device has.
+    let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
+    reduce(op, x, over, keepdim, compute, DType::I64, Extra::default())
+}
+
+/// The gradient of picking elements along dimension `d`: `g` added at `place` in zeros of `shape`.
+pub(super) fn scatter_back(g: &Tensor, place: &Tensor, shape: &[usize], d: usize) -> Result<Tensor> {
+    let out = Tensor::zeros(shape, g.dtype(), g.device())?;
+    let extent = shape.get(d).copied().unwrap_or(1);
+    let inner: usize = shape.iter().skip(d + 1).product();
+    let rows = out.numel() / extent.max(1);
+    // The kernel knows one order only, and a gradient is small beside what it is scattered into.
+    let (g, place) = (g.contiguous()?, place.contiguous()?);
+    if g.numel() == 0 {
+        return Ok(out);
+    }
+    let spec = KernelSpec::new("reduce_scatter")
+        .def("dtype", launch::shader_dtype(g.dtype(), g.device()))
+        .def("index", launch::shader_dtype(place.dtype(), g.device()));
+    let (g, place) = (dense(&g)?, dense(&place)?);
+    let params = Params::new().size(rows).size(inner).size(g.numel() / rows).size(extent);
+    launch::launch(&spec, &[&g, &place, &out], params, rows.div_ceil(GROUP))?;
+    Ok(out)
+}
+
+/// A contiguous tensor from the start of its storage, for kernels that take no offset.
+pub(super) fn dense(t: &Tensor) -> Result<Tensor> {
+    if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
+}
+
+impl Tensor {
+    /// The sum over `dims`; over all dimensions if there are none.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[2, 3, 4], DType::F32, &device)?;
+    /// assert_eq!(x.sum(&[0, -1], false)?.shape(), [3]);
+    /// assert_eq!(x.sum(&[1], true)?.shape(), [2, 1, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A dimension is out of range or named twice; memory runs out; integers on a device without 64-bit ones.
+    pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = Over::new("sum", self.shape(), dims)?;
+        let out = total(&SUM, self, &over, keepdim)?;
+        Ok(autograd::attach("sum", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
+    }
+
+    /// The sum of all elements.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn sum_all(&self) -> Result<Tensor> {
+        self.sum(&[], false)
+    }
+
+    /// The sum over the dimensions that broadcasting from `shape` stretched.
+    pub(crate) fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
+        if self.shape() == shape {
+            return Ok(self.clone());
+        }
+        // Refuses a shape that does not stretch to this one.
+        Layout::contiguous(shape).broadcast_to("sum_to", self.shape())?;
+        let skip = self.rank() - shape.len();
+        let reduced = (0..self.rank()).map(|d| d < skip || (shape[d - skip] == 1 && self.shape()[d] != 1));
+        let over = Over::marked(self.shape(), reduced.collect());
+        let out = total(&SUM, self, &over, true)?;
+        Ok(out.with_layout(Layout::new(shape, contiguous_strides(shape), 0)))
+    }
+
+    /// The mean over `dims`; over all dimensions if there are none.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum); the dtype is not a float.
+    pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = Over::new("mean", self.shape(), dims)?;
+        let n = over.extent as f64;
+        let extra = Extra { args: [n as f32, 0.0, 0.0, 0.0], ..Extra::default() };
+        let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
+        Ok(autograd::attach("mean", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(&g.div(n)?)?)])))
+    }
+
+    /// The mean of all elements.
+    ///
+    /// # Errors
+    /// As [`mean`](Self::mean).
+    pub fn mean_all(&self) -> Result<Tensor> {
+        self.mean(&[], false)
+    }
+
+    /// The product over `dim`.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
+        let over = Over::new("prod", self.shape(), &[dim])?;
+        let out = total(&PROD, self, &over, keepdim)?;
+        let x = self.detach();
+        Ok(autograd::attach("prod", out, &[self], move |g, _| {
+            // The product of the others, without a division: right also where elements are zero.
+            let others = x.product_of_others(dim)?;
+            Ok(smallvec![Some(over.spread(g)?.mul(&others)?)])
+        }))
+    }
+
+    /// The product of all elements.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn prod_all(&self) -> Result<Tensor> {
+        self.reshape([-1isize])?.prod(0, false)
+    }
+
+    fn extreme(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = Over::new(op.name, self.shape(), dims)?;
+        let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), Extra::default())?;
+        let (x, y) = (self.detach(), out.clone());
+        Ok(autograd::attach(op.name, out, &[self], move |g, _| {
+            let mask = x.eq(&over.spread(&y)?)?;
+            let ties = mask.sum_kept(&over)?.to_dtype(g.dtype())?;
+            let share = g.reshape(&over.kept[..])?.div(&ties)?;
+            Ok(smallvec![Some(over.spread(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
+        }))
+    }
+
+    /// How many hold, for each output; never recorded.
+    fn sum_kept(&self, over: &Over) -> Result<Tensor> {
+        reduce(&COUNT, self, over, true, DType::I32, DType::I32, Extra::default())
+    }
+
+    /// The largest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum); there are no elements.
+    pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        self.extreme(&AMAX, dims, keepdim)
+    }
+
+    /// The smallest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum); there are no elements.
+    pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        self.extreme(&AMIN, dims, keepdim)
+    }
+
+    /// The largest and the smallest over `dims`.
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn aminmax(&self, dims: &[isize], keepdim: bool) -> Result<(Tensor, Tensor)> {
+        Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
+    }
+
+    /// The largest of all elements.
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn max_all(&self) -> Result<Tensor> {
+        self.amax(&[], false)
+    }
+
+    /// The smallest of all elements.
+    ///
+    /// # Errors
+    /// As [`amin`](Self::amin).
+    pub fn min_all(&self) -> Result<Tensor> {
+        self.amin(&[], false)
+    }
+
+    fn picked(&self, op: &'static Reduction, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let name = if op.combine == "argmax" { "max" } else { "min" };
+        let _op = memory::scope::op(name);
+        let over = Over::new(name, self.shape(), &[dim])?;
+        let d = normalize_dim(name, dim, self.rank())?;
+        let shape = over.result(keepdim);
+        if over.extent == 0 && numel(&shape) > 0 {
+            return Err(nothing(name, self));
+        }
+        let value = Tensor::empty(&shape, self.dtype(), self.device())?;
+        let place = Tensor::empty(&shape, DType::I64, self.device())?;
+        if value.numel() > 0 {
+            run(op, self, &over, self.dtype(), Extra::default(), Some(&value), Some(&place))?;
+        }
+        let at = place.clone();
+        let value = autograd::attach(name, value, &[self], move |g, _| {
+            Ok(smallvec![Some(scatter_back(g, &at, &over.shape, d)?)])
+        });
+        Ok((value, place))
+    }
+
+    /// The largest over one dimension and where it stands (i64): the first NaN, or else the first of equal ones. The
+    /// gradient goes to that element.
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        self.picked(&ARGMAX, dim, keepdim)
+    }
+
+    /// The smallest over one dimension and where it stands, as [`max`](Self::max).
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        self.picked(&ARGMIN, dim, keepdim)
+    }
+
+    fn place(&self, op: &'static Reduction, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
+        let _op = memory::scope::op(op.name);
+        let dims = dim.as_slice();
+        let over = Over::new(op.name, self.shape(), dims)?;
+        let shape = over.result(keepdim);
+        if over.extent == 0 && numel(&shape) > 0 {
+            return Err(nothing(op.name, self));
+        }
+        let place = Tensor::empty(&shape, DType::I64, self.device())?;
+        if place.numel() > 0 {
+            run(op, self, &over, self.dtype(), Extra::default(), None, Some(&place))?;
+        }
+        Ok(place)
+    }
+
+    /// Where the largest stands along `dim`, or among all elements: the first of equal ones, as i64.
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
+        self.place(&ARGMAX, dim, keepdim)
+    }
+
+    /// Where the smallest stands along `dim`, or among all elements: the first of equal ones, as i64.
+    ///
+    /// # Errors
+    /// As [`amax`](Self::amax).
+    pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
+        self.place(&ARGMIN, dim, keepdim)
+    }
+
+    fn truth(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = Over::new(op.name, self.shape(), dims)?;
+        reduce(op, self, &over, keepdim, DType::U32, DType::Bool, Extra::default())
+    }
+
+    /// Whether one element over `dims` (all if there are none) is not zero.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        self.truth(&ANY, dims, keepdim)
+    }
+
+    /// Whether no element over `dims` (all if there are none) is zero.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        self.truth(&ALL, dims, keepdim)
+    }
+
+    /// How many elements over `dims` (all if there are none) are not zero, as i64.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
+        let over = Over::new("count_nonzero", self.shape(), dims)?;
+        reduce(&COUNT, self, &over, false, DType::I32, DType::I64, Extra::default())
+    }
+}

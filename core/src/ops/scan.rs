@@ -1,0 +1,159 @@
+//! Running totals along one dimension.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use super::reduce::{dense, scatter_back};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// One kind of scan.
+#[derive(Clone, Copy, Default)]
+struct Scan<'a> {
+    op: &'static str,
+    /// sum, prod, max, min or affine.
+    combine: &'static str,
+    exclusive: bool,
+    reverse: bool,
+    /// What `affine` multiplies by.
+    factor: Option<&'a Tensor>,
+}
+
+impl Scan<'_> {
+    /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
+    fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
+        let _op = memory::scope::op(self.op);
+        let d = normalize_dim(self.op, dim, x.rank())?;
+        let extreme = matches!(self.combine, "max" | "min");
+        let result = match x.dtype() {
+            dtype if dtype.is_float() || extreme => dtype,
+            _ => DType::I64,
+        };
+        let compute = match (extreme, x.dtype()) {
+            (true, DType::U8 | DType::Bool) => DType::U32,
+            (false, DType::Bool) => DType::I32,
+            (true, dtype) => dtype,
+            _ => result,
+        };
+        launch::check_compute(self.op, compute, x.device())?;
+        let value = Tensor::empty(x.shape(), result, x.device())?;
+        let place = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
+        if x.numel() == 0 {
+            return Ok((value, place));
+        }
+        let without = |of: &[usize]| -> Dims {
+            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
+        };
+        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let rows = x.numel() / extent;
+        let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        launch::check_rank(self.op, shape.len())?;
+        // A thread for each row, unless rows are long and few.
+        let lanes = if extent > 64 && rows < 64 * GROUP { GROUP } else { 1 };
+        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), x.device());
+        let spec = KernelSpec::new("scan")
+            .def("source", name(x))
+            .def("compute", launch::shader_dtype(compute, x.device()))
+            .def("out", name(&value))
+            .def("index", place.as_ref().map_or("", name))
+            .def("combine", self.combine)
+            .def("exclusive", self.exclusive)
+            .def("reverse", self.reverse)
+            .def("lanes", lanes);
+        let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
+        let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
+        let params = params.align().dims(&shape).dims(&strides[0]);
+        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![x];
+        tensors.extend(self.factor);
+        tensors.push(&value);
+        tensors.extend(place.as_ref());
+        launch::launch(&spec, &tensors, params, if lanes > 1 { rows } else { rows.div_ceil(GROUP) })?;
+        drop(tensors);
+        Ok((value, place))
+    }
+}
+
+impl Tensor {
+    fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
+        Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
+    }
+
+    /// The running sum along `dim`; integers and truth values give i64.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
+    pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
+        let out = self.scan("cumsum", "sum", dim, false)?;
+        Ok(autograd::attach("cumsum", out, &[self], move |g, _| {
+            Ok(smallvec![Some(g.scan("cumsum", "sum", dim, true)?)])
+        }))
+    }
+
+    /// The running product along `dim`; integers and truth values give i64.
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
+        let out = self.scan("cumprod", "prod", dim, false)?;
+        let x = self.detach();
+        Ok(autograd::attach("cumprod", out, &[self], move |g, _| {
+            // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
+            // zeros are no special case.
+            let factor = dense(&x)?;
+            let affine = Scan {
+                op: "cumprod",
+                combine: "affine",
+                reverse: true,
+                factor: Some(&factor),
+                ..Scan::default()
+            };
+            let (after, _) = affine.run(g, dim)?;
+            Ok(smallvec![Some(x.exclusive_product(dim, false)?.mul(&after)?)])
+        }))
+    }
+
+    fn exclusive_product(&self, dim: isize, reverse: bool) -> Result<Tensor> {
+        let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, factor: None };
+        Ok(scan.run(self, dim)?.0)
+    }
+
+    /// The product of all other elements along `dim`, for each element. Not recorded.
+    pub(super) fn product_of_others(&self, dim: isize) -> Result<Tensor> {
+        self.exclusive_product(dim, false)?.mul(&self.exclusive_product(dim, true)?)
+    }
+
+    fn running(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim(op, dim, self.rank())?;
+        let (value, place) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
+        let Some(place) = place else {
+            return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
+        };
+        let (at, shape): (_, Dims) = (place.clone(), self.shape().into());
+        let value = autograd::attach(op, value, &[self], move |g, _| {
+            Ok(smallvec![Some(scatter_back(g, &at, &shape, d)?)])
+        });
+        Ok((value, place))
+    }
+
+    /// The running maximum along `dim` and where it stands (i64; of equal ones the last).
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
+        self.running("cummax", "max", dim)
+    }
+
+    /// The running minimum along `dim` and where it stands (i64; of equal ones the last).
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
+        self.running("cummin", "min", dim)
+    }
+}
