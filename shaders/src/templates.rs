@@ -13,7 +13,6 @@ templates! {
     "pointwise",
     "copy",
     "reduce",
-    "reduce_scatter",
     "scan",
     "gather",
     "scatter",

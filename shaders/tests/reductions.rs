@@ -12,7 +12,12 @@ fn valid(spec: &KernelSpec) {
         .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
 }
 
-fn reduce(source: &'static str, compute: &'static str, out: &'static str, combine: &'static str) -> KernelSpec {
+fn reduce(
+    source: &'static str,
+    compute: &'static str,
+    out: &'static str,
+    combine: &'static str,
+) -> KernelSpec {
     KernelSpec::new("reduce")
         .def("source", source)
         .def("compute", compute)
@@ -52,15 +57,6 @@ fn reductions() {
                     valid(&spec);
                 }
             }
-        }
-    }
-}
-
-#[test]
-fn picks_are_scattered_back() {
-    for dtype in ["f32", "f16", "bf16", "f64"] {
-        for index in ["i64", "i64w"] {
-            valid(&KernelSpec::new("reduce_scatter").def("dtype", dtype).def("index", index));
         }
     }
 }

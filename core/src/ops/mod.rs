@@ -14,6 +14,7 @@ mod reduce;
 mod scan;
 mod random;
 mod shape;
+mod statistics;
 mod unary;
 
 pub use index::ScatterOp;

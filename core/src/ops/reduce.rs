@@ -137,7 +137,7 @@ pub(crate) struct Extra<'a> {
     /// `m` of each output.
     pub(crate) center: Option<&'a Tensor>,
     /// Indices made by a stage before.
-    seen: Option<&'a Tensor>,
+    pub(super) seen: Option<&'a Tensor>,
     /// `p.args`.
     pub(crate) args: [f32; 4],
 }
@@ -157,7 +157,13 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    fn launch(&self, plan: &Plan, across: bool, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
+    fn launch(
+        &self,
+        plan: &Plan,
+        across: bool,
+        value: Option<&Tensor>,
+        place: Option<&Tensor>,
+    ) -> Result<()> {
         let device = self.input.device();
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
         let compute = launch::shader_dtype(self.compute, device);
@@ -323,24 +329,19 @@ fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tenso
     reduce(op, x, over, keepdim, compute, DType::I64, Extra::default())
 }
 
-/// The gradient of picking elements along dimension `d`: `g` added at `place` in zeros of `shape`.
-pub(super) fn scatter_back(g: &Tensor, place: &Tensor, shape: &[usize], d: usize) -> Result<Tensor> {
-    let out = Tensor::zeros(shape, g.dtype(), g.device())?;
-    let extent = shape.get(d).copied().unwrap_or(1);
-    let inner: usize = shape.iter().skip(d + 1).product();
-    let rows = out.numel() / extent.max(1);
-    // The kernel knows one order only, and a gradient is small beside what it is scattered into.
-    let (g, place) = (g.contiguous()?, place.contiguous()?);
-    if g.numel() == 0 {
-        return Ok(out);
+/// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
+pub(super) fn scatter_back(
+    g: &Tensor,
+    place: &Tensor,
+    shape: &[usize],
+    dim: isize,
+    keepdim: bool,
+) -> Result<Tensor> {
+    let zeros = Tensor::zeros(shape, g.dtype(), g.device())?;
+    if keepdim || shape.is_empty() {
+        return zeros.scatter_add(dim, place, g);
     }
-    let spec = KernelSpec::new("reduce_scatter")
-        .def("dtype", launch::shader_dtype(g.dtype(), g.device()))
-        .def("index", launch::shader_dtype(place.dtype(), g.device()));
-    let (g, place) = (dense(&g)?, dense(&place)?);
-    let params = Params::new().size(rows).size(inner).size(g.numel() / rows).size(extent);
-    launch::launch(&spec, &[&g, &place, &out], params, rows.div_ceil(GROUP))?;
-    Ok(out)
+    zeros.scatter_add(dim, &place.unsqueeze(dim)?, &g.unsqueeze(dim)?)
 }
 
 /// A contiguous tensor from the start of its storage, for kernels that take no offset.
@@ -494,7 +495,6 @@ impl Tensor {
         let name = if op.combine == "argmax" { "max" } else { "min" };
         let _op = memory::scope::op(name);
         let over = Over::new(name, self.shape(), &[dim])?;
-        let d = normalize_dim(name, dim, self.rank())?;
         let shape = over.result(keepdim);
         if over.extent == 0 && numel(&shape) > 0 {
             return Err(nothing(name, self));
@@ -506,7 +506,7 @@ impl Tensor {
         }
         let at = place.clone();
         let value = autograd::attach(name, value, &[self], move |g, _| {
-            Ok(smallvec![Some(scatter_back(g, &at, &over.shape, d)?)])
+            Ok(smallvec![Some(scatter_back(g, &at, &over.shape, dim, keepdim)?)])
         });
         Ok((value, place))
     }

@@ -129,14 +129,13 @@ impl Tensor {
     }
 
     fn running(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<(Tensor, Tensor)> {
-        let d = normalize_dim(op, dim, self.rank())?;
         let (value, place) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
         let Some(place) = place else {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
         let (at, shape): (_, Dims) = (place.clone(), self.shape().into());
         let value = autograd::attach(op, value, &[self], move |g, _| {
-            Ok(smallvec![Some(scatter_back(g, &at, &shape, d)?)])
+            Ok(smallvec![Some(scatter_back(g, &at, &shape, dim, true)?)])
         });
         Ok((value, place))
     }

@@ -9,6 +9,7 @@ use thiserror::Error;
 use super::args::Args;
 
 mod elementwise;
+mod reduce;
 mod index;
 mod shape;
 
@@ -28,6 +29,7 @@ impl Table {
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
         elementwise::register(&mut table);
+        reduce::register(&mut table);
         index::register(&mut table);
         shape::register(&mut table);
         table

@@ -1,0 +1,173 @@
+//! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
+
+use smallvec::smallvec;
+
+use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+
+const fn powers(map: &'static str, post: &'static str, math: &'static [&'static str]) -> Reduction {
+    Reduction { name: "norm", map, combine: "sum", post, math, empty: Some(0.0) }
+}
+
+static MEAN: Reduction = powers("v", "acc / T(p.args.x)", &[]);
+// The squares of the distances from the mean: a second pass, because the difference of two large sums loses digits.
+static VAR: Reduction =
+    Reduction { name: "var", empty: Some(f64::NAN), ..powers("(v - m) * (v - m)", "acc / T(p.args.x)", &[]) };
+static STD: Reduction = Reduction {
+    name: "std",
+    empty: Some(f64::NAN),
+    ..powers("(v - m) * (v - m)", "sqrt(acc / T(p.args.x))", &[])
+};
+static NORM_0: Reduction = powers("nonzero", "acc", &[]);
+static NORM_1: Reduction = powers("abs(v)", "acc", &[]);
+static NORM_2: Reduction = powers("v * v", "sqrt(acc)", &[]);
+static NORM_P: Reduction =
+    powers("m_pow(abs(v), p.args.x)", "m_pow(acc, p.args.y)", &["base", "exp", "log", "pow"]);
+static NORM_MAX: Reduction = Reduction { combine: "max", ..powers("abs(v)", "acc", &[]) };
+static NORM_MIN: Reduction = Reduction { combine: "min", empty: None, ..powers("abs(v)", "acc", &[]) };
+static MAXIMUM: Reduction = Reduction {
+    name: "logsumexp",
+    combine: "max",
+    empty: Some(f64::NEG_INFINITY),
+    ..powers("v", "acc", &[])
+};
+// An infinite maximum is not subtracted: infinity less itself is NaN.
+static LOGSUMEXP: Reduction = Reduction {
+    name: "logsumexp",
+    empty: Some(f64::NEG_INFINITY),
+    ..powers(
+        "m_exp(v - select(0.0, m, m_isfinite(m)))",
+        "select(0.0, m, m_isfinite(m)) + m_log(acc)",
+        &["base", "exp", "log"],
+    )
+};
+
+fn args(x: f64, y: f64) -> [f32; 4] {
+    [x as f32, y as f32, 0.0, 0.0]
+}
+
+impl Tensor {
+    /// The mean over the dimensions in f32 (f64 for f64), kept as extents of 1. Not recorded.
+    fn center(&self, over: &Over) -> Result<Tensor> {
+        let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let extra = Extra { args: args(over.extent as f64, 0.0), ..Extra::default() };
+        reduce(&MEAN, self, over, true, self.dtype(), dtype, extra)
+    }
+
+    fn deviation(
+        &self,
+        op: &'static Reduction,
+        dims: &[isize],
+        correction: f64,
+        keepdim: bool,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op.name);
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let over = Over::new(op.name, self.shape(), dims)?;
+        let center = self.center(&over)?;
+        let freedom = (over.extent as f64 - correction).max(0.0);
+        let extra = Extra { center: Some(&center), args: args(freedom, 0.0), ..Extra::default() };
+        let out = reduce_float(op, self, &over, keepdim, extra)?;
+        let (x, y) = (self.detach(), out.clone());
+        let root = op.name == "std";
+        Ok(autograd::attach(op.name, out, &[self], move |g, _| {
+            let g = if root { g.div(&y.mul(freedom)?)? } else { g.mul(2.0 / freedom)? };
+            let g = over.spread(&g)?;
+            // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
+            let away = x.sub(&over.spread(&center.to_dtype(x.dtype())?)?)?;
+            let grad = g.mul(&away)?;
+            Ok(smallvec![Some(if root { grad.masked_fill(&over.spread(&y)?.eq(0.0)?, 0.0)? } else { grad })])
+        }))
+    }
+
+    /// The variance over `dims` (all if there are none), of n - `correction` degrees of freedom: 1 gives the unbiased
+    /// estimate, 0 the mean square.
+    ///
+    /// # Errors
+    /// A dimension is out of range or named twice; the dtype is not a float; memory runs out.
+    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        self.deviation(&VAR, dims, correction, keepdim)
+    }
+
+    /// The square root of [`var`](Self::var).
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        self.deviation(&STD, dims, correction, keepdim)
+    }
+
+    /// The variance and the mean.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        Ok((self.var(dims, correction, keepdim)?, self.mean(dims, keepdim)?))
+    }
+
+    /// The p-norm over `dims` (all if there are none): the number of elements that are not zero for a `p` of 0, the
+    /// largest or smallest magnitude for an infinite one.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var); `p` is -inf and there are no elements.
+    pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = Over::new("norm", self.shape(), dims)?;
+        let op = match p {
+            0.0 => &NORM_0,
+            1.0 => &NORM_1,
+            2.0 => &NORM_2,
+            f64::INFINITY => &NORM_MAX,
+            f64::NEG_INFINITY => &NORM_MIN,
+            _ => &NORM_P,
+        };
+        let extra = Extra { args: args(p, 1.0 / p), ..Extra::default() };
+        let out = reduce_float(op, self, &over, keepdim, extra)?;
+        let (x, y) = (self.detach(), out.clone());
+        Ok(autograd::attach("norm", out, &[self], move |g, _| {
+            let (g, y) = (over.spread(g)?, over.spread(&y)?);
+            let grad = if p == 0.0 {
+                x.zeros_like()?
+            } else if p == 1.0 {
+                g.mul(&x.sign()?)?
+            } else if p.is_infinite() {
+                let mask = x.abs()?.eq(&y)?.to_dtype(x.dtype())?;
+                let ties = mask.sum_to(&over.kept)?;
+                g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
+            } else if p == 2.0 {
+                // A norm of zero has a gradient of zero, as in PyTorch.
+                g.mul(&x)?.div(&y)?.masked_fill(&y.eq(0.0)?, 0.0)?
+            } else if p < 1.0 {
+                // x |x|^(p - 2) is infinite at zero, where PyTorch has no gradient.
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&x.eq(0.0)?, 0.0)?;
+                slope.mul(&g)?.mul(&y.pow(1.0 - p)?)?
+            } else {
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
+                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&y.eq(0.0)?, 0.0)?
+            };
+            Ok(smallvec![Some(grad)])
+        }))
+    }
+
+    /// The logarithm of the sum of exponentials over `dims` (all if there are none), without overflow.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let _op = memory::scope::op("logsumexp");
+        let over = Over::new("logsumexp", self.shape(), dims)?;
+        let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;
+        let extra = Extra { center: Some(&largest), ..Extra::default() };
+        let out = reduce_float(&LOGSUMEXP, self, &over, keepdim, extra)?;
+        let (x, y) = (self.detach(), out.clone());
+        Ok(autograd::attach("logsumexp", out, &[self], move |g, _| {
+            let weight = x.sub(&over.spread(&y)?)?.exp()?;
+            Ok(smallvec![Some(over.spread(g)?.mul(&weight)?)])
+        }))
+    }
+}
