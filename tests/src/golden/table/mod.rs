@@ -9,8 +9,8 @@ use thiserror::Error;
 use super::args::Args;
 
 mod elementwise;
-mod reduce;
 mod index;
+mod reduce;
 mod shape;
 
 /// What a line does: arguments in, results out.
