@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_cuda::nvrtc;
-use forebay_cuda::translate::translate;
+use forebay_cuda::translate::{Options, TranslateError, Translated, translate, translate_with};
 
 /// From Turing to Blackwell.
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
@@ -81,4 +81,125 @@ fn every_feature_compiles() {
 #[test]
 fn every_conformance_kernel_compiles() {
     compile_all("wgsl_semantics");
+}
+
+/// The source after the prelude.
+fn own(kernel: &Translated) -> &str {
+    kernel.source.rsplit_once("namespace wgsl {\n").unwrap().1
+}
+
+#[test]
+fn a_small_kernel() {
+    let wgsl = "
+struct Params { n: u32, scale: f32, shape: vec3<u32> }
+@group(0) @binding(0) var<storage, read> x: array<vec3<f32>>;
+@group(0) @binding(1) var<storage, read_write> y: array<f32>;
+@group(1) @binding(0) var<uniform> p: Params;
+var<workgroup> partial: array<f32, 64>;
+
+fn weight(i: u32) -> f32 {
+    return dot(x[i], vec3(p.scale)) / f32(p.shape.z);
+}
+
+@compute @workgroup_size(64)
+fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_index) lane: u32) {
+    partial[lane] = 0.0;
+    for (var i = id.x; i < min(p.n, arrayLength(&x)); i += 64u) {
+        let w = weight(i);
+        if w < 0.0 {
+            continue;
+        }
+        partial[lane] += w * w;
+    }
+    workgroupBarrier();
+    y[id.x] = partial[63u - lane];
+}
+";
+    let kernel = translate(wgsl, "main", &[]).unwrap();
+    insta::assert_snapshot!(own(&kernel));
+    assert_eq!(kernel, translate(wgsl, "main", &[]).unwrap());
+    assert_eq!(kernel.entry, "k_main");
+    assert_eq!((kernel.workgroup_size, kernel.workgroup_memory), ([64, 1, 1], 256));
+    assert_eq!((kernel.params_size, kernel.needs_lengths), (32, true));
+    let bindings: Vec<_> = kernel.bindings.iter().map(|b| (b.name.as_str(), b.written, b.stride)).collect();
+    assert_eq!(bindings, [("x", false, 16), ("y", true, 4)]);
+    let unzeroed = Options { label: "weights f32", zero_workgroup_memory: false };
+    let unzeroed = translate_with(wgsl, "main", &[], &unzeroed).unwrap();
+    assert!(kernel.source.contains("zero(g_partial") && !unzeroed.source.contains("zero(g_partial"));
+    assert!(unzeroed.source.starts_with("// weights f32 (main): "));
+}
+
+#[test]
+fn control_flow_and_values() {
+    let wgsl = "
+struct Pair { a: u32, b: vec2<i32> }
+@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+@group(0) @binding(1) var<storage, read> unused: array<u32>;
+const TABLE = array(3u, 5u, 7u);
+override twice: u32 = 1;
+var<private> count: i32 = -1;
+
+fn step(p: ptr<function, Pair>) {
+    (*p).a *= TABLE[(*p).a % 3u];
+    count = -count / i32((*p).a);
+}
+
+@compute @workgroup_size(8)
+fn main(@builtin(local_invocation_index) lane: u32) {
+    var pair = Pair(lane, vec2(1, i32(lane)));
+    loop {
+        let old = pair.a + twice;
+        switch old % 4u {
+            case 0u, 2u: { continue; }
+            case 1u: { step(&pair); }
+            default: { break; }
+        }
+        pair.b.y <<= 2u;
+        continuing {
+            pair.a = old;
+            break if old > 20u;
+        }
+    }
+    if lane < 4u {
+        out[lane] = subgroupAdd(pair.a) + u32(pair.b.yx[1]) + u32(f32(count) * 1.5);
+    }
+}
+";
+    let kernel = translate(wgsl, "main", &[("twice", 2.0)]).unwrap();
+    insta::assert_snapshot!(own(&kernel));
+    let bindings: Vec<_> = kernel.bindings.iter().map(|b| (b.name.as_str(), b.used, b.written)).collect();
+    assert_eq!(bindings, [("out", true, true), ("unused", false, false)]);
+    assert!(kernel.needs.subgroups && !kernel.needs.f16 && !kernel.needs_lengths);
+}
+
+#[test]
+fn what_is_refused_is_named() {
+    let refuse = |wgsl: &str, overrides: &[(&str, f64)]| translate(wgsl, "main", overrides).unwrap_err();
+    let main = |body: &str| format!("@compute @workgroup_size(1) fn main() {{ {body} }}");
+    let with = |globals: &str, body: &str| format!("{globals} {}", main(body));
+    let mut messages = vec![
+        refuse("@compute fn", &[]),
+        refuse("@compute @workgroup_size(1) fn other() {} @fragment fn main() {}", &[]),
+        refuse(&main("let x: u32 = 1.5;"), &[]),
+        refuse(&main("var x = 1; x = select(x, 2, subgroupAny(true)) + unknown;"), &[]),
+        refuse(&with("override n: u32;", "var x = n;"), &[]),
+        refuse(&main(""), &[("n", 1.0)]),
+        refuse(&with("override n: u32;", "var x = n;"), &[("n", -1.0)]),
+        refuse(&with("var<workgroup> big: array<f32, 20000>;", "big[0] = 1.0;"), &[]),
+        refuse(&with("@group(0) @binding(0) var t: texture_2d<f32>;", "let x = textureDimensions(t);"), &[]),
+        refuse(&with("@group(0) @binding(0) var<uniform> u: vec4<f32>;", "let x = u.x; var y = x;"), &[]),
+        refuse(&with("@group(2) @binding(1) var<storage> s: array<f32>;", "let x = s[0]; var y = x;"), &[]),
+        refuse(&with("var<immediate> i: u32;", "var x = i;"), &[]),
+    ];
+    messages.push(refuse(
+        &with(
+            "enable f16; enable wgpu_cooperative_matrix;
+             @group(0) @binding(0) var<storage, read_write> a: array<f32>;",
+            "let m = coopLoad<coop_mat8x8<f32, A>>(&a[0], 8); coopStore(m, &a[64], 8);",
+        ),
+        &[],
+    ));
+    assert!(matches!(messages[7], TranslateError::WorkgroupMemory { bytes: 80000, .. }));
+    let messages: Vec<_> = messages.iter().map(ToString::to_string).collect();
+    insta::assert_snapshot!(messages.join("\n---\n"));
 }

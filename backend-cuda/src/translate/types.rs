@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::fmt::Write;
 
-use naga::proc::Layouter;
+use naga::proc::{IndexableLength, Layouter};
 use naga::valid::ModuleInfo;
 use naga::{ArraySize, Constant, Expression, FastHashMap, Function, GlobalVariable, Handle, Literal};
 use naga::{Module, Scalar, ScalarKind, Type, TypeInner, VectorSize};
@@ -79,13 +79,18 @@ impl<'a> Context<'a> {
                 self.need(|p| (p.matrix, p.math) = (true, true));
                 format!("mat<{}, {}, {}>", self.scalar_name(scalar)?, columns as u32, rows as u32)
             }
-            TypeInner::Array { base, size: ArraySize::Constant(count), stride } => {
+            TypeInner::Array { base, size, stride } => {
+                // A size made of overrides has its value by now, but still stands as one.
+                let size = size.resolve(self.module.to_ctx());
+                let size = size.map_err(|e| TranslateError::Override(e.to_string()))?;
+                let IndexableLength::Known(count) = size else {
+                    return unsupported("a runtime-sized array as a value");
+                };
                 if stride != self.layouts[base].to_stride() {
                     return unsupported(format!("an array with a stride of {stride} bytes"));
                 }
                 format!("arr<{}, {count}>", self.type_name(base)?)
             }
-            TypeInner::Array { .. } => return unsupported("a runtime-sized array as a value"),
             TypeInner::CooperativeMatrix { .. } => return unsupported("a cooperative matrix"),
             TypeInner::Image { .. } => return unsupported("a texture"),
             TypeInner::Sampler { .. } => return unsupported("a sampler"),
@@ -170,6 +175,16 @@ impl<'a> Context<'a> {
                 let check = format!("__INTADDR__(&(({name}*)0)->{field}) == {}", member.offset);
                 writeln!(checks, "static_assert({check}, \"layout\");").ok();
                 end = member.offset + self.layouts[member.ty].size;
+            }
+            // Results of builtin functions live in no buffer, and naga's layout of some is not WGSL's.
+            if self.module.special_types.predeclared_types.values().any(|&special| special == handle) {
+                let fields = members.iter().zip(&layout.members);
+                let fields = fields.map(|(m, name)| Ok(format!("{} {name}; ", self.type_name(m.ty)?)));
+                let fields = fields.collect::<Result<String, TranslateError>>()?;
+                writeln!(out, "struct {name} {{ {fields}}};").ok();
+                layout.fields = (0..members.len()).map(Some).collect();
+                self.structs.insert(handle, layout);
+                continue;
             }
             let sized = members.last().is_none_or(|m| self.dynamic(m.ty).is_none());
             if sized {

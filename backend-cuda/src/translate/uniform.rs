@@ -341,3 +341,91 @@ fn is_uniform(builtin: BuiltIn) -> bool {
             | BuiltIn::SubgroupInvocationId
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether each subgroup operation of the module, in the order of the text, is reached by all lanes together.
+    fn reached_together(wgsl: &str) -> Vec<bool> {
+        let module = naga::front::wgsl::parse_str(wgsl).unwrap();
+        let result = analyze(&module, &module.entry_points[0]);
+        let mut found = Vec::new();
+        for (handle, function) in module.functions.iter() {
+            list(&function.body, &result.functions[&handle], &mut found);
+        }
+        list(&module.entry_points[0].function.body, &result.entry, &mut found);
+        found
+    }
+
+    fn list(block: &Block, known: &Uniformity, found: &mut Vec<bool>) {
+        for statement in block.iter() {
+            if matches!(statement, Statement::SubgroupCollectiveOperation { .. }) {
+                found.push(known.is_uniform(statement));
+            }
+            blocks(statement, |block| list(block, known, found));
+        }
+    }
+
+    fn body(text: &str) -> String {
+        format!(
+            "@group(0) @binding(0) var<storage, read_write> out: array<u32>;
+             @compute @workgroup_size(64, 2) fn main(
+                 @builtin(local_invocation_id) id: vec3<u32>,
+                 @builtin(subgroup_id) subgroup: u32,
+                 @builtin(workgroup_id) group: vec3<u32>,
+             ) {{ {text} }}"
+        )
+    }
+
+    #[test]
+    fn branches_on_what_all_lanes_share_are_uniform() {
+        assert_eq!(
+            reached_together(&body(
+                "var x = subgroupAdd(id.x);
+                 if subgroup == 0u && group.x > 1u { x = subgroupAdd(x); }
+                 if x > 3u { out[0] = subgroupAdd(id.x); }
+                 if id.y == 0u { out[1] = subgroupAdd(id.x); }
+                 if out[group.y] == 7u { return; }
+                 for (var i = 0u; i < group.x; i++) { x += subgroupAdd(i); }
+                 out[2] = subgroupAdd(x);"
+            )),
+            [true; 6]
+        );
+    }
+
+    #[test]
+    fn branches_on_what_differs_are_divergent_until_they_meet() {
+        let wgsl = body(
+            "var x = 0u;
+             if id.x == 0u { x = subgroupAdd(id.x); }
+             if x == 0u { out[0] = subgroupAdd(x); }
+             out[1] = subgroupAdd(x);
+             for (var i = 0u; i < id.x; i++) { x += subgroupAdd(i); }
+             out[2] = subgroupAdd(x);
+             for (var i = 0u; i < 8u; i++) { if i == id.x { continue; } x += subgroupAdd(i); }
+             out[3] = subgroupAdd(x);
+             for (var i = 0u; i < 8u; i++) { x += subgroupAdd(i); if i == id.x { break; } }
+             if id.x == 3u { return; }
+             out[4] = subgroupAdd(x);",
+        );
+        assert_eq!(reached_together(&wgsl), [false, false, true, false, true, false, true, false, false]);
+    }
+
+    #[test]
+    fn functions_are_as_uniform_as_their_calls() {
+        let functions = "fn uniform_calls(x: u32) -> u32 { return subgroupAdd(x); }
+             fn divergent_calls(x: u32) -> u32 { return subgroupAdd(x); }
+             fn branches(x: u32) -> u32 { if x > 1u { return subgroupAdd(x); } return x; }";
+        let main = body(
+            "out[0] = uniform_calls(id.x) + branches(group.x);
+             if id.x > 3u { out[1] = divergent_calls(2u); }
+             if branches(group.x) == 0u { out[2] = subgroupAdd(1u); }
+             if uniform_calls(id.x) == 0u { out[3] = subgroupAdd(1u); }",
+        );
+        let found = reached_together(&format!("{functions} {main}"));
+        assert_eq!(found[..3], [true, false, true]);
+        // The sum of what differs is the same for all lanes, which is only known where it is not behind a call.
+        assert_eq!(found[3..], [true, false]);
+    }
+}

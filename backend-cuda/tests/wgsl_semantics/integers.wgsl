@@ -1,5 +1,5 @@
-// Division by zero, overflow, wrapping, remainders.
-// expect: 7 0 80000000 0 80000001 5 0 ffffffff ffffffff fffffffd fffffffe 80000000 0 1
+// Division by zero and overflow, wrapping, remainders: zero is `zeros[0]`, which no compiler can know.
+// expect: 7 0 0x80000000 0 0x80000001 5 0 -1 0xffffffff -3 -2 0x80000000 0 1 0x80000000 0x7fffffff
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;
 
@@ -13,8 +13,8 @@ fn main() {
     out[2] = u32(lowest / minus_one);
     out[3] = u32(lowest % minus_one);
     out[4] = u32((zero + 2147483647) + 2);
-    out[5] = 5u / zeros[0];
-    out[6] = 5u % zeros[0];
+    out[5] = (zeros[0] + 5u) / zeros[0];
+    out[6] = (zeros[0] + 5u) % zeros[0];
     out[7] = u32((zero + 7) / (zero - 4));
     out[8] = zeros[0] - 1u;
     out[9] = u32((zero - 7) % (zero + 4));
@@ -22,4 +22,6 @@ fn main() {
     out[11] = u32(-lowest);
     out[12] = u32((zero + 65536) * 65536);
     out[13] = u32((zero - 7) / (zero - 4));
+    out[14] = u32(abs(lowest));
+    out[15] = u32(lowest - 1);
 }

@@ -17,11 +17,6 @@ template <class T, u32 C, u32 R> WGSL_FN mat<T, C, R> operator-(const mat<T, C, 
     for (u32 i = 0; i < C; i++) r[i] = a[i] - b[i];
     return r;
 }
-template <class T, u32 C, u32 R> WGSL_FN mat<T, C, R> operator-(const mat<T, C, R>& a) {
-    mat<T, C, R> r;
-    for (u32 i = 0; i < C; i++) r[i] = -a[i];
-    return r;
-}
 template <class T, u32 C, u32 R> WGSL_FN mat<T, C, R> operator*(const mat<T, C, R>& a, T b) {
     mat<T, C, R> r;
     for (u32 i = 0; i < C; i++) r[i] = a[i] * b;
