@@ -15,6 +15,7 @@ mod config;
 mod counters;
 #[doc(hidden)]
 pub mod fake;
+mod grow;
 mod heap;
 mod ladder;
 mod oom;
@@ -23,6 +24,7 @@ pub mod scope;
 pub mod source;
 mod state;
 mod stats;
+pub mod trace;
 
 pub use config::{Config, Divisions, KEYS, VARIABLES};
 pub use oom::OutOfMemory;

@@ -3,14 +3,12 @@
 use std::collections::VecDeque;
 
 use super::config::Config;
-use super::heap::{Heap, MIN_BLOCK, NONE, Need, SMALL, Splitting, State as Is};
+use super::heap::{Heap, MIN_BLOCK, Need, SMALL, Splitting, State as Is};
 use super::pool::{Block, Request};
 use super::source::{DeviceMemory, Fence, SegmentSource, SourceError, VirtualMemory};
 use super::stats::{Rungs, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
-
-const MIB: u64 = 1 << 20;
 
 /// What waits for a fence.
 #[derive(Clone, Copy, Debug)]
@@ -45,7 +43,7 @@ pub(super) struct State {
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
-    num_device_alloc: u64,
+    pub(super) num_device_alloc: u64,
     num_device_free: u64,
     num_invalid_frees: u64,
 }
@@ -236,80 +234,7 @@ impl State {
         Ok(self.leave(source, &idle)? > 0)
     }
 
-    /// The segment to make for a request.
-    pub(super) fn segment_size(&self, need: &Need) -> u64 {
-        let size = if need.size <= SMALL {
-            2 * MIB
-        } else if need.size < 10 * MIB {
-            self.config.large_segment_size.max(need.size)
-        } else {
-            need.size.next_multiple_of(2 * MIB)
-        };
-        size.min(self.max_segment).max(need.size)
-    }
-
-    /// Sends idle memory back if the pool would hold more than the program has shown to need. Whether it did.
-    pub(super) fn reclaim(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
-        if !self.config.release_before_growth {
-            return Ok(false);
-        }
-        let grow = self.segment_size(need);
-        let counters = &self.heap.counters;
-        let active = counters.most_active.max(counters.active() + need.size);
-        let target = (active as f64 * (1.0 + self.config.growth_slack)) as u64;
-        let surplus = (counters.reserved() + grow).saturating_sub(target);
-        if surplus == 0 {
-            return Ok(false);
-        }
-        let mut idle = self.idle();
-        if idle.is_empty() {
-            return Ok(false);
-        }
-        self.rungs.reclaim.tried += 1;
-        idle.sort_by_key(|i| i.size);
-        let at = idle.partition_point(|i| i.size < surplus);
-        let chosen = if at < idle.len() {
-            vec![idle[at]]
-        } else {
-            let mut sum = 0;
-            idle.reverse();
-            idle.retain(|i| {
-                let wanted = sum < surplus;
-                sum += if wanted { i.size } else { 0 };
-                wanted
-            });
-            idle
-        };
-        Ok(self.leave(source, &chosen)? > 0)
-    }
-
-    /// Takes memory from the source for a request.
-    pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
-        let mut size = self.segment_size(need);
-        loop {
-            match self.grow_plain(source, need, size)? {
-                Growth::Full(_) if size > need.size => size = need.size,
-                done => return Ok(done),
-            }
-        }
-    }
-
-    fn grow_plain(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
-        if let Some(full) = self.over_limit(size) {
-            return Ok(Growth::Full(full));
-        }
-        self.num_device_alloc += 1;
-        match source.alloc_segment(size) {
-            Ok(id) => {
-                self.heap.add_segment(id, size, need.arena);
-                Ok(self.heap.take(need).map_or_else(|| Growth::Full(String::new()), Growth::Served))
-            }
-            Err(full @ SourceError::OutOfMemory { .. }) => Ok(Growth::Full(full.to_string())),
-            Err(other) => Err(other.into()),
-        }
-    }
-
-    fn over_limit(&self, more: u64) -> Option<String> {
+    pub(super) fn over_limit(&self, more: u64) -> Option<String> {
         let limit = self.limit?;
         (self.heap.counters.reserved().saturating_add(more) > limit).then(String::new)
     }
@@ -402,6 +327,5 @@ impl State {
                 log::debug!("a segment was not given back: {error}");
             }
         }
-        debug_assert_eq!(NONE, u32::MAX);
     }
 }

@@ -1,0 +1,418 @@
+//! Recorded requests of real workloads, and what a pool makes of them.
+//!
+//! A trace is an xz file of text: one line of JSON (what was recorded, and what PyTorch did with it), then one event
+//! a line: `a ID BYTES QUEUE` allocates, `f ID` frees.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use liblzma::read::XzDecoder;
+use liblzma::stream::Stream;
+use rustc_hash::FxHashMap;
+use serde::Deserialize;
+use thiserror::Error;
+
+use super::fake::FakeSource;
+use super::{Block, Bytes, Config, Pool, Request};
+use crate::error::Result;
+
+/// The longest event line.
+const MAX_LINE: u64 = 128;
+/// The longest header.
+const MAX_HEADER: u64 = 64 << 10;
+/// The most events.
+const MAX_EVENTS: usize = 1 << 26;
+/// The largest request.
+const MAX_BYTES: u64 = 1 << 44;
+/// What unpacking may take.
+const MAX_UNPACKER: u64 = 256 << 20;
+
+/// Why a trace could not be read.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TraceError {
+    /// The file could not be read or unpacked.
+    #[error("the trace cannot be read: {0}")]
+    Read(#[from] std::io::Error),
+    /// The first line is not a header.
+    #[error("line 1 of the trace is not its header: {0}")]
+    Header(String),
+    /// A line is longer than any event.
+    #[error("line {line} of the trace is longer than {max} bytes")]
+    LongLine {
+        /// Counted from 1.
+        line: usize,
+        /// The bound.
+        max: u64,
+    },
+    /// A line is no event, or one that cannot be.
+    #[error("line {line} of the trace: {message}")]
+    Event {
+        /// Counted from 1.
+        line: usize,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// The trace has too many events.
+    #[error("the trace has more than {MAX_EVENTS} events")]
+    TooLong,
+}
+
+/// What PyTorch did with a trace: its header, or a line of `reserved.jsonl`.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Recorded {
+    /// The workload's name.
+    pub workload: String,
+    /// Which allocator.
+    #[serde(default)]
+    pub allocator: String,
+    /// The most bytes that were requested and not freed.
+    pub peak_requested: u64,
+    /// The most bytes the allocator held.
+    pub peak_reserved: u64,
+    /// Its calls of the driver for memory.
+    pub device_allocs: u64,
+    /// Its calls of the driver that gave memory back.
+    #[serde(default)]
+    pub device_frees: u64,
+}
+
+/// One event. Blocks are numbered by the place they take in a table of the live ones.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A request.
+    Alloc {
+        /// Its place in the table.
+        place: u32,
+        /// How much.
+        bytes: u64,
+        /// For which queue.
+        queue: u32,
+    },
+    /// The end of a block.
+    Free {
+        /// Its place in the table.
+        place: u32,
+    },
+}
+
+/// A recorded workload.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Trace {
+    /// What PyTorch did with it.
+    pub recorded: Recorded,
+    /// What was asked, in order.
+    pub events: Vec<Event>,
+    /// The most blocks that are live at once: places are below this.
+    pub places: usize,
+    /// The most bytes that are requested and not freed.
+    pub peak_requested: u64,
+}
+
+impl Trace {
+    /// Reads a packed trace.
+    pub fn open(path: &Path) -> Result<Self> {
+        let file = std::fs::File::open(path).map_err(|e| file_error(path, &e))?;
+        Self::unpack(file).map_err(|e| file_error(path, &e))
+    }
+
+    /// Reads a packed trace from anywhere.
+    pub fn unpack(packed: impl Read) -> Result<Self, TraceError> {
+        let stream = Stream::new_stream_decoder(MAX_UNPACKER, 0).map_err(std::io::Error::from)?;
+        Self::read(BufReader::new(XzDecoder::new_stream(packed, stream)))
+    }
+
+    /// Reads a trace as text.
+    pub fn read(mut text: impl BufRead) -> Result<Self, TraceError> {
+        let mut buffer = Vec::new();
+        read_line(&mut text, &mut buffer, 1, MAX_HEADER)?;
+        let recorded: Recorded =
+            serde_json::from_slice(&buffer).map_err(|e| TraceError::Header(e.to_string()))?;
+        let mut reader = EventReader::default();
+        let mut events = Vec::new();
+        for line in 2.. {
+            buffer.clear();
+            if !read_line(&mut text, &mut buffer, line, MAX_LINE)? {
+                break;
+            }
+            if events.len() == MAX_EVENTS {
+                return Err(TraceError::TooLong);
+            }
+            let parsed = std::str::from_utf8(&buffer).ok().and_then(parse);
+            let event = parsed.ok_or_else(|| "expected `a ID BYTES QUEUE` or `f ID`".to_owned());
+            let event = event.and_then(|(id, alloc)| reader.place(id, alloc));
+            events.push(event.map_err(|message| TraceError::Event { line, message })?);
+        }
+        Ok(Self { recorded, events, places: reader.places as usize, peak_requested: reader.peak })
+    }
+
+    /// How many requests it has.
+    #[must_use]
+    pub fn requests(&self) -> usize {
+        self.events.iter().filter(|e| matches!(e, Event::Alloc { .. })).count()
+    }
+}
+
+fn file_error(path: &Path, error: &impl fmt::Display) -> crate::error::Error {
+    crate::error::Error::File { path: path.display().to_string(), message: error.to_string() }
+}
+
+/// Reads one line without its end; `false` at the end of the text.
+fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64) -> Result<bool, TraceError> {
+    text.by_ref().take(max + 1).read_until(b'\n', into)?;
+    if into.last() == Some(&b'\n') {
+        into.pop();
+        return Ok(true);
+    }
+    if into.len() as u64 > max {
+        return Err(TraceError::LongLine { line, max });
+    }
+    Ok(!into.is_empty())
+}
+
+/// `(id, Some((bytes, queue)))` for an allocation, `(id, None)` for a free.
+fn parse(line: &str) -> Option<(u64, Option<(u64, u32)>)> {
+    let mut words = line.split(' ');
+    let kind = words.next()?;
+    let id = words.next()?.parse().ok()?;
+    let alloc = match kind {
+        "a" => Some((words.next()?.parse().ok()?, words.next()?.parse().ok()?)),
+        "f" => None,
+        _ => return None,
+    };
+    words.next().is_none().then_some((id, alloc))
+}
+
+/// Turns the ids of a file into places of a table that is as small as can be.
+#[derive(Default)]
+struct EventReader {
+    live: FxHashMap<u64, (u32, u64)>,
+    vacant: Vec<u32>,
+    places: u32,
+    requested: u64,
+    peak: u64,
+}
+
+impl EventReader {
+    fn place(&mut self, id: u64, alloc: Option<(u64, u32)>) -> Result<Event, String> {
+        let Some((bytes, queue)) = alloc else {
+            let (place, bytes) = self.live.remove(&id).ok_or_else(|| format!("block {id} is not live"))?;
+            self.requested -= bytes;
+            self.vacant.push(place);
+            return Ok(Event::Free { place });
+        };
+        if bytes > MAX_BYTES {
+            return Err(format!("{bytes} bytes are more than {MAX_BYTES}"));
+        }
+        let place = self.vacant.pop().unwrap_or_else(|| {
+            self.places += 1;
+            self.places - 1
+        });
+        if self.live.insert(id, (place, bytes)).is_some() {
+            return Err(format!("block {id} is live already"));
+        }
+        self.requested =
+            self.requested.checked_add(bytes).ok_or("the live blocks are more than 2^64 bytes")?;
+        self.peak = self.peak.max(self.requested);
+        Ok(Event::Alloc { place, bytes, queue })
+    }
+}
+
+/// What a pool grows with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Segments that are what they are.
+    Plain,
+    /// Ranges of addresses, with memory where it is needed.
+    Virtual,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Plain => "plain",
+            Self::Virtual => "virtual",
+        })
+    }
+}
+
+/// What a pool made of a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Report {
+    /// The most bytes that were requested and not freed.
+    pub peak_requested: u64,
+    /// The most bytes the pool took from the device.
+    pub peak_reserved: u64,
+    /// Calls of the source that got memory or gave it back.
+    pub driver_calls: u64,
+    /// The time of one request and its free, calls of the (fake) source included.
+    pub ns_per_pair: f64,
+}
+
+impl Report {
+    /// Reserved over requested.
+    #[must_use]
+    pub fn ratio(&self) -> f64 {
+        self.peak_reserved as f64 / self.peak_requested.max(1) as f64
+    }
+}
+
+/// The memory of the card the traces were recorded on.
+const DEVICE: u64 = 80 << 30;
+
+/// Runs a trace through a pool over a source that has sizes but no memory. Timed runs: the fastest of `runs`.
+pub fn replay(trace: &Trace, config: Config, mode: Mode, runs: u32) -> Result<Report> {
+    let mut best = Duration::MAX;
+    let mut table: Vec<Option<Block>> = vec![None; trace.places];
+    let mut outcome = (0, 0);
+    for _ in 0..runs.max(1) {
+        let source = Arc::new(match mode {
+            Mode::Plain => FakeSource::plain(DEVICE),
+            Mode::Virtual => FakeSource::paged(DEVICE),
+        });
+        let pool = Pool::new(source.clone(), config);
+        let start = Instant::now();
+        for event in &trace.events {
+            match *event {
+                Event::Alloc { place, bytes, queue } => {
+                    table[place as usize] = Some(pool.alloc(Request::new(bytes).queue(queue))?);
+                }
+                Event::Free { place } => {
+                    if let Some(block) = table[place as usize].take() {
+                        pool.free(block);
+                    }
+                }
+            }
+        }
+        best = best.min(start.elapsed());
+        outcome = (source.peak(), source.calls().memory());
+        table.fill(None);
+    }
+    let ns_per_pair = best.as_nanos() as f64 / trace.requests().max(1) as f64;
+    let (peak_reserved, driver_calls) = outcome;
+    Ok(Report { peak_requested: trace.peak_requested, peak_reserved, driver_calls, ns_per_pair })
+}
+
+/// One line of the [`Table`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Row {
+    /// The workload.
+    pub workload: String,
+    /// How the pool grew.
+    pub mode: Mode,
+    /// What this pool made of it.
+    pub report: Report,
+    /// What PyTorch made of it in the same mode, if that is known.
+    pub pytorch: Option<Recorded>,
+}
+
+/// All traces of a folder, in both modes, beside PyTorch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// By mode, then by workload.
+    pub rows: Vec<Row>,
+}
+
+/// Replays every `*.trace.xz` of a folder in both modes. PyTorch's figures are in `reserved.jsonl` beside them.
+pub fn table(folder: &Path, config: Config, runs: u32) -> Result<Table> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(|e| file_error(folder, &e))? {
+        let path = entry.map_err(|e| file_error(folder, &e))?.path();
+        if path.to_string_lossy().ends_with(".trace.xz") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let known = recorded(&folder.join("reserved.jsonl"))?;
+    let traces = paths.iter().map(|p| Trace::open(p)).collect::<Result<Vec<_>>>()?;
+    let mut rows = Vec::new();
+    for mode in [Mode::Virtual, Mode::Plain] {
+        for trace in &traces {
+            let report = replay(trace, config, mode, runs)?;
+            let workload = trace.recorded.workload.clone();
+            let mut pytorch = known.get(&(workload.clone(), mode == Mode::Virtual)).cloned();
+            if mode == Mode::Plain {
+                pytorch = pytorch.or_else(|| Some(trace.recorded.clone()));
+            }
+            rows.push(Row { workload, mode, report, pytorch });
+        }
+    }
+    Ok(Table { rows })
+}
+
+/// PyTorch's figures, by workload and whether its segments were expandable; none if there is no such file.
+fn recorded(path: &Path) -> Result<BTreeMap<(String, bool), Recorded>> {
+    if !path.exists() {
+        return Ok(BTreeMap::new());
+    }
+    let text = std::fs::read_to_string(path).map_err(|e| file_error(path, &e))?;
+    let lines = text.lines().filter(|l| !l.trim().is_empty());
+    lines
+        .map(|line| {
+            let record: Recorded = serde_json::from_str(line).map_err(|e| file_error(path, &e))?;
+            Ok(((record.workload.clone(), record.allocator.contains("expandable")), record))
+        })
+        .collect()
+}
+
+impl Table {
+    /// The geometric mean of reserved over requested in a mode.
+    #[must_use]
+    pub fn mean_ratio(&self, mode: Mode) -> f64 {
+        mean(self.rows.iter().filter(|r| r.mode == mode).map(|r| r.report.ratio()))
+    }
+
+    /// The same of PyTorch.
+    #[must_use]
+    pub fn pytorch_mean_ratio(&self, mode: Mode) -> f64 {
+        let rows = self.rows.iter().filter(|r| r.mode == mode);
+        mean(rows.filter_map(|r| r.pytorch.as_ref()).map(pytorch_ratio))
+    }
+}
+
+fn pytorch_ratio(recorded: &Recorded) -> f64 {
+    recorded.peak_reserved as f64 / recorded.peak_requested.max(1) as f64
+}
+
+fn mean(ratios: impl Iterator<Item = f64>) -> f64 {
+    let (sum, count) = ratios.fold((0.0, 0.0), |(sum, count), r| (sum + r.ln(), count + 1.0));
+    (sum / f64::max(count, 1.0)).exp()
+}
+
+impl fmt::Display for Table {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:<22}{:<9}{:>11}{:>11}{:>7}{:>9}{:>7}{:>9}{:>8}",
+            "workload", "mode", "requested", "reserved", "ratio", "PyTorch", "calls", "PyTorch", "ns/pair"
+        )?;
+        for Row { workload, mode, report, pytorch } in &self.rows {
+            write!(
+                f,
+                "{workload:<22}{mode:<9}{:>11}{:>11}{:>7.3}",
+                Bytes(report.peak_requested),
+                Bytes(report.peak_reserved),
+                report.ratio()
+            )?;
+            match pytorch {
+                Some(p) => write!(f, "{:>9.3}", pytorch_ratio(p))?,
+                None => write!(f, "{:>9}", "-")?,
+            }
+            write!(f, "{:>7}", report.driver_calls)?;
+            match pytorch {
+                Some(p) => write!(f, "{:>9}", p.device_allocs + p.device_frees)?,
+                None => write!(f, "{:>9}", "-")?,
+            }
+            writeln!(f, "{:>8.1}", report.ns_per_pair)?;
+        }
+        for mode in [Mode::Virtual, Mode::Plain] {
+            let (ours, theirs) = (self.mean_ratio(mode), self.pytorch_mean_ratio(mode));
+            writeln!(f, "geometric mean, {mode}: {ours:.4} (PyTorch {theirs:.4})")?;
+        }
+        Ok(())
+    }
+}
