@@ -87,6 +87,22 @@ impl Bins {
         self.bins[next].first().copied()
     }
 
+    /// The block with the lowest address among those that are no smaller than `least`, a block that is there.
+    pub(super) fn lowest_fit(&self, least: Entry) -> Option<Entry> {
+        let first = Self::bin(least.size);
+        let mut lowest = least;
+        let mut next = Some(first);
+        while let Some(bin) = next {
+            for entry in self.bins[bin].iter().filter(|e| e.size >= least.size) {
+                if entry.address < lowest.address {
+                    lowest = *entry;
+                }
+            }
+            next = self.next_bin(bin + 1);
+        }
+        Some(lowest)
+    }
+
     /// The largest block.
     pub(super) fn largest(&self) -> Option<Entry> {
         let word = self.summary.checked_ilog2()? as usize;

@@ -26,11 +26,22 @@ impl Divisions {
     }
 }
 
+/// Which free block a large request gets, where segments are virtual.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fit {
+    /// The smallest that is large enough; of equal ones, that with the lowest address. As PyTorch does.
+    Best,
+    /// One up to a quarter larger than the request, by best fit; else the one with the lowest address. High
+    /// addresses become free as a whole then, and their memory goes where it is needed.
+    #[default]
+    Low,
+}
+
 /// What a pool keeps to.
 ///
 /// The defaults are PyTorch's, but for what recorded workloads show to be better: segments grow through virtual
-/// memory where the driver has it, new segments are no larger than the request, and idle memory is given back before
-/// the pool grows past what the program has shown to need. [`Config::pytorch`] has PyTorch's own.
+/// memory where the driver has it, idle memory is given back before the pool grows past what the program has shown
+/// to need, and less counts as small. [`Config::pytorch`] has PyTorch's own.
 ///
 /// As text: `key:value,key:value`, e.g. `max_split_size_mb:256,roundup_power2_divisions:[256:1,512:2,>:4]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,6 +57,10 @@ pub struct Config {
     pub garbage_collection_threshold: f64,
     /// `per_process_memory_fraction`: the part of the device's memory that the pool may take.
     pub per_process_memory_fraction: f64,
+    /// `small_size_kb`: requests of up to this many bytes are kept apart from larger ones (PyTorch: 1 MiB).
+    pub small_size: u64,
+    /// `fit`: `best` or `low`.
+    pub fit: Fit,
     /// `large_segment_size_mb`: the segment made for requests of 1 to 10 MiB.
     pub large_segment_size: u64,
     /// `expandable_segments`: grow through virtual memory where the source has it.
@@ -64,7 +79,8 @@ pub struct Config {
 impl Default for Config {
     fn default() -> Self {
         Self {
-            large_segment_size: 20 * MIB,
+            small_size: MIB / 4,
+            fit: Fit::Low,
             expandable_segments: true,
             release_before_growth: true,
             growth_slack: 0.01,
@@ -83,6 +99,8 @@ impl Config {
             roundup_power2_divisions: Divisions::default(),
             garbage_collection_threshold: 0.0,
             per_process_memory_fraction: 1.0,
+            small_size: MIB,
+            fit: Fit::Best,
             large_segment_size: 20 * MIB,
             expandable_segments: false,
             max_memory: None,
@@ -118,8 +136,8 @@ impl Config {
             let key = key.as_str();
             let setting = Setting { key, value: value.as_str() };
             match key {
-                "max_split_size_mb" => self.max_split_size = Some(setting.mebibytes()?),
-                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.mebibytes()?,
+                "max_split_size_mb" => self.max_split_size = Some(setting.whole(MIB)?),
+                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.whole(MIB)?,
                 "roundup_power2_divisions" => self.roundup_power2_divisions = setting.divisions()?,
                 "garbage_collection_threshold" => {
                     self.garbage_collection_threshold = setting.fraction(0.0, 1.0)?;
@@ -127,9 +145,13 @@ impl Config {
                 "per_process_memory_fraction" => {
                     self.per_process_memory_fraction = setting.fraction(0.0, 1.0)?;
                 }
-                "large_segment_size_mb" => self.large_segment_size = setting.mebibytes()?,
+                "large_segment_size_mb" => self.large_segment_size = setting.whole(MIB)?,
+                "small_size_kb" => self.small_size = setting.whole(MIB >> 10)?,
+                "fit" if setting.value == "best" => self.fit = Fit::Best,
+                "fit" if setting.value == "low" => self.fit = Fit::Low,
+                "fit" => return Err(setting.wrong("best or low")),
                 "expandable_segments" => self.expandable_segments = setting.boolean()?,
-                "max_memory_mb" => self.max_memory = Some(setting.mebibytes()?),
+                "max_memory_mb" => self.max_memory = Some(setting.whole(MIB)?),
                 "throw_on_cudamalloc_oom" => self.fail_fast = setting.boolean()?,
                 "release_before_growth" => self.release_before_growth = setting.boolean()?,
                 "growth_slack" => self.growth_slack = setting.fraction(0.0, 100.0)?,
@@ -178,9 +200,10 @@ impl Config {
 }
 
 /// The valid keys.
-pub const KEYS: [&str; 12] = [
+pub const KEYS: [&str; 14] = [
     "backend",
     "expandable_segments",
+    "fit",
     "garbage_collection_threshold",
     "growth_slack",
     "large_segment_size_mb",
@@ -190,6 +213,7 @@ pub const KEYS: [&str; 12] = [
     "per_process_memory_fraction",
     "release_before_growth",
     "roundup_power2_divisions",
+    "small_size_kb",
     "throw_on_cudamalloc_oom",
 ];
 
@@ -218,9 +242,9 @@ impl Setting<'_> {
         Error::Config(format!("`{}:{}`: expected {expected}", self.key, self.value))
     }
 
-    fn mebibytes(&self) -> Result<u64> {
+    fn whole(&self, unit: u64) -> Result<u64> {
         let number = self.value.parse::<u64>().ok().filter(|&n| n > 0);
-        number.and_then(|n| n.checked_mul(MIB)).ok_or_else(|| self.wrong("a whole number of MiB above 0"))
+        number.and_then(|n| n.checked_mul(unit)).ok_or_else(|| self.wrong("a whole number above 0"))
     }
 
     fn boolean(&self) -> Result<bool> {
@@ -308,7 +332,7 @@ mod tests {
         let config = Config::parse(
             "backend:native, max_split_size_mb:256,max_non_split_rounding_mb:10,garbage_collection_threshold:0.8,\
              per_process_memory_fraction:0.5,large_segment_size_mb:32,expandable_segments:False,max_memory_mb:1000,\
-             throw_on_cudamalloc_oom:True,release_before_growth:False,growth_slack:0.25,\
+             throw_on_cudamalloc_oom:True,small_size_kb:512,fit:best,release_before_growth:False,growth_slack:0.25,\
              roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
         )?;
         let mut divisions = [1; 16];
@@ -321,6 +345,8 @@ mod tests {
             roundup_power2_divisions: Divisions(divisions),
             garbage_collection_threshold: 0.8,
             per_process_memory_fraction: 0.5,
+            small_size: 512 * KIB,
+            fit: Fit::Best,
             large_segment_size: 32 * MIB,
             expandable_segments: false,
             max_memory: Some(1000 * MIB),
@@ -360,9 +386,9 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, throw_on_cudamalloc_oom");
+        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
-        insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number of MiB above 0");
+        insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number above 0");
         insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");
         insta::assert_snapshot!(message("per_process_memory_fraction:1.5"), @"`per_process_memory_fraction:1.5`: expected a number from 0 to 1");
         insta::assert_snapshot!(message("roundup_power2_divisions:[256:3]"), @"`roundup_power2_divisions:[256:3]`: expected a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)");

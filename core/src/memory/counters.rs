@@ -76,8 +76,6 @@ pub(super) struct Counters {
     tags: [Counter; Tag::COUNT],
     pub(super) pending_bytes: u64,
     pub(super) max_split: u64,
-    /// Whether free parts of segments can be given back by themselves.
-    pub(super) releasable_parts: bool,
     /// The most bytes that were ever active: no reset lowers it.
     pub(super) most_active: u64,
 }
@@ -114,21 +112,18 @@ impl Counters {
         self.active_bytes.sub(small, size);
     }
 
-    /// A free block came to be; `whole` if it is all of its segment.
+    /// A free part of a segment that cannot be given back by itself came to be.
     #[inline]
-    pub(super) fn list(&mut self, small: bool, size: u64, whole: bool) {
-        if !whole && !self.releasable_parts {
-            self.inactive_split.add(small, 1);
-            self.inactive_split_bytes.add(small, size);
-        }
+    pub(super) fn split(&mut self, small: bool, size: u64) {
+        self.inactive_split.add(small, 1);
+        self.inactive_split_bytes.add(small, size);
     }
 
+    /// Such a part is gone.
     #[inline]
-    pub(super) fn unlist(&mut self, small: bool, size: u64, whole: bool) {
-        if !whole && !self.releasable_parts {
-            self.inactive_split.sub(small, 1);
-            self.inactive_split_bytes.sub(small, size);
-        }
+    pub(super) fn unsplit(&mut self, small: bool, size: u64) {
+        self.inactive_split.sub(small, 1);
+        self.inactive_split_bytes.sub(small, size);
     }
 
     pub(super) fn reserve(&mut self, small: bool, size: u64, oversize: bool) {

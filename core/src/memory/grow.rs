@@ -1,11 +1,25 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
-use super::heap::{Need, SMALL, State as Is};
+use super::heap::{Need, State as Is};
 use super::source::{SegmentSource, SourceError};
 use super::state::{Growth, Idle, State, Waiting};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
+/// What grows for small requests: a plain segment, or what is mapped at once (PyTorch's kSmallBuffer).
+const SMALL_PIECE: u64 = 2 * MIB;
+/// From this size on a request gets a plain segment of its own size (PyTorch's kMinLargeAlloc).
+const OWN_SEGMENT: u64 = 10 * MIB;
+/// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
+const ROUND_LARGE: u64 = 2 * MIB;
+/// Memory is mapped in extents of at most this, or of an eighth of what the program uses, where that is more: an
+/// extent goes back only as a whole, and each one is a call of the driver.
+const MAX_EXTENT: u64 = 128 * MIB;
+const MAX_EXTENT_PART: u64 = 8;
+/// Idle memory is worth giving back for growth if it is between these parts of what is missing: less is not worth
+/// the calls, and more would soon be missed.
+const LEAST_PIECE: u64 = 16;
+const LARGEST_PIECE: u64 = 4;
 
 /// Where in a range a request would lie, and the memory that is missing there.
 #[derive(Clone, Debug)]
@@ -26,34 +40,46 @@ struct Part {
 }
 
 impl State {
+    fn is_small(&self, need: &Need) -> bool {
+        self.heap.arenas[need.arena as usize].small
+    }
+
+    /// The most memory that was ever in use at once, this request included.
+    fn most_active(&self, need: &Need) -> u64 {
+        let counters = &self.heap.counters;
+        counters.most_active.max(counters.active().saturating_add(need.size))
+    }
+
     /// The plain segment to make for a request.
     fn segment_size(&self, need: &Need) -> u64 {
-        let size = if need.size <= SMALL {
-            2 * MIB
-        } else if need.size < 10 * MIB {
-            self.config.large_segment_size.max(need.size)
+        let size = if self.is_small(need) {
+            SMALL_PIECE
+        } else if need.size < OWN_SEGMENT {
+            self.config.large_segment_size
         } else {
-            need.size.next_multiple_of(2 * MIB)
+            need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size)
         };
         size.min(self.max_segment).max(need.size)
     }
 
     /// Sends idle memory back if the pool would hold more than the program has shown to need. Whether it did.
+    ///
+    /// So the memory that is held stays below `1 + growth_slack` times the memory that was ever in use at once, as
+    /// long as there is idle memory of a fitting size.
     pub(super) fn reclaim(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
         if !self.config.release_before_growth {
             return Ok(false);
         }
         let place = self.placement(need);
         let grow = place.as_ref().map_or_else(|| self.segment_size(need), |p| p.missing);
-        let counters = &self.heap.counters;
-        let active = counters.most_active.max(counters.active() + need.size);
-        let target = (active as f64 * (1.0 + self.config.growth_slack)) as u64;
-        let target = target.min(self.limit.unwrap_or(u64::MAX));
-        let surplus = (counters.reserved() + grow).saturating_sub(target);
+        let target = (self.most_active(need) as f64 * (1.0 + self.config.growth_slack)) as u64;
+        // What is held above the target already is no debt of this request.
+        let surplus = self.heap.counters.reserved().saturating_add(grow).saturating_sub(target).min(grow);
         if surplus == 0 {
             return Ok(false);
         }
         let mut idle = self.idle();
+        idle.retain(|i| (surplus / LEAST_PIECE..=surplus.saturating_mul(LARGEST_PIECE)).contains(&i.size));
         if let Some(place) = place {
             let end = place.offset + need.size;
             idle.retain(|i| match i.what {
@@ -68,11 +94,13 @@ impl State {
         }
         self.rungs.reclaim.tried += 1;
         idle.sort_by_key(|i| i.size);
-        let at = idle.partition_point(|i| i.size < surplus);
-        let chosen = match idle.get(at) {
-            // One piece that is enough, and no larger than it must be.
+        // One piece that is enough, and no larger than it must be; else the largest ones.
+        let chosen = match idle.iter().find(|i| i.size >= surplus) {
             Some(piece) => vec![*piece],
-            None => largest(idle, surplus),
+            None => {
+                idle.reverse();
+                first_of(idle, surplus)
+            }
         };
         Ok(self.leave(source, &chosen)? > 0)
     }
@@ -85,16 +113,16 @@ impl State {
         }
         let mut size = self.segment_size(need);
         loop {
-            match self.grow_plain(source, need, size)? {
+            match self.add_segment(source, need, size)? {
                 Growth::Full(_) if size > need.size => size = need.size,
                 done => return Ok(done),
             }
         }
     }
 
-    fn grow_plain(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
-        if let Some(full) = self.over_limit(size) {
-            return Ok(Growth::Full(full));
+    fn add_segment(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
+        if self.over_limit(size) {
+            return Ok(Growth::Full(String::new()));
         }
         self.num_device_alloc += 1;
         match source.alloc_segment(size) {
@@ -114,14 +142,11 @@ impl State {
             return Ok(());
         }
         match source.reserve(memory.reservation) {
-            Ok(id) => {
-                self.heap.add_range(id, memory.reservation, need.arena);
-            }
+            Ok(id) => self.heap.add_range(id, memory.reservation, need.arena),
             Err(lost @ SourceError::DeviceLost(_)) => return Err(lost.into()),
             Err(error) => {
                 log::warn!("no addresses could be reserved ({error}): the pool goes on with plain segments");
                 self.virtual_memory = None;
-                self.heap.counters.releasable_parts = false;
             }
         }
         Ok(())
@@ -141,11 +166,10 @@ impl State {
                 continue;
             }
             for place in candidates(&gap, need.size) {
-                let missing = place_in(&gap, place, need.size, page);
-                let sum = missing.iter().map(|h| h.1).sum();
-                let better = best.as_ref().is_none_or(|b| (sum, missing.len()) < (b.missing, b.holes.len()));
-                if better {
-                    best = Some(Placement { segment, offset: place, holes: missing, missing: sum });
+                let holes = holes(&gap, place, need.size, page);
+                let missing = holes.iter().map(|h| h.1).sum();
+                if best.as_ref().is_none_or(|b| (missing, holes.len()) < (b.missing, b.holes.len())) {
+                    best = Some(Placement { segment, offset: place, holes, missing });
                 }
             }
             gap.clear();
@@ -155,27 +179,61 @@ impl State {
 
     /// Maps what is missing at a place, and serves the request there.
     fn map(&mut self, source: &dyn SegmentSource, need: &Need, place: &Placement) -> Result<Growth> {
-        if let Some(full) = self.over_limit(place.missing) {
-            return Ok(Growth::Full(full));
+        let piece = if self.is_small(need) { SMALL_PIECE } else { self.config.large_segment_size };
+        let extra = piece.saturating_sub(place.missing);
+        let piece = if self.over_limit(place.missing + extra) { 0 } else { piece };
+        match self.map_holes(source, need, place, piece)? {
+            Growth::Full(_) if extra > 0 && piece > 0 => self.map_holes(source, need, place, 0),
+            done => Ok(done),
         }
-        let id = self.heap.segment(place.segment).id;
-        for &(offset, size) in &place.holes {
-            self.num_device_alloc += 1;
-            match source.map(id, offset, size) {
-                Ok(()) => self.heap.mapped(place.segment, offset, size),
-                Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
-                Err(other) => return Err(other.into()),
+    }
+
+    /// Maps the holes of a place, at least `piece` bytes at once where there is room for it.
+    fn map_holes(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        place: &Placement,
+        piece: u64,
+    ) -> Result<Growth> {
+        let page = self.virtual_memory.map_or(1, |v| v.granularity);
+        let most = (self.most_active(need) / MAX_EXTENT_PART / page * page).max(MAX_EXTENT);
+        for &(start, missing) in &place.holes {
+            let id = self.heap.segment(place.segment).id;
+            let room = self.heap.block_at(place.segment, start).map_or(0, |hole| {
+                let hole = self.heap.slot(hole);
+                if hole.state == Is::Unmapped { hole.offset + hole.size - start } else { 0 }
+            });
+            // An earlier attempt may have mapped it.
+            let missing = if room == 0 { 0 } else { missing.max(piece / page * page).min(room) };
+            if self.over_limit(missing) {
+                return Ok(Growth::Full(String::new()));
+            }
+            let extents = missing.div_ceil(most).max(1);
+            let each = missing.div_ceil(extents).next_multiple_of(page);
+            let end = start + missing;
+            for offset in (start..end).step_by(each.max(page) as usize) {
+                let size = each.min(end - offset);
+                self.num_device_alloc += 1;
+                match source.map(id, offset, size) {
+                    Ok(()) => self.heap.mapped(place.segment, offset, size),
+                    Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
+                    Err(other) => return Err(other.into()),
+                }
             }
         }
         let served = self.heap.block_at(place.segment, place.offset);
         let served = served.map(|free| self.heap.take_at(free, place.offset, need));
         Ok(served.map_or_else(|| Growth::Full(String::new()), Growth::Served))
     }
+
+    fn over_limit(&self, more: u64) -> bool {
+        self.limit.is_some_and(|limit| self.heap.counters.reserved().saturating_add(more) > limit)
+    }
 }
 
-/// The largest pieces of idle memory (ascending in size) that sum up to `bytes`, or all of it.
-fn largest(mut idle: Vec<Idle>, bytes: u64) -> Vec<Idle> {
-    idle.reverse();
+/// As many pieces from the front as sum up to `bytes`, or all.
+pub(super) fn first_of(mut idle: Vec<Idle>, bytes: u64) -> Vec<Idle> {
     let mut sum = 0;
     let enough = idle.iter().position(|i| {
         sum += i.size;
@@ -189,17 +247,20 @@ fn largest(mut idle: Vec<Idle>, bytes: u64) -> Vec<Idle> {
 fn candidates(gap: &[Part], size: u64) -> Vec<u64> {
     let (Some(first), Some(last)) = (gap.first(), gap.last()) else { return Vec::new() };
     let (start, end) = (first.offset, last.offset + last.size);
+    if end - start < size {
+        return Vec::new();
+    }
     let mut offsets = vec![start];
     for part in gap.iter().filter(|p| p.mapped) {
         offsets.push(part.offset);
         offsets.extend((part.offset + part.size).checked_sub(size));
     }
-    offsets.retain(|o| (start..=end.saturating_sub(size)).contains(o) && end - start >= size);
+    offsets.retain(|o| (start..=end - size).contains(o));
     offsets
 }
 
 /// What has to be mapped for a request at an offset of a gap.
-fn place_in(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<(u64, u64)> {
+fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<(u64, u64)> {
     let end = offset + size;
     let holes = gap.iter().filter(|p| !p.mapped && p.offset < end && offset < p.offset + p.size);
     let cut = |p: &Part| {

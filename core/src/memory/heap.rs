@@ -13,8 +13,8 @@ use super::{Block, Tag};
 pub(super) const NONE: u32 = u32::MAX;
 /// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
 pub(super) const MIN_BLOCK: u64 = 512;
-/// Requests up to this go to the small pool.
-pub(super) const SMALL: u64 = 1 << 20;
+/// Blocks up to so much larger than a request (a quarter) are as good as a best fit.
+const NEAR: u64 = 4;
 
 /// What a range of a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +72,8 @@ pub(super) struct Arena {
     pub(super) bins: Bins,
     /// Its range of addresses, if it has one.
     pub(super) range: Option<u32>,
+    /// Whether requests go to low addresses.
+    pub(super) low_fit: bool,
 }
 
 /// A request as the heap sees it.
@@ -93,6 +95,8 @@ pub(super) struct Splitting {
     pub(super) max_split: u64,
     /// How much larger than a request of at least `max_split` a block may be.
     pub(super) max_rounding: u64,
+    /// Whether large requests go to low addresses of their range.
+    pub(super) low_fit: bool,
     /// The smallest rest of a large block that is split off.
     pub(super) min_large_rest: u64,
 }
@@ -127,7 +131,7 @@ impl Heap {
     pub(super) fn arena(&mut self, queue: u32, small: bool) -> u32 {
         let found = self.arenas.iter().position(|a| a.queue == queue && a.small == small);
         found.unwrap_or_else(|| {
-            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None });
+            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None, low_fit: false });
             self.arenas.len() - 1
         }) as u32
     }
@@ -179,10 +183,22 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// Serves a request from free blocks, by best fit.
+    /// The free block for a request. Best fit; but in a range, where no block is nearly as small as the request, the
+    /// lowest address: so the high ones become free as a whole, and their memory can be used elsewhere.
+    #[inline]
+    fn fit(&self, need: &Need) -> Option<Entry> {
+        let arena = &self.arenas[need.arena as usize];
+        let best = arena.bins.best_fit(need.size)?;
+        if arena.low_fit && best.size > need.size + need.size / NEAR {
+            return arena.bins.lowest_fit(best);
+        }
+        Some(best)
+    }
+
+    /// Serves a request from free blocks.
     #[inline]
     pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
-        let found = self.arenas[need.arena as usize].bins.best_fit(need.size)?;
+        let found = self.fit(need)?;
         // The oversize rule keeps large blocks whole for large requests.
         let oversize = if need.size < self.rules.max_split {
             found.size >= self.rules.max_split
@@ -362,12 +378,12 @@ impl Heap {
         let entry = self.entry(at);
         let Slot { segment, prev, next, .. } = *self.slot(at);
         let arena = self.segment(segment).arena;
-        let small = self.arenas[arena as usize].small;
-        self.arenas[arena as usize].bins.insert(entry);
-        let whole = prev == NONE && next == NONE;
-        self.counters.list(small, entry.size, whole);
-        if whole {
+        let arena = &mut self.arenas[arena as usize];
+        arena.bins.insert(entry);
+        if prev == NONE && next == NONE {
             self.segment_mut(segment).idle_since = self.clock;
+        } else if arena.range.is_none() {
+            self.counters.split(arena.small, entry.size);
         }
     }
 
@@ -377,9 +393,11 @@ impl Heap {
         let entry = self.entry(at);
         let Slot { segment, prev, next, .. } = *self.slot(at);
         let arena = self.segment(segment).arena;
-        let small = self.arenas[arena as usize].small;
-        self.arenas[arena as usize].bins.remove(entry);
-        self.counters.unlist(small, entry.size, prev == NONE && next == NONE);
+        let arena = &mut self.arenas[arena as usize];
+        arena.bins.remove(entry);
+        if arena.range.is_none() && (prev != NONE || next != NONE) {
+            self.counters.unsplit(arena.small, entry.size);
+        }
     }
 
     fn add(&mut self, id: SegmentId, size: u64, arena: u32, extents: Option<Vec<(u64, u64)>>) -> u32 {
@@ -419,10 +437,12 @@ impl Heap {
     }
 
     /// A new range of addresses, without memory.
-    pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u32) -> u32 {
+    pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u32) {
         let segment = self.add(id, size, arena, Some(Vec::new()));
-        self.arenas[arena as usize].range = Some(segment);
-        segment
+        let low_fit = self.rules.low_fit;
+        let arena = &mut self.arenas[arena as usize];
+        arena.range = Some(segment);
+        arena.low_fit = low_fit && !arena.small;
     }
 
     /// Whether a plain segment is free as a whole.

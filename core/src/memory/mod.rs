@@ -26,7 +26,7 @@ mod state;
 mod stats;
 pub mod trace;
 
-pub use config::{Config, Divisions, KEYS, VARIABLES};
+pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
 pub use scope::Tag;

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::config::Config;
-use super::heap::{Need, SMALL};
+use super::heap::Need;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
 use super::state::State;
@@ -200,7 +200,9 @@ impl Pool {
 
     /// Takes memory from the device ahead, so that at least `bytes` bytes in one piece are free on queue 0.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
-        let request = Request::new(bytes.max(SMALL + 1)).op("preallocate");
+        // Small requests would get a piece of the small pool.
+        let bytes = bytes.max(self.config().small_size + 1);
+        let request = Request::new(bytes).op("preallocate");
         let block = self.alloc(request)?;
         self.free(block);
         Ok(())

@@ -2,13 +2,17 @@
 
 use std::collections::VecDeque;
 
-use super::config::Config;
-use super::heap::{Heap, MIN_BLOCK, Need, SMALL, Splitting, State as Is};
+use super::config::{Config, Fit};
+use super::grow::first_of;
+use super::heap::{Heap, MIN_BLOCK, Need, Splitting, State as Is};
 use super::pool::{Block, Request};
-use super::source::{DeviceMemory, Fence, SegmentSource, SourceError, VirtualMemory};
+use super::source::{DeviceMemory, Fence, SegmentSource, VirtualMemory};
 use super::stats::{Rungs, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
+
+/// Smaller rests of large plain blocks are not split off (PyTorch's kSmallSize).
+const MIN_LARGE_REST: u64 = 1 << 20;
 
 /// What waits for a fence.
 #[derive(Clone, Copy, Debug)]
@@ -62,12 +66,12 @@ impl State {
             unit: limits.alignment.max(MIN_BLOCK),
             max_split: config.max_split_size.unwrap_or(u64::MAX),
             max_rounding: config.max_non_split_rounding,
-            min_large_rest: SMALL,
+            low_fit: config.fit == Fit::Low,
+            min_large_rest: MIN_LARGE_REST,
         };
         let mut heap = Heap::new(rules);
         let virtual_memory = limits.virtual_memory.filter(|_| config.expandable_segments);
         heap.counters.max_split = rules.max_split;
-        heap.counters.releasable_parts = virtual_memory.is_some();
         let mut state = Self {
             heap,
             config,
@@ -98,7 +102,7 @@ impl State {
     #[inline]
     pub(super) fn need(&mut self, request: &Request) -> Need {
         let size = self.config.round(request.bytes, self.heap.rules.unit);
-        let arena = self.heap.arena(request.queue, size <= SMALL);
+        let arena = self.heap.arena(request.queue, size <= self.config.small_size);
         Need { arena, size, requested: request.bytes, scope: request.scope }
     }
 
@@ -196,13 +200,7 @@ impl State {
     pub(super) fn leave_all(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
         let mut idle = self.idle();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
-        let mut sum = 0;
-        idle.retain(|i| {
-            let wanted = sum < bytes;
-            sum += if wanted { i.size } else { 0 };
-            wanted
-        });
-        self.leave(source, &idle)
+        self.leave(source, &first_of(idle, bytes))
     }
 
     /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
@@ -225,18 +223,7 @@ impl State {
         let average = idle.iter().map(age).sum::<u64>() / (idle.len() as u64).max(1);
         idle.retain(|i| age(i) >= average);
         idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
-        let mut sum = 0;
-        idle.retain(|i| {
-            let wanted = sum < surplus;
-            sum += if wanted { i.size } else { 0 };
-            wanted
-        });
-        Ok(self.leave(source, &idle)? > 0)
-    }
-
-    pub(super) fn over_limit(&self, more: u64) -> Option<String> {
-        let limit = self.limit?;
-        (self.heap.counters.reserved().saturating_add(more) > limit).then(String::new)
+        Ok(self.leave(source, &first_of(idle, surplus))? > 0)
     }
 
     pub(super) fn stats(&self) -> Stats {
