@@ -103,6 +103,11 @@ impl Bins {
         Some(lowest)
     }
 
+    /// All of them, by size.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        self.bins.iter().flatten()
+    }
+
     /// The largest block.
     pub(super) fn largest(&self) -> Option<Entry> {
         let word = self.summary.checked_ilog2()? as usize;

@@ -20,6 +20,7 @@ impl Divisions {
 
     /// The number of steps for requests of `bytes`.
     #[must_use]
+    #[inline]
     pub fn of(&self, bytes: u64) -> u64 {
         let power = bytes.max(MIB).ilog2() - MIB.ilog2();
         u64::from(self.0[(power as usize).min(15)])
@@ -184,6 +185,7 @@ impl Config {
 
     /// A request's size after rounding, in multiples of `unit` (PyTorch: 512).
     #[must_use]
+    #[inline]
     pub fn round(&self, bytes: u64, unit: u64) -> u64 {
         if bytes <= unit {
             return unit;

@@ -1,8 +1,8 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
-use super::heap::{Need, State as Is};
+use super::heap::{NONE, Need, State as Is};
 use super::source::{SegmentSource, SourceError};
-use super::state::{Growth, Idle, State, Waiting};
+use super::state::{Growth, Idle, Piece, State};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -26,14 +26,26 @@ const LARGEST_PIECE: u64 = 4;
 struct Placement {
     segment: u32,
     offset: u64,
-    /// (offset, size) of what has to be mapped.
-    holes: Vec<(u64, u64)>,
+    /// What has to be mapped.
+    holes: Vec<Hole>,
     missing: u64,
+}
+
+/// A part of a range without memory.
+#[derive(Clone, Copy, Debug)]
+struct Hole {
+    /// The block it lies in.
+    slot: u32,
+    offset: u64,
+    size: u64,
+    /// Bytes from its offset to the end of the block.
+    room: u64,
 }
 
 /// A part of a gap between blocks in use.
 #[derive(Clone, Copy)]
 struct Part {
+    slot: u32,
     offset: u64,
     size: u64,
     mapped: bool,
@@ -83,10 +95,11 @@ impl State {
         if let Some(place) = place {
             let end = place.offset + need.size;
             idle.retain(|i| match i.what {
-                Waiting::Extent { segment, offset, size } => {
-                    segment != place.segment || offset >= end || offset + size <= place.offset
+                Piece::Extent { near, offset } => {
+                    let elsewhere = self.heap.slot(near).segment != place.segment;
+                    elsewhere || offset >= end || offset + i.size <= place.offset
                 }
-                _ => true,
+                Piece::Segment(_) => true,
             });
         }
         if idle.is_empty() {
@@ -109,7 +122,12 @@ impl State {
     pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
         self.reserve(source, need)?;
         if let Some(place) = self.placement(need) {
-            return self.map(source, need, &place);
+            let grown = self.map(source, need, &place, true)?;
+            return match grown {
+                // There may be room for what is missing, and no more.
+                Growth::Full(_) => self.placement(need).map_or(Ok(grown), |p| self.map(source, need, &p, false)),
+                Growth::Served(_) => Ok(grown),
+            };
         }
         let mut size = self.segment_size(need);
         loop {
@@ -157,73 +175,72 @@ impl State {
         let page = self.virtual_memory?.granularity;
         let segment = self.heap.arenas[need.arena as usize].range?;
         let mut best: Option<Placement> = None;
-        let mut gap: Vec<Part> = Vec::new();
-        let blocks = self.heap.blocks(segment).map(|(_, b)| (b.offset, b.size, b.state));
-        // A block in use ends the last gap.
-        for (offset, size, state) in blocks.chain([(u64::MAX, 0, Is::Live)]) {
-            if matches!(state, Is::Free | Is::Unmapped) {
-                gap.push(Part { offset, size, mapped: state == Is::Free });
-                continue;
-            }
-            for place in candidates(&gap, need.size) {
-                let holes = holes(&gap, place, need.size, page);
-                let missing = holes.iter().map(|h| h.1).sum();
-                if best.as_ref().is_none_or(|b| (missing, holes.len()) < (b.missing, b.holes.len())) {
-                    best = Some(Placement { segment, offset: place, holes, missing });
+        // A gap without a hole is one free block, which the search has seen.
+        for &hole in &self.heap.segment(segment).range.as_ref()?.holes {
+            let gap = self.gap(hole);
+            for offset in candidates(&gap, need.size) {
+                let holes = holes(&gap, offset, need.size, page);
+                let missing = holes.iter().map(|h| h.size).sum();
+                let key = |p: &Placement| (p.missing, p.holes.len(), p.offset);
+                let place = Placement { segment, offset, holes, missing };
+                if best.as_ref().is_none_or(|b| key(&place) < key(b)) {
+                    best = Some(place);
                 }
             }
-            gap.clear();
         }
         best
     }
 
-    /// Maps what is missing at a place, and serves the request there.
-    fn map(&mut self, source: &dyn SegmentSource, need: &Need, place: &Placement) -> Result<Growth> {
-        let piece = if self.is_small(need) { SMALL_PIECE } else { self.config.large_segment_size };
-        let extra = piece.saturating_sub(place.missing);
-        let piece = if self.over_limit(place.missing + extra) { 0 } else { piece };
-        match self.map_holes(source, need, place, piece)? {
-            Growth::Full(_) if extra > 0 && piece > 0 => self.map_holes(source, need, place, 0),
-            done => Ok(done),
+    /// The blocks around a hole that are not in use, by address.
+    fn gap(&self, hole: u32) -> Vec<Part> {
+        let unused = |at: u32| at != NONE && matches!(self.heap.slot(at).state, Is::Free | Is::Unmapped);
+        let mut at = hole;
+        while unused(self.heap.slot(at).prev) {
+            at = self.heap.slot(at).prev;
         }
+        let mut gap = Vec::new();
+        while unused(at) {
+            let slot = self.heap.slot(at);
+            gap.push(Part { slot: at, offset: slot.offset, size: slot.size, mapped: slot.state == Is::Free });
+            at = slot.next;
+        }
+        gap
     }
 
-    /// Maps the holes of a place, at least `piece` bytes at once where there is room for it.
-    fn map_holes(
-        &mut self,
-        source: &dyn SegmentSource,
-        need: &Need,
-        place: &Placement,
-        piece: u64,
-    ) -> Result<Growth> {
+    /// Maps what is missing at a place, or `more`, and serves the request there.
+    fn map(&mut self, source: &dyn SegmentSource, need: &Need, place: &Placement, more: bool) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let most = (self.most_active(need) / MAX_EXTENT_PART / page * page).max(MAX_EXTENT);
-        for &(start, missing) in &place.holes {
-            let id = self.heap.segment(place.segment).id;
-            let room = self.heap.block_at(place.segment, start).map_or(0, |hole| {
-                let hole = self.heap.slot(hole);
-                if hole.state == Is::Unmapped { hole.offset + hole.size - start } else { 0 }
-            });
-            // An earlier attempt may have mapped it.
-            let missing = if room == 0 { 0 } else { missing.max(piece / page * page).min(room) };
-            if self.over_limit(missing) {
+        let piece = if self.is_small(need) { SMALL_PIECE } else { self.config.large_segment_size };
+        let mut free = None;
+        for hole in &place.holes {
+            // A little more at once, where there is room for it, saves calls.
+            let roomy = hole.size.max(piece / page * page).min(hole.room);
+            let bytes = if more && !self.over_limit(roomy) { roomy } else { hole.size };
+            if self.over_limit(bytes) {
                 return Ok(Growth::Full(String::new()));
             }
-            let extents = missing.div_ceil(most).max(1);
-            let each = missing.div_ceil(extents).next_multiple_of(page);
-            let end = start + missing;
-            for offset in (start..end).step_by(each.max(page) as usize) {
+            let each = bytes.div_ceil(bytes.div_ceil(most)).next_multiple_of(page);
+            let (mut at, end) = (hole.slot, hole.offset + bytes);
+            let mut offset = hole.offset;
+            while offset < end {
                 let size = each.min(end - offset);
                 self.num_device_alloc += 1;
-                match source.map(id, offset, size) {
-                    Ok(()) => self.heap.mapped(place.segment, offset, size),
+                match source.map(self.heap.segment(place.segment).id, offset, size) {
+                    Ok(()) => {
+                        let block = self.heap.mapped(at, offset, size);
+                        free = Some(block);
+                        // The rest of the hole follows.
+                        at = self.heap.slot(block).next;
+                    }
                     Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
                     Err(other) => return Err(other.into()),
                 }
+                offset += size;
             }
         }
-        let served = self.heap.block_at(place.segment, place.offset);
-        let served = served.map(|free| self.heap.take_at(free, place.offset, need));
+        // The parts are one free block now.
+        let served = free.map(|free| self.heap.take_at(free, place.offset, need));
         Ok(served.map_or_else(|| Growth::Full(String::new()), Growth::Served))
     }
 
@@ -260,13 +277,13 @@ fn candidates(gap: &[Part], size: u64) -> Vec<u64> {
 }
 
 /// What has to be mapped for a request at an offset of a gap.
-fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<(u64, u64)> {
+fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<Hole> {
     let end = offset + size;
     let holes = gap.iter().filter(|p| !p.mapped && p.offset < end && offset < p.offset + p.size);
     let cut = |p: &Part| {
         let from = p.offset.max(offset / page * page);
         let to = (p.offset + p.size).min(end.next_multiple_of(page));
-        (from, to - from)
+        Hole { slot: p.slot, offset: from, size: to - from, room: p.offset + p.size - from }
     };
     holes.map(cut).collect()
 }

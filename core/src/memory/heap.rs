@@ -60,8 +60,17 @@ pub(super) struct Segment {
     pub(super) first: u32,
     /// When it became idle, in requests.
     pub(super) idle_since: u64,
-    /// Memory behind a range of addresses: (offset, size), ascending. `None` for plain segments.
-    pub(super) extents: Option<Vec<(u64, u64)>>,
+    /// What is known of a range of addresses; `None` for plain segments.
+    pub(super) range: Option<Range>,
+}
+
+/// A range of addresses, and the memory behind it.
+#[derive(Debug, Default)]
+pub(super) struct Range {
+    /// What was mapped by one call each: (offset, size), ascending.
+    pub(super) extents: Vec<(u64, u64)>,
+    /// The blocks without memory, in no order.
+    pub(super) holes: Vec<u32>,
 }
 
 /// The blocks of one queue, small or large.
@@ -136,19 +145,23 @@ impl Heap {
         }) as u32
     }
 
+    #[inline]
     pub(super) fn slot(&self, slot: u32) -> &Slot {
         &self.slots[slot as usize]
     }
 
+    #[inline]
     pub(super) fn slot_mut(&mut self, slot: u32) -> &mut Slot {
         &mut self.slots[slot as usize]
     }
 
+    #[inline]
     pub(super) fn segment(&self, segment: u32) -> &Segment {
         // invariant: slots and arenas name only segments that are there
         self.segments[segment as usize].as_ref().expect("a segment that is there") // invariant: see above
     }
 
+    #[inline]
     pub(super) fn segment_mut(&mut self, segment: u32) -> &mut Segment {
         self.segments[segment as usize].as_mut().expect("a segment that is there") // invariant: as in `segment`
     }
@@ -174,11 +187,13 @@ impl Heap {
         self.slots.iter().filter(|s| s.state != State::Vacant)
     }
 
+    #[inline]
     fn entry(&self, at: u32) -> Entry {
         let slot = self.slot(at);
         Entry { size: slot.size, address: u64::from(slot.segment) << 40 | slot.offset / MIN_BLOCK, slot: at }
     }
 
+    #[inline]
     fn is_small(&self, segment: u32) -> bool {
         self.arenas[self.segment(segment).arena as usize].small
     }
@@ -216,10 +231,11 @@ impl Heap {
         Some(self.hold(found.slot, need))
     }
 
+    #[inline]
     fn splits(&self, need: &Need, found: Entry) -> bool {
         let rest = found.size - need.size;
         if self.arenas[need.arena as usize].small
-            || self.segment(self.slot(found.slot).segment).extents.is_some()
+            || self.segment(self.slot(found.slot).segment).range.is_some()
         {
             rest >= self.rules.unit
         } else {
@@ -304,6 +320,7 @@ impl Heap {
 
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
     /// neighbours leave their bins; the block itself is in none.
+    #[inline]
     fn merge(&mut self, mut at: u32, state: State) -> u32 {
         let next = self.slot(at).next;
         if next != NONE && self.slot(next).state == state {
@@ -325,6 +342,7 @@ impl Heap {
     }
 
     /// Makes `right`, the next neighbour, a part of `left`.
+    #[inline]
     fn absorb(&mut self, left: u32, right: u32) {
         let Slot { size, next, .. } = *self.slot(right);
         self.slot_mut(left).size += size;
@@ -336,6 +354,7 @@ impl Heap {
     }
 
     /// Gives a place in the slab back; handles of it are stale from now on.
+    #[inline]
     fn vacate(&mut self, at: u32) {
         let next = std::mem::replace(&mut self.vacant, at);
         let slot = self.slot_mut(at);
@@ -345,6 +364,7 @@ impl Heap {
     }
 
     /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
+    #[inline]
     fn split(&mut self, at: u32, size: u64) -> u32 {
         let whole = *self.slot(at);
         let rest =
@@ -359,6 +379,7 @@ impl Heap {
         rest
     }
 
+    #[inline]
     fn place(&mut self, slot: Slot) -> u32 {
         if self.vacant == NONE {
             self.slots.push(slot);
@@ -400,7 +421,7 @@ impl Heap {
         }
     }
 
-    fn add(&mut self, id: SegmentId, size: u64, arena: u32, extents: Option<Vec<(u64, u64)>>) -> u32 {
+    fn add(&mut self, id: SegmentId, size: u64, arena: u32, range: Option<Range>) -> u32 {
         let segment = match self.segments.iter().position(Option::is_none) {
             Some(place) => place as u32,
             None => {
@@ -408,7 +429,7 @@ impl Heap {
                 self.segments.len() as u32 - 1
             }
         };
-        let state = if extents.is_some() { State::Unmapped } else { State::Free };
+        let state = if range.is_some() { State::Unmapped } else { State::Free };
         let first = self.place(Slot {
             offset: 0,
             size,
@@ -422,7 +443,7 @@ impl Heap {
             state,
             tag: Tag::Other,
         });
-        let segment_value = Segment { id, size, arena, first, idle_since: self.clock, extents };
+        let segment_value = Segment { id, size, arena, first, idle_since: self.clock, range };
         self.segments[segment as usize] = Some(segment_value);
         segment
     }
@@ -438,7 +459,8 @@ impl Heap {
 
     /// A new range of addresses, without memory.
     pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u32) {
-        let segment = self.add(id, size, arena, Some(Vec::new()));
+        let segment = self.add(id, size, arena, Some(Range::default()));
+        self.add_hole(self.segment(segment).first);
         let low_fit = self.rules.low_fit;
         let arena = &mut self.arenas[arena as usize];
         arena.range = Some(segment);
@@ -449,7 +471,7 @@ impl Heap {
     pub(super) fn is_idle(&self, segment: u32) -> bool {
         let segment = self.segment(segment);
         let first = self.slot(segment.first);
-        segment.extents.is_none() && first.state == State::Free && first.next == NONE
+        segment.range.is_none() && first.state == State::Free && first.next == NONE
     }
 
     /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).
@@ -465,17 +487,11 @@ impl Heap {
         let gone = self.segments[segment as usize].take()?;
         self.vacate(gone.first);
         let small = self.arenas[gone.arena as usize].small;
-        if gone.extents.is_none() {
+        if gone.range.is_none() {
             self.counters.pending_bytes -= gone.size;
             self.counters.unreserve(small, gone.size, gone.size >= self.rules.max_split);
         }
         Some(gone)
-    }
-
-    /// The block of a range that holds an offset.
-    pub(super) fn block_at(&self, segment: u32, offset: u64) -> Option<u32> {
-        let found = self.blocks(segment).find(|(_, s)| s.offset <= offset && offset < s.offset + s.size);
-        found.map(|(at, _)| at)
     }
 
     /// Cuts `offset..offset + size` out of the block at `at`, which is in no bin; the parts keep its state.
@@ -492,38 +508,67 @@ impl Heap {
         at
     }
 
-    /// Memory was mapped at `offset` of a range.
-    pub(super) fn mapped(&mut self, segment: u32, offset: u64, size: u64) {
-        let Some(hole) = self.block_at(segment, offset) else { return };
-        let at = self.carve(hole, offset, size, |_, _| {});
+    /// Memory was mapped at `offset` of a range, inside the hole at `at`. Returns the free block that it became part of.
+    pub(super) fn mapped(&mut self, at: u32, offset: u64, size: u64) -> u32 {
+        self.drop_hole(at);
+        let at = self.carve(at, offset, size, Self::add_hole);
         let at = self.merge(at, State::Free);
         self.list(at);
+        let segment = self.slot(at).segment;
         let small = self.is_small(segment);
         self.counters.reserve(small, size, false);
-        if let Some(extents) = &mut self.segment_mut(segment).extents {
-            let place = extents.partition_point(|e| e.0 < offset);
-            extents.insert(place, (offset, size));
+        if let Some(range) = &mut self.segment_mut(segment).range {
+            let place = range.extents.partition_point(|e| e.0 < offset);
+            range.extents.insert(place, (offset, size));
         }
+        at
     }
 
-    /// Takes a free extent out of reach, until [`unmapped`](Self::unmapped).
-    pub(super) fn leave_extent(&mut self, segment: u32, offset: u64, size: u64) {
-        let Some(free) = self.block_at(segment, offset) else { return };
-        self.unlist(free);
-        let at = self.carve(free, offset, size, Self::list);
+    /// Takes a free extent out of reach, until [`unmapped`](Self::unmapped). It lies in the block at `near`, or after
+    /// it. Returns its own block.
+    pub(super) fn leave_extent(&mut self, near: u32, offset: u64, size: u64) -> u32 {
+        let mut at = near;
+        while self.slot(at).offset + self.slot(at).size <= offset {
+            at = self.slot(at).next;
+        }
+        self.unlist(at);
+        let at = self.carve(at, offset, size, Self::list);
         self.slot_mut(at).state = State::Leaving;
         self.counters.pending_bytes += size;
+        at
     }
 
-    /// Memory was unmapped from `offset` of a range, where an extent had left.
-    pub(super) fn unmapped(&mut self, segment: u32, offset: u64, size: u64) {
-        let Some(at) = self.block_at(segment, offset) else { return };
-        self.merge(at, State::Unmapped);
+    /// The memory of an extent that had left was unmapped. Returns its range, offset and size.
+    pub(super) fn unmapped(&mut self, at: u32) -> (SegmentId, u64, u64) {
+        let Slot { segment, offset, size, prev, next, .. } = *self.slot(at);
+        for neighbour in [prev, next] {
+            if neighbour != NONE && self.slot(neighbour).state == State::Unmapped {
+                self.drop_hole(neighbour);
+            }
+        }
+        let at = self.merge(at, State::Unmapped);
+        self.add_hole(at);
         self.counters.pending_bytes -= size;
         let small = self.is_small(segment);
         self.counters.unreserve(small, size, false);
-        if let Some(extents) = &mut self.segment_mut(segment).extents {
-            extents.retain(|e| e.0 != offset);
+        let segment = self.segment_mut(segment);
+        if let Some(range) = &mut segment.range {
+            range.extents.retain(|e| e.0 != offset);
+        }
+        (segment.id, offset, size)
+    }
+
+    fn add_hole(&mut self, at: u32) {
+        let segment = self.slot(at).segment;
+        if let Some(range) = &mut self.segment_mut(segment).range {
+            range.holes.push(at);
+        }
+    }
+
+    fn drop_hole(&mut self, at: u32) {
+        let segment = self.slot(at).segment;
+        if let Some(range) = &mut self.segment_mut(segment).range {
+            range.holes.retain(|h| *h != at);
         }
     }
 }

@@ -41,7 +41,7 @@ impl Pool {
             }
         }
 
-        if state.collect(source, &need)? {
+        if state.collect(source)? {
             state = self.wait(state)?;
             if let Some(block) = state.heap.take(&need) {
                 state.rungs.collect.served += 1;

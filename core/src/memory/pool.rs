@@ -33,12 +33,14 @@ impl Request {
 
     /// On another queue.
     #[must_use]
+    #[inline]
     pub fn queue(self, queue: u32) -> Self {
         Self { queue, ..self }
     }
 
     /// With another tag.
     #[must_use]
+    #[inline]
     pub fn tag(mut self, tag: Tag) -> Self {
         self.scope.tag = tag;
         self
@@ -46,6 +48,7 @@ impl Request {
 
     /// For another operation.
     #[must_use]
+    #[inline]
     pub fn op(mut self, op: &'static str) -> Self {
         self.scope.op = op;
         self

@@ -148,6 +148,7 @@ thread_local! {
 
 /// What the scopes of this thread say now.
 #[must_use]
+#[inline]
 pub fn current() -> Scope {
     CURRENT.get()
 }

@@ -21,8 +21,8 @@ pub(super) enum Waiting {
     Block(u32),
     /// An idle segment, to be given back.
     Segment(u32),
-    /// An extent of a range, to be unmapped.
-    Extent { segment: u32, offset: u64, size: u64 },
+    /// An extent of a range, to be unmapped: its block.
+    Extent(u32),
 }
 
 /// What became of an attempt to grow.
@@ -56,7 +56,16 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub(super) size: u64,
-    pub(super) what: Waiting,
+    pub(super) what: Piece,
+}
+
+/// What a piece of idle memory is.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Piece {
+    /// A segment.
+    Segment(u32),
+    /// An extent at an offset, in the free block at `near`.
+    Extent { near: u32, offset: u64 },
 }
 
 impl State {
@@ -144,10 +153,10 @@ impl State {
                         source.free_segment(gone.id)?;
                     }
                 }
-                Waiting::Extent { segment, offset, size } => {
+                Waiting::Extent(slot) => {
                     self.num_device_free += 1;
-                    self.heap.unmapped(segment, offset, size);
-                    source.unmap(self.heap.segment(segment).id, offset, size)?;
+                    let (id, offset, size) = self.heap.unmapped(slot);
+                    source.unmap(id, offset, size)?;
                 }
             }
         }
@@ -157,23 +166,19 @@ impl State {
     /// Idle memory: whole segments, and whole extents of ranges.
     pub(super) fn idle(&self) -> Vec<Idle> {
         let mut idle = Vec::new();
-        for segment in self.heap.segment_ids() {
-            let Some(extents) = &self.heap.segment(segment).extents else {
-                if self.heap.is_idle(segment) {
-                    let size = self.heap.segment(segment).size;
-                    idle.push(Idle { size, what: Waiting::Segment(segment) });
+        for free in self.heap.arenas.iter().flat_map(|a| a.bins.iter()) {
+            let block = self.heap.slot(free.slot);
+            let segment = self.heap.segment(block.segment);
+            let Some(range) = &segment.range else {
+                if block.size == segment.size {
+                    idle.push(Idle { size: block.size, what: Piece::Segment(block.segment) });
                 }
                 continue;
             };
-            let mut extents = extents.iter().copied().peekable();
-            for (_, block) in self.heap.blocks(segment) {
-                let end = block.offset + block.size;
-                while let Some((offset, size)) = extents.next_if(|(offset, _)| *offset < end) {
-                    let inside = block.offset <= offset && offset + size <= end;
-                    if block.state == Is::Free && inside {
-                        idle.push(Idle { size, what: Waiting::Extent { segment, offset, size } });
-                    }
-                }
+            let first = range.extents.partition_point(|e| e.0 < block.offset);
+            let inside = |(offset, size): &&(u64, u64)| offset + size <= block.offset + block.size;
+            for &(offset, size) in range.extents[first..].iter().take_while(inside) {
+                idle.push(Idle { size, what: Piece::Extent { near: free.slot, offset } });
             }
         }
         idle
@@ -185,13 +190,17 @@ impl State {
             return Ok(0);
         }
         let fence = source.fence()?;
-        for Idle { what, .. } in idle {
-            match *what {
-                Waiting::Segment(segment) => self.heap.leave_segment(segment),
-                Waiting::Extent { segment, offset, size } => self.heap.leave_extent(segment, offset, size),
-                Waiting::Block(_) => continue,
-            }
-            self.enqueue(fence, *what);
+        for Idle { size, what } in idle {
+            let waiting = match *what {
+                Piece::Segment(segment) => {
+                    self.heap.leave_segment(segment);
+                    Waiting::Segment(segment)
+                }
+                Piece::Extent { near, offset } => {
+                    Waiting::Extent(self.heap.leave_extent(near, offset, *size))
+                }
+            };
+            self.enqueue(fence, waiting);
         }
         Ok(idle.iter().map(|i| i.size).sum())
     }
@@ -204,7 +213,7 @@ impl State {
     }
 
     /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
-    pub(super) fn collect(&mut self, source: &dyn SegmentSource, _need: &Need) -> Result<bool> {
+    pub(super) fn collect(&mut self, source: &dyn SegmentSource) -> Result<bool> {
         let threshold = self.config.garbage_collection_threshold;
         let Some(limit) = self.limit.filter(|_| threshold > 0.0) else { return Ok(false) };
         let bound = (limit as f64 * threshold) as u64;
@@ -213,15 +222,19 @@ impl State {
             return Ok(false);
         }
         self.rungs.collect.tried += 1;
-        let now = self.heap.clock;
+        // How long a large segment has been idle.
         let age = |i: &Idle| match i.what {
-            Waiting::Segment(s) => now - self.heap.segment(s).idle_since,
-            _ => 0,
+            Piece::Segment(segment) => {
+                let segment = self.heap.segment(segment);
+                let small = self.heap.arenas[segment.arena as usize].small;
+                (!small).then(|| self.heap.clock - segment.idle_since)
+            }
+            Piece::Extent { .. } => None,
         };
         let mut idle = self.idle();
-        idle.retain(|i| matches!(i.what, Waiting::Segment(s) if !self.heap.arenas[self.heap.segment(s).arena as usize].small));
-        let average = idle.iter().map(age).sum::<u64>() / (idle.len() as u64).max(1);
-        idle.retain(|i| age(i) >= average);
+        idle.retain(|i| age(i).is_some());
+        let average = idle.iter().filter_map(age).sum::<u64>() / (idle.len() as u64).max(1);
+        idle.retain(|i| age(i) >= Some(average));
         idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
         Ok(self.leave(source, &first_of(idle, surplus))? > 0)
     }
@@ -303,9 +316,10 @@ impl State {
             log::debug!("the pool was dropped without its device: {error}");
         }
         for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
-            let given = match segment.extents {
+            let given = match segment.range {
                 None => source.free_segment(segment.id),
-                Some(extents) => extents
+                Some(range) => range
+                    .extents
                     .into_iter()
                     .try_for_each(|(offset, size)| source.unmap(segment.id, offset, size))
                     .and_then(|()| source.unreserve(segment.id)),
