@@ -49,6 +49,8 @@ struct State {
     manual: bool,
     /// Broken promises of the pool.
     complaints: Vec<String>,
+    /// What lies in mapped memory, by segment and offset of the piece; absent if no contents are kept.
+    contents: Option<BTreeMap<(SegmentId, u64), Vec<u8>>>,
 }
 
 /// A device of so many bytes that checks what the pool promises. Fences pass at once, unless told otherwise.
@@ -81,6 +83,27 @@ impl FakeSource {
     pub fn with_limits(mut self, change: impl FnOnce(&mut SourceLimits)) -> Self {
         change(&mut self.limits);
         self
+    }
+
+    /// Keeps contents, which [`write`](Self::write) and [`read`](Self::read) reach.
+    #[must_use]
+    pub fn with_contents(self) -> Self {
+        self.lock().contents = Some(BTreeMap::new());
+        self
+    }
+
+    /// Writes to a segment. Writing where there is no memory is an error.
+    pub fn write(&self, segment: SegmentId, offset: u64, data: &[u8]) -> Result<(), SourceError> {
+        self.lock().each_piece(segment, offset, data.len(), |at, piece| {
+            piece.copy_from_slice(&data[at..at + piece.len()]);
+        })
+    }
+
+    /// Reads from a segment. Reading where there is no memory is an error.
+    pub fn read(&self, segment: SegmentId, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
+        self.lock().each_piece(segment, offset, data.len(), |at, piece| {
+            data[at..at + piece.len()].copy_from_slice(piece);
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -148,6 +171,43 @@ impl State {
         Ok(())
     }
 
+    /// Calls `each` with every part of a range of memory, and where it lies in the range.
+    fn each_piece(
+        &mut self,
+        segment: SegmentId,
+        offset: u64,
+        length: usize,
+        mut each: impl FnMut(usize, &mut [u8]),
+    ) -> Result<(), SourceError> {
+        let mut done = 0;
+        while done < length {
+            let at = offset + done as u64;
+            let pieces =
+                self.contents.as_mut().and_then(|c| c.range_mut((segment, 0)..=(segment, at)).next_back());
+            let inside = pieces.and_then(|((_, start), bytes)| bytes.get_mut((at - start) as usize..));
+            let Some(bytes) = inside.filter(|b| !b.is_empty()) else {
+                return Err(self.complain(format!("{segment:?} has no memory at {at}")));
+            };
+            let count = bytes.len().min(length - done);
+            each(done, &mut bytes[..count]);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Memory came to be: not zeroed, as on a device.
+    fn appear(&mut self, segment: SegmentId, offset: u64, bytes: u64) {
+        if let Some(contents) = &mut self.contents {
+            contents.insert((segment, offset), vec![0xa5; bytes as usize]);
+        }
+    }
+
+    fn vanish(&mut self, segment: SegmentId, offset: u64) {
+        if let Some(contents) = &mut self.contents {
+            contents.remove(&(segment, offset));
+        }
+    }
+
     fn complain(&mut self, what: String) -> SourceError {
         self.complaints.push(what.clone());
         SourceError::Driver { call: "fake", detail: what }
@@ -177,6 +237,7 @@ impl SegmentSource for FakeSource {
         state.take(bytes, self.capacity)?;
         let id = state.id();
         state.segments.insert(id, bytes);
+        state.appear(id, 0, bytes);
         Ok(id)
     }
 
@@ -184,7 +245,10 @@ impl SegmentSource for FakeSource {
         let mut state = self.lock();
         state.calls.free += 1;
         match state.segments.remove(&segment) {
-            Some(bytes) => state.used -= bytes,
+            Some(bytes) => {
+                state.used -= bytes;
+                state.vanish(segment, 0);
+            }
             None => return Err(state.complain(format!("{segment:?} was freed but is not there"))),
         }
         Ok(())
@@ -226,6 +290,7 @@ impl SegmentSource for FakeSource {
         if let Some((_, mapped)) = state.ranges.get_mut(&segment) {
             mapped.insert(offset, bytes);
         }
+        state.appear(segment, offset, bytes);
         Ok(())
     }
 
@@ -239,6 +304,7 @@ impl SegmentSource for FakeSource {
             );
         }
         state.used -= bytes;
+        state.vanish(segment, offset);
         Ok(())
     }
 

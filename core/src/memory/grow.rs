@@ -125,7 +125,9 @@ impl State {
             let grown = self.map(source, need, &place, true)?;
             return match grown {
                 // There may be room for what is missing, and no more.
-                Growth::Full(_) => self.placement(need).map_or(Ok(grown), |p| self.map(source, need, &p, false)),
+                Growth::Full(_) => {
+                    self.placement(need).map_or(Ok(grown), |p| self.map(source, need, &p, false))
+                }
                 Growth::Served(_) => Ok(grown),
             };
         }
@@ -208,7 +210,13 @@ impl State {
     }
 
     /// Maps what is missing at a place, or `more`, and serves the request there.
-    fn map(&mut self, source: &dyn SegmentSource, need: &Need, place: &Placement, more: bool) -> Result<Growth> {
+    fn map(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        place: &Placement,
+        more: bool,
+    ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let most = (self.most_active(need) / MAX_EXTENT_PART / page * page).max(MAX_EXTENT);
         let piece = if self.is_small(need) { SMALL_PIECE } else { self.config.large_segment_size };

@@ -167,18 +167,17 @@ impl Heap {
     }
 
     /// The segments that are there.
-    pub(super) fn segment_ids(&self) -> impl Iterator<Item = u32> + '_ {
-        (0..self.segments.len() as u32).filter(|s| self.segments[*s as usize].is_some())
+    pub(super) fn live_segments(&self) -> impl Iterator<Item = &Segment> {
+        self.segments.iter().flatten()
     }
 
     /// The blocks of a segment, by address.
-    pub(super) fn blocks(&self, segment: u32) -> impl Iterator<Item = (u32, &Slot)> + '_ {
-        let mut at = self.segment(segment).first;
+    pub(super) fn blocks(&self, segment: &Segment) -> impl Iterator<Item = &Slot> {
+        let mut at = segment.first;
         std::iter::from_fn(move || {
             let slot = self.slots.get(at as usize)?;
-            let here = at;
             at = slot.next;
-            Some((here, slot))
+            Some(slot)
         })
     }
 
@@ -465,13 +464,6 @@ impl Heap {
         let arena = &mut self.arenas[arena as usize];
         arena.range = Some(segment);
         arena.low_fit = low_fit && !arena.small;
-    }
-
-    /// Whether a plain segment is free as a whole.
-    pub(super) fn is_idle(&self, segment: u32) -> bool {
-        let segment = self.segment(segment);
-        let first = self.slot(segment.first);
-        segment.range.is_none() && first.state == State::Free && first.next == NONE
     }
 
     /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).

@@ -21,13 +21,19 @@ mod ladder;
 mod oom;
 mod pool;
 pub mod scope;
+mod snapshot;
 pub mod source;
 mod state;
 mod stats;
+#[doc(hidden)]
+pub mod testing;
+#[cfg(test)]
+mod tests;
 pub mod trace;
 
 pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
 pub use scope::Tag;
+pub use snapshot::{BlockInfo, SegmentInfo};
 pub use stats::{Bytes, Line, PoolStat, Rung, Rungs, Stat, Stats};

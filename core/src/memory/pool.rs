@@ -183,8 +183,10 @@ impl Pool {
     ///
     /// It makes no room for this pool, which gives idle memory back by itself when it needs to.
     pub fn empty_cache(&self) -> Result<u64> {
-        let mut state = self.shared.lock();
+        let state = self.shared.lock();
         let before = state.heap.counters.reserved();
+        // What waits for a fence keeps its segment from being idle.
+        let mut state = self.wait(state)?;
         state.leave_all(&*self.shared.source, u64::MAX)?;
         let state = self.wait(state)?;
         Ok(before.saturating_sub(state.heap.counters.reserved()))

@@ -1,0 +1,300 @@
+//! A test of the pool against a model, for any device: random operations, every byte of every block checked.
+//!
+//! The model knows which ranges of which segments are lent or wait for a fence; a block that overlaps one of them,
+//! a byte that changed, or statistics that contradict each other end the test with a message.
+
+use std::collections::BTreeMap;
+
+use super::fake::FakeSource;
+use super::source::{Fence, SegmentId, SegmentSource};
+use super::{Block, Pool, Request, Stats, Tag};
+use crate::backend::{Backend, Slice};
+use crate::error::{Error, Result};
+
+/// A device whose memory can be written and read.
+pub trait Contents {
+    /// Writes all of a block: `data` has its rounded size.
+    fn write(&self, block: &Block, data: &[u8]) -> Result<()>;
+    /// Reads all of a block.
+    fn read(&self, block: &Block, data: &mut [u8]) -> Result<()>;
+    /// Where its segments come from.
+    fn source(&self) -> &dyn SegmentSource;
+    /// Lets the device pass a fence.
+    fn pass(&self, fence: Fence) -> Result<()> {
+        Ok(self.source().fence_wait(fence)?)
+    }
+}
+
+impl Contents for FakeSource {
+    fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
+        Ok(self.write(block.segment, block.offset, data)?)
+    }
+
+    fn read(&self, block: &Block, data: &mut [u8]) -> Result<()> {
+        Ok(self.read(block.segment, block.offset, data)?)
+    }
+
+    fn source(&self) -> &dyn SegmentSource {
+        self
+    }
+
+    fn pass(&self, fence: Fence) -> Result<()> {
+        self.pass(fence);
+        Ok(())
+    }
+}
+
+impl Contents for dyn Backend {
+    fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
+        self.upload(Slice { segment: block.segment, offset: block.offset, bytes: block.size }, data)
+    }
+
+    fn read(&self, block: &Block, data: &mut [u8]) -> Result<()> {
+        self.download(Slice { segment: block.segment, offset: block.offset, bytes: block.size }, data)
+    }
+
+    fn source(&self) -> &dyn SegmentSource {
+        self
+    }
+}
+
+/// One operation of the test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// Request a block.
+    Alloc {
+        /// Bytes.
+        bytes: u64,
+        /// Queue.
+        queue: u32,
+    },
+    /// Free the block at this place of the live ones (modulo their number).
+    Free(usize),
+    /// The same, after a fence.
+    FreeAfter(usize),
+    /// The device passes the oldest fence that something waits for.
+    Pass,
+    /// `empty_cache`
+    EmptyCache,
+    /// `trim`
+    Trim(u64),
+}
+
+impl Op {
+    /// The operation that random bits stand for; requests are of up to `largest` bytes.
+    #[must_use]
+    pub fn from_bits(bits: u64, largest: u64) -> Self {
+        let (kind, queue, place) = (bits % 64, (bits >> 6) % 8, (bits >> 9) as usize % 4096);
+        match kind {
+            0..32 => {
+                // As many sizes of each magnitude, down to none.
+                let magnitude = (bits >> 9) % u64::from(largest.ilog2() + 1);
+                let bytes = (bits >> 16) % (2 << magnitude);
+                Self::Alloc { bytes: bytes.min(largest), queue: u32::from(queue == 0) }
+            }
+            32..48 => Self::Free(place),
+            48..56 => Self::FreeAfter(place),
+            56..61 => Self::Pass,
+            61 => Self::EmptyCache,
+            _ => Self::Trim((bits >> 9) % (largest * 8)),
+        }
+    }
+
+    /// `count` operations of a seed.
+    #[must_use]
+    pub fn sequence(seed: u64, count: usize, largest: u64) -> Vec<Self> {
+        let mut state = seed;
+        let mut next = || {
+            // SplitMix64
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            z ^ (z >> 31)
+        };
+        (0..count).map(|_| Self::from_bits(next(), largest)).collect()
+    }
+}
+
+/// What a test did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Summary {
+    /// Requests that were served.
+    pub served: u64,
+    /// Requests for which there was no memory.
+    pub refused: u64,
+}
+
+/// Runs operations on a pool of the device, checks everything after each, and frees what is left.
+///
+/// # Errors
+///
+/// A message that names the operation and what was wrong after it.
+pub fn check<D: Contents + ?Sized>(pool: &Pool, device: &D, ops: &[Op]) -> Result<Summary, String> {
+    let mut model =
+        Model { pool, device, live: Vec::new(), waiting: Vec::new(), taken: BTreeMap::new(), seed: 0 };
+    let mut queues = BTreeMap::new();
+    let mut summary = Summary::default();
+    for (number, op) in ops.iter().enumerate() {
+        let outcome = model.step(*op, &mut queues, &mut summary).and_then(|()| invariants(&pool.stats()));
+        outcome.map_err(|message| format!("operation {number}, {op:?}: {message}"))?;
+    }
+    model.finish()?;
+    Ok(summary)
+}
+
+struct Model<'a, D: ?Sized> {
+    pool: &'a Pool,
+    device: &'a D,
+    /// Blocks that are lent, and the seeds of their contents.
+    live: Vec<(Block, u64)>,
+    /// Blocks that wait for a fence.
+    waiting: Vec<(Block, Fence)>,
+    /// Ranges that nobody else may get: (segment, start) to end.
+    taken: BTreeMap<(SegmentId, u64), u64>,
+    seed: u64,
+}
+
+impl<D: Contents + ?Sized> Model<'_, D> {
+    fn step(
+        &mut self,
+        op: Op,
+        queues: &mut BTreeMap<SegmentId, u32>,
+        summary: &mut Summary,
+    ) -> Result<(), String> {
+        match op {
+            Op::Alloc { bytes, queue } => {
+                let tag = Tag::ALL[bytes as usize % Tag::COUNT];
+                match self.pool.alloc(Request::new(bytes).queue(queue).tag(tag)) {
+                    Ok(block) => {
+                        summary.served += 1;
+                        if *queues.entry(block.segment).or_insert(queue) != queue {
+                            return Err(format!("{:?} serves two queues", block.segment));
+                        }
+                        self.lend(block, bytes)?;
+                    }
+                    Err(Error::OutOfMemory(_)) => summary.refused += 1,
+                    Err(other) => return Err(other.to_string()),
+                }
+            }
+            Op::Free(place) => {
+                if let Some(block) = self.take(place)? {
+                    self.taken.remove(&(block.segment, block.offset));
+                    self.pool.free(block);
+                }
+            }
+            Op::FreeAfter(place) => {
+                if let Some(block) = self.take(place)? {
+                    let fence = self.device.source().fence().map_err(text)?;
+                    self.waiting.push((block, fence));
+                    self.pool.free_after(block, fence);
+                }
+            }
+            Op::Pass => {
+                if let Some((_, fence)) = self.waiting.first() {
+                    self.device.pass(*fence).map_err(text)?;
+                }
+            }
+            Op::EmptyCache => {
+                self.pool.empty_cache().map_err(text)?;
+            }
+            Op::Trim(keep) => {
+                self.pool.trim(keep).map_err(text)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that a new block overlaps nothing, and fills it.
+    fn lend(&mut self, block: Block, bytes: u64) -> Result<(), String> {
+        let mut still = Vec::new();
+        for (block, fence) in std::mem::take(&mut self.waiting) {
+            if self.device.source().fence_done(fence).map_err(text)? {
+                self.taken.remove(&(block.segment, block.offset));
+            } else {
+                still.push((block, fence));
+            }
+        }
+        self.waiting = still;
+        if block.bytes != bytes || block.size < bytes {
+            return Err(format!("{bytes} bytes were requested, got {block:?}"));
+        }
+        let (key, end) = ((block.segment, block.offset), block.offset + block.size);
+        let before = self.taken.range((block.segment, 0)..(block.segment, end)).next_back();
+        if let Some((start, taken)) = before.filter(|(_, taken)| **taken > block.offset) {
+            return Err(format!("{block:?} overlaps {start:?}..{taken}, which is not free"));
+        }
+        self.taken.insert(key, end);
+        self.seed += 1;
+        self.device.write(&block, &pattern(self.seed, block.size)).map_err(text)?;
+        self.live.push((block, self.seed));
+        Ok(())
+    }
+
+    /// Takes a live block out, after its contents were checked.
+    fn take(&mut self, place: usize) -> Result<Option<Block>, String> {
+        if self.live.is_empty() {
+            return Ok(None);
+        }
+        let (block, seed) = self.live.swap_remove(place % self.live.len());
+        let mut data = vec![0; block.size as usize];
+        self.device.read(&block, &mut data).map_err(text)?;
+        match data.iter().zip(pattern(seed, block.size)).position(|(a, b)| *a != b) {
+            Some(at) => Err(format!("byte {at} of {block:?} has changed")),
+            None => Ok(Some(block)),
+        }
+    }
+
+    fn finish(mut self) -> Result<(), String> {
+        while let Some(block) = self.take(0)? {
+            self.pool.free(block);
+        }
+        self.pool.empty_cache().map_err(text)?;
+        let stats = self.pool.stats();
+        invariants(&stats)?;
+        if (stats.allocated(), stats.pending_bytes, stats.reserved()) != (0, 0, 0) {
+            return Err(format!("all was freed, but {} and {} pending", stats.line(), stats.pending_bytes));
+        }
+        Ok(())
+    }
+}
+
+fn text(error: impl std::fmt::Display) -> String {
+    error.to_string()
+}
+
+/// Bytes that differ from block to block and from place to place.
+fn pattern(seed: u64, size: u64) -> Vec<u8> {
+    let words =
+        (0..size.div_ceil(8)).flat_map(|i| (seed.wrapping_mul(0x9e37_79b9) ^ i << 20 ^ i).to_le_bytes());
+    words.take(size as usize).collect()
+}
+
+/// What must hold between the figures of a pool at any time.
+pub fn invariants(stats: &Stats) -> Result<(), String> {
+    let of = |name: &str, pick: fn(&super::PoolStat) -> super::Stat| {
+        let (allocated, active) = (pick(&stats.allocated_bytes).current, pick(&stats.active_bytes).current);
+        let (reserved, requested) =
+            (pick(&stats.reserved_bytes).current, pick(&stats.requested_bytes).current);
+        let split = pick(&stats.inactive_split_bytes).current;
+        let holds = requested <= allocated && allocated <= active && active + split <= reserved;
+        let figures = format!("requested {requested}, allocated {allocated}, active {active}");
+        if holds { Ok(()) } else { Err(format!("{name}: {figures}, split {split}, reserved {reserved}")) }
+    };
+    of("all", |s| s.all)?;
+    of("small pool", |s| s.small_pool)?;
+    of("large pool", |s| s.large_pool)?;
+    let tags = stats.tags.iter().map(|t| t.current).sum::<u64>();
+    if tags != stats.allocated() {
+        return Err(format!("the tags sum up to {tags}, not to {}", stats.allocated()));
+    }
+    let stats = [&stats.allocated_bytes, &stats.reserved_bytes, &stats.active_bytes, &stats.allocation];
+    if stats
+        .iter()
+        .flat_map(|s| [s.all, s.small_pool, s.large_pool])
+        .any(|s| s.current > s.peak || s.allocated < s.freed)
+    {
+        return Err("a figure is above its peak, or more was freed than allocated".to_owned());
+    }
+    Ok(())
+}

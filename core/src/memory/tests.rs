@@ -1,0 +1,534 @@
+//! Tests of the whole pool: against a model, and rung by rung.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use proptest::prelude::*;
+
+use super::fake::FakeSource;
+use super::scope;
+use super::source::{SegmentSource, SourceError};
+use super::testing::{self, Op};
+use super::{Block, Config, Pool, Request, Tag};
+use crate::error::{Error, Result};
+
+const MIB: u64 = 1 << 20;
+
+/// A device of 64 MiB whose fences are passed by hand.
+fn device(paged: bool) -> Arc<FakeSource> {
+    let source = if paged { FakeSource::paged(64 * MIB) } else { FakeSource::plain(64 * MIB) };
+    let source = source.with_contents();
+    source.hold_fences();
+    Arc::new(source)
+}
+
+fn against_model(paged: bool, text: &str, bits: &[u64]) -> Result<(), TestCaseError> {
+    let source = device(paged);
+    let config = Config::parse(text).map_err(|e| TestCaseError::fail(e.to_string()))?;
+    let pool = Pool::new(source.clone(), config);
+    let ops = bits.iter().map(|b| Op::from_bits(*b, 8 * MIB)).collect::<Vec<_>>();
+    let outcome = testing::check(&pool, &*source, &ops);
+    prop_assert!(outcome.is_ok(), "{outcome:?}");
+    prop_assert_eq!(source.used(), 0);
+    drop(pool);
+    prop_assert_eq!(source.complaints(), Vec::<String>::new());
+    Ok(())
+}
+
+proptest! {
+    // 4 tests of 16 cases of 160 to 240 operations: more than 10,000 operations.
+    #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn plain_segments_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+        against_model(false, "", &bits)?;
+    }
+
+    #[test]
+    fn virtual_memory_keeps_what_it_holds(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+        against_model(true, "", &bits)?;
+    }
+
+    #[test]
+    fn pytorchs_rules_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+        let text = "max_split_size_mb:5,large_segment_size_mb:4,max_non_split_rounding_mb:2,\
+                    release_before_growth:False,small_size_kb:1024,fit:best,max_memory_mb:48,\
+                    garbage_collection_threshold:0.5";
+        against_model(false, text, &bits)?;
+    }
+
+    #[test]
+    fn a_cap_is_kept(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+        against_model(true, "max_memory_mb:24,large_segment_size_mb:2,roundup_power2_divisions:8", &bits)?;
+    }
+}
+
+/// A pool of plain segments over a device of so many MiB, and the device.
+fn plain(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
+    let source = Arc::new(FakeSource::plain(mib * MIB));
+    Ok((Pool::new(source.clone(), Config::parse(text)?), source))
+}
+
+fn take(pool: &Pool, mib: u64) -> Result<Block> {
+    pool.alloc(Request::new(mib * MIB))
+}
+
+fn out_of_memory(result: Result<Block>) -> String {
+    match result {
+        Err(Error::OutOfMemory(error)) => error.to_string(),
+        other => format!("expected to be out of memory, got {other:?}"),
+    }
+}
+
+#[test]
+fn rung_poll_finds_what_the_device_has_passed() -> Result<()> {
+    let (pool, source) = plain(64, "")?;
+    source.hold_fences();
+    let block = take(&pool, 32)?;
+    let fence = source.fence()?;
+    pool.free_after(block, fence);
+    assert_eq!(pool.stats().pending_bytes, 32 * MIB);
+    assert_eq!(pool.stats().active_bytes.all.current, 32 * MIB);
+    assert_eq!(pool.stats().allocated(), 0);
+    source.pass(fence);
+    take(&pool, 32)?;
+    let stats = pool.stats();
+    assert_eq!((stats.rungs.poll.tried, stats.rungs.poll.served, stats.pending_bytes), (1, 1, 0));
+    assert_eq!((source.calls().alloc, source.calls().wait), (1, 0));
+    Ok(())
+}
+
+#[test]
+fn rung_callbacks_may_free() -> Result<()> {
+    let (pool, source) = plain(64, "")?;
+    let cached = std::sync::Mutex::new(Some(take(&pool, 40)?));
+    let (asked, handle) = (Arc::new(AtomicU64::new(0)), pool.clone());
+    let seen = asked.clone();
+    pool.on_low_memory(move |bytes| {
+        seen.store(bytes, Ordering::Relaxed);
+        // The pool can be used in here: its lock is not held.
+        let block = cached.lock().ok().and_then(|mut c| c.take());
+        block.map(|block| handle.free(block)).is_some()
+    });
+    take(&pool, 33)?;
+    let rungs = pool.stats().rungs;
+    assert_eq!((rungs.callbacks.tried, rungs.callbacks.served, rungs.grow.tried), (1, 1, 1));
+    assert_eq!((asked.load(Ordering::Relaxed), source.calls().alloc), (33 * MIB, 1));
+    Ok(())
+}
+
+#[test]
+fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
+    let text = "max_memory_mb:100,garbage_collection_threshold:0.5,release_before_growth:False";
+    let (pool, source) = plain(200, text)?;
+    let (old, new) = (take(&pool, 20)?, take(&pool, 40)?);
+    pool.free(old);
+    for _ in 0..10 {
+        pool.free(pool.alloc(Request::new(1))?);
+    }
+    pool.free(new);
+    // 62 MiB are held, and more than half of 100: the 20 MiB are older than the average.
+    take(&pool, 44)?;
+    let stats = pool.stats();
+    assert_eq!((stats.rungs.collect.tried, stats.rungs.grow.served), (1, 4));
+    assert_eq!((stats.reserved(), source.calls().free), (62 * MIB + 44 * MIB - 20 * MIB, 1), "{stats}");
+    Ok(())
+}
+
+#[test]
+fn rung_reclaim_keeps_to_what_was_needed() -> Result<()> {
+    for paged in [false, true] {
+        let source = Arc::new(if paged { FakeSource::paged(1 << 30) } else { FakeSource::plain(1 << 30) });
+        let pool = Pool::new(source.clone(), Config::default());
+        for mib in [100, 120, 140, 160] {
+            let (a, b) = (take(&pool, mib)?, take(&pool, mib + 10)?);
+            pool.free(a);
+            pool.free(b);
+        }
+        let stats = pool.stats();
+        assert!(stats.rungs.reclaim.tried > 0 || paged, "{stats}");
+        // Never more than 1 % above the most that was in use.
+        assert!(stats.peak_reserved() * 100 <= stats.peak_allocated() * 101, "{stats}");
+        assert_eq!(source.complaints(), Vec::<String>::new());
+    }
+    Ok(())
+}
+
+#[test]
+fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
+    for paged in [false, true] {
+        let source = Arc::new(if paged { FakeSource::paged(8 * MIB) } else { FakeSource::plain(8 * MIB) });
+        let pool = Pool::new(source.clone(), Config::default());
+        // A segment or a mapping of 20 MiB is made for this, where there is room.
+        take(&pool, 4)?;
+        assert_eq!((pool.stats().reserved(), pool.stats().num_ooms), (4 * MIB, 0));
+        assert_eq!(source.complaints(), Vec::<String>::new());
+    }
+    Ok(())
+}
+
+#[test]
+fn rung_wait_waits_for_pending_frees() -> Result<()> {
+    let (pool, source) = plain(64, "")?;
+    source.hold_fences();
+    let block = take(&pool, 40)?;
+    pool.free_after(block, source.fence()?);
+    take(&pool, 40)?;
+    let stats = pool.stats();
+    assert_eq!((stats.rungs.poll.served, stats.rungs.wait.served, stats.num_sync_all_streams), (0, 1, 1));
+    assert_eq!((stats.num_alloc_retries, stats.rungs.release.tried), (0, 0));
+    Ok(())
+}
+
+/// PyTorch fails here (pytorch#189504), and serves the same request when it is made once more: after it has waited
+/// for events it releases whole segments, but does not search the blocks that have become free in split ones.
+#[test]
+fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split() -> Result<()> {
+    for text in ["", "release_before_growth:False,fit:best,small_size_kb:1024"] {
+        let (pool, source) = plain(40, text)?;
+        source.hold_fences();
+        let (whole, rest) = (take(&pool, 40)?, 8 * MIB);
+        pool.free(whole);
+        let (pinned, waiting) = (pool.alloc(Request::new(rest))?, take(&pool, 32)?);
+        assert_eq!(pinned.segment, waiting.segment);
+        pool.free_after(waiting, source.fence()?);
+        // The segment cannot be released, for a part of it is in use; the device has no other memory.
+        let block = take(&pool, 32)?;
+        assert_eq!(block.segment, pinned.segment);
+        assert_eq!(pool.stats().num_ooms, 0);
+    }
+    Ok(())
+}
+
+#[test]
+fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
+    let (pool, source) = plain(64, "release_before_growth:False")?;
+    let (a, b, pinned) = (take(&pool, 20)?, take(&pool, 20)?, take(&pool, 20)?);
+    pool.free(a);
+    pool.free(b);
+    take(&pool, 40)?;
+    let stats = pool.stats();
+    assert_eq!((stats.rungs.release.tried, stats.rungs.release.served, stats.num_alloc_retries), (1, 1, 1));
+    assert_eq!((source.calls().free, stats.reserved()), (2, 60 * MIB));
+    pool.free(pinned);
+    Ok(())
+}
+
+#[test]
+fn a_full_device_is_an_error_and_the_pool_goes_on() -> Result<()> {
+    let (pool, _source) = plain(64, "")?;
+    let block = take(&pool, 60)?;
+    assert!(take(&pool, 10).is_err_and(|e| e.is_out_of_memory()));
+    assert_eq!(pool.stats().num_ooms, 1);
+    pool.free(block);
+    take(&pool, 64)?;
+    Ok(())
+}
+
+#[test]
+fn fail_fast_skips_the_rest_of_the_ladder() -> Result<()> {
+    let (pool, _source) = plain(64, "release_before_growth:False,throw_on_cudamalloc_oom:True")?;
+    pool.free(take(&pool, 40)?);
+    assert!(take(&pool, 50).is_err());
+    assert_eq!(pool.stats().rungs.release.tried, 0);
+    Ok(())
+}
+
+#[test]
+fn a_lost_device_is_not_a_full_one() -> Result<()> {
+    let (pool, source) = plain(64, "")?;
+    source.fail(0, SourceError::DeviceLost("reset".to_owned()));
+    assert!(matches!(take(&pool, 1), Err(Error::Source(SourceError::DeviceLost(_)))));
+    let refusal = SourceError::Driver { call: "cuMemAlloc", detail: "invalid value".to_owned() };
+    source.fail(1, refusal.clone());
+    take(&pool, 30)?;
+    assert!(matches!(take(&pool, 31), Err(Error::Source(e)) if e == refusal));
+    take(&pool, 31)?;
+    Ok(())
+}
+
+#[test]
+fn without_addresses_the_pool_goes_on_with_plain_segments() -> Result<()> {
+    let source = Arc::new(FakeSource::paged(64 * MIB));
+    let pool = Pool::new(source.clone(), Config::default());
+    assert!(pool.stats().expandable_segments);
+    source.fail(0, SourceError::Driver { call: "cuMemAddressReserve", detail: "no space".to_owned() });
+    let block = take(&pool, 30)?;
+    assert!(!pool.stats().expandable_segments);
+    assert_eq!((source.calls().alloc, source.calls().map), (1, 0));
+    pool.free(block);
+    assert_eq!(pool.empty_cache()?, 30 * MIB);
+    Ok(())
+}
+
+#[test]
+fn memory_moves_between_queues_and_pools_by_mapping() -> Result<()> {
+    let source = Arc::new(FakeSource::paged(64 * MIB));
+    let pool = Pool::new(source.clone(), Config::default());
+    let block = take(&pool, 60)?;
+    pool.free(block);
+    // The device is full with what queue 0 has freed.
+    let other = pool.alloc(Request::new(60 * MIB).queue(7))?;
+    assert_ne!(other.segment, block.segment);
+    assert_eq!((source.used(), source.complaints()), (60 * MIB, vec![]));
+    Ok(())
+}
+
+#[test]
+fn trim_does_not_wait_and_empty_cache_does() -> Result<()> {
+    let (pool, source) = plain(200, "")?;
+    source.hold_fences();
+    let blocks = [take(&pool, 30)?, take(&pool, 40)?, take(&pool, 50)?];
+    blocks.into_iter().for_each(|b| pool.free(b));
+    assert_eq!(pool.trim(80 * MIB)?, 50 * MIB);
+    let stats = pool.stats();
+    assert_eq!((source.calls().wait, source.calls().free), (0, 0));
+    assert_eq!((stats.pending_bytes, stats.reserved()), (50 * MIB, 120 * MIB));
+    assert_eq!(pool.empty_cache()?, 120 * MIB);
+    assert_eq!((source.calls().wait, pool.stats().reserved(), pool.stats().pending_bytes), (2, 0, 0));
+    Ok(())
+}
+
+#[test]
+fn limits_bound_what_is_held() -> Result<()> {
+    let (pool, source) = plain(100, "per_process_memory_fraction:0.5")?;
+    assert_eq!(pool.limit(), Some(50 * MIB));
+    assert!(take(&pool, 51).is_err());
+    pool.set_fraction(0.8)?;
+    pool.free(take(&pool, 51)?);
+    assert!(pool.set_fraction(1.5).is_err_and(|e| e.to_string().contains("from 0 to 1")));
+    pool.set_limit(Some(20 * MIB));
+    assert!(take(&pool, 60).is_err());
+    assert_eq!(source.used(), 0, "the ladder has given all idle memory back");
+    Ok(())
+}
+
+#[test]
+fn preallocated_memory_serves_requests_without_the_driver() -> Result<()> {
+    for source in [FakeSource::plain(1 << 30), FakeSource::paged(1 << 30)].map(Arc::new) {
+        let pool = Pool::new(source.clone(), Config::default());
+        pool.preallocate(512 * MIB)?;
+        let calls = source.calls().memory();
+        for mib in [100, 200, 212] {
+            take(&pool, mib)?;
+        }
+        assert_eq!(source.calls().memory(), calls);
+    }
+    Ok(())
+}
+
+#[test]
+fn statistics_have_pytorchs_names_and_resets() -> Result<()> {
+    let (pool, _source) = plain(100, "")?;
+    // PyTorch's own test: 256 floats are exactly 1,024 active bytes.
+    let block = pool.alloc(Request::new(256 * 4).tag(Tag::Parameter))?;
+    let map = pool.stats().to_map();
+    let get = |key: &str| map.get(key).copied();
+    assert_eq!(get("active_bytes.all.current"), Some(1024));
+    assert_eq!(get("allocation.small_pool.current"), Some(1));
+    assert_eq!(get("segment.small_pool.allocated"), Some(1));
+    assert_eq!(get("inactive_split_bytes.all.current"), Some(2 * MIB - 1024));
+    assert_eq!(get("tag_bytes.parameter.current"), Some(1024));
+    assert_eq!(get("num_device_alloc"), Some(1));
+    pool.free(block);
+    assert_eq!(pool.stats().inactive_split.all.current, 0);
+    pool.reset_peak_stats();
+    pool.reset_accumulated_stats();
+    let stats = pool.stats();
+    assert_eq!((stats.peak_allocated(), stats.tag(Tag::Parameter).peak), (0, 0));
+    assert_eq!((stats.allocated_bytes.all.allocated, stats.allocated_bytes.all.freed), (0, 0));
+    assert_eq!((stats.peak_reserved(), stats.num_device_alloc), (2 * MIB, 0));
+    Ok(())
+}
+
+#[test]
+fn oversize_blocks_stay_whole() -> Result<()> {
+    let (pool, source) =
+        plain(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
+    pool.free(take(&pool, 100)?);
+    // Below the limit: not from the block above it. Above: only if little is wasted.
+    take(&pool, 30)?;
+    take(&pool, 60)?;
+    assert_eq!(source.calls().alloc, 3);
+    take(&pool, 90)?;
+    assert_eq!((source.calls().alloc, pool.stats().oversize_segments.current), (3, 2));
+    Ok(())
+}
+
+#[test]
+fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
+    let (pool, source) = plain(1024, "")?;
+    let pool = pool.named("wgpu:0 llvmpipe");
+    source.hold_fences();
+    let _net = scope::module("net");
+    let weights = {
+        let _tag = scope::tag(Tag::Parameter);
+        let _layer = scope::module("fc1");
+        take(&pool, 100)?
+    };
+    let _tag = scope::tag(Tag::Activation);
+    let mut blocks = Vec::new();
+    for _ in 0..8 {
+        blocks.push(take(&pool, 100)?);
+    }
+    let _op = scope::op("matmul");
+    let full = out_of_memory(take(&pool, 300));
+    insta::assert_snapshot!(full, @r"
+    out of memory on wgpu:0 llvmpipe: matmul in net asked for 300.0 MiB (activation)
+      device: 124.0 MiB free of 1.0 GiB; the device has no room for 314572800 more bytes (130023424 of 1073741824 bytes are free)
+      pool: 900.0 MiB allocated + 0 B pending + 0 B cached = 900.0 MiB reserved
+      largest free block: 0 B (fragmentation 0 %)
+      held by: activation 800.0 MiB, parameter 100.0 MiB
+      modules: net 800.0 MiB, net.fc1 100.0 MiB
+      try: activations hold the most: use a smaller batch with accumulation, or checkpoint modules
+    ");
+    pool.set_limit(Some(900 * MIB));
+    pool.free(weights);
+    pool.free(blocks.swap_remove(3));
+    let limited = out_of_memory(take(&pool, 250));
+    insta::assert_snapshot!(limited, @r"
+    out of memory on wgpu:0 llvmpipe: matmul in net asked for 250.0 MiB (activation)
+      device: 324.0 MiB free of 1.0 GiB; the pool may take 900.0 MiB
+      pool: 700.0 MiB allocated + 0 B pending + 0 B cached = 700.0 MiB reserved
+      largest free block: 0 B (fragmentation 0 %)
+      held by: activation 700.0 MiB
+      modules: net 700.0 MiB
+      try: the limit stopped this, not the device, which has 324.0 MiB free: raise max_memory_mb or per_process_memory_fraction
+      try: activations hold the most: use a smaller batch with accumulation, or checkpoint modules
+    ");
+    let too_much = out_of_memory(take(&pool, 2000));
+    insta::assert_snapshot!(too_much, @r"
+    out of memory on wgpu:0 llvmpipe: matmul in net asked for 2.0 GiB (activation)
+      device: 324.0 MiB free of 1.0 GiB; the pool may take 900.0 MiB
+      pool: 700.0 MiB allocated + 0 B pending + 0 B cached = 700.0 MiB reserved
+      largest free block: 0 B (fragmentation 0 %)
+      held by: activation 700.0 MiB
+      modules: net 700.0 MiB
+      try: the request alone is larger than the pool's limit of 900.0 MiB
+      try: activations hold the most: use a smaller batch with accumulation, or checkpoint modules
+    ");
+    Ok(())
+}
+
+#[test]
+fn a_message_about_fragments_and_one_about_a_tensor_that_is_too_large() -> Result<()> {
+    let (pool, _source) = plain(64, "")?;
+    pool.free(take(&pool, 64)?);
+    let blocks = (0..16).map(|_| take(&pool, 4)).collect::<Result<Vec<_>>>()?;
+    blocks.iter().step_by(2).for_each(|b| pool.free(*b));
+    let fragments = out_of_memory(take(&pool, 8));
+    insta::assert_snapshot!(fragments, @r"
+    out of memory on the device: a request for 8.0 MiB (other)
+      device: 0 B free of 64.0 MiB; the device has no room for 8388608 more bytes (0 of 67108864 bytes are free)
+      pool: 32.0 MiB allocated + 0 B pending + 32.0 MiB cached = 64.0 MiB reserved
+      largest free block: 4.0 MiB (fragmentation 88 %)
+      held by: other 32.0 MiB
+      try: 32.0 MiB are free but in pieces: allocate what lives longest first, or set max_split_size_mb so that large blocks stay whole
+    ");
+
+    let source = FakeSource::plain(64 * MIB).with_limits(|l| l.max_segment = 16 * MIB);
+    let pool = Pool::new(Arc::new(source), Config::default());
+    let _input = scope::tag(Tag::Input);
+    let huge = out_of_memory(pool.alloc(Request::new(20 * MIB).op("from_slice")));
+    insta::assert_snapshot!(huge, @r"
+    out of memory on the device: from_slice asked for 20.0 MiB (input)
+      device: 64.0 MiB free of 64.0 MiB
+      pool: 0 B allocated + 0 B pending + 0 B cached = 0 B reserved
+      largest free block: 0 B (fragmentation 0 %)
+      try: one tensor may take at most 16.0 MiB on this device: split the tensor
+    ");
+    Ok(())
+}
+
+#[test]
+fn a_table_and_a_line_show_the_figures() -> Result<()> {
+    let (pool, _source) = plain(1024, "")?;
+    let block = pool.alloc(Request::new(100 * MIB).tag(Tag::Gradient))?;
+    pool.alloc(Request::new(1000))?;
+    pool.free(block);
+    insta::assert_snapshot!(pool.stats().line(), @"allocated 1.0 KiB, reserved 102.0 MiB, peak 100.0 MiB");
+    insta::assert_snapshot!(pool.stats(), @r"
+    --------------------------------------------------------------------------
+    memory (plain segments)   out of memory: 0   retries: 0   device calls: 2 + 0
+    --------------------------------------------------------------------------
+                                 current        peak    allocated        freed
+    allocated                    1.0 KiB   100.0 MiB    100.0 MiB    100.0 MiB
+      large pool                     0 B   100.0 MiB    100.0 MiB    100.0 MiB
+      small pool                 1.0 KiB     1.0 KiB      1.0 KiB          0 B
+    active                       1.0 KiB   100.0 MiB    100.0 MiB    100.0 MiB
+      large pool                     0 B   100.0 MiB    100.0 MiB    100.0 MiB
+      small pool                 1.0 KiB     1.0 KiB      1.0 KiB          0 B
+    requested                     1000 B   100.0 MiB    100.0 MiB    100.0 MiB
+      large pool                     0 B   100.0 MiB    100.0 MiB    100.0 MiB
+      small pool                  1000 B      1000 B       1000 B          0 B
+    reserved                   102.0 MiB   102.0 MiB    102.0 MiB          0 B
+      large pool               100.0 MiB   100.0 MiB    100.0 MiB          0 B
+      small pool                 2.0 MiB     2.0 MiB      2.0 MiB          0 B
+    non-releasable               2.0 MiB     2.0 MiB      2.0 MiB          0 B
+      large pool                     0 B         0 B          0 B          0 B
+      small pool                 2.0 MiB     2.0 MiB      2.0 MiB          0 B
+      tag gradient                   0 B   100.0 MiB    100.0 MiB    100.0 MiB
+      tag other                  1.0 KiB     1.0 KiB      1.0 KiB          0 B
+    pending                          0 B
+    allocations                        1           2            2            1
+    active blocks                      1           2            2            1
+    segments                           2           2            2            0
+    non-releasable blocks              1           1            1            0
+    --------------------------------------------------------------------------
+    ");
+    Ok(())
+}
+
+#[test]
+fn a_snapshot_shows_blocks() -> Result<()> {
+    let (pool, source) = plain(100, "")?;
+    source.hold_fences();
+    let _module = scope::module("net");
+    let (a, _b) = (pool.alloc(Request::new(1000).op("relu"))?, pool.alloc(Request::new(2000))?);
+    pool.free_after(a, source.fence()?);
+    let segments = pool.snapshot();
+    assert_eq!(segments.len(), 1);
+    let states = segments[0].blocks.iter().map(|b| (b.offset, b.size, b.state, b.module.as_str()));
+    assert_eq!(
+        states.collect::<Vec<_>>(),
+        [
+            (0, 1024, "active_awaiting_free", ""),
+            (1024, 2048, "active_allocated", "net"),
+            (3072, 2 * MIB - 3072, "inactive", "")
+        ]
+    );
+    assert_eq!((segments[0].total_size, segments[0].active_size), (2 * MIB, 3072));
+    Ok(())
+}
+
+#[test]
+fn threads_share_a_pool() -> Result<()> {
+    let source = Arc::new(FakeSource::paged(256 * MIB));
+    let pool = Pool::new(source.clone(), Config::default());
+    let outcomes = std::thread::scope(|threads| {
+        let run = |seed: u64| {
+            let pool = pool.clone();
+            threads.spawn(move || {
+                let mut held = Vec::new();
+                for i in 0..2000 {
+                    held.push(pool.alloc(Request::new((seed * 977 + i * 131) % (3 * MIB)))?);
+                    if held.len() > 8 {
+                        pool.free(held.swap_remove((i as usize * 7) % 8));
+                    }
+                }
+                held.into_iter().for_each(|b| pool.free(b));
+                Ok::<_, Error>(())
+            })
+        };
+        (1..=3)
+            .map(run)
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|t| t.join().is_ok_and(|r| r.is_ok()))
+            .collect::<Vec<_>>()
+    });
+    assert_eq!(outcomes, [true; 3]);
+    assert_eq!((pool.stats().allocated(), pool.stats().num_invalid_frees), (0, 0));
+    assert_eq!(source.complaints(), Vec::<String>::new());
+    Ok(())
+}
