@@ -85,3 +85,61 @@ fn scans() {
         }
     }
 }
+
+#[test]
+fn softmax() {
+    for dtype in ["f32", "f16", "bf16"] {
+        for pass in ["forward", "backward"] {
+            for log in [false, true] {
+                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                    let spec = KernelSpec::new("softmax")
+                        .def("pass", pass)
+                        .def("log", log)
+                        .def("dtype", dtype)
+                        .def("lanes", lanes)
+                        .def("across", across)
+                        .def("width", width);
+                    valid(&spec);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn normalisations() {
+    for (dtype, weight, bias) in
+        [("f32", "f32", "f32"), ("f16", "f32", ""), ("bf16", "bf16", "bf16"), ("f32", "", "")]
+    {
+        for (pass, given, sums) in [
+            ("forward", false, false),
+            ("forward", true, false),
+            ("backward", false, false),
+            ("backward", true, false),
+            ("backward", true, true),
+        ] {
+            for rms in [false, true] {
+                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                    let spec = KernelSpec::new("norm")
+                        .def("pass", pass)
+                        .def("dtype", dtype)
+                        .def("weight", weight)
+                        .def("bias", if pass == "forward" { bias } else { "" })
+                        .def("rms", rms)
+                        .def("given", given)
+                        .def("sums", sums)
+                        .def("lanes", lanes)
+                        .def("across", across)
+                        .def("width", width);
+                    valid(&spec);
+                    let spec = KernelSpec::new("norm_weight")
+                        .def("dtype", dtype)
+                        .def("rms", rms)
+                        .def("lanes", lanes)
+                        .def("across", across);
+                    valid(&spec);
+                }
+            }
+        }
+    }
+}

@@ -9,11 +9,13 @@ mod cast;
 mod index;
 pub(crate) mod launch;
 mod matmul;
+mod norm;
 pub(crate) mod pointwise;
 mod random;
 mod reduce;
 mod scan;
 mod shape;
+mod softmax;
 mod statistics;
 mod unary;
 

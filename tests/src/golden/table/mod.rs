@@ -10,6 +10,7 @@ use super::args::Args;
 
 mod elementwise;
 mod index;
+mod norm;
 mod reduce;
 mod shape;
 
@@ -29,6 +30,7 @@ impl Table {
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
         elementwise::register(&mut table);
+        norm::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);
         shape::register(&mut table);

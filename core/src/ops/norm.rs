@@ -1,0 +1,520 @@
+//! Normalisations: layer, RMS, group, instance and batch, of one family of kernels.
+//!
+//! Statistics are kept in f32, whatever the element type. The forward kernel saves mean and reciprocal deviation of
+//! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use super::reduce::dense;
+use super::softmax::{check_float, lanes};
+use crate::autograd::{self, Grads};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::Tensor;
+
+/// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight.wgsl`.
+#[derive(Clone, Copy, Debug)]
+struct Geometry {
+    rows: usize,
+    extent: usize,
+    run: usize,
+    step: usize,
+    row_stride: usize,
+    /// Of the weight of an element: row modulus, and strides of row, run and element.
+    weight_rows: usize,
+    weight_of: [usize; 3],
+    /// Number of weights, and of elements that share one.
+    weights: usize,
+    shared: usize,
+    /// Of the elements of a weight: its stride, their run and step.
+    weight_stride: usize,
+    weight_run: usize,
+    weight_step: usize,
+    /// Of the row of such an element: stride of runs, weights in a row, stride of rows.
+    row_of: [usize; 3],
+}
+
+impl Geometry {
+    /// Rows over the trailing `extent` elements, each with a weight of its own.
+    fn layer(rows: usize, extent: usize) -> Self {
+        Self {
+            rows,
+            extent,
+            run: extent,
+            step: 0,
+            row_stride: extent,
+            weight_rows: 1,
+            weight_of: [0, 0, 1],
+            weights: extent,
+            shared: rows,
+            weight_stride: 1,
+            weight_run: 1,
+            weight_step: extent,
+            row_of: [1, 1, 0],
+        }
+    }
+
+    /// [batch, channels, space] with a row for each batch entry and group of channels, and a weight for each channel.
+    fn group(batch: usize, channels: usize, space: usize, groups: usize) -> Self {
+        let extent = channels / groups * space;
+        Self {
+            rows: batch * groups,
+            extent,
+            run: space,
+            step: space,
+            row_stride: extent,
+            weight_rows: groups,
+            weight_of: [channels / groups, 1, 0],
+            row_of: [groups, channels / groups, 1],
+            ..Self::channels(batch, channels, space)
+        }
+    }
+
+    /// [batch, channels, space] with a row and a weight for each channel.
+    fn channels(batch: usize, channels: usize, space: usize) -> Self {
+        Self {
+            rows: channels,
+            extent: batch * space,
+            run: space,
+            step: channels * space,
+            row_stride: space,
+            weight_rows: channels,
+            weight_of: [1, 0, 0],
+            weights: channels,
+            shared: batch * space,
+            weight_stride: space,
+            weight_run: space,
+            weight_step: channels * space,
+            row_of: [0, 1, 1],
+        }
+    }
+}
+
+/// The statistics of the rows; RMS has no mean.
+#[derive(Clone)]
+struct Statistics {
+    mean: Option<Tensor>,
+    rstd: Tensor,
+}
+
+/// Parts of a long row that are worked on side by side.
+fn parts(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
+    let groups = outputs.div_ceil(GROUP / lanes);
+    let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
+    let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
+    (extent.div_ceil(chunk).max(1), chunk)
+}
+
+/// One normalisation of one tensor, with what all of its kernels need.
+#[derive(Clone)]
+struct Norm {
+    op: &'static str,
+    geometry: Geometry,
+    rms: bool,
+    eps: f64,
+    /// Contiguous from the start of their storages.
+    x: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+impl Norm {
+    /// The kernel for the elements: forward, or backward with the gradient `g`. `given`: the statistics are not made.
+    fn elements(
+        &self,
+        g: Option<&Tensor>,
+        statistics: &Statistics,
+        given: bool,
+        sums: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let Self { geometry: at, x, .. } = self;
+        let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+        if out.numel() == 0 {
+            return Ok(out);
+        }
+        let across = at.run == 1 && at.rows > 1;
+        let lanes = lanes(at.extent, across);
+        let (splits, chunk) =
+            if given { parts(at.rows, at.extent, lanes) } else { (1, at.extent.next_multiple_of(4)) };
+        let fours = [at.run, at.step, at.row_stride].iter().all(|n| n.is_multiple_of(4));
+        let width = if x.dtype().size() == 2 && fours && !across { 4 } else { 1 };
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
+        let bias = if g.is_some() { None } else { self.bias.as_ref() };
+        let spec = KernelSpec::new("norm")
+            .def("pass", if g.is_some() { "backward" } else { "forward" })
+            .def("dtype", name(Some(x)))
+            .def("weight", name(self.weight.as_ref()))
+            .def("bias", name(bias))
+            .def("rms", self.rms)
+            .def("given", given)
+            .def("sums", sums.is_some())
+            .def("lanes", lanes)
+            .def("across", across)
+            .def("width", width);
+        let [weight_row, weight_step, weight_inner] = at.weight_of;
+        let params = Params::new().size(at.rows).size(at.extent).size(at.run).size(at.step);
+        let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
+        let params = params.size(weight_inner).size(splits).size(chunk).size(0).f32(self.eps as f32);
+        let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
+        tensors.extend(g);
+        tensors.push(x);
+        tensors.extend(self.weight.as_ref());
+        tensors.extend(bias);
+        tensors.extend(statistics.mean.as_ref());
+        tensors.push(&statistics.rstd);
+        tensors.extend(sums);
+        tensors.push(&out);
+        launch::launch(&spec, &tensors, params, (at.rows * splits).div_ceil(GROUP / lanes))?;
+        drop(tensors);
+        Ok(out)
+    }
+
+    /// The sums over the elements of each weight, of g times the normalised x and of g, as f32 of [2, weights].
+    fn sums(&self, g: &Tensor, statistics: &Statistics) -> Result<Tensor> {
+        let Self { geometry: at, x, .. } = self;
+        if x.numel() == 0 {
+            return Tensor::zeros(&[2, at.weights], DType::F32, x.device());
+        }
+        let across = at.weight_run == 1 && at.weights > 1;
+        let lanes = lanes(at.shared, across);
+        let (splits, chunk) = parts(at.weights, at.shared, lanes);
+        let partial = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
+        };
+        let spec = KernelSpec::new("norm_weight")
+            .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
+            .def("rms", self.rms)
+            .def("lanes", lanes)
+            .def("across", across);
+        let [row_step, row_weights, row_inner] = at.row_of;
+        let params = Params::new().size(at.weights).size(at.shared).size(at.weight_run).size(at.weight_step);
+        let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
+        let params = params.size(splits).size(chunk);
+        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
+        tensors.extend(statistics.mean.as_ref());
+        tensors.push(&partial);
+        launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(GROUP / lanes))?;
+        partial.sum(&[0], false)
+    }
+
+    /// The gradients of the input, and of weight and bias where there are such. `row_sums`: those of the input need
+    /// the sums over rows that are those of the weights.
+    fn backward(
+        &self,
+        g: &Tensor,
+        statistics: &Statistics,
+        wants: &[bool],
+        given: bool,
+        row_sums: bool,
+    ) -> Result<Grads> {
+        let g = dense(g)?;
+        let inputs = 1 + usize::from(self.weight.is_some());
+        let sums = if wants[1..].contains(&true) || (row_sums && wants[0]) {
+            Some(self.sums(&g, statistics)?)
+        } else {
+            None
+        };
+        let mut grads = Grads::new();
+        grads.push(if wants[0] {
+            Some(self.elements(Some(&g), statistics, given, sums.as_ref().filter(|_| row_sums))?)
+        } else {
+            None
+        });
+        for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
+            let Some(t) = t else { continue };
+            let slot = if k == 0 { 1 } else { inputs };
+            let grad = match &sums {
+                Some(sums) if wants[slot] => {
+                    Some(sums.select(0, k as isize)?.to_dtype(t.dtype())?.reshape(t.shape())?)
+                }
+                _ => None,
+            };
+            grads.push(grad);
+        }
+        Ok(grads)
+    }
+
+    /// Forward with statistics of its own, on the tape.
+    fn record(self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Tensor> {
+        let stored = || Tensor::empty(&[self.geometry.rows], DType::F32, x.device());
+        let mean = if self.rms { None } else { Some(stored()?) };
+        let statistics = Statistics { mean, rstd: stored()? };
+        let out = self.elements(None, &statistics, false, None)?;
+        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
+        Ok(autograd::attach(self.op, out, &inputs, move |g, wants| {
+            self.backward(g, &statistics, wants, false, false)
+        }))
+    }
+}
+
+/// Checks weight or bias and makes it plain for the kernels.
+fn parameter(op: &'static str, t: Option<&Tensor>, x: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
+    let Some(t) = t else { return Ok(None) };
+    if t.shape() != shape {
+        return Err(Error::shape(
+            op,
+            "weight and bias have the shape of what is normalised",
+            &[t.shape(), shape],
+        ));
+    }
+    check_float(op, t)?;
+    t.same_device(op, x)?;
+    dense(t).map(Some)
+}
+
+/// Batch, channels and the rest of a tensor of at least two dimensions.
+fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
+    match x.shape() {
+        [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
+        _ => Err(Error::shape(op, "the input is [batch, channels, ...]", &[x.shape()])),
+    }
+}
+
+fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: usize) -> Result<()> {
+    for t in [running.0, running.1] {
+        if t.shape() != [n] {
+            return Err(Error::shape(
+                op,
+                "running statistics have one element for each channel",
+                &[t.shape(), &[n]],
+            ));
+        }
+        check_float(op, t)?;
+    }
+    Ok(())
+}
+
+/// running = (1 - momentum) running + momentum now.
+fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
+    let _no_grad = autograd::no_grad();
+    running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
+}
+
+impl Tensor {
+    fn norm_rows(
+        &self,
+        op: &'static str,
+        shape: &[usize],
+        parameters: [Option<&Tensor>; 2],
+        eps: f64,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        check_float(op, self)?;
+        if shape.is_empty() || !self.shape().ends_with(shape) {
+            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
+        }
+        let extent: usize = shape.iter().product();
+        let [weight, bias] = parameters;
+        let norm = Norm {
+            op,
+            geometry: Geometry::layer(self.numel() / extent.max(1), extent),
+            rms: op == "rms_norm",
+            eps,
+            x: dense(self)?,
+            weight: parameter(op, weight, self, shape)?,
+            bias: parameter(op, bias, self, shape)?,
+        };
+        norm.record(self, weight, bias)
+    }
+
+    /// Each row over the trailing dimensions `normalized_shape`, less its mean, divided by its deviation, times weight
+    /// plus bias.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[8, 16, 64], DType::F32, &device)?;
+    /// let weight = Tensor::ones(&[64], DType::F32, &device)?;
+    /// assert_eq!(x.layer_norm(&[64], Some(&weight), None, 1e-5)?.shape(), x.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The input does not end with `normalized_shape`; weight or bias has another shape; the dtype is not f32, f16 or
+    /// bf16; memory runs out.
+    pub fn layer_norm(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.norm_rows("layer_norm", normalized_shape, [weight, bias], eps)
+    }
+
+    /// Each row over the trailing dimensions `normalized_shape`, divided by the root of its mean square, times weight.
+    /// Without `eps`, the element type's rounding unit is used.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm).
+    pub fn rms_norm(
+        &self,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        eps: Option<f64>,
+    ) -> Result<Tensor> {
+        let unit = match self.dtype() {
+            DType::F16 => 2f64.powi(-10),
+            DType::BF16 => 2f64.powi(-7),
+            _ => f64::from(f32::EPSILON),
+        };
+        self.norm_rows("rms_norm", normalized_shape, [weight, None], eps.unwrap_or(unit))
+    }
+
+    fn norm_groups(
+        &self,
+        op: &'static str,
+        groups: usize,
+        parameters: [Option<&Tensor>; 2],
+        eps: f64,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        check_float(op, self)?;
+        let (batch, channels, space) = channels(op, self)?;
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(Error::argument(
+                op,
+                format!("{channels} channels do not divide into {groups} groups"),
+            ));
+        }
+        let [weight, bias] = parameters;
+        let norm = Norm {
+            op,
+            geometry: Geometry::group(batch, channels, space, groups),
+            rms: false,
+            eps,
+            x: dense(self)?,
+            weight: parameter(op, weight, self, &[channels])?,
+            bias: parameter(op, bias, self, &[channels])?,
+        };
+        norm.record(self, weight, bias)
+    }
+
+    /// Each of `groups` groups of channels of each entry of [batch, channels, ...] normalised; weight and bias have
+    /// one element for each channel.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm); the channels do not divide into the groups.
+    pub fn group_norm(
+        &self,
+        groups: usize,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.norm_groups("group_norm", groups, [weight, bias], eps)
+    }
+
+    /// Each channel of each entry of [batch, channels, ...] normalised. `running` are mean and variance, which follow
+    /// the batch's by `momentum` in place; without `use_input_stats` they are what is used.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm); there are no running statistics and the input's are not to be used.
+    pub fn instance_norm(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        use_input_stats: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        if !use_input_stats {
+            return self.batch_norm(running, weight, bias, false, momentum, eps);
+        }
+        let (_, n, _) = channels("instance_norm", self)?;
+        if let Some((mean, var)) = running {
+            same_statistics("instance_norm", (mean, var), n)?;
+            let _no_grad = autograd::no_grad();
+            let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
+            let flat = self.detach().to_dtype(DType::F32)?;
+            // Without space, an instance is one element.
+            let (v, m) = if space.is_empty() {
+                flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
+            } else {
+                flat.var_mean(&space, 1.0, false)?
+            };
+            follow(mean, &m.mean(&[0], false)?, momentum)?;
+            follow(var, &v.mean(&[0], false)?, momentum)?;
+        }
+        self.norm_groups("instance_norm", n.max(1), [weight, bias], eps)
+    }
+
+    /// Each channel of [batch, channels, ...] normalised over everything else. In `training`, by the batch's own mean
+    /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
+    /// `running`.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
+    /// statistics outside it.
+    pub fn batch_norm(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        const OP: &str = "batch_norm";
+        let _op = memory::scope::op(OP);
+        check_float(OP, self)?;
+        let (batch, n, space) = if let [n] = self.shape() { (1, *n, 1) } else { channels(OP, self)? };
+        if let Some(running) = running {
+            same_statistics(OP, running, n)?;
+        }
+        let count = batch * space;
+        if training && count == 1 {
+            return Err(Error::shape(
+                OP,
+                "training needs more than one element for each channel",
+                &[self.shape()],
+            ));
+        }
+        let x = dense(self)?;
+        let norm = Norm {
+            op: OP,
+            geometry: Geometry::channels(batch, n, space),
+            rms: false,
+            eps,
+            weight: parameter(OP, weight, self, &[n])?,
+            bias: parameter(OP, bias, self, &[n])?,
+            x: x.clone(),
+        };
+        let statistics = {
+            let _no_grad = autograd::no_grad();
+            let (mean, var) = match running {
+                _ if training => {
+                    let (var, mean) = x.reshape([batch, n, space])?.moments(&[0, 2])?;
+                    if let Some((running_mean, running_var)) = running {
+                        follow(running_mean, &mean, momentum)?;
+                        let unbiased = var.mul(count as f64 / (count as f64 - 1.0))?;
+                        follow(running_var, &unbiased, momentum)?;
+                    }
+                    (mean, var)
+                }
+                Some((mean, var)) => {
+                    (mean.detach().to_dtype(DType::F32)?, var.detach().to_dtype(DType::F32)?)
+                }
+                None => {
+                    return Err(Error::argument(
+                        OP,
+                        "takes running statistics, or makes them from the batch in training; there is neither",
+                    ));
+                }
+            };
+            // Running statistics change with the next batch; the tape keeps these.
+            let mean = if training { mean } else { mean.copy()? };
+            Statistics { mean: Some(dense(&mean)?), rstd: var.add(eps)?.rsqrt()? }
+        };
+        let out = norm.elements(None, &statistics, true, None)?;
+        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
+        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+            norm.backward(g, &statistics, wants, true, training)
+        }))
+    }
+}

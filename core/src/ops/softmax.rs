@@ -1,0 +1,161 @@
+//! Softmax and log-softmax: one kernel forward, one backward, for any strides.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// The rows of a tensor along one dimension, and how threads share them.
+pub(super) struct Rows {
+    /// Number of rows.
+    pub(super) rows: usize,
+    /// Elements of a row.
+    pub(super) extent: usize,
+    /// Elements of the dimensions after that of the rows.
+    pub(super) inner: usize,
+    /// Threads for one row.
+    pub(super) lanes: usize,
+    /// Whether neighbouring threads hold neighbouring rows.
+    pub(super) across: bool,
+    stride: usize,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl Rows {
+    pub(super) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
+        let d = normalize_dim(op, dim, x.rank())?;
+        let without = |of: &[usize]| -> Dims {
+            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
+        };
+        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let (shape, mut strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        launch::check_rank(op, shape.len())?;
+        let across = inner > 1;
+        Ok(Self {
+            rows: x.numel() / extent.max(1),
+            extent,
+            inner,
+            lanes: lanes(extent, across),
+            across,
+            stride: x.strides().get(d).copied().unwrap_or(1),
+            shape,
+            strides: strides.swap_remove(0),
+        })
+    }
+
+    /// The parameters that say where rows lie: eight words, then shape and strides.
+    pub(super) fn params(&self, x: &Tensor) -> Params {
+        let params = Params::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
+        let params = params.size(x.layout().offset()).size(self.stride);
+        params.align().dims(&self.shape).dims(&self.strides)
+    }
+
+    /// Workgroups that hold all rows.
+    pub(super) fn groups(&self) -> usize {
+        self.rows.div_ceil(GROUP / self.lanes)
+    }
+
+    /// Elements that a thread writes at once: four where that makes whole words of halves.
+    pub(super) fn width(&self, dtype: DType) -> usize {
+        if dtype.size() == 2 && self.inner == 1 && self.extent.is_multiple_of(4) { 4 } else { 1 }
+    }
+}
+
+/// Threads that share a row of `extent` elements.
+pub(super) fn lanes(extent: usize, across: bool) -> usize {
+    match extent {
+        0..=8 => 1,
+        9..=64 => 8,
+        65..=1024 => 32,
+        _ if across => 32,
+        _ => GROUP,
+    }
+}
+
+/// Floats of at most 32 bits, in which the shading languages have exponentials.
+pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
+        other => Err(Error::dtype(op, other, "takes f32, f16 and bf16; cast with `to_dtype`")),
+    }
+}
+
+fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
+    let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let rows = Rows::new(op, input, dim)?;
+    let spec = KernelSpec::new("softmax")
+        .def("pass", if y.is_some() { "backward" } else { "forward" })
+        .def("log", op == "log_softmax")
+        .def("dtype", launch::shader_dtype(input.dtype(), input.device()))
+        .def("lanes", rows.lanes)
+        .def("across", rows.across)
+        .def("width", rows.width(input.dtype()));
+    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
+    tensors.extend(y);
+    tensors.push(&out);
+    launch::launch(&spec, &tensors, rows.params(input), rows.groups())?;
+    drop(tensors);
+    Ok(out)
+}
+
+fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
+    let _op = memory::scope::op(op);
+    check_float(op, x)?;
+    normalize_dim(op, dim, x.rank())?;
+    let out = run(op, x, None, dim)?;
+    let y = out.clone();
+    Ok(autograd::attach(op, out, &[x], move |g, _| Ok(smallvec![Some(run(op, g, Some(&y), dim)?)])))
+}
+
+impl Tensor {
+    /// Exponentials along `dim`, divided by their sum. A row of nothing but -inf is NaN, as in PyTorch.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let logits = Tensor::zeros(&[2, 10], DType::F32, &device)?;
+    /// assert_eq!(logits.softmax(-1)?.shape(), [2, 10]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `dim` is out of range; the dtype is not f32, f16 or bf16; memory runs out.
+    pub fn softmax(&self, dim: isize) -> Result<Tensor> {
+        softmax("softmax", self, dim)
+    }
+
+    /// The logarithm of [`softmax`](Self::softmax), without its loss of digits.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
+        softmax("log_softmax", self, dim)
+    }
+
+    /// [`softmax`](Self::softmax) of the values cast to `dtype`: halves lose less on the way in f32.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
+        self.to_dtype(dtype)?.softmax(dim)
+    }
+
+    /// [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
+        self.to_dtype(dtype)?.log_softmax(dim)
+    }
+}

@@ -1,0 +1,158 @@
+{#-
+Normalisation of rows, forward and the gradient of the input. What a row is, and which weight an element has, is
+said by numbers, so that one kernel serves layer, group, instance, batch and RMS normalisation:
+  element e of row r lies at r * row_stride + (e / run) * step + e % run,
+  and has weight (r % weight_rows) * weight_row + (e / run) * weight_step + (e % run) * weight_inner.
+
+pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: their dtypes, or ""
+rms: no mean is taken off · given: the statistics are read (batch normalisation), else made and written here
+sums: backward with `given`: the sums over the row of g times the normalised x, and of g, are read: dtype f32, [2, rows]
+lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    rows: u32,
+    extent: u32,
+    run: u32,
+    step: u32,
+    row_stride: u32,
+    weight_rows: u32,
+    weight_row: u32,
+    weight_step: u32,
+    weight_inner: u32,
+    splits: u32,
+    chunk: u32,
+    offset: u32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% set next = namespace(binding=0) %}
+{% if pass == "backward" %}
+{{ t.input(next.binding, "g", dtype) }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
+{{ t.input(next.binding, "x", dtype) }}
+{% set next.binding = next.binding + 1 %}
+{% if weight %}
+{{ t.input(next.binding, "weight", weight) }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
+{% if bias %}
+{{ t.input(next.binding, "bias", bias) }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
+{% set stored = pass == "forward" and not given %}
+{% for name in (["rstd"] if rms else ["mean", "rstd"]) %}
+{% if stored %}
+{{ t.output(next.binding, name, "f32") }}
+{% else %}
+{{ t.input(next.binding, name, "f32") }}
+{% endif %}
+{% set next.binding = next.binding + 1 %}
+{% endfor %}
+{% if sums %}
+{{ t.input(next.binding, "sums", "f32") }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
+{{ t.output(next.binding, "result", dtype, "packed" if width == 4 else "scattered") }}
+{{ rows.functions(lanes, across) }}
+
+fn place(row: u32, e: u32) -> u32 { return p.offset + row * p.row_stride + (e / p.run) * p.step + e % p.run; }
+fn weight_place(row: u32, e: u32) -> u32 {
+    return (row % p.weight_rows) * p.weight_row + (e / p.run) * p.weight_step + (e % p.run) * p.weight_inner;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let index = row_of(group_index(group, groups), thread);
+    let row = index % p.rows;
+    let live = index < p.rows * p.splits;
+    // A part of the row where the statistics are given; threads without a row stay for the barriers.
+    let begin = (index / p.rows) * p.chunk;
+    let end = select(0u, min(begin + p.chunk, p.extent), live);
+    let first = begin + lane_of(thread) * {{ width }}u;
+    let n = f32(p.extent);
+    {% if stored %}
+    {% if not rms %}
+    var sum = 0.0;
+    for (var e = first; e < end; e += {{ lanes * width }}u) {
+        {% for k in range(width) %}
+        sum += x_at(place(row, e + {{ k }}u));
+        {% endfor %}
+    }
+    let mean = row_sum(sum, thread) / n;
+    {% else %}
+    let mean = 0.0;
+    {% endif %}
+    var squares = 0.0;
+    for (var e = first; e < end; e += {{ lanes * width }}u) {
+        {% for k in range(width) %}
+        let d{{ k }} = x_at(place(row, e + {{ k }}u)) - mean;
+        squares += d{{ k }} * d{{ k }};
+        {% endfor %}
+    }
+    let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
+    if live && lane_of(thread) == 0u {
+        {% if not rms %}
+        mean_put(row, mean);
+        {% endif %}
+        rstd_put(row, rstd);
+    }
+    {% else %}
+    let mean = {{ "0.0" if rms else "mean_at(row)" }};
+    let rstd = rstd_at(row);
+    {% endif %}
+    {% if pass == "backward" and not given %}
+    var plain = 0.0;
+    var scaled = 0.0;
+    for (var e = first; e < end; e += {{ lanes * width }}u) {
+        {% for k in range(width) %}
+        let i{{ k }} = place(row, e + {{ k }}u);
+        let gw{{ k }} = g_at(i{{ k }}){{ " * weight_at(weight_place(row, e + " ~ k ~ "u))" if weight else "" }};
+        plain += gw{{ k }};
+        scaled += gw{{ k }} * ((x_at(i{{ k }}) - mean) * rstd);
+        {% endfor %}
+    }
+    let mean_plain = {{ "0.0" if rms else "row_sum(plain, thread) / n" }};
+    let mean_scaled = row_sum(scaled, thread) / n;
+    {% elif sums %}
+    let one_weight = {{ "weight_at(weight_place(row, 0u))" if weight else "1.0" }};
+    let mean_scaled = sums_at(row) * one_weight / n;
+    let mean_plain = sums_at(p.rows + row) * one_weight / n;
+    {% elif pass == "backward" %}
+    // The statistics are constants: only the scale is left.
+    let mean_scaled = 0.0;
+    let mean_plain = 0.0;
+    {% endif %}
+    for (var e = first; e < end; e += {{ lanes * width }}u) {
+        {% if width == 4 %}
+        var quad: array<f32, 4>;
+        {% endif %}
+        {% for k in range(width) %}
+        let at{{ k }} = place(row, e + {{ k }}u);
+        let z{{ k }} = (x_at(at{{ k }}) - mean) * rstd;
+        {% if weight or bias %}
+        let w{{ k }} = weight_place(row, e + {{ k }}u);
+        {% endif %}
+        {% if pass == "forward" %}
+        let r{{ k }} = z{{ k }}{{ " * weight_at(w" ~ k ~ ")" if weight else "" }}{{ " + bias_at(w" ~ k ~ ")" if bias else "" }};
+        {% else %}
+        let h{{ k }} = g_at(at{{ k }}){{ " * weight_at(w" ~ k ~ ")" if weight else "" }};
+        let r{{ k }} = rstd * ((h{{ k }} - mean_plain) - z{{ k }} * mean_scaled);
+        {% endif %}
+        {% if width == 4 %}
+        quad[{{ k }}] = r{{ k }};
+        {% else %}
+        result_put(at{{ k }} - p.offset, r{{ k }});
+        {% endif %}
+        {% endfor %}
+        {% if width == 4 %}
+        let to = at0 - p.offset;
+        result_put4(to, quad, to + 4u);
+        {% endif %}
+    }
+}

@@ -1,0 +1,61 @@
+{#-
+Partial gradients of weight and bias of a normalisation: for weight j and part s of its elements,
+partial[s, 0, j] = sum of g * (x - mean) * rstd and partial[s, 1, j] = sum of g. A reduction adds the parts.
+
+Element q of weight j lies at j * weight_stride + (q / run) * step + q % run, in row
+(q / run) * row_step + (j / row_weights) * row_inner of the statistics.
+
+dtype: of g and x · rms: no mean was taken off · lanes, across: see rows
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    weights: u32,
+    extent: u32,
+    run: u32,
+    step: u32,
+    weight_stride: u32,
+    row_step: u32,
+    row_weights: u32,
+    row_inner: u32,
+    splits: u32,
+    chunk: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "g", dtype) }}
+{{ t.input(1, "x", dtype) }}
+{{ t.input(2, "rstd", "f32") }}
+{% if not rms %}
+{{ t.input(3, "mean", "f32") }}
+{% endif %}
+{{ t.output(3 if rms else 4, "partial", "f32") }}
+{{ rows.functions(lanes, across) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let index = row_of(group_index(group, groups), thread);
+    let j = index % p.weights;
+    let part = index / p.weights;
+    let live = part < p.splits;
+    let begin = part * p.chunk;
+    let end = select(0u, min(begin + p.chunk, p.extent), live);
+    var plain = 0.0;
+    var scaled = 0.0;
+    for (var q = begin + lane_of(thread); q < end; q += {{ lanes }}u) {
+        let i = j * p.weight_stride + (q / p.run) * p.step + q % p.run;
+        let row = (q / p.run) * p.row_step + (j / p.row_weights) * p.row_inner;
+        let g = g_at(i);
+        let x = x_at(i){{ "" if rms else " - mean_at(row)" }};
+        plain += g;
+        scaled += g * (x * rstd_at(row));
+    }
+    let all_scaled = row_sum(scaled, thread);
+    let all_plain = row_sum(plain, thread);
+    if live && lane_of(thread) == 0u {
+        partial_put(part * 2u * p.weights + j, all_scaled);
+        partial_put((part * 2u + 1u) * p.weights + j, all_plain);
+    }
+}
