@@ -1,0 +1,238 @@
+//! Reductions, softmax and normalisations at sizes that golden data does not reach: long rows, few outputs made in two
+//! stages, halves written in whole words, any strides. Compared with sums in f64 on the host.
+
+use forebay::dtype::DType;
+use forebay::prelude::*;
+
+/// The first device of every backend that is there.
+fn devices() -> Vec<Device> {
+    let mut devices: Vec<Device> = Vec::new();
+    for found in Device::available().into_iter().filter(|f| f.why_not.is_none()) {
+        if !devices.iter().any(|d| found.id.starts_with(d.info().backend)) {
+            devices.push(Device::open(&found.id).expect("it was found"));
+        }
+    }
+    assert!(
+        !devices.is_empty(),
+        "no device was found; a software Vulkan driver serves (`cargo xtask devices`)"
+    );
+    devices
+}
+
+/// Numbers without a pattern in [-1, 1): a hash of their place.
+fn numbers(n: usize, seed: u32) -> Vec<f32> {
+    (0..n as u32)
+        .map(|i| {
+            let mut h = (i ^ seed.rotate_left(24)).wrapping_mul(0x9e37_79b1);
+            h = (h ^ (h >> 15)).wrapping_mul(0x85eb_ca77);
+            h = (h ^ (h >> 13)).wrapping_mul(0xc2b2_ae3d);
+            ((h ^ (h >> 16)) >> 8) as f32 / (1u32 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+fn close(got: &Tensor, wanted: &[f64], (atol, rtol): (f64, f64), what: &str) {
+    let got = got.to_f64s().expect("downloads");
+    assert_eq!(got.len(), wanted.len(), "{what}");
+    for (i, (a, b)) in got.iter().zip(wanted).enumerate() {
+        assert!((a - b).abs() <= atol + rtol * b.abs(), "{what}: element {i} is {a}, expected {b}");
+    }
+}
+
+const F32: (f64, f64) = (1e-5, 1.3e-6);
+/// One unit in the last place of an f16 near 1.
+const F16: (f64, f64) = (1e-3, 1e-3);
+
+/// Sums over one side of a matrix of `rows` x `cols`.
+fn sums(x: &[f64], rows: usize, cols: usize, over_rows: bool) -> Vec<f64> {
+    if over_rows {
+        (0..cols).map(|c| (0..rows).map(|r| x[r * cols + c]).sum()).collect()
+    } else {
+        (0..rows).map(|r| x[r * cols..(r + 1) * cols].iter().sum()).collect()
+    }
+}
+
+const SHAPES: [(usize, usize); 9] = [
+    (1, 100_000),
+    (100_000, 1),
+    (3, 40_001),
+    (40_001, 3),
+    (517, 33),
+    (7, 1000),
+    (1000, 7),
+    (64, 768),
+    (2, 8),
+];
+
+#[test]
+fn sums_and_extremes_of_every_form() {
+    for device in devices() {
+        for (rows, cols) in SHAPES {
+            let host = numbers(rows * cols, 1);
+            let wide: Vec<f64> = host.iter().map(|&v| v.into()).collect();
+            let x = Tensor::from_slice(&host, &[rows, cols], &device).expect("uploads");
+            let turned =
+                Tensor::from_slice(&host, &[rows, cols], &device).and_then(|t| t.t()).expect("views");
+            for over_rows in [false, true] {
+                let (dim, other) = if over_rows { (0, 1) } else { (1, 0) };
+                let wanted = sums(&wide, rows, cols, over_rows);
+                let what = format!("sum of [{rows}, {cols}] over {dim} on {device}");
+                close(&x.sum(&[dim], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
+                close(&turned.sum(&[other], false).expect("sums"), &wanted, (2e-5, 2e-6), &what);
+                let (value, place) = x.max(dim, false).expect("finds");
+                let (tv, tp) = turned.max(other, false).expect("finds");
+                let taken = x.gather(dim, &place.unsqueeze(dim).expect("views")).expect("gathers");
+                let largest = x.amax(&[dim], false).expect("finds");
+                assert_eq!(value.to_vec::<f32>().ok(), largest.to_vec::<f32>().ok(), "{what}");
+                assert_eq!(value.to_vec::<f32>().ok(), taken.to_vec::<f32>().ok(), "{what}");
+                assert_eq!(value.to_vec::<f32>().ok(), tv.to_vec::<f32>().ok(), "{what}");
+                assert_eq!(place.to_vec::<i64>().ok(), tp.to_vec::<i64>().ok(), "{what}");
+            }
+            let total: f64 = wide.iter().sum();
+            close(&turned.sum_all().expect("sums"), &[total], (2e-5, 2e-6), "sum of all");
+            let mean = total / wide.len() as f64;
+            let var = wide.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / wide.len() as f64;
+            close(&x.var(&[], 0.0, false).expect("var"), &[var], F32, "variance of all");
+            let positive = wide.iter().filter(|v| **v > 0.0).count() as f64;
+            let count = x.gt(0.0).and_then(|m| m.sum_all()).expect("counts");
+            close(&count, &[positive], (0.0, 0.0), "count");
+            let first =
+                host.iter().enumerate().fold(0, |best, (i, v)| if *v < host[best] { i } else { best });
+            close(
+                &x.argmin(None, false).expect("finds"),
+                &[first as f64],
+                (0.0, 0.0),
+                "place of the smallest",
+            );
+        }
+    }
+}
+
+#[test]
+fn running_sums_of_long_rows() {
+    for device in devices() {
+        for (rows, cols) in [(3, 1000), (300, 5), (1, 70_000)] {
+            let host = numbers(rows * cols, 2);
+            let x = Tensor::from_slice(&host, &[rows, cols], &device).expect("uploads");
+            let mut wanted = Vec::new();
+            for row in host.chunks(cols) {
+                wanted.extend(row.iter().scan(0.0, |sum, v| {
+                    *sum += f64::from(*v);
+                    Some(*sum)
+                }));
+            }
+            // A running sum is rounded where it stands highest, and stays off by that much when it falls again.
+            let highest = wanted.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+            let tolerance = (1e-5 + 1.3e-6 * highest, 0.0);
+            close(&x.cumsum(1).expect("scans"), &wanted, tolerance, "running sum");
+        }
+    }
+}
+
+/// Softmax of rows of a matrix, and the gradient of its product with `g`.
+fn softmax(x: &[f64], g: &[f64], cols: usize) -> (Vec<f64>, Vec<f64>) {
+    let (mut y, mut dx) = (Vec::new(), Vec::new());
+    for (x, g) in x.chunks(cols).zip(g.chunks(cols)) {
+        let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let sum: f64 = x.iter().map(|v| (v - m).exp()).sum();
+        let row: Vec<f64> = x.iter().map(|v| (v - m).exp() / sum).collect();
+        let dot: f64 = row.iter().zip(g).map(|(y, g)| y * g).sum();
+        dx.extend(row.iter().zip(g).map(|(y, g)| y * (g - dot)));
+        y.extend(row);
+    }
+    (y, dx)
+}
+
+#[test]
+fn softmax_of_long_rows_and_of_halves() {
+    for device in devices() {
+        for (rows, cols) in [(5, 3000), (300, 8), (4, 1024), (1, 1)] {
+            for (dtype, tolerance) in [(DType::F32, F32), (DType::F16, F16)] {
+                let cast = |v: Vec<f32>| {
+                    Tensor::from_slice(&v, &[rows, cols], &device)
+                        .and_then(|t| t.to_dtype(dtype))
+                        .expect("uploads")
+                };
+                let x = cast(numbers(rows * cols, 3).iter().map(|v| v * 6.0).collect());
+                let g = cast(numbers(rows * cols, 4));
+                let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
+                let (y, dx) = softmax(&xs, &gs, cols);
+                let x = x.requires_grad_().expect("floats");
+                let got = x.softmax(-1).expect("runs");
+                let what = format!("softmax of [{rows}, {cols}] {dtype} on {device}");
+                close(&got, &y, tolerance, &what);
+                got.backward_with(&g).expect("runs");
+                close(&x.grad().expect("reached"), &dx, tolerance, &what);
+                let turned = x.detach().t().and_then(|t| t.softmax(0)).and_then(|t| t.t()).expect("runs");
+                close(&turned, &y, tolerance, &what);
+            }
+        }
+    }
+}
+
+/// Rows less their mean over their deviation, and the gradient of the product with `g`.
+fn layer_norm(x: &[f64], g: &[f64], cols: usize, eps: f64) -> (Vec<f64>, Vec<f64>) {
+    let (mut y, mut dx) = (Vec::new(), Vec::new());
+    let n = cols as f64;
+    for (x, g) in x.chunks(cols).zip(g.chunks(cols)) {
+        let mean = x.iter().sum::<f64>() / n;
+        let rstd = 1.0 / (x.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / n + eps).sqrt();
+        let row: Vec<f64> = x.iter().map(|v| (v - mean) * rstd).collect();
+        let (plain, scaled) =
+            (g.iter().sum::<f64>() / n, g.iter().zip(&row).map(|(g, y)| g * y).sum::<f64>() / n);
+        dx.extend(g.iter().zip(&row).map(|(g, y)| rstd * (g - plain - y * scaled)));
+        y.extend(row);
+    }
+    (y, dx)
+}
+
+#[test]
+fn layer_and_batch_norm_of_many_rows() {
+    for device in devices() {
+        for (rows, cols) in [(5, 3000), (4000, 8), (300, 64), (2, 1024)] {
+            for (dtype, tolerance) in [(DType::F32, (2e-5, 2e-5)), (DType::F16, (4e-3, 2e-3))] {
+                let cast = |v: Vec<f32>, shape: &[usize]| {
+                    Tensor::from_slice(&v, shape, &device).and_then(|t| t.to_dtype(dtype)).expect("uploads")
+                };
+                let x = cast(numbers(rows * cols, 5), &[rows, cols]);
+                let g = cast(numbers(rows * cols, 6), &[rows, cols]);
+                let (xs, gs) = (x.to_f64s().expect("downloads"), g.to_f64s().expect("downloads"));
+                let what = format!("layer norm of [{rows}, {cols}] {dtype} on {device}");
+                let ones = cast(vec![1.0; cols], &[cols]).requires_grad_().expect("floats");
+                let zeros = cast(vec![0.0; cols], &[cols]).requires_grad_().expect("floats");
+                let (y, dx) = layer_norm(&xs, &gs, cols, 1e-5);
+                let leaf = x.requires_grad_().expect("floats");
+                let got = leaf.layer_norm(&[cols], Some(&ones), Some(&zeros), 1e-5).expect("runs");
+                close(&got, &y, tolerance, &what);
+                got.backward_with(&g).expect("runs");
+                close(&leaf.grad().expect("reached"), &dx, tolerance, &what);
+                let products: Vec<f64> = y.iter().zip(&gs).map(|(y, g)| y * g).collect();
+                let loose = (tolerance.0 * 5.0, tolerance.1);
+                close(&ones.grad().expect("reached"), &sums(&products, rows, cols, true), loose, &what);
+                close(&zeros.grad().expect("reached"), &sums(&gs, rows, cols, true), loose, &what);
+
+                // The same numbers as channels: [rows, cols] turned is one row for each channel.
+                let batch =
+                    x.t().and_then(|t| t.contiguous()).expect("copies").requires_grad_().expect("floats");
+                let turned = g.t().and_then(|t| t.contiguous()).expect("copies");
+                let one = cast(vec![1.0; rows], &[rows]).requires_grad_().expect("floats");
+                let got = batch.batch_norm(None, Some(&one), None, true, 0.1, 1e-5).expect("runs");
+                let what = format!("batch norm of [{cols}, {rows}] {dtype} on {device}");
+                close(&got.t().expect("views"), &y, tolerance, &what);
+                got.backward_with(&turned).expect("runs");
+                close(&batch.grad().and_then(|t| t.t().ok()).expect("reached"), &dx, tolerance, &what);
+                close(&one.grad().expect("reached"), &sums(&products, rows, cols, false), loose, &what);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_minus_infinity_is_nan_and_leaves_the_others_alone() {
+    for device in devices() {
+        let low = f32::NEG_INFINITY;
+        let x = Tensor::from_slice(&[low, low, 0.0, 0.0], &[2, 2], &device).expect("uploads");
+        let y = x.softmax(-1).and_then(|y| y.to_vec::<f32>()).expect("runs");
+        assert!(y[0].is_nan() && y[1].is_nan() && y[2..] == [0.5, 0.5], "{y:?} on {device}");
+    }
+}
