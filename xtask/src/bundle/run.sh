@@ -80,13 +80,26 @@ step curves-wgpu "$suite" curves --dir "$tests/curves" --device wgpu
 step traces "$suite" traces --dir "$tests/traces"
 for device in cuda wgpu; do
     mkdir -p "$logs/images-$device"
-    step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device"
+    step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device" --curve curve.csv
 done
 for device in cuda wgpu; do
-    step "bench-$device" env FOREBAY_DEVICE="$device" "$bin/forebay-bench"
+    step "bench-$device" "$bin/forebay-bench" run --device "$device"
 done
 if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null; then
-    step bench-torch python3 "$here/peers/torch_bench.py" --bench all
+    torch() {
+        local bench
+        for bench in matmul elementwise reduce alloc mlp; do
+            python3 "$here/peers/torch_bench.py" --bench $bench || return 1
+        done
+        for bench in elementwise reduce; do
+            python3 "$here/peers/torch_bench.py" --bench $bench --variant compile || return 1
+        done
+    }
+    export -f torch
+    export here
+    step bench-torch bash -c torch
+    "$bin/forebay-bench" compare "$logs/bench-cuda.log" "$logs/bench-wgpu.log" --peer "$logs/bench-torch.log" |
+        tee "$logs/bench.md"
 fi
 
 echo
