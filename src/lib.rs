@@ -15,5 +15,6 @@ pub mod prelude {
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};
+    pub use forebay_core::nn::{Forward, Linear, Module};
     pub use forebay_core::tensor::Tensor;
 }

@@ -10,5 +10,6 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod memory;
+pub mod nn;
 pub mod ops;
 pub mod tensor;

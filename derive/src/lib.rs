@@ -1,1 +1,151 @@
-//! derive
+//! `#[derive(Module)]` for forebay: a struct of modules, tensors and plain values is a module.
+//!
+//! The derived `visit` hands each field to its own, under the field's name (its number in a tuple struct), in the order
+//! of declaration. Every field's type implements `Module`; the trait is there for tensors, layers, containers and plain
+//! values (numbers, strings, devices). Two attributes:
+//! - `#[module(skip)]` on a field leaves it out, whatever its type;
+//! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
+
+use proc_macro2::TokenStream;
+use quote::{ToTokens, format_ident, quote};
+use syn::spanned::Spanned;
+use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, Path, Result, Token, Variant};
+
+/// Implements `Module` for a struct or an enum.
+///
+/// Of an enum, the fields of the variant at hand are visited; a variant with one unnamed field is that field, without a
+/// name of its own.
+///
+/// ```ignore
+/// #[derive(Module)]
+/// struct Net {
+///     fc1: Linear,
+///     fc2: Linear,
+///     #[module(skip)]
+///     cache: Mutex<Vec<Tensor>>,
+/// }
+/// ```
+#[proc_macro_derive(Module, attributes(module))]
+pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    let input = syn::parse_macro_input!(input as DeriveInput);
+    expand(&input).unwrap_or_else(Error::into_compile_error).into()
+}
+
+fn expand(input: &DeriveInput) -> Result<TokenStream> {
+    let root = root(&input.attrs)?;
+    let nn = quote!(#root::nn);
+    let mut seen: Vec<&syn::Type> = Vec::new();
+    let body = match &input.data {
+        Data::Struct(data) => {
+            let visits = visited(&data.fields)?.into_iter().map(|(k, field)| {
+                seen.push(&field.ty);
+                let (member, name) = member(k, field);
+                visit(&nn, &quote!(&self.#member), &name)
+            });
+            visits.collect::<TokenStream>()
+        }
+        Data::Enum(data) => {
+            let arms = data
+                .variants
+                .iter()
+                .map(|variant| arm(&nn, variant, &mut seen))
+                .collect::<Result<TokenStream>>()?;
+            quote!(match self { #arms })
+        }
+        Data::Union(data) => {
+            return Err(Error::new(data.union_token.span, "a union cannot be a module; use a struct"));
+        }
+    };
+    let mut generics = input.generics.clone();
+    if generics.type_params().next().is_some() {
+        // On the fields' types, not on the parameters: a parameter may stand for anything inside a skipped field.
+        let clause = generics.make_where_clause();
+        for ty in seen {
+            clause.predicates.push(syn::parse_quote!(#ty: #nn::Module));
+        }
+    }
+    let (impl_generics, type_generics, clause) = generics.split_for_impl();
+    let name = &input.ident;
+    Ok(quote! {
+        #[automatically_derived]
+        impl #impl_generics #nn::Module for #name #type_generics #clause {
+            fn visit(&self, path: &str, f: &mut dyn ::core::ops::FnMut(&str, #nn::Slot<'_>)) {
+                let _ = (path, &f);
+                #body
+            }
+        }
+    })
+}
+
+/// The crate where `nn` is.
+fn root(attrs: &[Attribute]) -> Result<TokenStream> {
+    let mut root = quote!(::forebay);
+    for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
+        attr.parse_nested_meta(|meta| {
+            if !meta.path.is_ident("crate") {
+                return Err(meta.error("expected `crate = path`; `skip` goes on a field"));
+            }
+            meta.input.parse::<Token![=]>()?;
+            root = Path::parse_mod_style(meta.input)?.to_token_stream();
+            Ok(())
+        })?;
+    }
+    Ok(root)
+}
+
+/// The fields that are not skipped, with their numbers.
+fn visited(fields: &Fields) -> Result<Vec<(usize, &Field)>> {
+    let mut kept = Vec::new();
+    for (k, field) in fields.iter().enumerate() {
+        let mut skip = false;
+        for attr in field.attrs.iter().filter(|a| a.path().is_ident("module")) {
+            attr.parse_nested_meta(|meta| {
+                skip = meta.path.is_ident("skip");
+                if skip { Ok(()) } else { Err(meta.error("expected `skip`")) }
+            })?;
+        }
+        if !skip {
+            kept.push((k, field));
+        }
+    }
+    Ok(kept)
+}
+
+/// How a field is reached, and its name in paths.
+fn member(k: usize, field: &Field) -> (TokenStream, String) {
+    match &field.ident {
+        Some(ident) => (ident.to_token_stream(), unraw(ident)),
+        None => (Index { index: k as u32, span: field.span() }.to_token_stream(), k.to_string()),
+    }
+}
+
+/// `type`, where the program has to write `r#type`.
+fn unraw(ident: &syn::Ident) -> String {
+    let name = ident.to_string();
+    name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
+}
+
+fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
+    quote!(#nn::Module::visit(#place, &#nn::join(path, #name), f);)
+}
+
+fn arm<'a>(nn: &TokenStream, variant: &'a Variant, seen: &mut Vec<&'a syn::Type>) -> Result<TokenStream> {
+    let name = &variant.ident;
+    let kept = visited(&variant.fields)?;
+    seen.extend(kept.iter().map(|(_, field)| &field.ty));
+    let bound = |k: usize| format_ident!("field_{k}");
+    let patterns = kept.iter().map(|(k, field)| {
+        let ((member, _), bound) = (member(*k, field), bound(*k));
+        quote!(#member: #bound,)
+    });
+    let alone = variant.fields.len() == 1 && matches!(variant.fields, Fields::Unnamed(_));
+    let visits = kept.iter().map(|(k, field)| {
+        let bound = bound(*k);
+        if alone {
+            quote!(#nn::Module::visit(#bound, path, f);)
+        } else {
+            visit(nn, &bound.to_token_stream(), &member(*k, field).1)
+        }
+    });
+    Ok(quote!(Self::#name { #(#patterns)* .. } => { #(#visits)* }))
+}

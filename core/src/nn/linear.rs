@@ -1,0 +1,59 @@
+//! The linear layer.
+
+use super::{Module, ModuleScope, init};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// x · weightᵀ + bias, over the last dimension.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Linear {
+    /// \[out, in\].
+    pub weight: Tensor,
+    /// \[out\].
+    pub bias: Option<Tensor>,
+    scope: ModuleScope,
+}
+
+impl Linear {
+    /// Weight and bias uniform within 1/√inputs, as PyTorch.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
+        let mut layer = Self::without_bias(inputs, outputs, device)?;
+        layer.bias = Some(init::layer_uniform(&[outputs], inputs, device)?);
+        Ok(layer)
+    }
+
+    /// As [`new`](Self::new), without a bias.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
+        let weight = init::layer_uniform(&[outputs, inputs], inputs, device)?;
+        Ok(Self { weight, bias: None, scope: ModuleScope::new() })
+    }
+
+    /// A layer over tensors that exist: of another dtype, or shared with another layer.
+    ///
+    /// # Errors
+    /// The weight is no matrix, or the bias does not fit it.
+    pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
+        if !fits {
+            let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
+            return Err(Error::shape("Linear", "takes a weight of [out, in] and a bias of [out]", &shapes));
+        }
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    /// \[.., in\] to \[.., out\].
+    ///
+    /// # Errors
+    /// The last extent of `x` is not the layer's; memory runs out.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.linear(&self.weight, self.bias.as_ref()))
+    }
+}

@@ -1,0 +1,315 @@
+//! Modules: layers, and structs of layers, whose parameters have names.
+//!
+//! A module is a value that can be walked ([`Module::visit`]); `#[derive(Module)]` writes the walk. Everything else
+//! follows from it: the parameters an optimiser takes, the names they are saved under, training and evaluation mode,
+//! and the module's own path, which memory reports and errors name. How a module computes is its own method; layers
+//! of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
+//!
+//! Weights are laid out, named and initialised as in PyTorch, so that files of weights fit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::autograd::Meta;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+mod dropout;
+mod embedding;
+pub mod init;
+mod linear;
+mod scope;
+mod sequential;
+
+pub use dropout::Dropout;
+pub use embedding::Embedding;
+pub use forebay_derive::Module;
+pub use linear::Linear;
+pub use scope::ModuleScope;
+pub use sequential::{Apply, Forward, Layer, Sequential};
+
+/// What [`Module::visit`] finds in a module.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Slot<'a> {
+    /// A tensor that is trained.
+    Parameter(&'a Tensor),
+    /// A tensor that is saved and not trained.
+    Buffer(&'a Tensor),
+    /// The switch between training and evaluation.
+    Training(&'a AtomicBool),
+    /// The place where a module keeps its own path.
+    Scope(&'a ModuleScope),
+}
+
+/// The name of a child: `encoder` and `fc1` make `encoder.fc1`.
+#[must_use]
+pub fn join(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+}
+
+/// A layer, or a structure of layers. Derive it:
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result, nn::{Linear, Module}, tensor::Tensor};
+/// #[derive(Module)]
+/// # #[module(crate = forebay_core)]
+/// struct Net {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+///
+/// impl Net {
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+///     }
+/// }
+/// # let device = Device::null(Default::default());
+/// let net = Net { fc1: Linear::new(784, 64, &device)?, fc2: Linear::new(64, 10, &device)? };
+/// assert_eq!(net.num_parameters(), 784 * 64 + 64 + 64 * 10 + 10);
+/// assert!(net.state_dict().contains_key("fc2.bias"));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+pub trait Module {
+    /// Hands every slot of this module and of its children to `f`, with its full name; `path` is this module's own.
+    ///
+    /// The order is that of declaration, and the same in every walk.
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>));
+
+    /// The tensors to train, each once, also if several modules share it.
+    fn parameters(&self) -> Vec<Tensor> {
+        self.named_parameters().into_iter().map(|(_, t)| t).collect()
+    }
+
+    /// As [`parameters`](Self::parameters), with their names; a shared one has its first name.
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        walk(self, &mut |name, slot| {
+            if let Slot::Parameter(t) = slot
+                && leaf(t).is_none_or(|leaf| seen.insert(leaf))
+            {
+                found.push((name.to_owned(), t.clone()));
+            }
+        });
+        found
+    }
+
+    /// Every parameter and buffer under its name. They share memory with the module: save them, or copy them.
+    fn state_dict(&self) -> BTreeMap<String, Tensor> {
+        let mut state = BTreeMap::new();
+        walk(self, &mut |name, slot| {
+            if let Slot::Parameter(t) | Slot::Buffer(t) = slot {
+                state.insert(name.to_owned(), t.detach());
+            }
+        });
+        state
+    }
+
+    /// Copies tensors into the parameters and buffers of the same names.
+    ///
+    /// Nothing is changed unless all fit. Floats load into floats and integers into integers of another width.
+    ///
+    /// # Errors
+    /// One error that lists the names which are missing, unexpected, or of another shape or kind.
+    fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
+        let own = self.state_dict();
+        check_state(&own, state)?;
+        for (name, tensor) in &own {
+            if let Some(source) = state.get(name) {
+                tensor.copy_(&source.detach().to_device(tensor.device())?).map_err(|e| e.at(name))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Switches to training mode, or with `false` to evaluation mode.
+    fn train(&self, on: bool) {
+        walk(self, &mut |_, slot| {
+            if let Slot::Training(switch) = slot {
+                switch.store(on, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Switches to evaluation mode.
+    fn eval(&self) {
+        self.train(false);
+    }
+
+    /// Frees the gradients of all parameters.
+    fn zero_grad(&self) {
+        walk(self, &mut |_, slot| {
+            if let Slot::Parameter(t) = slot {
+                t.set_grad(None);
+            }
+        });
+    }
+
+    /// How many numbers are trained.
+    fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(Tensor::numel).sum()
+    }
+}
+
+/// Visits a whole model: its modules learn their paths on the way.
+fn walk<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    module.visit("", &mut |name, slot| {
+        if let Slot::Scope(scope) = slot {
+            scope.name(name);
+        }
+        f(name, slot);
+    });
+}
+
+/// What two handles of one parameter have in common.
+pub(crate) fn leaf(t: &Tensor) -> Option<usize> {
+    match t.meta() {
+        Some(Meta::Leaf(leaf)) => Some(Arc::as_ptr(leaf) as usize),
+        _ => None,
+    }
+}
+
+/// One error for everything that does not fit.
+fn check_state(own: &BTreeMap<String, Tensor>, given: &BTreeMap<String, Tensor>) -> Result<()> {
+    let mut problems = Vec::new();
+    let mut list = |what: &str, names: Vec<String>| {
+        if !names.is_empty() {
+            problems.push(format!("{what}: {}", names.join(", ")));
+        }
+    };
+    let without = |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| {
+        a.keys().filter(|name| !b.contains_key(*name)).cloned().collect::<Vec<_>>()
+    };
+    list("missing", without(own, given));
+    list("unexpected", without(given, own));
+    let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
+    let misfits = own.iter().filter_map(|(name, t)| {
+        let given = given.get(name)?;
+        (t.shape() != given.shape() || kind(t) != kind(given)).then(|| {
+            format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
+        })
+    });
+    list("does not fit", misfits.collect());
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(Error::argument("load_state_dict", problems.join("; ")))
+}
+
+impl Module for Tensor {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        if self.requires_grad() && self.is_leaf() {
+            f(path, Slot::Parameter(self));
+        } else {
+            f(path, Slot::Buffer(self));
+        }
+    }
+}
+
+impl Module for AtomicBool {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        f(path, Slot::Training(self));
+    }
+}
+
+impl<M: Module> Module for Option<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        if let Some(module) = self {
+            module.visit(path, f);
+        }
+    }
+}
+
+macro_rules! pointers {
+    ($($pointer:ident),*) => {$(
+        impl<M: Module + ?Sized> Module for $pointer<M> {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+                (**self).visit(path, f);
+            }
+        }
+    )*};
+}
+pointers!(Box, Arc);
+
+impl<M: Module> Module for [M] {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        for (k, module) in self.iter().enumerate() {
+            module.visit(&join(path, &k.to_string()), f);
+        }
+    }
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        self.as_slice().visit(path, f);
+    }
+}
+
+impl<M: Module, const N: usize> Module for [M; N] {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        self.as_slice().visit(path, f);
+    }
+}
+
+impl<M: Module> Module for BTreeMap<String, M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        for (name, module) in self {
+            module.visit(&join(path, name), f);
+        }
+    }
+}
+
+macro_rules! tuples {
+    ($(($($m:ident $k:tt),+)),*) => {$(
+        impl<$($m: Module),+> Module for ($($m,)+) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+                $(self.$k.visit(&join(path, stringify!($k)), f);)+
+            }
+        }
+    )*};
+}
+tuples!(
+    (A 0),
+    (A 0, B 1),
+    (A 0, B 1, C 2),
+    (A 0, B 1, C 2, D 3),
+    (A 0, B 1, C 2, D 3, E 4),
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+);
+
+/// Plain values beside a module's layers hold nothing to visit.
+macro_rules! plain {
+    ($($t:ty),* $(,)?) => {$(
+        impl Module for $t {
+            fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, Slot<'_>)) {}
+        }
+    )*};
+}
+plain!(
+    (),
+    bool,
+    char,
+    u8,
+    u16,
+    u32,
+    u64,
+    usize,
+    i8,
+    i16,
+    i32,
+    i64,
+    isize,
+    f32,
+    f64,
+    String,
+    &'static str,
+    crate::device::Device,
+    crate::dtype::DType,
+);
+
+impl<T: ?Sized> Module for PhantomData<T> {
+    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, Slot<'_>)) {}
+}

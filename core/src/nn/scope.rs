@@ -1,0 +1,77 @@
+//! Where a module stands in its model: known once the model has been walked.
+
+use std::sync::{PoisonError, RwLock};
+
+use super::{Module, Slot};
+use crate::error::{Error, Result};
+use crate::memory::Tag;
+use crate::memory::scope::{self, Guard, ModulePath};
+
+/// A module's own path, `encoder.fc1`, as a field of the module.
+///
+/// `parameters`, `state_dict` and the other walks of a model tell it. A module enters it while it computes, so that
+/// memory reports and errors name the module; until a walk it has no name. Any struct that derives
+/// [`Module`] may have such a field.
+#[derive(Debug, Default)]
+pub struct ModuleScope(RwLock<Place>);
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    path: ModulePath,
+    depth: usize,
+}
+
+impl ModuleScope {
+    /// A scope without a name yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The module's path; the root until a walk.
+    #[must_use]
+    pub fn path(&self) -> ModulePath {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).path
+    }
+
+    /// Memory allocated until the guard is dropped is this module's; what has no tag yet is an activation.
+    pub fn enter(&self) -> Guard {
+        let now = scope::current();
+        let path = self.path();
+        scope::enter_scope(scope::Scope {
+            module: if path.is_root() { now.module } else { path },
+            tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
+            op: now.op,
+        })
+    }
+
+    /// Runs `body` in this scope, and puts the module's path in front of its error.
+    ///
+    /// # Errors
+    /// What `body` returns.
+    pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
+        let _guard = self.enter();
+        body().map_err(|error| match error {
+            // Named by a module further in, or by its own report.
+            Error::Context { .. } | Error::OutOfMemory(_) => error,
+            error if self.path().is_root() => error,
+            error => error.at(self.path().to_string()),
+        })
+    }
+
+    /// Learns the path, unless a walk of a larger model has told a longer one.
+    pub(super) fn name(&self, path: &str) {
+        let depth = if path.is_empty() { 0 } else { path.split('.').count() };
+        let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        if depth > 0 && depth >= place.depth {
+            *place = Place { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
+        }
+    }
+}
+
+impl Module for ModuleScope {
+    /// Names the module that the field is in, not the field.
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        f(path.rsplit_once('.').map_or("", |(module, _)| module), Slot::Scope(self));
+    }
+}
