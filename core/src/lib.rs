@@ -6,9 +6,11 @@
 
 pub mod autograd;
 pub mod backend;
+pub mod data;
 pub mod device;
 pub mod dtype;
 pub mod error;
+pub mod io;
 pub mod memory;
 pub mod nn;
 pub mod ops;

@@ -1,0 +1,181 @@
+//! Fashion-MNIST: 28 x 28 grey pictures of clothes in ten classes.
+
+use std::path::{Path, PathBuf};
+
+use super::{Dataset, find};
+use crate::error::Result;
+use crate::io::{file_error, idx};
+
+/// Mean and standard deviation of the training pictures' pixels, of which 255 is 1.
+const MEAN: f32 = 0.286;
+const STD: f32 = 0.353;
+const SIDE: usize = 28;
+
+/// The pictures of Fashion-MNIST, normalised to mean 0 and standard deviation 1, with their classes.
+///
+/// They are looked for in the folder that `FOREBAY_DATA` names, in `/usr/share/datasets/fashion-mnist` (Debian's package
+/// `dataset-fashion-mnist`), in the project's `.forebay/data`, and at last in the small part that its repository has.
+#[derive(Clone, Debug)]
+pub struct FashionMnist {
+    folder: PathBuf,
+    shape: Vec<usize>,
+    pixels: Vec<u8>,
+    labels: Vec<u8>,
+    /// The normalised value of every pixel value.
+    values: Vec<f32>,
+}
+
+impl FashionMnist {
+    /// The names of the classes.
+    pub const CLASSES: [&str; 10] = [
+        "T-shirt",
+        "trouser",
+        "pullover",
+        "dress",
+        "coat",
+        "sandal",
+        "shirt",
+        "sneaker",
+        "bag",
+        "ankle boot",
+    ];
+
+    /// The training pictures: 60,000, or 3,300 of the small part.
+    ///
+    /// # Errors
+    /// They are nowhere (the message says where they were looked for), or a file is damaged.
+    pub fn train() -> Result<Self> {
+        Self::found("train")
+    }
+
+    /// The test pictures: 10,000, or 1,000 of the small part.
+    ///
+    /// # Errors
+    /// As [`train`](Self::train).
+    pub fn test() -> Result<Self> {
+        Self::found("t10k")
+    }
+
+    fn found(part: &str) -> Result<Self> {
+        let packed = format!("{part}-images-idx3-ubyte.gz");
+        let advice =
+            "install Debian's `dataset-fashion-mnist`, or name a folder with its files in FOREBAY_DATA";
+        let files = [packed.as_str(), packed.trim_end_matches(".gz")];
+        let path = find::find(&files, &["fashion-mnist", "fashion-small"], advice)?;
+        Self::open(path.parent().unwrap_or(Path::new(".")), part)
+    }
+
+    /// The pictures of one part, `train` or `t10k`, in a folder of files under their original names, gzipped or not.
+    /// MNIST's have the same names and form.
+    ///
+    /// # Errors
+    /// A file is missing or damaged.
+    pub fn open(folder: impl AsRef<Path>, part: &str) -> Result<Self> {
+        let folder = folder.as_ref();
+        let load = |what: &str| {
+            let plain = folder.join(format!("{part}-{what}-ubyte"));
+            let path = if plain.is_file() { plain } else { folder.join(format!("{part}-{what}-ubyte.gz")) };
+            idx::load(&path).map(|array| (array, path))
+        };
+        let (pixels, path) = load("images-idx3")?;
+        if pixels.shape.len() != 3 || pixels.shape[1..] != [SIDE, SIDE] {
+            return Err(file_error(
+                path,
+                format!("has the shape {:?}, not [n, {SIDE}, {SIDE}]", pixels.shape),
+            ));
+        }
+        let (labels, path) = load("labels-idx1")?;
+        if labels.shape != pixels.shape[..1] {
+            let n = pixels.shape[0];
+            return Err(file_error(
+                path,
+                format!("has the shape {:?}, not [{n}] as the pictures", labels.shape),
+            ));
+        }
+        if let Some(label) = labels.data.iter().find(|&&label| usize::from(label) >= Self::CLASSES.len()) {
+            return Err(file_error(
+                path,
+                format!("holds the class {label}; there are {}", Self::CLASSES.len()),
+            ));
+        }
+        Ok(Self {
+            folder: folder.into(),
+            shape: vec![SIDE * SIDE],
+            pixels: pixels.data,
+            labels: labels.data,
+            values: (0..=255u8).map(|p| (f32::from(p) / 255.0 - MEAN) / STD).collect(),
+        })
+    }
+
+    /// With inputs of shape `[1, 28, 28]`, as convolutions take them, instead of `[784]`.
+    #[must_use]
+    pub fn images(self) -> Self {
+        Self { shape: vec![1, SIDE, SIDE], ..self }
+    }
+
+    /// Where the files are.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+}
+
+impl Dataset for FashionMnist {
+    type Input = f32;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+
+    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> Result<()> {
+        let pixels = &self.pixels[index * SIDE * SIDE..(index + 1) * SIDE * SIDE];
+        for (value, &pixel) in input.iter_mut().zip(pixels) {
+            *value = self.values[usize::from(pixel)];
+        }
+        target[0] = self.labels[index].into();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn small() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/fashion-small")
+    }
+
+    #[test]
+    fn the_shipped_part_is_whole_and_normalised() -> Result<()> {
+        let train = FashionMnist::open(small(), "train")?.images();
+        let test = FashionMnist::open(small(), "t10k")?;
+        assert_eq!((train.len(), test.len()), (3300, 1000));
+        assert_eq!((train.input_shape(), test.input_shape()), (&[1, 28, 28][..], &[784][..]));
+        let (mut x, mut y, mut sum, mut squares) = (vec![0.0; 784], [0], 0.0, 0.0);
+        for i in 0..train.len() {
+            train.get(i, &mut x, &mut y)?;
+            sum += x.iter().map(|&v| f64::from(v)).sum::<f64>();
+            squares += x.iter().map(|&v| f64::from(v * v)).sum::<f64>();
+            assert!((0..10).contains(&y[0]));
+        }
+        let n = (train.len() * 784) as f64;
+        assert!((sum / n).abs() < 0.02 && (squares / n - 1.0).abs() < 0.02, "{} {}", sum / n, squares / n);
+        Ok(())
+    }
+
+    #[test]
+    fn a_missing_file_is_named() {
+        let error =
+            FashionMnist::open("/nonexistent", "train").err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.starts_with("/nonexistent/train-images-idx3-ubyte.gz: cannot be opened"), "{error}");
+    }
+}

@@ -1,0 +1,491 @@
+//! From samples to batches on a device.
+//!
+//! A thread of the loader's own assembles batches on the host, a few ahead; the thread that asks for a batch uploads
+//! it, through the backend's staging memory and without waiting. So the device's memory is asked for in the same
+//! order in every run, however fast the loader's thread is.
+
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use serde::{Deserialize, Serialize};
+
+use super::Dataset;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::Tensor;
+
+/// Batches that are kept ready, if [`Loader::ahead`] does not say otherwise.
+const AHEAD: usize = 4;
+
+/// Where a loader stands: the batch that comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The batch in the epoch, from 0.
+    pub batch: u64,
+}
+
+/// How a data set becomes batches. The batches depend on this description alone: on the data, the seed, the sizes and
+/// the position, not on timing or the device.
+#[derive(Debug)]
+pub struct Loader<D> {
+    data: Arc<D>,
+    seed: Option<u64>,
+    batch: usize,
+    drop_last: bool,
+    ahead: usize,
+    epochs: Option<u64>,
+    start: Cursor,
+}
+
+impl<D> Clone for Loader<D> {
+    fn clone(&self) -> Self {
+        Self { data: self.data.clone(), ..*self }
+    }
+}
+
+impl<D: Dataset> Loader<D> {
+    /// Single samples, in order, once.
+    #[must_use]
+    pub fn new(data: D) -> Self {
+        Self {
+            data: Arc::new(data),
+            seed: None,
+            batch: 1,
+            drop_last: false,
+            ahead: AHEAD,
+            epochs: Some(1),
+            start: Cursor::default(),
+        }
+    }
+
+    /// Takes the samples in an order that `seed` determines, another one in each epoch.
+    #[must_use]
+    pub fn shuffle(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
+    }
+
+    /// Puts `n` samples in a batch.
+    #[must_use]
+    pub fn batches(self, n: usize) -> Self {
+        Self { batch: n, ..self }
+    }
+
+    /// Leaves out the last batch of an epoch if it would be smaller than the others.
+    #[must_use]
+    pub fn drop_last(self) -> Self {
+        Self { drop_last: true, ..self }
+    }
+
+    /// Keeps at most `n` batches ready on the host.
+    #[must_use]
+    pub fn ahead(self, n: usize) -> Self {
+        Self { ahead: n.max(1), ..self }
+    }
+
+    /// Ends after `n` epochs; one, if nothing is said.
+    #[must_use]
+    pub fn epochs(self, n: u64) -> Self {
+        Self { epochs: Some(n), ..self }
+    }
+
+    /// Never ends.
+    #[must_use]
+    pub fn forever(self) -> Self {
+        Self { epochs: None, ..self }
+    }
+
+    /// Starts where another run stood ([`Batches::cursor`]): the batches that follow are the same.
+    #[must_use]
+    pub fn start_at(self, cursor: Cursor) -> Self {
+        Self { start: cursor, ..self }
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn dataset(&self) -> &D {
+        &self.data
+    }
+
+    /// Batches in one epoch.
+    #[must_use]
+    pub fn batches_per_epoch(&self) -> u64 {
+        let (n, batch) = (self.data.len(), self.batch.max(1));
+        (if self.drop_last { n / batch } else { n.div_ceil(batch) }) as u64
+    }
+
+    /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`.
+    #[must_use]
+    pub fn prefetch(&self, device: &Device) -> Batches<D> {
+        let (ready, batches) = sync_channel(self.ahead);
+        let (recycle, used) = channel();
+        let loader = self.clone();
+        let name = thread::Builder::new().name("forebay-loader".into());
+        let spawned = name.spawn(move || loader.run(&ready, &used));
+        let (thread, problem) = match (self.problem(), spawned) {
+            (Some(problem), thread) => (thread.ok(), Some(problem)),
+            (None, Ok(thread)) => (Some(thread), None),
+            (None, Err(e)) => {
+                (None, Some(Error::argument("prefetch", format!("no thread can be started: {e}"))))
+            }
+        };
+        Batches {
+            device: device.clone(),
+            loader: self.clone(),
+            cursor: self.start.normalized(self.batches_per_epoch()),
+            problem,
+            batches: Some(batches),
+            recycle,
+            thread,
+        }
+    }
+
+    /// What would make the loop over the batches senseless or endless.
+    fn problem(&self) -> Option<Error> {
+        let (n, batch) = (self.data.len(), self.batch);
+        if batch == 0 {
+            return Some(Error::argument("batches", "a batch has at least one sample, not 0"));
+        }
+        if self.batches_per_epoch() > 0 || (n == 0 && self.epochs.is_some()) {
+            return None;
+        }
+        let why = format!("the data set has {n} samples, too few for one batch of {batch}");
+        Some(Error::argument("batches", why))
+    }
+
+    fn ended(&self, cursor: Cursor) -> bool {
+        self.batches_per_epoch() == 0 || self.epochs.is_some_and(|n| cursor.epoch >= n)
+    }
+
+    /// The loader's thread: assembles batches until there are no more, or nobody takes them.
+    fn run(&self, ready: &SyncSender<Result<Host<D>>>, used: &Receiver<Host<D>>) {
+        if self.problem().is_some() {
+            return;
+        }
+        let per_epoch = self.batches_per_epoch();
+        let mut cursor = self.start.normalized(per_epoch);
+        let mut order = None;
+        while !self.ended(cursor) {
+            let order = match &mut order {
+                Some((epoch, order)) if *epoch == cursor.epoch => order,
+                stale => {
+                    &mut stale.insert((cursor.epoch, Order::new(self.data.len(), self.seed, cursor.epoch))).1
+                }
+            };
+            let mut host = used.try_recv().unwrap_or_default();
+            // A data set is a user's code; its panic is an error of the loop, not a silent end.
+            let filled = catch_unwind(AssertUnwindSafe(|| self.fill(&mut host, cursor.batch, order)))
+                .unwrap_or_else(|_| Err(Error::argument("prefetch", "the data set's `get` panicked")));
+            let failed = filled.is_err();
+            if ready.send(filled.map(|()| host)).is_err() || failed {
+                return;
+            }
+            cursor = cursor.next(per_epoch);
+        }
+    }
+
+    /// Writes the samples of one batch.
+    fn fill(&self, host: &mut Host<D>, batch: u64, order: &Order) -> Result<()> {
+        let first = batch as usize * self.batch;
+        host.samples = self.batch.min(self.data.len() - first);
+        let (x, y) = (size(self.data.input_shape()), size(self.data.target_shape()));
+        host.inputs.resize(host.samples * x, bytemuck::Zeroable::zeroed());
+        host.targets.resize(host.samples * y, bytemuck::Zeroable::zeroed());
+        for i in 0..host.samples {
+            let (input, target) =
+                (&mut host.inputs[i * x..(i + 1) * x], &mut host.targets[i * y..(i + 1) * y]);
+            self.data.get(order.sample(first + i), input, target)?;
+        }
+        Ok(())
+    }
+}
+
+fn size(shape: &[usize]) -> usize {
+    shape.iter().product()
+}
+
+impl Cursor {
+    fn next(self, per_epoch: u64) -> Self {
+        Self { batch: self.batch + 1, ..self }.normalized(per_epoch)
+    }
+
+    /// The end of an epoch is the start of the next one.
+    fn normalized(self, per_epoch: u64) -> Self {
+        if self.batch >= per_epoch && per_epoch > 0 { Self { epoch: self.epoch + 1, batch: 0 } } else { self }
+    }
+}
+
+/// A batch on the host.
+struct Host<D: Dataset> {
+    samples: usize,
+    inputs: Vec<D::Input>,
+    targets: Vec<D::Target>,
+}
+
+impl<D: Dataset> Default for Host<D> {
+    fn default() -> Self {
+        Self { samples: 0, inputs: Vec::new(), targets: Vec::new() }
+    }
+}
+
+/// The order of the samples in one epoch.
+enum Order {
+    Sequential,
+    Shuffled(Vec<u32>),
+}
+
+impl Order {
+    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Self {
+        let Some(seed) = seed else { return Self::Sequential };
+        // Fisher and Yates: each place takes one of the samples that are left.
+        let mut random = SplitMix(seed ^ SplitMix(epoch).next());
+        let mut order: Vec<u32> = (0..len as u32).collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, random.below(i as u64 + 1) as usize);
+        }
+        Self::Shuffled(order)
+    }
+
+    fn sample(&self, i: usize) -> usize {
+        match self {
+            Self::Sequential => i,
+            Self::Shuffled(order) => order[i] as usize,
+        }
+    }
+}
+
+/// SplitMix64, for orders only; numbers for tensors come from the device's generator.
+struct SplitMix(u64);
+
+impl SplitMix {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`; the bias is below n / 2⁶⁴.
+    fn below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// The batches of a loader, on a device. Dropping it ends the loader's thread.
+pub struct Batches<D: Dataset> {
+    device: Device,
+    loader: Loader<D>,
+    cursor: Cursor,
+    problem: Option<Error>,
+    batches: Option<Receiver<Result<Host<D>>>>,
+    recycle: Sender<Host<D>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<D: Dataset> Batches<D> {
+    /// Where it stands: a loader that [starts there](Loader::start_at) goes on with the batch that comes next here.
+    #[must_use]
+    pub fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
+    /// Batches in one epoch.
+    #[must_use]
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.loader.batches_per_epoch()
+    }
+
+    fn upload(&self, host: &Host<D>) -> Result<(Tensor, Tensor)> {
+        let _tag = memory::scope::tag(Tag::Input);
+        let batched = |shape: &[usize]| [&[host.samples], shape].concat();
+        let data = self.loader.dataset();
+        Ok((
+            Tensor::from_slice(&host.inputs, &batched(data.input_shape()), &self.device)?,
+            Tensor::from_slice(&host.targets, &batched(data.target_shape()), &self.device)?,
+        ))
+    }
+}
+
+impl<D: Dataset> Iterator for Batches<D> {
+    type Item = Result<(Tensor, Tensor)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(problem) = self.problem.take() {
+            self.batches = None;
+            return Some(Err(problem));
+        }
+        // The channel closes after the last batch and after an error.
+        let host = match self.batches.as_ref()?.recv() {
+            Ok(Ok(host)) => host,
+            Ok(Err(e)) => return Some(Err(e)),
+            Err(_) => return None,
+        };
+        let tensors = self.upload(&host);
+        if tensors.is_ok() {
+            self.cursor = self.cursor.next(self.loader.batches_per_epoch());
+        }
+        // The loader's thread may have ended by now.
+        let _ = self.recycle.send(host);
+        Some(tensors)
+    }
+}
+
+impl<D: Dataset> Drop for Batches<D> {
+    fn drop(&mut self) {
+        // Without a receiver the loader's next `send` fails, and its thread ends.
+        drop(mem::take(&mut self.batches));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<D: Dataset> std::fmt::Debug for Batches<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batches")
+            .field("device", &self.device)
+            .field("cursor", &self.cursor)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Numbers(usize);
+
+    impl Dataset for Numbers {
+        type Input = f32;
+        type Target = i64;
+        fn len(&self) -> usize {
+            self.0
+        }
+        fn input_shape(&self) -> &[usize] {
+            &[2]
+        }
+        fn target_shape(&self) -> &[usize] {
+            &[]
+        }
+        fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> Result<()> {
+            assert_ne!(index, 666, "a data set that panics");
+            if index == 13 {
+                return Err(Error::argument("get", "an unlucky number"));
+            }
+            input.fill(index as f32);
+            target[0] = index as i64;
+            Ok(())
+        }
+    }
+
+    /// The numbers of every batch, as the loader's thread makes them.
+    fn hosts(loader: &Loader<Numbers>) -> Vec<Vec<i64>> {
+        let (ready, batches) = sync_channel(1024);
+        let (_recycle, used) = channel();
+        loader.run(&ready, &used);
+        drop(ready);
+        batches.into_iter().map(|host| host.map_or_else(|_| Vec::new(), |h| h.targets)).collect()
+    }
+
+    fn device() -> Device {
+        Device::null(crate::backend::null::Profile::default())
+    }
+
+    #[test]
+    fn an_epoch_has_every_sample_once_and_the_next_another_order() {
+        let loader = Loader::new(Numbers(10)).shuffle(3).batches(4).epochs(2);
+        let all = hosts(&loader);
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 4, 4, 2]);
+        let epoch = |i: usize| all[3 * i..3 * i + 3].concat();
+        for e in 0..2 {
+            let mut sorted = epoch(e);
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+        }
+        assert_ne!(epoch(0), epoch(1));
+        assert_eq!(all, hosts(&loader), "the seed alone determines the order");
+        assert_ne!(all, hosts(&loader.shuffle(4)));
+    }
+
+    #[test]
+    fn the_order_of_a_seed_is_fixed_for_all_time() {
+        // Checkpoints of earlier releases resume with the same batches.
+        let all = hosts(&Loader::new(Numbers(10)).shuffle(42).batches(10));
+        assert_eq!(all, [[0, 6, 9, 1, 5, 7, 8, 2, 4, 3]]);
+    }
+
+    #[test]
+    fn without_a_seed_in_order_and_the_incomplete_batch_can_be_left_out() {
+        let loader = Loader::new(Numbers(5)).batches(2);
+        assert_eq!(hosts(&loader), [vec![0, 1], vec![2, 3], vec![4]]);
+        assert_eq!(hosts(&loader.drop_last()), [vec![0, 1], vec![2, 3]]);
+    }
+
+    #[test]
+    fn a_cursor_goes_on_where_another_loader_stood() -> Result<()> {
+        let loader = Loader::new(Numbers(10)).shuffle(1).batches(3).epochs(3);
+        let all = hosts(&loader);
+        let mut batches = loader.prefetch(&device());
+        for taken in 0..all.len() {
+            assert_eq!(hosts(&loader.clone().start_at(batches.cursor())), all[taken..], "after {taken}");
+            let (x, y) = batches.next().ok_or_else(|| Error::argument("test", "ended"))??;
+            assert_eq!((x.shape()[0], y.shape()), (all[taken].len(), &[all[taken].len()][..]));
+        }
+        assert!(batches.next().is_none());
+        assert_eq!(batches.cursor(), Cursor { epoch: 3, batch: 0 });
+        Ok(())
+    }
+
+    #[test]
+    fn batches_are_tagged_as_input() -> Result<()> {
+        let device = device();
+        let mut batches = Loader::new(Numbers(8)).batches(8).prefetch(&device);
+        let held = batches.next().transpose()?;
+        assert!(device.memory().tag(Tag::Input).current >= 8 * (2 * 4 + 8));
+        drop(held);
+        assert_eq!(device.memory().tag(Tag::Input).current, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_failing_or_panicking_data_set_is_an_error_and_then_the_end() {
+        for (first, message) in [(10, "unlucky"), (650, "panicked")] {
+            let loader = Loader::new(Numbers(700)).start_at(Cursor { epoch: 0, batch: first });
+            let mut batches = loader.prefetch(&device());
+            let failure = batches.find_map(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            assert!(failure.contains(message), "{failure}");
+            assert!(batches.next().is_none());
+        }
+    }
+
+    #[test]
+    fn senseless_sizes_are_errors() {
+        let first = |loader: Loader<Numbers>| match loader.prefetch(&device()).next() {
+            Some(Err(e)) => e.to_string(),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(
+            first(Loader::new(Numbers(5)).batches(0)),
+            "batches: a batch has at least one sample, not 0"
+        );
+        assert_eq!(
+            first(Loader::new(Numbers(5)).batches(6).drop_last()),
+            "batches: the data set has 5 samples, too few for one batch of 6"
+        );
+        assert_eq!(first(Loader::new(Numbers(0)).batches(6)), "None");
+        assert!(first(Loader::new(Numbers(0)).forever()).contains("has 0 samples"));
+    }
+
+    #[test]
+    fn a_loop_that_stops_early_ends_the_thread() {
+        let mut batches = Loader::new(Numbers(12)).forever().prefetch(&device());
+        assert!(batches.next().is_some_and(|b| b.is_ok()));
+        drop(batches); // Would hang here if the thread went on.
+    }
+}
