@@ -41,7 +41,7 @@ pub type Strings = BTreeMap<String, String>;
 /// Reads the tensors of a file onto a device.
 ///
 /// # Errors
-/// The file cannot be read, is damaged, or holds a type that there is none of here; memory runs out.
+/// The file cannot be read, is damaged, or holds an element type that this crate has not; memory runs out.
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
     Ok(load_with_metadata(path, device)?.0)
 }
@@ -99,8 +99,9 @@ fn read(mut file: impl Read, length: u64, path: &Path, device: &Device) -> Resul
         let Some(TensorInfo { dtype, shape, data_offsets: (start, end) }) = metadata.info(&name) else {
             continue;
         };
-        let dtype = dtype_here(*dtype)
-            .ok_or_else(|| damaged(format!("tensor `{name}` is {dtype}, which there is none of here")))?;
+        let dtype = dtype_here(*dtype).ok_or_else(|| {
+            damaged(format!("tensor `{name}` is {dtype}; only the dtypes of this crate are read"))
+        })?;
         data.resize(end - start, 0);
         take(&mut data, &format!("tensor `{name}`"))?;
         if dtype == DType::Bool && data.iter().any(|&b| b > 1) {
