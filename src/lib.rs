@@ -15,6 +15,7 @@ pub mod prelude {
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};
-    pub use forebay_core::nn::{Forward, Linear, Module};
+    pub use forebay_core::nn::{Dropout, Embedding, Forward, Linear, Module, Sequential};
+    pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
     pub use forebay_core::tensor::Tensor;
 }

@@ -14,4 +14,5 @@ pub mod io;
 pub mod memory;
 pub mod nn;
 pub mod ops;
+pub mod optim;
 pub mod tensor;

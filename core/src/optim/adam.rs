@@ -1,0 +1,99 @@
+//! Adam (Kingma and Ba, 2014) and AdamW (Loshchilov and Hutter, 2017).
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::fused::{Fused, Rule};
+use super::optimizer;
+use crate::tensor::Tensor;
+
+/// Adam; weight decay is a penalty added to the gradient.
+#[derive(Debug)]
+pub struct Adam {
+    rule: Options,
+    fused: Fused,
+}
+
+/// Adam with weight decay apart from the gradient, 0.01 unless set.
+#[derive(Debug)]
+pub struct AdamW {
+    rule: Options,
+    fused: Fused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    lr: f64,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled: bool,
+}
+
+impl Options {
+    fn new(lr: f64, weight_decay: f64, decoupled: bool) -> Self {
+        Self { lr, betas: (0.9, 0.999), eps: 1e-8, weight_decay, amsgrad: false, maximize: false, decoupled }
+    }
+}
+
+impl Adam {
+    /// Adam with betas 0.9 and 0.999, eps 1e-8, no weight decay.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        Self { rule: Options::new(lr, 0.0, false), fused: Fused::new(parameters) }
+    }
+}
+
+impl AdamW {
+    /// AdamW with betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        Self { rule: Options::new(lr, 0.01, true), fused: Fused::new(parameters) }
+    }
+}
+
+macro_rules! options {
+    ($name:ident) => {
+        optimizer!($name {
+            /// How much of the running mean, and of the mean of squares, stays at each step.
+            betas: (f64, f64),
+            /// Added to the root of the mean of squares.
+            eps: f64,
+            /// How fast parameters decay.
+            weight_decay: f64,
+            /// Divides by the largest mean of squares so far.
+            amsgrad: bool,
+            /// Climbs instead.
+            maximize: bool,
+        });
+    };
+}
+options!(Adam);
+options!(AdamW);
+
+impl Rule for Options {
+    fn kernel(&self) -> KernelSpec {
+        KernelSpec::new("optim")
+            .def("algorithm", "adam")
+            .def("decoupled", self.decoupled)
+            .def("maximize", self.maximize)
+    }
+
+    fn states(&self) -> SmallVec<[&'static str; 3]> {
+        let mut states = smallvec!["exp_avg", "exp_avg_sq"];
+        states.extend(self.amsgrad.then_some("max_exp_avg_sq"));
+        states
+    }
+
+    fn constants(&self) -> [f64; 8] {
+        let decay = if self.decoupled { 1.0 - self.lr * self.weight_decay } else { self.weight_decay };
+        [decay, 1.0 - self.betas.0, self.betas.1, 1.0 - self.betas.1, self.eps, 0.0, 0.0, 0.0]
+    }
+
+    fn at_step(&self, step: u64) -> [f64; 2] {
+        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
+        [self.lr / correction(self.betas.0), correction(self.betas.1).sqrt()]
+    }
+}

@@ -1,0 +1,131 @@
+//! Gradients held within bounds, on the device.
+
+use forebay_shaders::KernelSpec;
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::fused::{self, CHUNK};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::nn;
+use crate::ops::launch::{self, Params};
+use crate::tensor::Tensor;
+
+/// Elements whose squares one workgroup sums.
+const PART: usize = 4096;
+
+/// Scales the gradients of `parameters` in place so that the norm of all together is at most `max_norm`, and returns the
+/// norm they had. Nothing waits for the device.
+///
+/// ```no_run
+/// # use forebay_core::{error::Result, optim::clip_grad_norm_, tensor::Tensor};
+/// # fn step(parameters: &[Tensor]) -> Result<()> {
+/// let norm = clip_grad_norm_(parameters, 1.0)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// The gradients are on several devices or of f64; memory runs out.
+pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
+    const OP: &str = "clip_grad_norm_";
+    let _op = memory::scope::op(OP);
+    let Some(device) = parameters.first().map(Tensor::device) else {
+        return Err(Error::argument(OP, "takes at least one parameter"));
+    };
+    let grads = grads(OP, parameters)?;
+    for grad in &grads {
+        parameters[0].same_device(OP, grad)?;
+    }
+    let norm = Tensor::empty(&[], DType::F32, device)?;
+    let _tag = memory::scope::tag(Tag::Workspace);
+    let count = grads.iter().map(|g| g.numel().div_ceil(PART)).sum::<usize>();
+    let parts = Tensor::empty(&[count], DType::F32, device)?;
+    let factor = Tensor::empty(&[1], DType::F32, device)?;
+    let mut done = 0;
+    for batch in batches(&grads, 1) {
+        let mut params = Params::new();
+        let mut tensors: SmallVec<[&Tensor; 16]> = SmallVec::from_slice(&[&parts]);
+        let mut groups = 0;
+        for grad in batch {
+            params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).size(done + groups);
+            groups += grad.numel().div_ceil(PART);
+            tensors.push(grad);
+        }
+        done += groups;
+        let spec = KernelSpec::new("optim_norm").def("stage", "parts").def("dtypes", &dtypes(batch)[..]);
+        launch::launch(&spec, &tensors, params, groups)?;
+    }
+    let spec = KernelSpec::new("optim_norm").def("stage", "total");
+    let params = Params::new().size(count).f32(max_norm as f32);
+    launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
+    change(&grads, Some(&factor), [0.0, 0.0])?;
+    Ok(norm)
+}
+
+/// Holds every element of the gradients of `parameters` between -`value` and `value`, in place.
+///
+/// # Errors
+/// A gradient is of f64; `value` is negative.
+pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
+    const OP: &str = "clip_grad_value_";
+    let _op = memory::scope::op(OP);
+    if value.is_nan() || value < 0.0 {
+        return Err(Error::argument(OP, format!("takes a value of at least 0, got {value}")));
+    }
+    change(&grads(OP, parameters)?, None, [-value as f32, value as f32])
+}
+
+/// The gradients there are, each once, contiguous.
+fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut seen = FxHashSet::default();
+    let mut grads = Vec::new();
+    for p in parameters.iter().filter(|p| nn::leaf(p).is_some_and(|leaf| seen.insert(leaf))) {
+        if let Some(grad) = fused::own_grad(p)?.filter(|g| g.numel() > 0) {
+            fused::check_dtype(op, &grad)?;
+            grads.push(grad);
+        }
+    }
+    Ok(grads)
+}
+
+/// Runs of gradients that fit one launch beside `shared` other bindings.
+fn batches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
+    let mut batches = Vec::new();
+    let mut start = 0;
+    for end in 1..=grads.len() {
+        let first = &grads[start];
+        let most = fused::per_launch(first.device(), 1, shared);
+        if grads.get(end).is_none_or(|next| !fused::joins(first, next, end - start, most)) {
+            batches.push(&grads[start..end]);
+            start = end;
+        }
+    }
+    batches
+}
+
+fn dtypes(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
+    grads.iter().map(|g| g.dtype().name()).collect()
+}
+
+/// Scales the gradients by a number on the device, or clamps them between two of the host.
+fn change(grads: &[Tensor], factor: Option<&Tensor>, [low, high]: [f32; 2]) -> Result<()> {
+    for batch in batches(grads, usize::from(factor.is_some())) {
+        let mut params = Params::new().f32(low).f32(high).align();
+        let mut tensors: SmallVec<[&Tensor; 17]> = factor.into_iter().collect();
+        let mut groups = 0;
+        for grad in batch {
+            params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).u32(0);
+            groups += grad.numel().div_ceil(CHUNK);
+            tensors.push(grad);
+        }
+        let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::mode(g, None)).collect();
+        let spec = KernelSpec::new("optim_scale")
+            .def("change", if factor.is_some() { "scale" } else { "clamp" })
+            .def("dtypes", &dtypes(batch)[..])
+            .def("modes", &modes[..]);
+        launch::launch(&spec, &tensors, params, groups)?;
+    }
+    Ok(())
+}

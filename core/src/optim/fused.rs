@@ -1,0 +1,279 @@
+//! One kernel for several parameters: how they are grouped, where their state lies, how a step is launched.
+
+use std::collections::BTreeMap;
+
+use forebay_shaders::KernelSpec;
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::nn;
+use crate::ops::launch::{self, GROUP, Params};
+use crate::tensor::{Layout, Tensor, layout::contiguous_strides};
+
+/// Elements that one workgroup changes.
+pub(super) const CHUNK: usize = 4 * GROUP;
+
+/// Bindings that every device has and kernels are held to; more are used where there are more.
+const BINDINGS: usize = 7;
+
+/// Tensors in one launch at most: what their parameters take of the uniform block.
+const ITEMS: usize = 16;
+
+/// An algorithm, as the kernel sees it.
+pub(super) trait Rule {
+    /// The kernel, without what depends on the parameters.
+    fn kernel(&self) -> KernelSpec;
+    /// The names of the numbers kept for each element, in the kernel's order.
+    fn states(&self) -> SmallVec<[&'static str; 3]>;
+    /// What is the same for all parameters.
+    fn constants(&self) -> [f64; 8];
+    /// What depends on how many steps a parameter has made, this one included.
+    fn at_step(&self, step: u64) -> [f64; 2];
+}
+
+/// The parameters of an optimiser and their state.
+#[derive(Debug)]
+pub(super) struct Fused {
+    parameters: Vec<Tensor>,
+    steps: Vec<u64>,
+    groups: Vec<Group>,
+}
+
+/// Parameters that are stepped by one launch.
+#[derive(Debug)]
+struct Group {
+    /// Numbers of the parameters.
+    members: Vec<usize>,
+    /// Where the state of each starts, in elements.
+    offsets: Vec<usize>,
+    /// The state of all; `None` where the rule keeps none.
+    state: Option<Tensor>,
+}
+
+/// How many tensors one launch takes, if each needs `each` bindings and all share `shared`.
+pub(super) fn per_launch(device: &Device, each: usize, shared: usize) -> usize {
+    let bindings = (device.info().limits.max_bindings as usize).max(BINDINGS);
+    // Backends count some buffers of their own among the limit: only a generous one is used.
+    let bindings = if bindings >= 2 * BINDINGS { bindings } else { BINDINGS };
+    ((bindings - shared) / each).min(ITEMS)
+}
+
+/// Whether a tensor may join a launch. The conversion to f16 is declared once in a kernel, so one f16 tensor is alone.
+pub(super) fn joins(first: &Tensor, next: &Tensor, count: usize, most: usize) -> bool {
+    count < most && first.device() == next.device() && ![first, next].iter().any(|t| t.dtype() == DType::F16)
+}
+
+/// How a kernel writes a tensor: see optim.wgsl.
+pub(super) fn mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
+    let offsets = [Some(t), other].into_iter().flatten().map(|t| t.layout().offset());
+    if t.dtype() == DType::F32 {
+        let whole = t.numel().is_multiple_of(4) && offsets.clone().all(|o| o.is_multiple_of(4));
+        return if whole { "vec4" } else { "scattered" };
+    }
+    if t.layout().offset() == 0 && t.numel().is_multiple_of(2) { "packed" } else { "scattered" }
+}
+
+/// Fails for a dtype that the kernels of this module do not compute.
+pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
+    match t.dtype() {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
+        dtype => Err(Error::dtype(op, dtype, "takes parameters of f32, f16 and bf16")),
+    }
+}
+
+impl Group {
+    /// The view of one state of a member.
+    fn view(&self, member: usize, kind: usize, shape: &[usize]) -> Option<Tensor> {
+        let n: usize = shape.iter().product();
+        let offset = self.offsets[member] + kind * n.next_multiple_of(4);
+        Some(self.state.as_ref()?.with_layout(Layout::new(shape, contiguous_strides(shape), offset)))
+    }
+}
+
+impl Fused {
+    pub(super) fn new(parameters: Vec<Tensor>) -> Self {
+        let mut seen = FxHashSet::default();
+        let parameters: Vec<Tensor> =
+            parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
+        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new() }
+    }
+
+    pub(super) fn parameters(&self) -> &[Tensor] {
+        &self.parameters
+    }
+
+    /// Groups the parameters and allocates their state, once.
+    fn prepare(&mut self, rule: &dyn Rule) -> Result<()> {
+        if !self.groups.is_empty() {
+            return Ok(());
+        }
+        let _tag = memory::scope::tag(Tag::OptimizerState);
+        let states = rule.states().len();
+        let mut groups: Vec<Group> = Vec::new();
+        let mut sizes: Vec<usize> = Vec::new();
+        for (k, p) in self.parameters.iter().enumerate() {
+            check_dtype("step", p)?;
+            if !p.is_contiguous() {
+                return Err(Error::argument(
+                    "step",
+                    format!("parameter {k} of shape {:?} is not contiguous; make it from a copy", p.shape()),
+                ));
+            }
+            let size = states * p.numel().next_multiple_of(4);
+            let most = per_launch(p.device(), 2, usize::from(states > 0));
+            let room = p.device().info().limits.max_binding as usize / 4;
+            if let (Some(group), Some(total)) = (groups.last_mut(), sizes.last_mut())
+                && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
+                && *total + size <= room
+            {
+                group.members.push(k);
+                group.offsets.push(*total);
+                *total += size;
+            } else {
+                groups.push(Group { members: vec![k], offsets: vec![0], state: None });
+                sizes.push(size);
+            }
+        }
+        for (group, &size) in groups.iter_mut().zip(&sizes) {
+            if size > 0 {
+                let device = self.parameters[group.members[0]].device();
+                group.state = Some(Tensor::zeros(&[size], DType::F32, device)?);
+            }
+        }
+        self.groups = groups;
+        Ok(())
+    }
+
+    pub(super) fn step(&mut self, rule: &dyn Rule) -> Result<()> {
+        let _op = memory::scope::op("optimizer_step");
+        self.prepare(rule)?;
+        for group in &self.groups {
+            launch_group(rule, group, &self.parameters, &mut self.steps)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn state_dict(&self, rule: &dyn Rule) -> Result<BTreeMap<String, Tensor>> {
+        let mut found = BTreeMap::new();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let p = &self.parameters[k];
+                if self.steps[k] == 0 {
+                    continue;
+                }
+                let step = Tensor::from_slice(&[self.steps[k] as i64], &[], p.device())?;
+                found.insert(format!("{k}.step"), step);
+                for (kind, name) in rule.states().into_iter().enumerate() {
+                    found.extend(group.view(member, kind, p.shape()).map(|t| (format!("{k}.{name}"), t)));
+                }
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn load_state_dict(
+        &mut self,
+        rule: &dyn Rule,
+        given: &BTreeMap<String, Tensor>,
+    ) -> Result<()> {
+        self.prepare(rule)?;
+        let names = rule.states();
+        let mut expected = FxHashSet::default();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let p = &self.parameters[k];
+                let Some(step) = given.get(&format!("{k}.step")) else {
+                    // This parameter had made no step.
+                    self.steps[k] = 0;
+                    continue;
+                };
+                expected.insert(format!("{k}.step"));
+                self.steps[k] = step.item()? as u64;
+                for (kind, name) in names.iter().enumerate() {
+                    let name = format!("{k}.{name}");
+                    let source = given
+                        .get(&name)
+                        .ok_or_else(|| Error::argument("load_state_dict", format!("missing: {name}")))?;
+                    if source.shape() != p.shape() {
+                        let rule = format!("{name} has the shape of its parameter");
+                        return Err(Error::shape("load_state_dict", rule, &[source.shape(), p.shape()]));
+                    }
+                    if let Some(view) = group.view(member, kind, p.shape()) {
+                        view.copy_(&source.detach().to_device(p.device())?)?;
+                    }
+                    expected.insert(name);
+                }
+            }
+        }
+        let strange: Vec<&str> =
+            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
+        if strange.is_empty() {
+            return Ok(());
+        }
+        Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))))
+    }
+}
+
+/// Steps the members of a group that have gradients.
+fn launch_group(rule: &dyn Rule, group: &Group, parameters: &[Tensor], steps: &mut [u64]) -> Result<()> {
+    let mut grads: SmallVec<[(usize, Tensor); ITEMS]> = SmallVec::new();
+    for (member, &k) in group.members.iter().enumerate() {
+        let p = &parameters[k];
+        let Some(grad) = p.grad() else { continue };
+        if grad.dtype() != p.dtype() || grad.shape() != p.shape() {
+            let rule = format!("the gradient of parameter {k} is of its shape and type, {}", p.dtype());
+            return Err(Error::shape("step", rule, &[grad.shape(), p.shape()]));
+        }
+        if p.numel() > 0 {
+            grads.push((member, grad.contiguous()?));
+        }
+    }
+    let states = rule.states().len();
+    let mut dtypes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
+    let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
+    let mut tensors: SmallVec<[&Tensor; 2 * ITEMS + 1]> = group.state.iter().collect();
+    let mut params = Params::new();
+    for c in rule.constants() {
+        params = params.f32(c as f32);
+    }
+    let mut groups = 0;
+    for (member, grad) in &grads {
+        let k = group.members[*member];
+        let p = &parameters[k];
+        steps[k] += 1;
+        let n = p.numel();
+        let [x, y] = rule.at_step(steps[k]);
+        params = params
+            .size(n)
+            .size(groups)
+            .size(p.layout().offset())
+            .size(grad.layout().offset())
+            .size(group.offsets[*member] / 4)
+            .size(n.div_ceil(4))
+            .f32(x as f32)
+            .f32(y as f32);
+        groups += n.div_ceil(CHUNK);
+        dtypes.push(p.dtype().name());
+        modes.push(mode(p, Some(grad)));
+        tensors.push(p);
+        tensors.push(grad);
+    }
+    let spec = rule.kernel().def("states", states).def("dtypes", &dtypes[..]).def("modes", &modes[..]);
+    if groups == 0 { Ok(()) } else { launch::launch(&spec, &tensors, params, groups) }
+}
+
+/// The gradient of a parameter, contiguous, to be changed in place.
+pub(super) fn own_grad(p: &Tensor) -> Result<Option<Tensor>> {
+    let Some(grad) = p.grad() else { return Ok(None) };
+    if grad.is_contiguous() {
+        return Ok(Some(grad));
+    }
+    let _tag = memory::scope::tag(Tag::Gradient);
+    let grad = grad.copy()?;
+    p.set_grad(Some(grad.clone()));
+    Ok(Some(grad))
+}

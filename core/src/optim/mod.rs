@@ -1,0 +1,111 @@
+//! Optimisers, clipping of gradients and schedules of the learning rate, as PyTorch defines them.
+//!
+//! A step is one kernel over several parameters at a time, which reads the gradients and changes parameters and state
+//! in place; the state of parameters that are stepped together lies in one buffer. Corrections of bias are worked out
+//! on the host, in f64. Hyper-parameters are the program's; [`Optimizer::state_dict`] saves what training has made.
+
+use std::collections::BTreeMap;
+
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+mod adam;
+mod clip;
+mod fused;
+mod rmsprop;
+pub mod schedule;
+mod sgd;
+
+pub use adam::{Adam, AdamW};
+pub use clip::{clip_grad_norm_, clip_grad_value_};
+pub use rmsprop::RmsProp;
+pub use schedule::Schedule;
+pub use sgd::Sgd;
+
+/// What changes parameters by their gradients.
+pub trait Optimizer {
+    /// Steps every parameter that has a gradient.
+    ///
+    /// # Errors
+    /// A parameter's type or layout is not taken; memory for the state runs out, at the first step.
+    fn step(&mut self) -> Result<()>;
+
+    /// What it trains, each once.
+    fn parameters(&self) -> &[Tensor];
+
+    /// The learning rate.
+    fn lr(&self) -> f64;
+
+    /// Changes the learning rate, for the steps that follow.
+    fn set_lr(&mut self, lr: f64);
+
+    /// The state of every parameter that has any: `3.exp_avg`, `3.step`, by the parameter's number. The tensors share
+    /// memory with the optimiser: save them, or copy them.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
+
+    /// Goes on from a state of [`state_dict`](Self::state_dict).
+    ///
+    /// # Errors
+    /// A name is missing or unexpected, or a shape is not the parameter's; memory runs out.
+    fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()>;
+
+    /// Frees every parameter's gradient.
+    fn zero_grad(&self) {
+        for p in self.parameters() {
+            p.set_grad(None);
+        }
+    }
+
+    /// Fills every gradient with zeros and keeps its memory.
+    ///
+    /// # Errors
+    /// The device was lost.
+    fn zero_grad_(&self) -> Result<()> {
+        self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
+    }
+}
+
+/// The options of an optimiser as setters for its construction, and its [`Optimizer`] by its rule and fused state.
+macro_rules! optimizer {
+    ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
+        impl $name {
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $option(mut self, $option: $ty) -> Self {
+                    self.rule.$option = $option;
+                    self
+                }
+            )*
+        }
+        impl $crate::optim::Optimizer for $name {
+            fn step(&mut self) -> $crate::error::Result<()> {
+                self.fused.step(&self.rule)
+            }
+            fn parameters(&self) -> &[$crate::tensor::Tensor] {
+                self.fused.parameters()
+            }
+            fn lr(&self) -> f64 {
+                self.rule.lr
+            }
+            fn set_lr(&mut self, lr: f64) {
+                self.rule.lr = lr;
+            }
+            fn state_dict(
+                &self,
+            ) -> $crate::error::Result<std::collections::BTreeMap<String, $crate::tensor::Tensor>> {
+                self.fused.state_dict(&self.rule)
+            }
+            fn load_state_dict(
+                &mut self,
+                state: &std::collections::BTreeMap<String, $crate::tensor::Tensor>,
+            ) -> $crate::error::Result<()> {
+                self.fused.load_state_dict(&self.rule, state)
+            }
+        }
+    };
+}
+use optimizer;

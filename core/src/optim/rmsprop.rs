@@ -1,0 +1,83 @@
+//! RMSprop (Hinton, 2012; centered: Graves, 2013).
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::fused::{Fused, Rule};
+use super::optimizer;
+use crate::tensor::Tensor;
+
+/// RMSprop: gradients divided by the root of their running mean of squares.
+#[derive(Debug)]
+pub struct RmsProp {
+    rule: Options,
+    fused: Fused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    lr: f64,
+    alpha: f64,
+    eps: f64,
+    weight_decay: f64,
+    momentum: f64,
+    centered: bool,
+    maximize: bool,
+}
+
+impl RmsProp {
+    /// RMSprop with alpha 0.99, eps 1e-8, no momentum, no weight decay.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        let rule = Options {
+            lr,
+            alpha: 0.99,
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum: 0.0,
+            centered: false,
+            maximize: false,
+        };
+        Self { rule, fused: Fused::new(parameters) }
+    }
+}
+
+optimizer!(RmsProp {
+    /// How much of the mean of squares stays at each step.
+    alpha: f64,
+    /// Added to the root of the mean of squares.
+    eps: f64,
+    /// The penalty on the squares of the parameters.
+    weight_decay: f64,
+    /// How much of the last step goes on.
+    momentum: f64,
+    /// Subtracts the square of the running mean: the variance, not the mean of squares.
+    centered: bool,
+    /// Climbs instead.
+    maximize: bool,
+});
+
+impl Rule for Options {
+    fn kernel(&self) -> KernelSpec {
+        KernelSpec::new("optim")
+            .def("algorithm", "rmsprop")
+            .def("centered", self.centered)
+            .def("momentum", self.momentum != 0.0)
+            .def("maximize", self.maximize)
+    }
+
+    fn states(&self) -> SmallVec<[&'static str; 3]> {
+        let mut states = smallvec!["square_avg"];
+        states.extend(self.centered.then_some("grad_avg"));
+        states.extend((self.momentum != 0.0).then_some("momentum_buffer"));
+        states
+    }
+
+    fn constants(&self) -> [f64; 8] {
+        [self.weight_decay, self.lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
+    }
+
+    fn at_step(&self, _step: u64) -> [f64; 2] {
+        [0.0, 0.0]
+    }
+}

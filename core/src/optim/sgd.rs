@@ -1,0 +1,76 @@
+//! Stochastic gradient descent.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::fused::{Fused, Rule};
+use super::optimizer;
+use crate::tensor::Tensor;
+
+/// Stochastic gradient descent, with momentum if it is set.
+#[derive(Debug)]
+pub struct Sgd {
+    rule: Options,
+    fused: Fused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    lr: f64,
+    momentum: f64,
+    dampening: f64,
+    weight_decay: f64,
+    nesterov: bool,
+    maximize: bool,
+}
+
+impl Sgd {
+    /// Plain descent with this learning rate.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        let rule = Options {
+            lr,
+            momentum: 0.0,
+            dampening: 0.0,
+            weight_decay: 0.0,
+            nesterov: false,
+            maximize: false,
+        };
+        Self { rule, fused: Fused::new(parameters) }
+    }
+}
+
+optimizer!(Sgd {
+    /// How much of the last step goes on; 0 keeps no state.
+    momentum: f64,
+    /// How much of the gradient is left out of the momentum.
+    dampening: f64,
+    /// The penalty on the squares of the parameters.
+    weight_decay: f64,
+    /// Looks one step of momentum ahead.
+    nesterov: bool,
+    /// Climbs instead.
+    maximize: bool,
+});
+
+impl Rule for Options {
+    fn kernel(&self) -> KernelSpec {
+        KernelSpec::new("optim")
+            .def("algorithm", "sgd")
+            .def("nesterov", self.nesterov)
+            .def("maximize", self.maximize)
+    }
+
+    fn states(&self) -> SmallVec<[&'static str; 3]> {
+        if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
+    }
+
+    fn constants(&self) -> [f64; 8] {
+        [self.weight_decay, self.lr, self.momentum, 0.0, 0.0, 0.0, 0.0, 0.0]
+    }
+
+    fn at_step(&self, step: u64) -> [f64; 2] {
+        // The first buffer is the gradient itself, not dampened.
+        if step == 1 { [0.0, 1.0] } else { [self.momentum, 1.0 - self.dampening] }
+    }
+}

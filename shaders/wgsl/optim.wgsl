@@ -1,0 +1,144 @@
+{#-
+One step of an optimiser over up to p.items.length parameters: reads the gradients, updates parameters and state in place.
+
+algorithm: `sgd`, `adam`, `rmsprop`, with their flags · states: numbers kept for each element
+dtypes: of the parameters, and of their gradients · modes: `vec4` (f32, length and offsets multiples of 4), `packed`,
+`scattered`, one for each parameter
+A thread makes four neighbouring elements. Each state of a parameter is padded to whole vec4s; padding stays padding.
+-#}
+{%- import "types" as t -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+{% set first = 1 if states > 0 else 0 %}
+struct Item {
+    n: u32,
+    // The first workgroup of this parameter.
+    group: u32,
+    param: u32,
+    grad: u32,
+    // In vec4s: the first state, and from one state to the next.
+    state: u32,
+    stride: u32,
+    // What depends on the number of steps.
+    x: f32,
+    y: f32,
+}
+struct Params {
+    c: array<vec4<f32>, 2>,
+    items: array<Item, {{ dtypes | length }}>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% if states > 0 %}
+@group(0) @binding(0) var<storage, read_write> state: array<vec4<f32>>;
+{% endif %}
+{% for dtype in dtypes %}
+{% set k = loop.index0 %}
+{% if modes[k] == "vec4" %}
+@group(0) @binding({{ first + 2 * k }}) var<storage, read_write> w{{ k }}: array<vec4<f32>>;
+@group(0) @binding({{ first + 2 * k + 1 }}) var<storage, read> g{{ k }}: array<vec4<f32>>;
+{% else %}
+{{ t.output(first + 2 * k, "w" ~ k, dtype, modes[k]) }}
+{{ t.input(first + 2 * k + 1, "g" ~ k, dtype) }}
+{% endif %}
+{% endfor %}
+
+// The new values of quad `q`.
+fn update(item: Item, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
+    var w = before;
+    var g = grad;
+    {% if maximize %}
+    g = -g;
+    {% endif %}
+    {% if states > 0 %}
+    let s = item.state + q;
+    {% endif %}
+    {% if algorithm == "sgd" %}
+    // c: weight decay, learning rate, momentum.
+    g += p.c[0].x * w;
+    {% if states > 0 %}
+    let buffer = item.x * state[s] + item.y * g;
+    state[s] = buffer;
+    g = {{ "g + p.c[0].z * buffer" if nesterov else "buffer" }};
+    {% endif %}
+    return w - p.c[0].y * g;
+    {% elif algorithm == "adam" %}
+    // c: weight decay (or the factor that decays, if decoupled), 1 - beta1, beta2, 1 - beta2; eps.
+    {% if decoupled %}
+    w *= p.c[0].x;
+    {% else %}
+    g += p.c[0].x * w;
+    {% endif %}
+    var mean = state[s];
+    mean += p.c[0].y * (g - mean);
+    state[s] = mean;
+    var square = state[s + item.stride];
+    square = p.c[0].z * square + p.c[0].w * (g * g);
+    state[s + item.stride] = square;
+    {% if states == 3 %}
+    let largest = state[s + 2u * item.stride];
+    square = vec4<f32>(m_max(largest.x, square.x), m_max(largest.y, square.y),
+        m_max(largest.z, square.z), m_max(largest.w, square.w));
+    state[s + 2u * item.stride] = square;
+    {% endif %}
+    return w - item.x * (mean / (sqrt(square) / item.y + p.c[1].x));
+    {% else %}
+    // c: weight decay, learning rate, alpha, 1 - alpha; eps, momentum.
+    g += p.c[0].x * w;
+    let square = p.c[0].z * state[s] + p.c[0].w * (g * g);
+    state[s] = square;
+    {% if centered %}
+    var mean = state[s + item.stride];
+    mean += p.c[0].w * (g - mean);
+    state[s + item.stride] = mean;
+    let scale = sqrt(square - mean * mean) + p.c[1].x;
+    {% else %}
+    let scale = sqrt(square) + p.c[1].x;
+    {% endif %}
+    {% if momentum %}
+    let b = s + {{ states - 1 }}u * item.stride;
+    let buffer = p.c[1].y * state[b] + g / scale;
+    state[b] = buffer;
+    return w - p.c[0].y * buffer;
+    {% else %}
+    return w - p.c[0].y * (g / scale);
+    {% endif %}
+    {% endif %}
+}
+
+{% for dtype in dtypes %}
+{% set k = loop.index0 %}
+fn step{{ k }}(item: Item, q: u32) {
+    let start = q * 4u;
+    if start >= item.n { return; }
+    {% if modes[k] == "vec4" %}
+    let at = item.param / 4u + q;
+    w{{ k }}[at] = update(item, q, w{{ k }}[at], g{{ k }}[item.grad / 4u + q]);
+    {% else %}
+    var w: vec4<f32>;
+    var g: vec4<f32>;
+    let count = min(4u, item.n - start);
+    for (var i = 0u; i < count; i++) {
+        w[i] = w{{ k }}_at(item.param + start + i);
+        g[i] = g{{ k }}_at(item.grad + start + i);
+    }
+    w = update(item, q, w, g);
+    {% if modes[k] == "packed" %}
+    w{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
+    {% else %}
+    for (var i = 0u; i < count; i++) { w{{ k }}_put(item.param + start + i, w[i]); }
+    {% endif %}
+    {% endif %}
+}
+{% endfor %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, groups);
+    {% for dtype in dtypes | reverse %}
+    {% set k = dtypes | length - loop.index %}
+    {{ "else " if not loop.first }}if group >= p.items[{{ k }}].group {
+        step{{ k }}(p.items[{{ k }}], (group - p.items[{{ k }}].group) * 256u + lane);
+    }
+    {% endfor %}
+}

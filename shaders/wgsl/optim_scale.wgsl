@@ -1,0 +1,67 @@
+{#-
+Changes several gradients in place. change `scale`: times the number in `factor`; `clamp`: between p.low and p.high.
+
+change · dtypes, modes: as in optim.wgsl
+-#}
+{%- import "types" as t -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+{% set first = 1 if change == "scale" else 0 %}
+struct Item {
+    n: u32,
+    // The first workgroup of this gradient.
+    group: u32,
+    offset: u32,
+    unused: u32,
+}
+struct Params {
+    low: f32,
+    high: f32,
+    unused0: u32,
+    unused1: u32,
+    items: array<Item, {{ dtypes | length }}>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% if change == "scale" %}
+@group(0) @binding(0) var<storage, read> factor: array<f32>;
+fn changed(g: f32) -> f32 { return g * factor[0]; }
+{% else %}
+fn changed(g: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
+{% endif %}
+{% for dtype in dtypes %}
+{% set k = loop.index0 %}
+{% if modes[k] == "vec4" %}
+@group(0) @binding({{ first + k }}) var<storage, read_write> g{{ k }}: array<vec4<f32>>;
+{% else %}
+{{ t.output(first + k, "g" ~ k, dtype, modes[k]) }}
+{% endif %}
+fn change{{ k }}(item: Item, q: u32) {
+    let start = q * 4u;
+    if start >= item.n { return; }
+    {% if modes[k] == "vec4" %}
+    let g = g{{ k }}[item.offset / 4u + q];
+    g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x), changed(g.y), changed(g.z), changed(g.w));
+    {% else %}
+    var g: array<f32, 4>;
+    let count = min(4u, item.n - start);
+    for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i)); }
+    {% if modes[k] == "packed" %}
+    g{{ k }}_put4(start, g, item.n);
+    {% else %}
+    for (var i = 0u; i < count; i++) { g{{ k }}_put(item.offset + start + i, g[i]); }
+    {% endif %}
+    {% endif %}
+}
+{% endfor %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, groups);
+    {% for dtype in dtypes | reverse %}
+    {% set k = dtypes | length - loop.index %}
+    {{ "else " if not loop.first }}if group >= p.items[{{ k }}].group {
+        change{{ k }}(p.items[{{ k }}], (group - p.items[{{ k }}].group) * 256u + lane);
+    }
+    {% endfor %}
+}
