@@ -128,10 +128,17 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 {% endif %}
 {% endmacro -%}
 
-{#- `e` of value type `source` as value type `to`; floats become integers towards zero, and saturate. -#}
+{#-
+`e` of value type `source` as value type `to`. Floats become integers towards zero, and saturate; NaN becomes 0, which
+WGSL leaves open. NaN is true: `!=` is not written, as naga's SPIR-V has it false for NaN.
+-#}
 {%- macro cast(e, source, to) -%}
 {%- if source == to -%}{{ e }}
-{%- elif to == "bool" -%}({{ e }} != {{ source }}(0))
+{%- elif to == "bool" -%}!({{ e }} == {{ source }}(0))
+{%- elif source == "f32" and to in ["i32", "u32", "i64"] -%}
+select({{ to }}({{ e }}), {{ to }}(0), (bitcast<u32>({{ e }}) & 0x7fffffffu) > 0x7f800000u)
+{%- elif source == "f64" and to in ["i32", "u32", "i64"] -%}
+select({{ to }}(0), {{ to }}({{ e }}), {{ e }} == {{ e }})
 {%- elif source == "bool" -%}select({{ to }}(0), {{ to }}(1), {{ e }})
 {%- else -%}{{ to }}({{ e }})
 {%- endif -%}

@@ -91,7 +91,7 @@ binary! {
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.
-    ne: Compare, "a != b", [], [NoGrad, NoGrad];
+    ne: Compare, "!(a == b)", [], [NoGrad, NoGrad];
     /// a < b.
     lt: Compare, "a < b", [], [NoGrad, NoGrad];
     /// a ≤ b.

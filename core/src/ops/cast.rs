@@ -78,6 +78,9 @@ impl Tensor {
                 "a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
             ));
         }
+        if self.layout().overlaps() {
+            return Err(Error::argument("copy_", "the tensor repeats elements (it was expanded); copy it first"));
+        }
         autograd::refuse("copy_", &[source])?;
         let source = source.detach();
         // Overlapping views would be read while they are written.

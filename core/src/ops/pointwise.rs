@@ -279,7 +279,10 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
     } else {
         "strided"
     };
-    let result = if recipe.result == recipe.compute {
+    let result = if matches!(types, Types::Compare | Types::Predicate | Types::Logic) {
+        // The expression is a truth value, whatever it compares.
+        "bool"
+    } else if recipe.result == recipe.compute {
         compute_name(types, recipe.compute, out)
     } else {
         launch::shader_dtype(recipe.result, device)
@@ -329,7 +332,7 @@ pub(crate) fn pointwise(
         })
         .collect();
     for t in &tensors[1..] {
-        t.same_device(op.name, tensors[0])?;
+        tensors[0].same_device(op.name, t)?;
     }
     for (k, arg) in args.iter().enumerate() {
         if let Operand::Tensor(t) = arg

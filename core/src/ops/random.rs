@@ -118,7 +118,8 @@ impl Tensor {
     /// # Errors
     /// The range is empty or too wide; memory runs out.
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
-        if low >= high || i32::try_from(low).is_err() || i32::try_from(high - 1).is_err() {
+        let fits = i32::try_from(low).is_ok() && i32::try_from(high - 1).is_ok();
+        if low >= high || !fits || u32::try_from(high - low).is_err() {
             return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
         }
         fill(shape, Kind::Integer { low, high }, dtype, device)
