@@ -1,4 +1,7 @@
 //! The conformance suite of forebay: one set of tests, run on every backend.
 #![allow(missing_docs, reason = "a test suite: its items are named by what they check")]
 
+pub mod catalog;
 pub mod golden;
+pub mod suite;
+pub mod validation;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::golden;
+use forebay_conformance::{golden, suite, validation};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -19,6 +19,17 @@ struct Cli {
 enum Command {
     /// Lists devices, and why those that cannot be used cannot.
     Devices,
+    /// Runs the suite's own tests on every backend that is found.
+    Test {
+        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        #[arg(long)]
+        device: Option<String>,
+        /// Names the tests, and runs none.
+        #[arg(long)]
+        list: bool,
+        /// Only tests whose name (`topic/name/wgpu:0`) contains one of these.
+        filter: Vec<String>,
+    },
     /// Compares single operations, and their gradients, with PyTorch's results.
     Golden {
         /// The folder of golden.json and golden.safetensors.
@@ -81,6 +92,27 @@ fn main() -> Result<()> {
                     None => println!("{:8} {} ({})", f.id, f.name, f.driver),
                     Some(reason) => println!("{:8} not found: {reason}", f.id),
                 }
+            }
+        }
+        Command::Test { list: true, .. } => {
+            for (topic, test) in suite::all() {
+                println!("{topic}/{}", test.name);
+            }
+        }
+        Command::Test { device, filter, .. } => {
+            let errors = validation::watch();
+            let mut tally = suite::Tally::default();
+            for device in devices(device.as_deref())? {
+                println!("{}", device.info());
+                tally += suite::run(&device, &filter);
+            }
+            if let Some(errors) = errors {
+                println!("errors of Vulkan's validation layer: {}", errors.count());
+                tally.failed += usize::from(errors.count() > 0);
+            }
+            println!("{tally}");
+            if tally.failed > 0 {
+                bail!("{} tests failed", tally.failed);
             }
         }
         Command::Golden { dir, device, verbose, filter } => {

@@ -1,0 +1,197 @@
+//! Operations, listed once: what the tests of gradients, of layouts and of kernels run.
+
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result;
+use forebay::ops::{PadMode, cat, stack};
+use forebay::tensor::Tensor;
+
+/// What an input of a case holds.
+#[derive(Clone, Copy, Debug)]
+pub enum Input {
+    /// Distinct floats in -1.5..1.5, none near 0.
+    Signed(&'static [usize]),
+    /// Distinct floats in 0.5..2.
+    Positive(&'static [usize]),
+    /// Distinct floats in -0.8..0.8.
+    Small(&'static [usize]),
+    /// Indices below a bound, repeated.
+    Index(&'static [usize], usize),
+    /// Truth values.
+    Flags(&'static [usize]),
+}
+
+/// One operation on given inputs.
+#[derive(Clone, Copy, Debug)]
+pub struct Case {
+    /// Its name, with what is special about this call.
+    pub name: &'static str,
+    inputs: &'static [Input],
+    call: fn(&[Tensor]) -> Result<Tensor>,
+    /// Whether every float input has a gradient; else an input that requires one is an error.
+    pub gradient: bool,
+    /// Whether finite differences say something about it.
+    pub smooth: bool,
+    /// Whether it takes 16-bit floats.
+    pub halves: bool,
+}
+
+impl Case {
+    /// The inputs, floats in a type.
+    pub fn inputs(&self, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
+        self.inputs.iter().enumerate().map(|(k, input)| input.tensor(k, dtype, device)).collect()
+    }
+
+    /// The result.
+    pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        (self.call)(inputs)
+    }
+}
+
+impl Input {
+    fn tensor(self, k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        let unit = |shape: &[usize]| -> Vec<f32> {
+            // The golden ratio's multiples: spread evenly, none twice.
+            let at = |i: usize| (i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() as f32;
+            (0..shape.iter().product()).map(at).collect()
+        };
+        let map = |shape: &[usize], f: fn(f32) -> f32| -> Result<Tensor> {
+            let values: Vec<f32> = unit(shape).into_iter().map(f).collect();
+            Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
+        };
+        match self {
+            Self::Signed(shape) => map(shape, |u| if u < 0.5 { u * 2.4 - 1.5 } else { u * 2.4 - 0.9 }),
+            Self::Positive(shape) => map(shape, |u| 0.5 + u * 1.5),
+            Self::Small(shape) => map(shape, |u| u * 1.6 - 0.8),
+            Self::Index(shape, bound) => {
+                let values: Vec<i64> =
+                    (0..shape.iter().product::<usize>()).map(|i| ((i * 7 + 3) % bound) as i64).collect();
+                Tensor::from_slice(&values, shape, device)
+            }
+            Self::Flags(shape) => {
+                let values: Vec<bool> =
+                    (0..shape.iter().product::<usize>()).map(|i| i * 7 % 3 != 1).collect();
+                Tensor::from_bools(&values, shape, device)
+            }
+        }
+    }
+}
+
+use Input::{Flags, Index, Positive, Signed, Small};
+
+/// Smooth, with gradients, in every float type.
+const fn smooth(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
+    Case { name, inputs, call, gradient: true, smooth: true, halves: true }
+}
+
+/// As [`smooth`], with steps or kinks.
+const fn rough(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
+    Case { name, inputs, call, gradient: true, smooth: false, halves: true }
+}
+
+/// Without a gradient.
+const fn flat(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
+    Case { name, inputs, call, gradient: false, smooth: false, halves: true }
+}
+
+const S: &[usize] = &[3, 5];
+
+macro_rules! unary {
+    ($kind:ident, $input:ident: $($name:ident $(($($arg:expr),*))?),* $(,)?) => {
+        &[$($kind(stringify!($name), &[$input(S)], |x| x[0].$name($($($arg),*)?))),*]
+    };
+}
+
+macro_rules! binary {
+    ($kind:ident, $a:ident, $b:ident: $($name:ident),* $(,)?) => {
+        &[$($kind(stringify!($name), &[$a(&[3, 1, 5]), $b(&[4, 1])], |x| x[0].$name(&x[1]))),*]
+    };
+}
+
+const GROUPS: &[&[Case]] = &[
+    unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
+        frac, rad2deg, deg2rad, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
+        elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
+    unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma),
+    unary!(smooth, Small: asin, acos, atanh, tan, erfinv),
+    unary!(rough, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
+        hardsigmoid, threshold(0.2, 7.0), nan_to_num),
+    unary!(flat, Signed: isnan, isinf, isfinite, logical_not),
+    unary!(flat, Positive: digamma),
+    binary!(smooth, Signed, Positive: add, sub, rsub, mul, div, atan2, hypot),
+    binary!(smooth, Positive, Signed: pow),
+    binary!(smooth, Signed, Positive: xlogy),
+    binary!(rough, Signed, Positive: maximum, minimum, fmod, remainder, floor_divide, trunc_divide, copysign),
+    binary!(flat, Signed, Positive: eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor),
+    &[
+        smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)),
+        smooth("divide a number", &[Positive(S)], |x| {
+            Tensor::full(&[], 2.0, x[0].dtype(), x[0].device())?.div(&x[0])
+        }),
+        smooth("prelu", &[Signed(&[2, 3, 4]), Positive(&[3])], |x| x[0].prelu(&x[1])),
+        smooth("glu", &[Signed(&[2, 6])], |x| x[0].glu(-1)),
+        smooth("where", &[Flags(&[3, 1]), Signed(S), Positive(&[5])], |x| x[1].where_(&x[0], &x[2])),
+        smooth("masked_fill", &[Signed(S), Flags(S)], |x| x[0].masked_fill(&x[1], 4.0)),
+        rough("clamp", &[Signed(S)], |x| x[0].clamp(-0.5, 1.0)),
+        rough("clamp by tensors", &[Signed(S), Small(&[5]), Positive(&[3, 1])], |x| x[0].clamp(&x[1], &x[2])),
+        smooth("addcmul", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcmul(&x[1], &x[2], 0.7)),
+        smooth("addcdiv", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcdiv(&x[1], &x[2], 0.7)),
+        smooth("lerp", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].lerp(&x[1], &x[2])),
+        rough("to_dtype", &[Signed(S)], |x| x[0].to_dtype(DType::BF16)?.to_dtype(x[0].dtype())),
+    ],
+    &[
+        smooth("reshape", &[Signed(&[2, 6])], |x| x[0].t()?.reshape([3, 4])),
+        smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute(&[2, 0, 1])),
+        smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand(&[4, -1])),
+        smooth("narrow", &[Signed(S)], |x| x[0].narrow(1, 1, 3)),
+        smooth("slice", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)),
+        smooth("select", &[Signed(S)], |x| x[0].select(0, -1)),
+        smooth("diagonal", &[Signed(S)], |x| x[0].diagonal(1, 0, 1)),
+        smooth("cat", &[Signed(&[2, 3]), Signed(&[4, 3])], |x| cat(&[&x[0], &x[1]], 0)),
+        smooth("stack", &[Signed(S), Signed(S)], |x| stack(&[&x[0], &x[1]], -1)),
+        smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])),
+        smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)),
+        smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3])),
+        smooth("repeat_interleave", &[Signed(S)], |x| x[0].repeat_interleave(3, 0)),
+        smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0))),
+        smooth("pad by reflection", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Reflect)),
+        smooth("pad by replication", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Replicate)),
+        smooth("pad in a circle", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Circular)),
+        smooth("tril", &[Signed(&[4, 4])], |x| x[0].tril(0)),
+        smooth("triu", &[Signed(&[4, 4])], |x| x[0].triu(-1)),
+        smooth("contiguous", &[Signed(&[4, 3])], |x| x[0].t()?.contiguous()),
+    ],
+    &[
+        smooth("gather", &[Signed(S), Index(&[2, 5], 3)], |x| x[0].gather(0, &x[1])),
+        smooth("index_select", &[Signed(S), Index(&[7], 5)], |x| x[0].index_select(1, &x[1])),
+        smooth("embedding", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| x[0].embedding(&x[1], None)),
+        smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1)),
+        smooth("scatter_add", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {
+            x[0].scatter_add(0, &x[1], &x[2])
+        }),
+        smooth("index_add", &[Signed(&[4, 5]), Index(&[3], 4), Signed(&[3, 5])], |x| {
+            x[0].index_add(0, &x[1], &x[2], 0.5)
+        }),
+        smooth("index_fill", &[Signed(&[4, 5]), Index(&[2], 4)], |x| x[0].index_fill(0, &x[1], 2.0)),
+    ],
+    &[
+        smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1])),
+        smooth("matmul of batches", &[Signed(&[2, 1, 3, 4]), Signed(&[3, 4, 2])], |x| x[0].matmul(&x[1])),
+        smooth("matmul with a vector", &[Signed(&[2, 3, 4]), Signed(&[4])], |x| x[0].matmul(&x[1])),
+        smooth("matmul of transposes", &[Signed(&[4, 3]), Signed(&[5, 4])], |x| x[0].t()?.matmul(&x[1].t()?)),
+        smooth("dot", &[Signed(&[9]), Signed(&[9])], |x| x[0].dot(&x[1])),
+        smooth("outer", &[Signed(&[3]), Signed(&[4])], |x| x[0].outer(&x[1])),
+        smooth("addmm", &[Signed(&[5]), Signed(&[3, 4]), Signed(&[4, 5])], |x| {
+            x[0].addmm(&x[1], &x[2], 0.5, 2.0)
+        }),
+        smooth("linear", &[Signed(&[2, 3, 4]), Signed(&[5, 4]), Signed(&[5])], |x| {
+            x[0].linear(&x[1], Some(&x[2]))
+        }),
+        smooth("large matmul", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
+    ],
+];
+
+/// Every case.
+pub fn cases() -> impl Iterator<Item = &'static Case> {
+    GROUPS.iter().flat_map(|group| group.iter())
+}

@@ -1,0 +1,217 @@
+//! What a user reads when something is wrong: the exact text, and that the program can go on.
+
+use anyhow::{Result, ensure};
+use forebay::OpenDevice;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as ForebayResult};
+use forebay::memory::{Bytes, Tag, scope};
+use forebay::tensor::Tensor;
+
+use super::host::expect;
+use super::tests;
+
+tests![
+    operations_without_a_gradient,
+    wrong_shapes,
+    wrong_types,
+    wrong_arguments,
+    wrong_devices,
+    backward_that_cannot_run,
+    devices_that_are_not_there,
+    a_full_device_of_known_size,
+    a_full_device_goes_on,
+];
+
+/// The message of an operation that must fail.
+fn message<T>(result: ForebayResult<T>) -> Result<String> {
+    match result {
+        Ok(_) => anyhow::bail!("it must fail"),
+        Err(error) => Ok(error.to_string()),
+    }
+}
+
+/// Compares a message with what it should be, and shows both where they differ.
+fn says<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
+    let got = message(result)?;
+    ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
+    Ok(())
+}
+
+fn operations_without_a_gradient(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    says(
+        x.gt(0.5),
+        "gt: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is \
+         wanted",
+    )?;
+    says(
+        x.digamma(),
+        "digamma: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is \
+         wanted",
+    )?;
+    ensure!(matches!(x.isnan(), Err(Error::NoGradient { op: "isnan" })));
+    // Both ways out work.
+    expect(&x.detach().gt(0.5)?, &[1.0; 3])?;
+    let _guard = forebay::autograd::no_grad();
+    expect(&x.gt(0.5)?, &[1.0; 3])
+}
+
+fn wrong_shapes(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let y = Tensor::ones(&[4], DType::F32, device)?;
+    says(
+        x.add(&y),
+        "add: shapes do not broadcast: extents 3 and 4 at dimension 0 differ and neither is 1; got [2, 3] and [4]",
+    )?;
+    says(x.reshape([4, 2]), "reshape: 6 elements do not fit 8; got [2, 3] to [4, 2]")?;
+    says(x.item(), "item: takes a tensor of one element; got [2, 3]")?;
+    says(
+        x.t()?.view([6]),
+        "view: strides do not allow this without a copy; use `reshape`; got [3, 2] and [6]",
+    )?;
+    ensure!(matches!(x.matmul(&x), Err(Error::Shape { op: "matmul", .. })));
+    let text = message(x.matmul(&x))?;
+    ensure!(text.contains("[2, 3] and [2, 3]"), "{text}");
+    // Nothing is broken by it.
+    expect(&x.add(&x)?, &[2.0; 6])
+}
+
+fn wrong_types(device: &Device) -> Result<()> {
+    let flag = Tensor::from_bools(&[true, false], &[2], device)?;
+    let float = Tensor::ones(&[2], DType::F32, device)?;
+    says(flag.sub(&flag), "sub: does not take bool; takes numbers; cast with `to_dtype`")?;
+    says(
+        float.bitwise_and(&float),
+        "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",
+    )?;
+    says(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
+    let int = Tensor::zeros(&[2], DType::I32, device)?;
+    says(int.requires_grad_(), "requires_grad_: does not take i32; only floats carry gradients; cast first")?;
+    says(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
+    if !device.info().features.f64 {
+        says(
+            Tensor::zeros(&[2], DType::F64, device),
+            &format!("empty: not on {device}: the adapter has no f64; use f32"),
+        )?;
+    }
+    if !device.info().features.i64 {
+        let wide = Tensor::zeros(&[2], DType::I64, device)?;
+        says(wide.add(1), &format!("add: not on {device}: the adapter has no 64-bit integers; cast to i32"))?;
+    }
+    expect(&flag.logical_not()?, &[0.0, 1.0])
+}
+
+fn wrong_arguments(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    says(
+        Tensor::from_slice(&[1.0f32; 5], &[2, 3], device),
+        "from_slice: shape [2, 3] of f32 takes 6 elements, the data has 5",
+    )?;
+    says(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
+    says(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
+    says(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
+    says(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
+    says(
+        x.requires_grad_()?.add_(1.0),
+        "add: a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
+    )?;
+    let text = message(x.transpose(0, 2))?;
+    ensure!(text.starts_with("transpose: dimension 2 "), "{text}");
+    Ok(())
+}
+
+fn wrong_devices(device: &Device) -> Result<()> {
+    let here = Tensor::ones(&[2], DType::F32, device)?;
+    let there = Tensor::ones(&[2], DType::F32, &Device::null(Default::default()))?;
+    says(here.add(&there), &format!("add: tensors are on {device} and null:0; move one with `to_device`"))?;
+    says(
+        here.matmul(&there),
+        &format!("matmul: tensors are on {device} and null:0; move one with `to_device`"),
+    )?;
+    expect(&here.add(&there.to_device(device)?)?, &[1.0; 2])
+}
+
+fn backward_that_cannot_run(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
+    says(x.detach().dot(&x.detach())?.backward(), "backward: the tensor does not require a gradient")?;
+    let y = x.exp()?;
+    says(
+        y.backward(),
+        "backward: a tensor of shape [2] is no scalar; reduce it (`mean`, `sum`) or give its gradient to \
+         `backward_with`",
+    )?;
+    y.backward_with(&y.ones_like()?)?;
+    says(
+        y.backward_with(&y.ones_like()?),
+        "backward: `exp` was already walked, and what it saved is freed; use `backward_retain` for the first pass",
+    )
+}
+
+fn devices_that_are_not_there(_: &Device) -> Result<()> {
+    says(Device::open("tpu:0"), "no device `tpu:0`: backends are cuda, wgpu, null")?;
+    says(
+        Device::open("cuda:first"),
+        "no device `cuda:first`: an id is a backend and a number, as `cuda:0` or `wgpu:1`",
+    )?;
+    for id in ["cuda:99", "wgpu:99"] {
+        let text = message(Device::open(id))?;
+        ensure!(text.starts_with(&format!("no device `{id}`: ")), "{text}");
+        ensure!(!text.contains('\n'), "one line says what is missing: {text}");
+    }
+    Ok(())
+}
+
+/// The numbers are those of the null device; the text is the same everywhere.
+fn a_full_device_of_known_size(_: &Device) -> Result<()> {
+    let device = Device::null(Default::default());
+    device.pool().set_limit(Some(64 << 20));
+    let _held = {
+        let _tag = scope::tag(Tag::Parameter);
+        Tensor::zeros(&[8 << 20], DType::F32, &device)?
+    };
+    let _module = scope::module("encoder");
+    let _tag = scope::tag(Tag::Activation);
+    let result = Tensor::zeros(&[16 << 20], DType::F32, &device);
+    says(
+        result,
+        "out of memory on null:0: full in encoder asked for 64.0 MiB (activation)\n  \
+         device: 80.0 GiB free of 80.0 GiB; the pool may take 64.0 MiB\n  \
+         pool: 32.0 MiB allocated + 0 B pending + 0 B cached = 32.0 MiB reserved\n  \
+         largest free block: 0 B (fragmentation 0 %)\n  \
+         held by: parameter 32.0 MiB\n  \
+         try: the limit stopped this, not the device, which has 80.0 GiB free: raise max_memory_mb or \
+         per_process_memory_fraction\n  \
+         try: parameters and gradients hold the most: a smaller model, or a 16-bit one",
+    )?;
+    Tensor::zeros(&[1 << 20], DType::F32, &device)?;
+    Ok(())
+}
+
+fn a_full_device_goes_on(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[1 << 20], DType::F32, device)?;
+    device.pool().empty_cache()?;
+    let limit = device.pool().limit();
+    let reserved = device.memory().reserved();
+    device.pool().set_limit(Some(reserved));
+    let bytes = (reserved + 1).next_multiple_of(4 << 20);
+    let result = {
+        let _tag = scope::tag(Tag::Activation);
+        Tensor::zeros(&[bytes as usize / 4], DType::F32, device)
+    };
+    device.pool().set_limit(limit);
+    let Err(Error::OutOfMemory(error)) = result else {
+        anyhow::bail!("{bytes} bytes do not fit into {reserved}");
+    };
+    ensure!(error.requested == bytes && error.tag == Tag::Activation && error.op == "full", "{error}");
+    ensure!(error.allocated >= 4 << 20 && error.limit == Some(reserved), "{error}");
+    ensure!(
+        error
+            .to_string()
+            .contains(&format!("out of memory on {device}: full asked for 32.0 MiB (activation)")),
+        "{error}"
+    );
+    // What was there is unharmed, and kernels run.
+    ensure!(x.add(1.0)?.to_vec::<f32>()?.iter().all(|&v| v == 2.0));
+    Ok(())
+}

@@ -1,0 +1,150 @@
+//! The tests of every device, by topic.
+//!
+//! A test is a function of a device, listed once in its topic. [`run`] runs all of them on one device, which may be
+//! one of a backend that this workspace does not know: `suite::run(&Device::new(backend)?, &[])`.
+//!
+//! A test that a device cannot run returns [`skip`] with the reason, and is counted as skipped. One that leaves memory
+//! behind, or panics, has failed.
+
+use std::fmt;
+use std::ops::AddAssign;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use thiserror::Error;
+
+mod autograd;
+mod errors;
+mod host;
+mod pointwise;
+mod random;
+mod tensors;
+
+/// One test.
+#[derive(Clone, Copy, Debug)]
+pub struct Test {
+    /// What it checks.
+    pub name: &'static str,
+    run: fn(&Device) -> Result<()>,
+}
+
+/// Lists the tests of a topic, by the names of their functions.
+macro_rules! tests {
+    ($($name:ident),* $(,)?) => {
+        pub(super) const TESTS: &[$crate::suite::Test] =
+            &[$($crate::suite::Test { name: stringify!($name), run: $name }),*];
+    };
+}
+use tests;
+
+const TOPICS: &[(&str, &[Test])] = &[
+    ("tensors", tensors::TESTS),
+    ("pointwise", pointwise::TESTS),
+    ("random", random::TESTS),
+    ("autograd", autograd::TESTS),
+    ("errors", errors::TESTS),
+];
+
+/// Every test, with its topic.
+pub fn all() -> impl Iterator<Item = (&'static str, Test)> {
+    TOPICS.iter().flat_map(|&(topic, tests)| tests.iter().map(move |&test| (topic, test)))
+}
+
+/// Why a device cannot run a test.
+#[derive(Debug, Error)]
+#[error("{0}")]
+struct Skip(String);
+
+/// Ends a test that the device cannot run.
+fn skip<T>(why: impl Into<String>) -> Result<T> {
+    Err(Skip(why.into()).into())
+}
+
+/// Ends a test on a device without a type, or without arithmetic in it.
+fn need(device: &Device, dtype: DType) -> Result<()> {
+    let there = match dtype {
+        DType::I64 => device.info().features.i64,
+        other => device.supports(other),
+    };
+    if there { Ok(()) } else { skip(format!("the device computes no {dtype}")) }
+}
+
+/// The types that the device computes in.
+fn computed(device: &Device) -> impl Iterator<Item = DType> + Clone + use<> {
+    let features = device.info().features;
+    DType::ALL.into_iter().filter(move |d| match d {
+        DType::F64 => features.f64,
+        DType::I64 => features.i64,
+        _ => true,
+    })
+}
+
+/// How many tests passed, failed and could not run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Passed.
+    pub passed: usize,
+    /// Failed.
+    pub failed: usize,
+    /// Could not run, each with a reason.
+    pub skipped: usize,
+}
+
+impl AddAssign for Tally {
+    fn add_assign(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+impl fmt::Display for Tally {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} passed, {} failed, {} skipped", self.passed, self.failed, self.skipped)
+    }
+}
+
+/// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each.
+pub fn run(device: &Device, filters: &[String]) -> Tally {
+    let mut tally = Tally::default();
+    for (topic, test) in all() {
+        let name = format!("{topic}/{}/{device}", test.name);
+        if !filters.is_empty() && !filters.iter().any(|f| name.contains(f.as_str())) {
+            continue;
+        }
+        let start = Instant::now();
+        match one(test, device) {
+            Ok(()) => {
+                tally.passed += 1;
+                println!("ok      {name} ({:.1} s)", start.elapsed().as_secs_f64());
+            }
+            Err(error) if error.is::<Skip>() => {
+                tally.skipped += 1;
+                println!("skipped {name}: {error}");
+            }
+            Err(error) => {
+                tally.failed += 1;
+                println!("FAILED  {name}: {error:#}");
+            }
+        }
+    }
+    tally
+}
+
+/// Runs one test, and checks that it gave its memory back.
+fn one(test: Test, device: &Device) -> Result<()> {
+    let before = device.memory().allocated();
+    device.manual_seed(0);
+    // A panic is a failure of this test, not the end of the run.
+    catch_unwind(AssertUnwindSafe(|| (test.run)(device))).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Err(anyhow::anyhow!("panicked: {}", text.unwrap_or("without a message")))
+    })?;
+    let after = device.memory().allocated();
+    ensure!(after == before, "{} bytes stay allocated", after as i64 - before as i64);
+    Ok(())
+}

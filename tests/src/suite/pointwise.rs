@@ -1,0 +1,406 @@
+//! Elementwise operations: types, conversions bit by bit, sizes, special values.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+use half::{bf16, f16};
+
+use super::host::{Numbers, expect, iota, same_bits};
+use super::{computed, need, skip, tests};
+
+tests![
+    every_pair_of_types_promotes,
+    every_pair_of_types_casts,
+    all_halves_are_read,
+    halves_are_rounded_to_nearest_even,
+    brain_floats_are_rounded_to_nearest_even,
+    doubles_keep_their_digits,
+    floats_become_integers_and_saturate,
+    wide_integers_keep_their_bits,
+    sizes_around_vector_widths,
+    more_workgroups_than_a_dimension_has,
+    not_a_number_is_not_lost,
+    not_a_number_is_found_in_every_form,
+    zeros_keep_their_signs,
+    integers_wrap_and_divide,
+    numbers_take_the_tensors_type,
+    layouts_do_not_change_results,
+];
+
+/// A row and a column for each of `DType::ALL`: the type of a sum.
+const PROMOTED: [[&str; 9]; 9] = [
+    ["f32", "f32", "f32", "f64", "f32", "f32", "f32", "f32", "f32"],
+    ["f32", "f16", "f32", "f64", "f16", "f16", "f16", "f16", "f16"],
+    ["f32", "f32", "bf16", "f64", "bf16", "bf16", "bf16", "bf16", "bf16"],
+    ["f64", "f64", "f64", "f64", "f64", "f64", "f64", "f64", "f64"],
+    ["f32", "f16", "bf16", "f64", "i32", "i64", "i64", "i32", "i32"],
+    ["f32", "f16", "bf16", "f64", "i64", "u32", "i64", "u32", "u32"],
+    ["f32", "f16", "bf16", "f64", "i64", "i64", "i64", "i64", "i64"],
+    ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "u8"],
+    ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"],
+];
+
+fn every_pair_of_types_promotes(device: &Device) -> Result<()> {
+    let types: Vec<DType> = computed(device).collect();
+    for (a, row) in DType::ALL.into_iter().zip(PROMOTED) {
+        for (b, name) in DType::ALL.into_iter().zip(row) {
+            if ![a, b].iter().all(|d| types.contains(d)) || !types.iter().any(|d| d.name() == name) {
+                continue;
+            }
+            let x = Tensor::from_slice(&[1.0f32, 0.0, 1.0, 1.0, 0.0], &[5], device)?.to_dtype(a)?;
+            let y = Tensor::from_slice(&[1.0f32, 1.0, 0.0, 1.0, 0.0], &[5], device)?.to_dtype(b)?;
+            let sum = x.add(&y)?;
+            ensure!(sum.dtype().name() == name, "{a} + {b} is {}, expected {name}", sum.dtype());
+            let two = if name == "bool" { 1.0 } else { 2.0 };
+            expect(&sum, &[two, 1.0, 1.0, two, 0.0]).with_context(|| format!("{a} + {b}"))?;
+            expect(&x.mul(&y)?, &[1.0, 0.0, 0.0, 1.0, 0.0]).with_context(|| format!("{a} * {b}"))?;
+            expect(&x.maximum(&y)?, &[1.0, 1.0, 1.0, 1.0, 0.0]).with_context(|| format!("max {a} {b}"))?;
+            expect(&x.lt(&y)?, &[0.0, 1.0, 0.0, 0.0, 0.0]).with_context(|| format!("{a} < {b}"))?;
+            expect(&x.eq(&y)?, &[1.0, 0.0, 0.0, 1.0, 1.0]).with_context(|| format!("{a} == {b}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn every_pair_of_types_casts(device: &Device) -> Result<()> {
+    let types = DType::ALL.into_iter().filter(|&d| device.supports(d));
+    for a in types.clone() {
+        for b in types.clone() {
+            for n in [1, 2, 3, 5, 8, 259] {
+                let x = iota(&[n], a, device)?;
+                let expected: Vec<f64> = match b {
+                    DType::Bool => x.to_f64s()?.iter().map(|&v| f64::from(u8::from(v != 0.0))).collect(),
+                    _ => x.to_f64s()?,
+                };
+                let place = || format!("{n} elements from {a} to {b}");
+                expect(&x.to_dtype(b)?, &expected).with_context(place)?;
+                if n % 2 == 1 {
+                    expect(&x.narrow(0, 1, n - 1)?.to_dtype(b)?, &expected[1..]).with_context(place)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Bits of both, NaN as one value.
+fn check_bits(
+    what: &str,
+    got: &[u32],
+    expected: &[u32],
+    inputs: &[u32],
+    is_nan: impl Fn(u32) -> bool,
+) -> Result<()> {
+    for ((got, expected), input) in got.iter().zip(expected).zip(inputs) {
+        let good = got == expected || (is_nan(*got) && is_nan(*expected));
+        ensure!(good, "{what}: {input:#x} gives {got:#x}, expected {expected:#x}");
+    }
+    Ok(())
+}
+
+fn words(halves: impl IntoIterator<Item = u16>) -> Vec<u32> {
+    halves.into_iter().map(u32::from).collect()
+}
+
+fn f16_is_nan(bits: u32) -> bool {
+    bits & 0x7fff > 0x7c00
+}
+
+fn bf16_is_nan(bits: u32) -> bool {
+    bits & 0x7fff > 0x7f80
+}
+
+fn f32_is_nan(bits: u32) -> bool {
+    bits & 0x7fff_ffff > 0x7f80_0000
+}
+
+fn all_halves_are_read(device: &Device) -> Result<()> {
+    let all: Vec<u16> = (0..=u16::MAX).collect();
+    let inputs = words(all.iter().copied());
+    let bytes: Vec<u8> = all.iter().flat_map(|h| h.to_le_bytes()).collect();
+    let bits =
+        |t: Tensor| -> Result<Vec<u32>> { Ok(t.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect()) };
+    let halves = Tensor::from_bytes(&bytes, &[1 << 16], DType::F16, device)?;
+    let expected: Vec<u32> = all.iter().map(|&h| f16::from_bits(h).to_f32().to_bits()).collect();
+    check_bits("f16 to f32", &bits(halves.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
+    // There and back: nothing is lost.
+    let back = halves.to_dtype(DType::F32)?.to_dtype(DType::F16)?.to_vec::<f16>()?;
+    check_bits("f16 to f32 to f16", &words(back.iter().map(|h| h.to_bits())), &inputs, &inputs, f16_is_nan)?;
+
+    // bf16 denormals are f32 denormals, which devices may flush.
+    let normal: Vec<u16> = all.iter().copied().filter(|h| h & 0x7f80 != 0 || h & 0x7f == 0).collect();
+    let inputs = words(normal.iter().copied());
+    let bytes: Vec<u8> = normal.iter().flat_map(|h| h.to_le_bytes()).collect();
+    let brains = Tensor::from_bytes(&bytes, &[normal.len()], DType::BF16, device)?;
+    let expected: Vec<u32> = normal.iter().map(|&h| u32::from(h) << 16).collect();
+    check_bits("bf16 to f32", &bits(brains.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
+    let back = brains.to_dtype(DType::F32)?.to_dtype(DType::BF16)?.to_vec::<bf16>()?;
+    check_bits("bf16 to f32 to bf16", &words(back.iter().map(|h| h.to_bits())), &inputs, &inputs, bf16_is_nan)
+}
+
+/// Floats on, beside and between all halves of a format, and many others; without f32 denormals.
+fn probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
+    let mut probes = Vec::new();
+    for h in 0..=u16::MAX {
+        let (a, b) = (half(h), half(h.wrapping_add(1)));
+        let middle = ((f64::from(a) + f64::from(b)) / 2.0) as f32;
+        for bits in [a.to_bits(), middle.to_bits()] {
+            probes.extend([bits.wrapping_sub(1), bits, bits.wrapping_add(1)].map(f32::from_bits));
+        }
+    }
+    let mut numbers = Numbers(16);
+    probes.extend((0..500_000).map(|_| f32::from_bits(numbers.next() as u32)));
+    probes.retain(|p| !p.is_subnormal());
+    probes
+}
+
+fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
+    let probes = probes(|h| f16::from_bits(h).to_f32());
+    let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
+    let got = words(x.to_dtype(DType::F16)?.to_vec::<f16>()?.iter().map(|h| h.to_bits()));
+    let expected = words(probes.iter().map(|&p| f16::from_f32(p).to_bits()));
+    let inputs: Vec<u32> = probes.iter().map(|p| p.to_bits()).collect();
+    check_bits("f32 to f16", &got, &expected, &inputs, f16_is_nan)
+}
+
+fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
+    let probes = probes(|h| bf16::from_bits(h).to_f32());
+    let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
+    let got = words(x.to_dtype(DType::BF16)?.to_vec::<bf16>()?.iter().map(|h| h.to_bits()));
+    let expected = words(probes.iter().map(|&p| bf16::from_f32(p).to_bits()));
+    let inputs: Vec<u32> = probes.iter().map(|p| p.to_bits()).collect();
+    check_bits("f32 to bf16", &got, &expected, &inputs, bf16_is_nan)
+}
+
+fn doubles_keep_their_digits(device: &Device) -> Result<()> {
+    need(device, DType::F64)?;
+    let mut numbers = Numbers(64);
+    let values: Vec<f64> = (0..1000).map(|_| numbers.next() as f64 / 1e9 - 9e9).collect();
+    let x = Tensor::from_slice(&values, &[1000], device)?;
+    expect(&x.add(0.1)?, &values.iter().map(|v| v + 0.1).collect::<Vec<_>>())?;
+    expect(&x.mul(&x)?, &values.iter().map(|v| v * v).collect::<Vec<_>>())?;
+    let narrow: Vec<f64> = values.iter().map(|&v| f64::from(v as f32)).collect();
+    expect(&x.to_dtype(DType::F32)?, &narrow)?;
+    expect(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
+}
+
+fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
+    let values = [
+        0.0f32,
+        -0.0,
+        0.9,
+        -0.9,
+        1.5,
+        -1.5,
+        2.5,
+        255.0,
+        2e9,
+        -2e9,
+        1e20,
+        -1e20,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+    ];
+    let x = Tensor::from_slice(&values, &[values.len()], device)?;
+    // What lies above all f32 in an i32 or u32 cannot be reached by a conversion in f32: it ends at the largest that can.
+    let largest = |exact: u32, float: u32| move |got: u32| got == exact || got == float;
+    let i32s = x.to_dtype(DType::I32)?.to_vec::<i32>()?;
+    ensure!(i32s[..10] == [0, 0, 0, 0, 1, -1, 2, 255, 2_000_000_000, -2_000_000_000], "{i32s:?}");
+    for i in [10, 12] {
+        ensure!(largest(i32::MAX as u32, 0x7fff_ff80)(i32s[i] as u32), "{} gives {}", values[i], i32s[i]);
+    }
+    ensure!(i32s[11] == i32::MIN && i32s[13] == i32::MIN && i32s[14] == 0, "{i32s:?}");
+    let u32s = x.to_dtype(DType::U32)?.to_vec::<u32>()?;
+    ensure!(u32s[..10] == [0, 0, 0, 0, 1, 0, 2, 255, 2_000_000_000, 0], "{u32s:?}");
+    for i in [10, 12] {
+        ensure!(largest(u32::MAX, 0xffff_ff00)(u32s[i]), "{} gives {}", values[i], u32s[i]);
+    }
+    ensure!(u32s[11] == 0 && u32s[13] == 0 && u32s[14] == 0, "{u32s:?}");
+    let bools = x.to_dtype(DType::Bool)?.to_bools()?;
+    ensure!(bools == values.map(|v| v != 0.0), "every number but 0 is true, and so is NaN: {bools:?}");
+    Ok(())
+}
+
+fn wide_integers_keep_their_bits(device: &Device) -> Result<()> {
+    let values = [0i64, 1, -1, i64::MAX, i64::MIN, 1 << 40, -(1 << 40), 123_456_789_012];
+    let x = Tensor::from_slice(&values, &[8], device)?;
+    ensure!(x.flip(&[0])?.flip(&[0])?.to_vec::<i64>()? == values, "moving loses bits");
+    ensure!(Tensor::full(&[3], -5e12, DType::I64, device)?.to_vec::<i64>()? == [-5_000_000_000_000; 3]);
+    let small = Tensor::from_slice(&[-3i64, 7, 0], &[3], device)?;
+    ensure!(small.to_dtype(DType::I32)?.to_dtype(DType::I64)?.to_vec::<i64>()? == [-3, 7, 0]);
+    if !device.info().features.i64 {
+        let Err(error) = x.add(&x) else { anyhow::bail!("arithmetic in i64 must be refused here") };
+        ensure!(error.to_string().contains("64-bit integers"), "{error}");
+        return skip("the device computes no i64");
+    }
+    let sum = x.add(1i64 << 33)?.to_vec::<i64>()?;
+    ensure!(sum == values.map(|v| v.wrapping_add(1 << 33)), "{sum:?}");
+    let product = x.mul(&x)?.to_vec::<i64>()?;
+    ensure!(product == values.map(|v| v.wrapping_mul(v)), "{product:?}");
+    Ok(())
+}
+
+fn sizes_around_vector_widths(device: &Device) -> Result<()> {
+    for dtype in computed(device).filter(|&d| d != DType::Bool) {
+        for n in (1..=9).chain([31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099]) {
+            let x = iota(&[n], dtype, device)?;
+            let expected: Vec<f64> = x.to_f64s()?.iter().map(|v| v + 2.0).collect();
+            let place = || format!("{n} elements of {dtype}");
+            expect(&x.add(2)?, &expected).with_context(place)?;
+            x.add_(2)?;
+            expect(&x, &expected).with_context(place)?;
+        }
+    }
+    Ok(())
+}
+
+fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
+    // 1,024 elements a workgroup, 65,535 workgroups a dimension: this grid is folded, and its last row is not full.
+    let n: usize = (65_536 << 10) + 5;
+    if device.info().limits.max_binding < n as u64 + 3 {
+        return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding));
+    }
+    let mut numbers = Numbers(0);
+    let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| numbers.next().to_le_bytes()).take(n).collect();
+    let x = Tensor::from_bytes(&bytes, &[n], DType::U8, device)?;
+    let sum = x.add(1)?.to_bytes()?;
+    let wrong = sum.iter().zip(&bytes).position(|(a, b)| *a != b.wrapping_add(1));
+    ensure!(wrong.is_none(), "element {wrong:?} of {n} is wrong");
+    // A copy of a strided view takes another kernel.
+    let column = x.narrow(0, 0, n - 5)?.view([1 << 13, 1 << 13])?.t()?.copy()?.to_bytes()?;
+    for at in [0, 1, 8191, 8192, 33_554_432, (65_535 << 10) - 1, 65_535 << 10, (65_536 << 10) - 1] {
+        ensure!(column[at] == bytes[at % 8192 * 8192 + at / 8192], "element {at} of the transpose");
+    }
+    Ok(())
+}
+
+/// Values where something could go wrong.
+const SPECIAL: [f32; 10] =
+    [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, f32::MAX, f32::MIN_POSITIVE];
+
+fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
+    let pairs: Vec<(f32, f32)> = SPECIAL.iter().flat_map(|&a| SPECIAL.map(|b| (a, b))).collect();
+    let column = |f: fn(&(f32, f32)) -> f32| {
+        Tensor::from_slice(&pairs.iter().map(f).collect::<Vec<_>>(), &[100], device)
+    };
+    let (x, y) = (column(|p| p.0)?, column(|p| p.1)?);
+    type Rule = fn(f32, f32) -> f32;
+    let checks: &[(&str, Tensor, Rule)] = &[
+        ("maximum", x.maximum(&y)?, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { a.max(b) }),
+        ("minimum", x.minimum(&y)?, |a, b| if a.is_nan() || b.is_nan() { f32::NAN } else { a.min(b) }),
+        ("add", x.add(&y)?, |a, b| a + b),
+        ("mul", x.mul(&y)?, |a, b| a * b),
+        ("relu", x.relu()?, |a, _| if a <= 0.0 { 0.0 } else { a }),
+        ("abs", x.abs()?, |a, _| a.abs()),
+        ("eq", x.eq(&y)?, |a, b| f32::from(u8::from(a == b))),
+        ("ne", x.ne(&y)?, |a, b| f32::from(u8::from(a != b))),
+        ("lt", x.lt(&y)?, |a, b| f32::from(u8::from(a < b))),
+        ("ge", x.ge(&y)?, |a, b| f32::from(u8::from(a >= b))),
+        ("exp", x.exp()?, |a, _| if a == 1.0 { std::f32::consts::E } else { a.exp() }),
+        ("sign", x.sign()?, |a, _| {
+            if a > 0.0 {
+                1.0
+            } else if a < 0.0 {
+                -1.0
+            } else {
+                0.0
+            }
+        }),
+    ];
+    for (name, got, rule) in checks {
+        for ((a, b), got) in pairs.iter().zip(got.to_f64s()?) {
+            let expected = f64::from(rule(*a, *b));
+            let good = (got.is_nan() && expected.is_nan())
+                || got == expected
+                || (got - expected).abs() <= 1.3e-6 * expected.abs();
+            ensure!(good, "{name} of {a} and {b} is {got}, expected {expected}");
+        }
+    }
+    let clamped = x.clamp(-1.0, 1.0)?.to_f64s()?;
+    ensure!(clamped[0].is_nan() && clamped[10] == 1.0 && clamped[20] == -1.0, "clamp loses NaN: {clamped:?}");
+    Ok(())
+}
+
+fn not_a_number_is_found_in_every_form(device: &Device) -> Result<()> {
+    let forms = [
+        0x7fc0_0000u32,
+        0xffc0_0000,
+        0x7f80_0001,
+        0xff80_0001,
+        0x7fff_ffff,
+        0x7f80_0000,
+        0xff80_0000,
+        0x7f7f_ffff,
+    ];
+    let x = Tensor::from_slice(&forms.map(f32::from_bits), &[8], device)?;
+    ensure!(x.isnan()?.to_bools()? == [true, true, true, true, true, false, false, false]);
+    ensure!(x.isinf()?.to_bools()? == [false, false, false, false, false, true, true, false]);
+    ensure!(x.isfinite()?.to_bools()? == [false, false, false, false, false, false, false, true]);
+    ensure!(x.nan_to_num()?.to_vec::<f32>()?[..5] == [0.0; 5]);
+    Ok(())
+}
+
+fn zeros_keep_their_signs(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[0.0f32, -0.0], &[2], device)?;
+    let bits =
+        |t: Tensor| -> Result<Vec<u32>> { Ok(t.to_vec::<f32>()?.into_iter().map(f32::to_bits).collect()) };
+    ensure!(bits(x.neg()?)? == [0x8000_0000, 0], "negation flips the sign of zero");
+    ensure!(bits(x.mul(1.0)?)? == [0, 0x8000_0000], "a product keeps the sign of zero");
+    for dtype in [DType::F16, DType::BF16] {
+        ensure!(bits(x.to_dtype(dtype)?.to_dtype(DType::F32)?)? == [0, 0x8000_0000], "{dtype} keeps -0");
+    }
+    ensure!(
+        bits(Tensor::from_slice(&[1.0f32, 1.0], &[2], device)?.copysign(&x)?)? == [0x3f80_0000, 0xbf80_0000]
+    );
+    Ok(())
+}
+
+fn integers_wrap_and_divide(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[7i32, -7, 7, -7, i32::MAX, i32::MIN], &[6], device)?;
+    let y = Tensor::from_slice(&[2i32, 2, -2, -2, 1, 1], &[6], device)?;
+    ensure!(x.add(&y)?.to_vec::<i32>()? == [9, -5, 5, -9, i32::MIN, i32::MIN + 1]);
+    ensure!(x.floor_divide(&y)?.to_vec::<i32>()?[..4] == [3, -4, -4, 3]);
+    ensure!(x.trunc_divide(&y)?.to_vec::<i32>()?[..4] == [3, -3, -3, 3]);
+    ensure!(x.remainder(&y)?.to_vec::<i32>()?[..4] == [1, 1, -1, -1]);
+    ensure!(x.fmod(&y)?.to_vec::<i32>()?[..4] == [1, -1, 1, -1]);
+    ensure!(x.div(&y)?.dtype() == DType::F32 && x.div(&y)?.to_vec::<f32>()?[..4] == [3.5, -3.5, -3.5, 3.5]);
+    let bytes = Tensor::from_slice(&[250u8, 255, 0], &[3], device)?;
+    ensure!(bytes.add(10)?.to_vec::<u8>()? == [4, 9, 10] && bytes.sub(1)?.to_vec::<u8>()? == [249, 254, 255]);
+    ensure!(bytes.bitwise_not()?.to_vec::<u8>()? == [5, 0, 255]);
+    ensure!(x.bitwise_xor(&y)?.to_vec::<i32>()?[..2] == [7 ^ 2, -7 ^ 2]);
+    Ok(())
+}
+
+fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
+    let int = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    ensure!(int.add(1)?.dtype() == DType::I32 && int.add(1.5)?.dtype() == DType::F32);
+    let half = int.to_dtype(DType::F16)?;
+    ensure!(half.add(1.5)?.dtype() == DType::F16 && half.mul(2)?.dtype() == DType::F16);
+    // A tensor without dimensions widens only across categories.
+    let scalar = Tensor::full(&[], 2.0, DType::F32, device)?;
+    ensure!(half.add(&scalar)?.dtype() == DType::F16 && int.add(&scalar)?.dtype() == DType::F32);
+    expect(&int.rsub(10)?, &[9.0, 8.0])?;
+    expect(&int.pow(2)?, &[1.0, 4.0])
+}
+
+fn layouts_do_not_change_results(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(7);
+    let values: Vec<f32> = (0..24 * 20).map(|_| (numbers.below(4000) as f32 - 2000.0) / 500.0).collect();
+    let x = Tensor::from_slice(&values, &[24, 20], device)?;
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let strided = x.to_dtype(dtype)?.t()?.slice_dim(1, 1, 24, 2)?;
+        let dense = strided.copy()?;
+        for (a, b) in [
+            (strided.exp()?, dense.exp()?),
+            (strided.tanh()?, dense.tanh()?),
+            (strided.gelu()?, dense.gelu()?),
+            (strided.mul(&strided)?.add(0.5)?, dense.mul(&dense)?.add(0.5)?),
+            (strided.sin()?, dense.sin()?),
+        ] {
+            same_bits(&a, &b).with_context(|| dtype.to_string())?;
+        }
+    }
+    Ok(())
+}

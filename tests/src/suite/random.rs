@@ -1,0 +1,188 @@
+//! Random numbers: the same bits as the host's own Philox, on every device.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::{Device, RandomState};
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+
+use super::host::{close, same_bits};
+use super::tests;
+
+tests![
+    known_answers,
+    integers_are_philox_itself,
+    uniform_numbers_are_its_upper_bits,
+    normal_numbers_are_the_integer_algorithm,
+    moments_of_normal_numbers,
+    sixteen_bits_round_the_same_numbers,
+    the_counter_carries,
+    states_replay,
+    dropout_keeps_and_scales,
+];
+
+/// Philox4x32-10, as the paper has it.
+fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+    for _ in 0..10 {
+        let p0 = 0xd251_1f53 * u64::from(c[0]);
+        let p1 = 0xcd9e_8d57 * u64::from(c[2]);
+        c = [(p1 >> 32) as u32 ^ c[1] ^ key[0], p1 as u32, (p0 >> 32) as u32 ^ c[3] ^ key[1], p0 as u32];
+        key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
+    }
+    c
+}
+
+/// The first `n` numbers from a state.
+fn stream(state: RandomState, n: usize) -> Vec<u32> {
+    let blocks = (0..n.div_ceil(4) as u64).flat_map(|i| {
+        let at = state.offset.wrapping_add(i);
+        philox([at as u32, (at >> 32) as u32, 0, 0], [state.seed as u32, (state.seed >> 32) as u32])
+    });
+    blocks.take(n).collect()
+}
+
+/// The table of the shaders' own algorithm: one source for both sides.
+fn table() -> Vec<i32> {
+    let wgsl = include_str!("../../../shaders/wgsl/math/normal.wgsl");
+    let (_, rest) = wgsl.split_once("256>(").unwrap_or_default();
+    let (list, _) = rest.split_once(')').unwrap_or_default();
+    list.split(',').filter_map(|word| word.trim().trim_end_matches('i').parse().ok()).collect()
+}
+
+/// A normal number from 32 bits: see the shader.
+fn normal(x: u32, table: &[i32]) -> f32 {
+    let odd = ((x & 0x7fff_ffff) << 1) | 1;
+    let octave = 31 - odd.leading_zeros();
+    let t = (odd << (31 - octave)) & 0x7fff_ffff;
+    let row = &table[octave as usize * 8..][..8];
+    let sum = row[..7].iter().rev().fold(row[7], |sum, coefficient| {
+        let scaled = ((u64::from(sum.unsigned_abs()) * u64::from(t)) >> 31) as i32;
+        (if sum < 0 { -scaled } else { scaled }) + coefficient
+    });
+    let magnitude = sum.max(0) as u32;
+    let spare = 8 - magnitude.leading_zeros().min(8);
+    let z = ((magnitude >> spare) << spare) as f32 / 268_435_456.0;
+    if x >> 31 == 1 { -z } else { z }
+}
+
+fn known_answers(device: &Device) -> Result<()> {
+    ensure!(philox([0; 4], [0; 2]) == [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+    ensure!(philox([u32::MAX; 4], [u32::MAX; 2]) == [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+    device.manual_seed(0);
+    let bits = Tensor::randint(0, 1 << 31, &[4], DType::I32, device)?.to_vec::<i32>()?;
+    ensure!(
+        bits == [0x6627_e8d5u32, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8].map(|x| (x >> 1) as i32),
+        "{bits:x?}"
+    );
+    Ok(())
+}
+
+fn integers_are_philox_itself(device: &Device) -> Result<()> {
+    for seed in [0, 1, 42, 0x1234_5678_9abc_def0] {
+        for n in [1, 3, 4, 5, 1000, 4097] {
+            device.manual_seed(seed);
+            let expected = stream(device.random_state(), n);
+            let bits = Tensor::randint(0, 1 << 31, &[n], DType::I32, device)?.to_vec::<i32>()?;
+            ensure!(bits.iter().zip(&expected).all(|(a, b)| *a as u32 == b >> 1), "seed {seed}, {n} numbers");
+            ensure!(device.random_state().offset == n.div_ceil(4) as u64);
+        }
+    }
+    device.manual_seed(3);
+    let expected = stream(device.random_state(), 999);
+    let small = Tensor::randint(-5, 6, &[999], DType::I32, device)?.to_vec::<i32>()?;
+    let range = |x: u32| ((u64::from(x) * 11) >> 32) as i32 - 5;
+    ensure!(small.iter().zip(expected).all(|(a, b)| *a == range(b)), "-5..6");
+    let error = Tensor::randint(i64::from(i32::MIN), i64::from(i32::MAX) + 1, &[1], DType::I32, device);
+    ensure!(error.is_err(), "a range of 2^32 does not fit the multiplication");
+    Ok(())
+}
+
+fn uniform_numbers_are_its_upper_bits(device: &Device) -> Result<()> {
+    device.manual_seed(11);
+    let state = device.random_state();
+    let got = Tensor::rand(&[10_001], DType::F32, device)?.to_vec::<f32>()?;
+    let unit = |x: u32| (x >> 8) as f32 / 16_777_216.0;
+    ensure!(got.iter().zip(stream(state, 10_001)).all(|(a, x)| *a == unit(x)), "rand");
+    let state = device.random_state();
+    let got = Tensor::uniform(&[1001], -2.5, 7.0, DType::F32, device)?.to_vec::<f32>()?;
+    ensure!(got.iter().zip(stream(state, 1001)).all(|(a, x)| *a == unit(x) * 9.5 - 2.5), "uniform");
+    Ok(())
+}
+
+fn normal_numbers_are_the_integer_algorithm(device: &Device) -> Result<()> {
+    let table = table();
+    ensure!(table.len() == 256, "the table was not found in the shader");
+    device.manual_seed(5);
+    let state = device.random_state();
+    let got = Tensor::randn(&[100_003], DType::F32, device)?.to_vec::<f32>()?;
+    for (i, (a, x)) in got.iter().zip(stream(state, got.len())).enumerate() {
+        let b = normal(x, &table);
+        ensure!(a.to_bits() == b.to_bits(), "number {i} is {a:?}, expected {b:?}");
+    }
+    let state = device.random_state();
+    let got = Tensor::normal(&[1001], 3.0, 0.5, DType::F32, device)?.to_vec::<f32>()?;
+    let good = got.iter().zip(stream(state, 1001)).all(|(a, x)| *a == normal(x, &table) * 0.5 + 3.0);
+    ensure!(good, "mean and deviation are one product and one sum, each rounded");
+    Ok(())
+}
+
+fn moments_of_normal_numbers(device: &Device) -> Result<()> {
+    device.manual_seed(1);
+    let n = 1_000_000;
+    let z = Tensor::randn(&[n], DType::F32, device)?.to_f64s()?;
+    let moment = |k: i32| z.iter().map(|x| x.powi(k)).sum::<f64>() / n as f64;
+    // Five standard deviations of each estimate.
+    close(&[moment(1), moment(2), moment(3), moment(4)], &[0.0, 1.0, 0.0, 3.0], 0.0, 0.05)?;
+    let beyond = z.iter().filter(|x| x.abs() > 3.0).count() as f64 / n as f64;
+    close(&[beyond], &[0.0027], 0.0, 0.0003)
+}
+
+fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        device.manual_seed(9);
+        let wide = Tensor::randn(&[1003], DType::F32, device)?;
+        device.manual_seed(9);
+        same_bits(&Tensor::randn(&[1003], dtype, device)?, &wide.to_dtype(dtype)?)
+            .with_context(|| dtype.to_string())?;
+    }
+    Ok(())
+}
+
+fn the_counter_carries(device: &Device) -> Result<()> {
+    let state = RandomState { seed: u64::MAX - 3, offset: u64::from(u32::MAX) - 10 };
+    device.set_random_state(state);
+    let got = Tensor::randint(0, 1 << 31, &[200], DType::I32, device)?.to_vec::<i32>()?;
+    ensure!(got.iter().zip(stream(state, 200)).all(|(a, b)| *a as u32 == b >> 1), "across 2^32 blocks");
+    Ok(())
+}
+
+fn states_replay(device: &Device) -> Result<()> {
+    device.manual_seed(2);
+    Tensor::rand(&[7], DType::F32, device)?;
+    let state = device.random_state();
+    let first = Tensor::randn(&[33], DType::F32, device)?;
+    let second = Tensor::randn(&[33], DType::F32, device)?;
+    ensure!(first.to_bytes()? != second.to_bytes()?, "two draws differ");
+    device.set_random_state(state);
+    same_bits(&Tensor::randn(&[33], DType::F32, device)?, &first)?;
+    same_bits(&Tensor::randn(&[33], DType::F32, device)?, &second)
+}
+
+fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
+    let (n, p) = (50_000, 0.3);
+    let x = Tensor::ones(&[n], DType::F32, device)?.requires_grad_()?;
+    device.manual_seed(4);
+    let state = device.random_state();
+    let y = x.dropout(p, true)?;
+    let scale = (1.0 / (1.0 - p)) as f32;
+    let bound = (p * 4_294_967_296.0).round() as u32;
+    let expected: Vec<f32> = stream(state, n).iter().map(|&u| if u < bound { 0.0 } else { scale }).collect();
+    ensure!(y.to_vec::<f32>()? == expected, "the mask is the stream's");
+    y.backward_with(&Tensor::ones(&[n], DType::F32, device)?)?;
+    let grad = x.grad().context("no gradient")?;
+    ensure!(grad.to_vec::<f32>()? == expected, "the gradient has the same mask");
+    // By element, not by place in memory.
+    let z = Tensor::ones(&[100, 500], DType::F32, device)?.t()?;
+    device.set_random_state(state);
+    ensure!(z.dropout(p, true)?.to_vec::<f32>()? == expected, "of a transpose");
+    same_bits(&z.dropout(p, false)?, &z)
+}

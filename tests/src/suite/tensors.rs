@@ -1,0 +1,322 @@
+//! Views, strides, broadcasting, changes in place.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::ops::{PadMode, cat, stack};
+use forebay::tensor::Tensor;
+
+use super::host::{broadcast_position, expect, indices, iota, same, same_bits};
+use super::{computed, tests};
+
+tests![
+    views_by_hand,
+    views_read_what_their_layout_says,
+    odd_offsets_of_small_types,
+    broadcasting_follows_the_rule,
+    in_place_changes_only_its_view,
+    in_place_equals_out_of_place,
+    a_tensor_may_be_added_to_its_transpose,
+    overlapping_copies_read_before_they_write,
+    expanded_tensors_refuse_changes,
+    nothing_is_a_tensor_too,
+    rank_zero,
+    eight_dimensions,
+    joining_undoes_splitting,
+    padding_by_hand,
+    roundtrips_of_every_type,
+    clones_share_and_copies_do_not,
+];
+
+type View = fn(&Tensor) -> forebay::error::Result<Tensor>;
+
+/// Views of a tensor of shape [4, 3, 6].
+const VIEWS: &[(&str, View)] = &[
+    ("itself", |x| Ok(x.clone())),
+    ("transposed", |x| x.transpose(0, 2)),
+    ("permuted", |x| x.permute(&[1, 2, 0])),
+    ("narrowed", |x| x.narrow(2, 1, 4)),
+    ("narrowed in front", |x| x.narrow(0, 1, 3)),
+    ("stepped", |x| x.slice_dim(2, 1, 6, 2)),
+    ("selected", |x| x.select(1, -1)),
+    ("diagonal", |x| x.diagonal(1, 0, 2)),
+    ("expanded", |x| x.narrow(1, 2, 1)?.expand(&[-1, 5, -1])),
+    ("expanded in front", |x| x.select(0, 2)?.expand(&[2, -1, -1])),
+    ("transposed part", |x| x.narrow(2, 2, 3)?.transpose(1, 2)?.narrow(0, 1, 2)),
+    ("one element", |x| x.select(0, 3)?.select(0, 1)?.select(0, 5)),
+    ("nothing", |x| x.narrow(1, 3, 0)),
+];
+
+fn views_by_hand(device: &Device) -> Result<()> {
+    let x = iota(&[2, 3], DType::F32, device)?;
+    expect(&x.t()?, &[0., 3., 1., 4., 2., 5.])?;
+    expect(&x.narrow(1, 1, 2)?, &[1., 2., 4., 5.])?;
+    expect(&x.select(0, -1)?, &[3., 4., 5.])?;
+    expect(&x.slice_dim(1, 0, 3, 2)?, &[0., 2., 3., 5.])?;
+    expect(&x.reshape([3, -1])?.t()?, &[0., 2., 4., 1., 3., 5.])?;
+    expect(&x.t()?.reshape([6])?, &[0., 3., 1., 4., 2., 5.])?;
+    expect(&x.select(0, 0)?.expand(&[2, 3])?, &[0., 1., 2., 0., 1., 2.])?;
+    expect(&x.diagonal(1, 0, 1)?, &[1., 5.])?;
+    expect(&x.diagonal(-1, 0, 1)?, &[3.])?;
+    ensure!(x.t()?.view([6]).is_err(), "a view of a transpose as a vector needs a copy");
+    ensure!(x.unsqueeze(-1)?.shape() == [2, 3, 1] && x.unsqueeze(0)?.squeeze_all()?.shape() == [2, 3]);
+    ensure!(x.flatten(0, -1)?.shape() == [6] && x.unflatten(1, &[3, -1])?.shape() == [2, 3, 1]);
+    Ok(())
+}
+
+fn views_read_what_their_layout_says(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        let x = iota(&[4, 3, 6], dtype, device)?;
+        let all = x.to_f64s()?;
+        for (name, view) in VIEWS {
+            let y = view(&x)?;
+            let at = |index: &Vec<usize>| {
+                y.layout().offset() + index.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>()
+            };
+            let expected: Vec<f64> = indices(y.shape()).iter().map(|index| all[at(index)]).collect();
+            expect(&y, &expected).with_context(|| format!("{dtype} {name}"))?;
+            expect(&y.contiguous()?, &expected).with_context(|| format!("{dtype} {name}, contiguous"))?;
+            ensure!(y.copy()?.is_contiguous() && y.shares_storage(&x), "{dtype} {name}");
+        }
+    }
+    Ok(())
+}
+
+fn odd_offsets_of_small_types(device: &Device) -> Result<()> {
+    for dtype in [DType::U8, DType::Bool, DType::F16, DType::BF16] {
+        let x = iota(&[23], dtype, device)?;
+        let all = x.to_f64s()?;
+        for start in 0..9 {
+            for length in 0..9 {
+                let part = x.narrow(0, start, length)?;
+                let place = || format!("{dtype} {start}..{}", start + length);
+                expect(&part, &all[start..start + length]).with_context(place)?;
+                same_bits(&part.copy()?, &part).with_context(place)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn broadcasting_follows_the_rule(device: &Device) -> Result<()> {
+    let pairs: &[(&[usize], &[usize])] = &[
+        (&[3, 1, 5], &[4, 1]),
+        (&[4], &[2, 3, 4]),
+        (&[], &[3, 2]),
+        (&[1], &[]),
+        (&[2, 1, 3, 1], &[5, 1, 4]),
+        (&[7, 1], &[1, 7]),
+        (&[0, 3], &[1, 3]),
+        (&[1, 1, 1, 6], &[2, 3, 4, 1]),
+    ];
+    for (a, b) in pairs {
+        let (x, y) = (iota(a, DType::F32, device)?, iota(b, DType::F32, device)?);
+        let z = x.mul(100.0)?.add(&y)?;
+        let expected: Vec<f64> = indices(z.shape())
+            .iter()
+            .map(|i| (broadcast_position(i, a) * 100 + broadcast_position(i, b)) as f64)
+            .collect();
+        expect(&z, &expected).with_context(|| format!("{a:?} with {b:?}"))?;
+    }
+    // Operands of every layout at once.
+    let x = iota(&[6, 4, 3], DType::F32, device)?.transpose(0, 2)?;
+    let y = iota(&[9], DType::F32, device)?.slice_dim(0, 1, 9, 2)?.unsqueeze(1)?;
+    let z = x.add(&y)?;
+    let (a, b) = (x.to_f64s()?, y.to_f64s()?);
+    let expected: Vec<f64> = (0..72).map(|i| a[i] + b[i / 6 % 4]).collect();
+    expect(&z, &expected)
+}
+
+fn in_place_changes_only_its_view(device: &Device) -> Result<()> {
+    for dtype in computed(device).filter(|&d| d != DType::Bool) {
+        for (name, view) in VIEWS {
+            let x = iota(&[4, 3, 6], dtype, device)?;
+            let before = x.to_f64s()?;
+            let y = view(&x)?;
+            if y.layout().overlaps() {
+                continue;
+            }
+            y.add_(3)?;
+            let mut expected = before;
+            for index in indices(y.shape()) {
+                let at = index.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>();
+                expected[y.layout().offset() + at] += 3.0;
+            }
+            expect(&x, &expected).with_context(|| format!("{dtype} {name}"))?;
+            y.copy_(&Tensor::full(&[], 7.0, DType::F32, device)?)?;
+            for index in indices(y.shape()) {
+                let at = index.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>();
+                expected[y.layout().offset() + at] = 7.0;
+            }
+            expect(&x, &expected).with_context(|| format!("{dtype} {name}, copied into"))?;
+        }
+    }
+    Ok(())
+}
+
+fn in_place_equals_out_of_place(device: &Device) -> Result<()> {
+    let x = iota(&[5, 7], DType::F32, device)?.mul(0.37)?.sub(3.0)?;
+    let y = iota(&[7], DType::F32, device)?.add(0.5)?;
+    type Pair = (
+        fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>,
+        fn(&Tensor, &Tensor) -> forebay::error::Result<()>,
+    );
+    let pairs: &[Pair] = &[
+        (|a, b| a.add(b), |a, b| a.add_(b)),
+        (|a, b| a.sub(b), |a, b| a.sub_(b)),
+        (|a, b| a.mul(b), |a, b| a.mul_(b)),
+        (|a, b| a.div(b), |a, b| a.div_(b)),
+    ];
+    for (i, (out, inplace)) in pairs.iter().enumerate() {
+        let z = x.copy()?;
+        inplace(&z, &y)?;
+        same_bits(&z, &out(&x, &y)?).with_context(|| format!("pair {i}"))?;
+        let z = x.copy()?;
+        inplace(&z, &z)?;
+        same_bits(&z, &out(&x, &x)?).with_context(|| format!("pair {i} with itself"))?;
+    }
+    Ok(())
+}
+
+fn a_tensor_may_be_added_to_its_transpose(device: &Device) -> Result<()> {
+    for n in [1, 2, 5, 33, 100] {
+        let x = iota(&[n, n], DType::F32, device)?;
+        let before = x.to_f64s()?;
+        x.add_(&x.t()?)?;
+        let expected: Vec<f64> = (0..n * n).map(|i| before[i] + before[i % n * n + i / n]).collect();
+        expect(&x, &expected).with_context(|| format!("{n} rows"))?;
+    }
+    Ok(())
+}
+
+fn overlapping_copies_read_before_they_write(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::U8, DType::BF16] {
+        let x = iota(&[100], dtype, device)?;
+        let before = x.to_f64s()?;
+        x.narrow(0, 1, 99)?.copy_(&x.narrow(0, 0, 99)?)?;
+        let mut expected = vec![0.0];
+        expected.extend(&before[..99]);
+        expect(&x, &expected).with_context(|| dtype.to_string())?;
+    }
+    let x = iota(&[9, 9], DType::F32, device)?;
+    let transposed = x.t()?.to_f64s()?;
+    x.copy_(&x.t()?)?;
+    expect(&x, &transposed)
+}
+
+fn expanded_tensors_refuse_changes(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(&[1, 4], DType::F32, device)?.expand(&[3, 4])?;
+    let Err(Error::Argument { op: "add_" | "add", .. }) = x.add_(1.0) else {
+        anyhow::bail!("adding to a tensor that repeats elements must be refused");
+    };
+    ensure!(x.copy_(&Tensor::ones(&[3, 4], DType::F32, device)?).is_err(), "so must copying into it");
+    Ok(())
+}
+
+fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
+    for dtype in computed(device) {
+        let x = Tensor::zeros(&[3, 0, 2], dtype, device)?;
+        ensure!(x.numel() == 0 && x.to_bytes()?.is_empty() && x.add(&x)?.shape() == [3, 0, 2]);
+        ensure!(x.t().is_err() && x.transpose(0, 1)?.copy()?.shape() == [0, 3, 2]);
+        ensure!(x.eq(&x)?.shape() == [3, 0, 2] && x.to_dtype(DType::F32)?.shape() == [3, 0, 2]);
+        ensure!(x.reshape([0, 6])?.shape() == [0, 6] && x.reshape([0, -1]).is_err());
+        x.copy_(&Tensor::zeros(&[2], dtype, device)?)?;
+    }
+    let x = Tensor::zeros(&[0, 4], DType::F32, device)?;
+    let y = Tensor::zeros(&[4, 3], DType::F32, device)?;
+    ensure!(x.matmul(&y)?.shape() == [0, 3]);
+    // A sum over nothing is 0.
+    let z = y.t()?.narrow(1, 0, 0)?.matmul(&y.narrow(0, 0, 0)?)?;
+    expect(&z, &[0.0; 9])?;
+    let joined = cat(&[&x, &Tensor::ones(&[1, 4], DType::F32, device)?, &x], 0)?;
+    expect(&joined, &[1.0; 4])?;
+    let w = x.requires_grad_()?;
+    let y = w.exp()?;
+    y.backward_with(&y.ones_like()?)?;
+    ensure!(w.grad().is_some_and(|g| g.shape() == [0, 4]), "the gradient of nothing is nothing, not absent");
+    Ok(())
+}
+
+fn rank_zero(device: &Device) -> Result<()> {
+    let x = Tensor::full(&[], 3.0, DType::F32, device)?;
+    ensure!(x.rank() == 0 && x.numel() == 1 && x.item()? == 3.0);
+    ensure!(x.exp()?.shape().is_empty() && x.add(&x)?.item()? == 6.0);
+    ensure!(x.reshape([1, 1])?.shape() == [1, 1] && x.unsqueeze(0)?.shape() == [1]);
+    ensure!(
+        x.expand(&[2, 2])?.to_f64s()? == [3.0; 4] && x.t()?.rank() == 0 && x.flatten(0, -1)?.shape() == [1]
+    );
+    x.mul_(2.0)?;
+    ensure!(x.item()? == 6.0 && stack(&[&x, &x], 0)?.to_f64s()? == [6.0, 6.0]);
+    ensure!(x.select(0, 0).is_err() && x.narrow(0, 0, 1).is_err());
+    Ok(())
+}
+
+fn eight_dimensions(device: &Device) -> Result<()> {
+    let shape = [2, 3, 2, 2, 3, 2, 2, 2];
+    let x = iota(&shape, DType::F32, device)?;
+    let all = x.to_f64s()?;
+    let y = x.permute(&[7, 0, 6, 1, 5, 2, 4, 3])?;
+    let expected: Vec<f64> = indices(y.shape())
+        .iter()
+        .map(|i| all[i.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>()])
+        .collect();
+    expect(&y, &expected)?;
+    let doubled: Vec<f64> = expected.iter().map(|v| v + v).collect();
+    expect(&y.add(&y.copy()?)?, &doubled)?;
+    // Nine that merge into one are no more than one.
+    let z = iota(&[2, 1, 3, 2, 1, 2, 2, 2, 2], DType::F32, device)?;
+    same(&z.add(1.0)?.to_f64s()?, &z.to_f64s()?.iter().map(|v| v + 1.0).collect::<Vec<_>>())
+}
+
+fn joining_undoes_splitting(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        let x = iota(&[5, 7, 3], dtype, device)?;
+        for dim in 0..3 {
+            let parts = x.split(2, dim)?;
+            let joined = cat(&parts.iter().collect::<Vec<_>>(), dim)?;
+            same_bits(&joined, &x).with_context(|| format!("{dtype}, parts of dimension {dim}"))?;
+            let slices = x.unbind(dim)?;
+            let stacked = stack(&slices.iter().collect::<Vec<_>>(), dim)?;
+            same_bits(&stacked, &x).with_context(|| format!("{dtype}, slices of dimension {dim}"))?;
+        }
+        same_bits(&x.flip(&[0, 2])?.flip(&[2, 0])?, &x)?;
+        same_bits(&x.roll(4, 1)?.roll(-4, 1)?, &x)?;
+        same_bits(&x.repeat(&[2, 1, 1])?.narrow(0, 5, 5)?, &x)?;
+    }
+    Ok(())
+}
+
+fn padding_by_hand(device: &Device) -> Result<()> {
+    let x = iota(&[2, 3], DType::F32, device)?;
+    expect(&x.pad(&[1, 2], PadMode::Constant(9.0))?, &[9., 0., 1., 2., 9., 9., 9., 3., 4., 5., 9., 9.])?;
+    expect(&x.pad(&[0, 0, 1, 0], PadMode::Constant(0.0))?, &[0., 0., 0., 0., 1., 2., 3., 4., 5.])?;
+    expect(&x.pad(&[-1, 0], PadMode::Constant(0.0))?, &[1., 2., 4., 5.])
+}
+
+fn roundtrips_of_every_type(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        for n in (0..10).chain([63, 64, 65, 1023, 4097]) {
+            let mut bytes: Vec<u8> = (0..n * dtype.size()).map(|i| (i * 7 + 3) as u8).collect();
+            if dtype == DType::Bool {
+                bytes.iter_mut().for_each(|b| *b &= 1);
+            }
+            let x = Tensor::from_bytes(&bytes, &[n], dtype, device)?;
+            ensure!(x.to_bytes()? == bytes, "{n} elements of {dtype}");
+            ensure!(x.copy()?.to_bytes()? == bytes, "a copy of {n} elements of {dtype}");
+        }
+        let x = Tensor::full(&[37], 1.0, dtype, device)?;
+        expect(&x, &[1.0; 37]).with_context(|| format!("full {dtype}"))?;
+    }
+    Ok(())
+}
+
+fn clones_share_and_copies_do_not(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(&[3], DType::F32, device)?;
+    let (clone, view, copy) = (x.clone(), x.detach(), x.copy()?);
+    x.add_(1.0)?;
+    ensure!(clone.shares_storage(&x) && view.shares_storage(&x) && !copy.shares_storage(&x));
+    expect(&clone, &[1.0; 3])?;
+    expect(&view, &[1.0; 3])?;
+    expect(&copy, &[0.0; 3])
+}

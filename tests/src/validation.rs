@@ -1,0 +1,49 @@
+//! Counting what Vulkan's validation layer complains about: wgpu hands its messages to `log`.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use log::{Level, LevelFilter, Log, Metadata, Record};
+
+/// The errors seen so far.
+#[derive(Debug)]
+pub struct Errors {
+    count: AtomicUsize,
+}
+
+static ERRORS: Errors = Errors { count: AtomicUsize::new(0) };
+
+impl Errors {
+    /// How many there were.
+    pub fn count(&self) -> usize {
+        self.count.load(Ordering::Relaxed)
+    }
+}
+
+impl Log for Errors {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        metadata.level() <= Level::Warn
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !self.enabled(record.metadata()) {
+            return;
+        }
+        // The layer's own messages come through wgpu's Vulkan instance; other errors are results of calls.
+        if record.level() == Level::Error && record.target().starts_with("wgpu_hal::vulkan") {
+            self.count.fetch_add(1, Ordering::Relaxed);
+        }
+        println!("{}: {}: {}", record.level(), record.target(), record.args());
+    }
+
+    fn flush(&self) {}
+}
+
+/// Starts counting, if `FOREBAY_VALIDATION` asks for it; before the first device is opened.
+pub fn watch() -> Option<&'static Errors> {
+    let wanted = std::env::var("FOREBAY_VALIDATION").is_ok_and(|v| !matches!(&*v, "" | "0"));
+    if !wanted || log::set_logger(&ERRORS).is_err() {
+        return None;
+    }
+    log::set_max_level(LevelFilter::Warn);
+    Some(&ERRORS)
+}
