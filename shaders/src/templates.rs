@@ -18,6 +18,7 @@ templates! {
     "softmax",
     "norm",
     "norm_weight",
+    "cross_entropy",
     "gather",
     "scatter",
     "random",

@@ -143,3 +143,29 @@ fn normalisations() {
         }
     }
 }
+
+#[test]
+fn cross_entropy() {
+    for (dtype, goal, weight) in
+        [("f32", "i64w", ""), ("bf16", "i64", "f32"), ("f16", "f16", "f32"), ("f32", "f32", "")]
+    {
+        let soft = dtype == goal;
+        for pass in ["forward", "backward"] {
+            for smooth in [false, true] {
+                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                    let spec = KernelSpec::new("cross_entropy")
+                        .def("pass", pass)
+                        .def("dtype", dtype)
+                        .def("goal", goal)
+                        .def("weight", weight)
+                        .def("soft", soft)
+                        .def("smooth", smooth)
+                        .def("lanes", lanes)
+                        .def("across", across)
+                        .def("width", width);
+                    valid(&spec);
+                }
+            }
+        }
+    }
+}

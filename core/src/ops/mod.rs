@@ -6,8 +6,10 @@
 mod activation;
 mod binary;
 mod cast;
+mod cross_entropy;
 mod index;
 pub(crate) mod launch;
+mod loss;
 mod matmul;
 mod norm;
 pub(crate) mod pointwise;
@@ -19,6 +21,8 @@ mod softmax;
 mod statistics;
 mod unary;
 
+pub use cross_entropy::CrossEntropy;
 pub use index::ScatterOp;
+pub use loss::Reduction;
 pub use pointwise::{Operand, Scalar};
 pub use shape::{PadMode, cat, stack};

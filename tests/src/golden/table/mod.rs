@@ -10,6 +10,7 @@ use super::args::Args;
 
 mod elementwise;
 mod index;
+mod loss;
 mod norm;
 mod reduce;
 mod shape;
@@ -30,6 +31,7 @@ impl Table {
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
         elementwise::register(&mut table);
+        loss::register(&mut table);
         norm::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);

@@ -1,0 +1,246 @@
+//! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch;
+use super::loss::Reduction;
+use super::reduce::dense;
+use super::softmax::{Rows, check_float};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// How [`Tensor::cross_entropy_with`] weighs and reduces; the default is PyTorch's.
+///
+/// ```
+/// # use forebay_core::ops::CrossEntropy;
+/// let options = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+/// assert_eq!(options.ignore_index, -100);
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct CrossEntropy<'a> {
+    /// A weight for each class.
+    pub weight: Option<&'a Tensor>,
+    /// A class whose examples count nothing.
+    pub ignore_index: i64,
+    /// What becomes of the losses of the examples; a mean is weighted by the weights of their classes.
+    pub reduction: Reduction,
+    /// The part of each label that is spread over all classes, 0 to 1.
+    pub label_smoothing: f64,
+}
+
+impl Default for CrossEntropy<'_> {
+    fn default() -> Self {
+        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
+    }
+}
+
+const OP: &str = "cross_entropy";
+
+/// Logits with their targets: what both passes need.
+struct Example {
+    x: Tensor,
+    target: Tensor,
+    weight: Option<Tensor>,
+    soft: bool,
+    dim: isize,
+    ignore: i32,
+    smoothing: f64,
+}
+
+impl Example {
+    /// Forward into `outs` (losses and weights, log-sum-exps), or backward from `ins` (the same, scales) into `outs`.
+    fn run(&self, pass: &'static str, ins: &[&Tensor], outs: &[&Tensor], scale_stride: usize) -> Result<()> {
+        let rows = Rows::new(OP, &self.x, self.dim)?;
+        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
+        let width = if pass == "backward" { rows.width(self.x.dtype()) } else { 1 };
+        let spec = KernelSpec::new("cross_entropy")
+            .def("pass", pass)
+            .def("dtype", name(&self.x))
+            .def("goal", name(&self.target))
+            .def("weight", self.weight.as_ref().map_or("", name))
+            .def("soft", self.soft)
+            .def("smooth", self.smoothing > 0.0)
+            .def("lanes", rows.lanes)
+            .def("across", rows.across)
+            .def("width", width);
+        let share = self.smoothing / rows.extent as f64;
+        let params = rows.params(&self.x).u32(self.ignore as u32).size(scale_stride);
+        let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32);
+        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![&self.x, &self.target];
+        tensors.extend(self.weight.as_ref());
+        tensors.extend_from_slice(ins);
+        tensors.extend_from_slice(outs);
+        launch::launch(&spec, &tensors, params, rows.groups())
+    }
+
+    /// The gradient of probabilities: what each class would have added to the loss.
+    fn target_gradient(&self, lse: &Tensor, scale: &Tensor, shape: &[usize]) -> Result<Tensor> {
+        let mut per_row: Dims = shape.into();
+        let dim = usize::from(shape.len() > 1);
+        per_row[dim] = 1;
+        let lost = lse.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.smoothing)?;
+        let scale = if scale.numel() == 1 { scale.reshape([1])? } else { scale.reshape(&per_row[..])? };
+        let grad = lost.mul(&scale)?;
+        let Some(weight) = &self.weight else { return grad.to_dtype(self.target.dtype()) };
+        let mut per_class = Dims::from_elem(1, shape.len());
+        per_class[dim] = weight.numel();
+        grad.mul(&weight.reshape(&per_class[..])?)?.to_dtype(self.target.dtype())
+    }
+}
+
+/// Checks the targets; whether they are probabilities.
+fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
+    check_float(OP, x)?;
+    target.same_device(OP, x)?;
+    let Some((&classes, examples)) = (match x.shape() {
+        [c] => Some((c, Dims::new())),
+        [n, c, rest @ ..] => Some((c, std::iter::once(*n).chain(rest.iter().copied()).collect())),
+        [] => None,
+    }) else {
+        return Err(Error::shape(OP, "logits are [batch, classes, ...] or [classes]", &[x.shape()]));
+    };
+    if classes == 0 {
+        return Err(Error::shape(OP, "takes at least one class", &[x.shape()]));
+    }
+    if !(0.0..=1.0).contains(&options.label_smoothing) {
+        return Err(Error::argument(
+            OP,
+            format!("label_smoothing {} is not in 0 to 1", options.label_smoothing),
+        ));
+    }
+    if let Some(weight) = options.weight {
+        check_float(OP, weight)?;
+        weight.same_device(OP, x)?;
+        autograd::refuse("cross_entropy (of the class weights)", &[weight])?;
+        if weight.shape() != [classes] {
+            return Err(Error::shape(
+                OP,
+                "there is one weight for each class",
+                &[weight.shape(), &[classes]],
+            ));
+        }
+    }
+    if target.dtype().is_float() {
+        check_float(OP, target)?;
+        if target.shape() != x.shape() {
+            return Err(Error::shape(
+                OP,
+                "probabilities have the logits' shape",
+                &[x.shape(), target.shape()],
+            ));
+        }
+        return Ok(true);
+    }
+    if target.dtype() == DType::Bool {
+        return Err(Error::dtype(
+            OP,
+            DType::Bool,
+            "targets are classes (integers) or probabilities (floats)",
+        ));
+    }
+    if target.shape() != &examples[..] {
+        return Err(Error::shape(
+            OP,
+            "class targets have the logits' shape without the dimension of the classes",
+            &[x.shape(), target.shape()],
+        ));
+    }
+    Ok(false)
+}
+
+impl Tensor {
+    /// The mean cross-entropy of these logits, [batch, classes, ...] or [classes], with `target`: classes (integers in
+    /// the shape without the dimension of the classes) or probabilities (floats in the same shape). A class outside
+    /// the range gives NaN.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let logits = Tensor::zeros(&[4, 10], DType::F32, &device)?;
+    /// let classes = Tensor::from_slice(&[1i64, 0, 9, 3], &[4], &device)?;
+    /// assert_eq!(logits.cross_entropy(&classes)?.shape(), []);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes or dtypes do not fit; memory runs out.
+    pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
+        self.cross_entropy_with(target, &CrossEntropy::default())
+    }
+
+    /// As [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, smoothed labels, or another
+    /// reduction.
+    ///
+    /// # Errors
+    /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
+    pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+        let _op = memory::scope::op(OP);
+        let soft = check(self, target, options)?;
+        let example = Example {
+            x: self.detach(),
+            target: dense(target)?,
+            weight: options.weight.map(dense).transpose()?,
+            soft,
+            dim: if self.rank() > 1 { 1 } else { 0 },
+            // No class is as low as the lowest i32.
+            ignore: i32::try_from(options.ignore_index).unwrap_or(i32::MIN),
+            smoothing: options.label_smoothing,
+        };
+        let mut examples: Dims = self.shape().into();
+        examples.remove(usize::from(self.rank() > 1));
+        let rows: usize = examples.iter().product();
+        let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
+        let lse = Tensor::empty(&[rows], DType::F32, self.device())?;
+        if rows > 0 {
+            example.run("forward", &[], &[&losses, &lse], 0)?;
+        }
+        let loss = |k: isize| losses.select(0, k);
+        // What the gradient of every row is multiplied by besides that of the result.
+        let (out, divisor) = match options.reduction {
+            Reduction::None => (loss(0)?.reshape(&examples[..])?, None),
+            Reduction::Sum => (loss(0)?.sum_all()?, None),
+            Reduction::Mean if soft => {
+                let n = Tensor::full(&[], rows as f64, DType::F32, self.device())?;
+                (loss(0)?.sum_all()?.div(&n)?, Some(n))
+            }
+            Reduction::Mean => {
+                let sums = losses.sum(&[1], false)?;
+                let weights = sums.select(0, 1)?;
+                (sums.select(0, 0)?.div(&weights)?, Some(weights))
+            }
+            Reduction::BatchMean => {
+                let n = examples.first().copied().unwrap_or(1);
+                let n = Tensor::full(&[], n as f64, DType::F32, self.device())?;
+                (loss(0)?.sum_all()?.div(&n)?, Some(n))
+            }
+        };
+        let out = out.to_dtype(self.dtype())?;
+        let shape: Dims = self.shape().into();
+        Ok(autograd::attach(OP, out, &[self, target], move |g, wants| {
+            let g = g.to_dtype(DType::F32)?;
+            let scale = match &divisor {
+                Some(divisor) => g.div(divisor)?,
+                None => g,
+            };
+            let scale = dense(&scale)?;
+            let mut grads = autograd::Grads::from_elem(None, 2);
+            if wants[0] {
+                let dx = Tensor::empty(&shape, example.x.dtype(), example.x.device())?;
+                if rows > 0 {
+                    let stride = usize::from(scale.numel() > 1);
+                    let ins = [&losses, &lse, &scale];
+                    example.run("backward", &ins[usize::from(!soft)..], &[&dx], stride)?;
+                }
+                grads[0] = Some(dx);
+            }
+            if wants[1] {
+                grads[1] = Some(example.target_gradient(&lse, &scale, &shape)?);
+            }
+            Ok(grads)
+        }))
+    }
+}

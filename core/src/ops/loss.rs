@@ -1,0 +1,309 @@
+//! Losses, as PyTorch defines them, from operations that carry the gradients.
+
+use smallvec::smallvec;
+
+use super::pointwise::Operand;
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+
+/// What becomes of the losses of the elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reduction {
+    /// They are returned.
+    None,
+    /// Their mean.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by the first extent: what the mean of a divergence is in mathematics.
+    BatchMean,
+}
+
+impl Reduction {
+    fn apply(self, losses: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::None => Ok(losses.clone()),
+            Self::Mean => losses.mean_all(),
+            Self::Sum => losses.sum_all(),
+            Self::BatchMean => losses.sum_all()?.div(losses.shape().first().copied().unwrap_or(1) as f64),
+        }
+    }
+}
+
+fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduction) -> Result<Tensor> {
+    match weight {
+        Some(weight) => reduction.apply(&losses.mul(weight)?),
+        None => reduction.apply(&losses),
+    }
+}
+
+impl Tensor {
+    /// The negative log-likelihood of `target` classes under these log-probabilities, [batch, classes, ...] or
+    /// [classes]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights.
+    ///
+    /// # Errors
+    /// The shapes or dtypes do not fit; memory runs out.
+    pub fn nll_loss(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        ignore_index: i64,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op("nll_loss");
+        if !target.dtype().is_int() {
+            return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
+        }
+        if self.rank() == 0 || target.rank() + 1 != self.rank() {
+            return Err(Error::shape(
+                "nll_loss",
+                "targets have the shape of [batch, classes, ...] without the classes",
+                &[self.shape(), target.shape()],
+            ));
+        }
+        let dim = if self.rank() > 1 { 1 } else { 0 };
+        let classes = target.to_dtype(DType::I32)?;
+        let ignored = classes.eq(ignore_index)?;
+        let classes = classes.masked_fill(&ignored, 0)?;
+        let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?;
+        let share = match weight {
+            Some(weight) => weight.index_select(0, &classes.reshape([-1])?)?.reshape(classes.shape())?,
+            None => classes.ones_like()?.to_dtype(self.dtype())?,
+        };
+        let share = share.masked_fill(&ignored, 0.0)?;
+        let losses = picked.neg()?.mul(&share)?;
+        match reduction {
+            Reduction::Mean => losses.sum_all()?.div(&share.sum_all()?),
+            other => other.apply(&losses),
+        }
+    }
+
+    /// Squares of the differences.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        reduction.apply(&self.sub(target)?.square()?)
+    }
+
+    /// Magnitudes of the differences.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        reduction.apply(&self.sub(target)?.abs()?)
+    }
+
+    /// Differences d below `beta` as d² / 2 beta, above as |d| - beta / 2.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; `beta` is negative; memory runs out.
+    pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
+        if beta < 0.0 {
+            return Err(Error::argument("smooth_l1_loss", format!("beta {beta} is negative")));
+        }
+        if beta == 0.0 {
+            return self.l1_loss(target, reduction);
+        }
+        let d = self.sub(target)?.abs()?;
+        let near = d.detach().lt(beta)?;
+        reduction.apply(&d.square()?.mul(0.5 / beta)?.where_(&near, &d.sub(0.5 * beta)?)?)
+    }
+
+    /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2).
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; `delta` is not positive; memory runs out.
+    pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
+        if delta <= 0.0 {
+            return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
+        }
+        let d = self.sub(target)?.abs()?;
+        let near = d.detach().le(delta)?;
+        let far = d.sub(0.5 * delta)?.mul(delta)?;
+        reduction.apply(&d.square()?.mul(0.5)?.where_(&near, &far)?)
+    }
+
+    /// The cross-entropy of these probabilities with `target`; logarithms are held above -100. Use
+    /// [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) where there are logits.
+    ///
+    /// # Errors
+    /// The shapes differ; memory runs out.
+    pub fn binary_cross_entropy(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        const OP: &str = "binary_cross_entropy";
+        let _op = memory::scope::op(OP);
+        if self.shape() != target.shape() || self.dtype() != target.dtype() {
+            return Err(Error::shape(
+                OP,
+                "input and target have one shape and type",
+                &[self.shape(), target.shape()],
+            ));
+        }
+        let (x, y) = (self.detach(), target.detach());
+        let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
+            Ok((x.log()?.maximum(-100.0)?, x.neg()?.log1p()?.maximum(-100.0)?))
+        };
+        let (yes, no) = logs(&x)?;
+        // -(y yes + (1 - y) no)
+        let losses = y.sub(1.0)?.mul(&no)?.sub(&y.mul(&yes)?)?;
+        let losses = autograd::attach(OP, losses, &[self, target], move |g, wants| {
+            let dx = if wants[0] {
+                // Finite also at 0 and 1, where the logarithms are held.
+                let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
+                Some(g.mul(&x.sub(&y)?)?.div(&slope)?)
+            } else {
+                None
+            };
+            let dy = if wants[1] { Some(g.mul(&no.sub(&yes)?)?) } else { None };
+            Ok(smallvec![dx, dy])
+        });
+        weighted(losses, weight, reduction)
+    }
+
+    /// The cross-entropy of the sigmoids of these logits with `target`; `pos_weight` weighs the part of the positives.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn binary_cross_entropy_with_logits(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        pos_weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let negatives = target.rsub(1.0)?.mul(self)?;
+        let log = self.logsigmoid()?;
+        let log = match pos_weight {
+            Some(p) => p.sub(1.0)?.mul(target)?.add(1.0)?.mul(&log)?,
+            None => log,
+        };
+        weighted(negatives.sub(&log)?, weight, reduction)
+    }
+
+    /// The divergence of these log-probabilities from `target`, which are probabilities or, with `log_target`, their
+    /// logarithms.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
+        let losses = if log_target {
+            target.exp()?.mul(&target.sub(self)?)?
+        } else {
+            target.xlogy(target)?.sub(&target.mul(self)?)?
+        };
+        reduction.apply(&losses)
+    }
+
+    /// The negative log-likelihood of `target` under normal distributions with these means and `var`, which is held
+    /// above `eps`; `full` adds the constant term.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn gaussian_nll_loss(
+        &self,
+        target: &Tensor,
+        var: &Tensor,
+        full: bool,
+        eps: f64,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        // One variance for a row of the input.
+        let per_row = var.rank() + 1 == self.rank() && self.shape().starts_with(var.shape());
+        let var = if per_row { var.unsqueeze(-1)? } else { var.clone() };
+        // Held without changing the gradient, as in PyTorch.
+        let lift = var.detach().maximum(eps)?.sub(&var.detach())?;
+        let var = var.add(&lift)?;
+        let losses = var.log()?.add(&self.sub(target)?.square()?.div(&var)?)?.mul(0.5)?;
+        let constant = 0.5 * std::f64::consts::TAU.ln();
+        reduction.apply(&if full { losses.add(constant)? } else { losses })
+    }
+
+    /// ln(1 + e^(-x y)) for targets y of 1 and -1.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
+    }
+
+    /// How far `self` misses being larger than `other` by `margin` where `target` is 1, or smaller where it is -1.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn margin_ranking_loss(
+        &self,
+        other: &Tensor,
+        target: &Tensor,
+        margin: f64,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let ahead = self.sub(other)?.mul(target)?;
+        reduction.apply(&ahead.rsub(margin)?.clamp_below()?)
+    }
+
+    /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`.
+    fn clamp_below(&self) -> Result<Tensor> {
+        let positive = self.detach().ge(0.0)?;
+        self.where_(&positive, 0.0)
+    }
+
+    /// The cosine of the angle between vectors along `dim`; lengths are held above `eps`.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
+        let shape =
+            crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
+        let unit = |t: &Tensor| t.broadcast_to(&shape)?.normalize(2.0, dim, eps);
+        unit(self)?.mul(&unit(other)?)?.sum(&[dim], false)
+    }
+
+    /// Vectors along `dim` divided by their p-norm, which is held above `eps`.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out.
+    pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
+        let length = self.norm(p, &[dim], true)?;
+        let held = length.detach().lt(eps)?;
+        self.div(&length.masked_fill(&held, Operand::from(eps))?)
+    }
+
+    /// The p-norm of the differences of vectors, over the last dimension; `eps` is added to each difference.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
+        self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
+    }
+
+    /// How far these anchors miss being nearer to `positive` than to `negative` by `margin`, in the p-norm; `swap`
+    /// also lets the distance of positive and negative count.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    pub fn triplet_margin_loss(
+        &self,
+        positive: &Tensor,
+        negative: &Tensor,
+        margin: f64,
+        p: f64,
+        swap: bool,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        const EPS: f64 = 1e-6;
+        let near = self.pairwise_distance(positive, p, EPS, false)?;
+        let far = self.pairwise_distance(negative, p, EPS, false)?;
+        let far =
+            if swap { far.minimum(&positive.pairwise_distance(negative, p, EPS, false)?)? } else { far };
+        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_below()?)
+    }
+}
