@@ -2,6 +2,7 @@
 //! stages, halves written in whole words, any strides. Compared with sums in f64 on the host.
 
 use forebay::dtype::DType;
+use forebay::ops::{CrossEntropy, Reduction};
 use forebay::prelude::*;
 
 /// The first device of every backend that is there.
@@ -234,5 +235,111 @@ fn a_row_of_minus_infinity_is_nan_and_leaves_the_others_alone() {
         let x = Tensor::from_slice(&[low, low, 0.0, 0.0], &[2, 2], &device).expect("uploads");
         let y = x.softmax(-1).and_then(|y| y.to_vec::<f32>()).expect("runs");
         assert!(y[0].is_nan() && y[1].is_nan() && y[2..] == [0.5, 0.5], "{y:?} on {device}");
+    }
+}
+
+/// The loss of class labels as PyTorch defines it, and the gradient of the logits; [rows, classes].
+fn cross_entropy(
+    x: &[f64],
+    labels: &[i64],
+    weight: &[f64],
+    ignored: i64,
+    smoothing: f64,
+    mean: bool,
+) -> (f64, Vec<f64>) {
+    let classes = weight.len();
+    let spread = smoothing / classes as f64;
+    let (mut loss, mut total, mut dx) = (0.0, 0.0, Vec::new());
+    for (x, &label) in x.chunks(classes).zip(labels) {
+        if label == ignored {
+            dx.extend(std::iter::repeat_n(0.0, classes));
+            continue;
+        }
+        let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let lse = m + x.iter().map(|v| (v - m).exp()).sum::<f64>().ln();
+        // What each class weighs in the loss of this row.
+        let parts: Vec<f64> = (0..classes)
+            .map(|c| weight[c] * spread + if c as i64 == label { weight[c] * (1.0 - smoothing) } else { 0.0 })
+            .collect();
+        let all: f64 = parts.iter().sum();
+        loss += x.iter().zip(&parts).map(|(v, w)| w * (lse - v)).sum::<f64>();
+        dx.extend(x.iter().zip(&parts).map(|(v, w)| (v - lse).exp() * all - w));
+        total += weight[label as usize];
+    }
+    if mean {
+        loss /= total;
+        dx.iter_mut().for_each(|d| *d /= total);
+    }
+    (loss, dx)
+}
+
+#[test]
+fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
+    for device in devices() {
+        for (rows, classes) in [(300, 10), (5, 5000), (64, 1024), (1, 2)] {
+            let labels: Vec<i64> = (0..rows as i64).map(|r| (r * 7 + 1) % classes as i64).collect();
+            let weight: Vec<f32> = numbers(classes, 9).iter().map(|v| v + 1.5).collect();
+            for (dtype, tolerance) in [(DType::F32, (1e-5, 5e-6)), (DType::F16, (2e-3, 2e-3))] {
+                for (ignored, smoothing, weighted, reduction) in [
+                    (-100, 0.0, false, Reduction::Mean),
+                    (1, 0.0, true, Reduction::Mean),
+                    (1, 0.1, true, Reduction::Mean),
+                    (-100, 0.3, false, Reduction::Sum),
+                ] {
+                    let logits: Vec<f32> = numbers(rows * classes, 8).iter().map(|v| v * 4.0).collect();
+                    let x = Tensor::from_slice(&logits, &[rows, classes], &device)
+                        .and_then(|t| t.to_dtype(dtype)?.requires_grad_())
+                        .expect("uploads");
+                    let goal = Tensor::from_slice(&labels, &[rows], &device).expect("uploads");
+                    let weights = Tensor::from_slice(&weight, &[classes], &device).expect("uploads");
+                    let options = CrossEntropy {
+                        weight: weighted.then_some(&weights),
+                        ignore_index: ignored,
+                        label_smoothing: smoothing,
+                        reduction,
+                    };
+                    let host: Vec<f64> =
+                        weight.iter().map(|&w| if weighted { w.into() } else { 1.0 }).collect();
+                    let xs = x.to_f64s().expect("downloads");
+                    let mean = reduction == Reduction::Mean;
+                    let (loss, dx) = cross_entropy(&xs, &labels, &host, ignored, smoothing, mean);
+                    if mean && loss.is_nan() {
+                        continue;
+                    }
+                    let what =
+                        format!("cross-entropy of [{rows}, {classes}] {dtype} {options:?} on {device}");
+                    let got = x.cross_entropy_with(&goal, &options).expect("runs");
+                    close(&got, &[loss], tolerance, &what);
+                    got.backward().expect("runs");
+                    close(&x.grad().expect("reached"), &dx, tolerance, &what);
+
+                    // The same with the classes outside: [1, classes, rows].
+                    let turned = x
+                        .detach()
+                        .t()
+                        .and_then(|t| t.unsqueeze(0)?.contiguous()?.requires_grad_())
+                        .expect("floats");
+                    let goal = goal.unsqueeze(0).expect("views");
+                    let got = turned.cross_entropy_with(&goal, &options).expect("runs");
+                    close(&got, &[loss], tolerance, &what);
+                    got.backward().expect("runs");
+                    let grad =
+                        turned.grad().and_then(|g| g.squeeze(0).and_then(|g| g.t()).ok()).expect("reached");
+                    close(&grad, &dx, tolerance, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_label_that_is_no_class_gives_nan() {
+    for device in devices() {
+        let x = Tensor::from_slice(&[0.0f32, 1.0, 2.0, 3.0], &[2, 2], &device).expect("uploads");
+        let goal = Tensor::from_slice(&[2i64, 1], &[2], &device).expect("uploads");
+        assert!(x.cross_entropy(&goal).and_then(|l| l.item()).expect("runs").is_nan(), "{device}");
+        let none = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+        let each = x.cross_entropy_with(&goal, &none).and_then(|l| l.to_f64s()).expect("runs");
+        assert!(each[0].is_nan() && each[1].is_finite(), "{each:?} on {device}");
     }
 }
