@@ -25,6 +25,8 @@ const PRELUDE: [&str; 7] = [
 
 /// Threads of a warp.
 const WARP: u32 = 32;
+/// Most threads of a block.
+const BLOCK: u64 = 1024;
 
 impl Context<'_> {
     /// The parameters that a function has beside its own: the globals that it uses, as declaration and as name.
@@ -73,6 +75,10 @@ pub(super) fn write(
     options: &Options<'_>,
 ) -> Result<Translated, TranslateError> {
     let entry = &module.entry_points[0];
+    let size = entry.workgroup_size;
+    if size.iter().map(|&n| u64::from(n)).product::<u64>() > BLOCK || size[2] > 64 {
+        return Err(TranslateError::WorkgroupSize { size });
+    }
     let mut layouts = Layouter::default();
     layouts.update(module.to_ctx()).map_err(|e| TranslateError::Invalid(e.to_string()))?;
     let mut context = Context {
@@ -91,8 +97,6 @@ pub(super) fn write(
         wgsl,
     };
     let bindings = bind(&mut context, declared)?;
-    let [x, y, z] = entry.workgroup_size;
-    let threads = x * y * z;
 
     let mut names = Names::default();
     let mut text = String::new();
@@ -136,7 +140,6 @@ pub(super) fn write(
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
 
     let needs = Needs { subgroups: pieces.subgroup || uses_subgroups(module, entry), ..context.needs.get() };
-    debug_assert!(threads > 0);
     Ok(Translated {
         source,
         entry: name,
@@ -191,8 +194,10 @@ fn bind(context: &mut Context<'_>, declared: &Module) -> Result<Vec<Binding>, Tr
                 return wrong(format!("{kind} at @group({}) @binding({})", at.group, at.binding));
             }
             (AddressSpace::Handle, _) => {
-                context.type_name(global.ty)?;
-                return wrong("a resource without an address".to_owned());
+                return match context.type_name(global.ty) {
+                    Err(TranslateError::Unsupported(what)) => wrong(what),
+                    _ => wrong("a resource without an address".to_owned()),
+                };
             }
             (AddressSpace::Private | AddressSpace::WorkGroup, _) => {}
             (space, _) => return wrong(format!("in the address space {space:?}")),

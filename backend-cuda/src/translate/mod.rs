@@ -122,6 +122,12 @@ pub enum TranslateError {
         /// What it is.
         found: String,
     },
+    /// More invocations in a workgroup than a block has threads.
+    #[error("a workgroup of {size:?} invocations is too large: CUDA's blocks have 1024 threads, 64 along z")]
+    WorkgroupSize {
+        /// The workgroup's size.
+        size: [u32; 3],
+    },
     /// More workgroup memory than a block has.
     #[error("the kernel uses {bytes} bytes of workgroup memory and a block has {limit}")]
     WorkgroupMemory {

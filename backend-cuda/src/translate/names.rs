@@ -12,7 +12,10 @@ pub(super) struct Names {
 impl Names {
     /// A name for `wgsl` that no earlier call has returned.
     pub(super) fn unique(&mut self, prefix: &str, wgsl: &str) -> String {
-        let base = format!("{prefix}{}", plain(wgsl));
+        let base = match plain(wgsl) {
+            nameless if nameless.is_empty() => format!("{prefix}unnamed"),
+            name => format!("{prefix}{name}"),
+        };
         let mut name = base.clone();
         let mut number = 1;
         while !self.taken.insert(name.clone()) {

@@ -58,8 +58,3 @@ fn uneven(@builtin(local_invocation_index) i: u32, @builtin(subgroup_invocation_
 fn small(@builtin(local_invocation_index) i: u32, @builtin(subgroup_id) id: u32, @builtin(num_subgroups) n: u32) {
     kernel(i, id + n);
 }
-
-@compute @workgroup_size(9, 5)
-fn planar(@builtin(local_invocation_index) i: u32, @builtin(subgroup_size) size: u32) {
-    kernel(i, size);
-}
