@@ -297,15 +297,15 @@ impl<'a> Walk<'a> {
                     self.mark(result);
                 }
             }
-            Statement::SubgroupGather { mode, result, .. } => {
-                if !matches!(mode, GatherMode::BroadcastFirst | GatherMode::Broadcast(_)) {
-                    self.mark(result);
-                }
+            Statement::SubgroupGather { mode, result, .. }
+                if !matches!(mode, GatherMode::BroadcastFirst | GatherMode::Broadcast(_)) =>
+            {
+                self.mark(result);
             }
-            Statement::SubgroupCollectiveOperation { collective_op, result, .. } => {
-                if collective_op != CollectiveOperation::Reduce {
-                    self.mark(result);
-                }
+            Statement::SubgroupCollectiveOperation { collective_op, result, .. }
+                if collective_op != CollectiveOperation::Reduce =>
+            {
+                self.mark(result);
             }
             _ => {}
         }
