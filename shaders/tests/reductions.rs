@@ -128,6 +128,7 @@ fn normalisations() {
                         .def("rms", rms)
                         .def("given", given)
                         .def("sums", sums)
+                        .def("flat", rms)
                         .def("lanes", lanes)
                         .def("across", across)
                         .def("width", width);
@@ -135,6 +136,7 @@ fn normalisations() {
                     let spec = KernelSpec::new("norm_weight")
                         .def("dtype", dtype)
                         .def("rms", rms)
+                        .def("single", across)
                         .def("lanes", lanes)
                         .def("across", across);
                     valid(&spec);

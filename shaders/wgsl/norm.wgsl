@@ -7,7 +7,7 @@ said by numbers, so that one kernel serves layer, group, instance, batch and RMS
 pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: their dtypes, or ""
 rms: no mean is taken off · given: the statistics are read (batch normalisation), else made and written here
 sums: backward with `given`: the sums over the row of g times the normalised x, and of g, are read: dtype f32, [2, rows]
-lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
+flat: a row is one run, so that nothing is divided · lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -25,7 +25,7 @@ struct Params {
     weight_inner: u32,
     splits: u32,
     chunk: u32,
-    offset: u32,
+    unused: u32,
     eps: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
@@ -60,10 +60,15 @@ struct Params {
 {{ t.output(next.binding, "result", dtype, "packed" if width == 4 else "scattered") }}
 {{ rows.functions(lanes, across) }}
 
-fn place(row: u32, e: u32) -> u32 { return p.offset + row * p.row_stride + (e / p.run) * p.step + e % p.run; }
+{% if flat %}
+fn place(row: u32, e: u32) -> u32 { return row * p.row_stride + e; }
+fn weight_place(row: u32, e: u32) -> u32 { return (row % p.weight_rows) * p.weight_row + e * p.weight_inner; }
+{% else %}
+fn place(row: u32, e: u32) -> u32 { return row * p.row_stride + (e / p.run) * p.step + e % p.run; }
 fn weight_place(row: u32, e: u32) -> u32 {
     return (row % p.weight_rows) * p.weight_row + (e / p.run) * p.weight_step + (e % p.run) * p.weight_inner;
 }
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -147,12 +152,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if width == 4 %}
         quad[{{ k }}] = r{{ k }};
         {% else %}
-        result_put(at{{ k }} - p.offset, r{{ k }});
+        result_put(at{{ k }}, r{{ k }});
         {% endif %}
         {% endfor %}
         {% if width == 4 %}
-        let to = at0 - p.offset;
-        result_put4(to, quad, to + 4u);
+        result_put4(at0, quad, at0 + 4u);
         {% endif %}
     }
 }

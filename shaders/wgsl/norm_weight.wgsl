@@ -5,7 +5,7 @@ partial[s, 0, j] = sum of g * (x - mean) * rstd and partial[s, 1, j] = sum of g.
 Element q of weight j lies at j * weight_stride + (q / run) * step + q % run, in row
 (q / run) * row_step + (j / row_weights) * row_inner of the statistics.
 
-dtype: of g and x · rms: no mean was taken off · lanes, across: see rows
+dtype: of g and x · rms: no mean was taken off · single: runs of one element · lanes, across: see rows
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -42,11 +42,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let live = part < p.splits;
     let begin = part * p.chunk;
     let end = select(0u, min(begin + p.chunk, p.extent), live);
+    let first = j * p.weight_stride;
+    let first_row = (j / p.row_weights) * p.row_inner;
     var plain = 0.0;
     var scaled = 0.0;
     for (var q = begin + lane_of(thread); q < end; q += {{ lanes }}u) {
-        let i = j * p.weight_stride + (q / p.run) * p.step + q % p.run;
-        let row = (q / p.run) * p.row_step + (j / p.row_weights) * p.row_inner;
+        {% if single %}
+        let i = first + q * p.step;
+        let row = first_row + q * p.row_step;
+        {% else %}
+        let i = first + (q / p.run) * p.step + q % p.run;
+        let row = first_row + (q / p.run) * p.row_step;
+        {% endif %}
         let g = g_at(i);
         let x = x_at(i){{ "" if rms else " - mean_at(row)" }};
         plain += g;

@@ -79,7 +79,10 @@ impl Tensor {
             ));
         }
         if self.layout().overlaps() {
-            return Err(Error::argument("copy_", "the tensor repeats elements (it was expanded); copy it first"));
+            return Err(Error::argument(
+                "copy_",
+                "the tensor repeats elements (it was expanded); copy it first",
+            ));
         }
         autograd::refuse("copy_", &[source])?;
         let source = source.detach();

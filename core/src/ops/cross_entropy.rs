@@ -162,7 +162,7 @@ impl Tensor {
     /// # let device = Device::null(Default::default());
     /// let logits = Tensor::zeros(&[4, 10], DType::F32, &device)?;
     /// let classes = Tensor::from_slice(&[1i64, 0, 9, 3], &[4], &device)?;
-    /// assert_eq!(logits.cross_entropy(&classes)?.shape(), []);
+    /// assert_eq!(logits.cross_entropy(&classes)?.rank(), 0);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///

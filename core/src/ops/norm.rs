@@ -151,6 +151,7 @@ impl Norm {
             .def("rms", self.rms)
             .def("given", given)
             .def("sums", sums.is_some())
+            .def("flat", at.run >= at.extent)
             .def("lanes", lanes)
             .def("across", across)
             .def("width", width);
@@ -188,6 +189,7 @@ impl Norm {
         let spec = KernelSpec::new("norm_weight")
             .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
             .def("rms", self.rms)
+            .def("single", at.weight_run == 1)
             .def("lanes", lanes)
             .def("across", across);
         let [row_step, row_weights, row_inner] = at.row_of;
