@@ -12,6 +12,7 @@ mod elementwise;
 mod index;
 mod loss;
 mod norm;
+mod product;
 mod reduce;
 mod shape;
 
@@ -33,6 +34,7 @@ impl Table {
         elementwise::register(&mut table);
         loss::register(&mut table);
         norm::register(&mut table);
+        product::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);
         shape::register(&mut table);
