@@ -12,6 +12,7 @@ mod elementwise;
 mod index;
 mod loss;
 mod norm;
+mod pool;
 mod product;
 mod reduce;
 mod shape;
@@ -34,6 +35,7 @@ impl Table {
         elementwise::register(&mut table);
         loss::register(&mut table);
         norm::register(&mut table);
+        pool::register(&mut table);
         product::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);

@@ -1,0 +1,211 @@
+//! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. Computed in f32.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// The window of a pooling operation; height and width. A number stands for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pool2d {
+    /// Extents of the window.
+    pub kernel: [usize; 2],
+    /// Steps from one window to the next; PyTorch's default is the kernel.
+    pub stride: [usize; 2],
+    /// Rows and columns added at each side, at most half the kernel.
+    pub padding: [usize; 2],
+    /// Distance of the elements in a window; only for the maximum.
+    pub dilation: [usize; 2],
+    /// Whether a last window may reach over the edge.
+    pub ceil_mode: bool,
+    /// Whether padding counts in an average.
+    pub count_include_pad: bool,
+    /// What an average is divided by, if not by the size of the window.
+    pub divisor_override: Option<i64>,
+}
+
+impl Pool2d {
+    /// Square windows side by side.
+    #[must_use]
+    pub fn new(kernel: usize) -> Self {
+        Self::with([kernel; 2])
+    }
+
+    /// Windows side by side.
+    #[must_use]
+    pub fn with(kernel: [usize; 2]) -> Self {
+        Self {
+            kernel,
+            stride: kernel,
+            padding: [0; 2],
+            dilation: [1; 2],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor_override: None,
+        }
+    }
+
+    fn out(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
+        let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
+        if k == 0 || s == 0 || d == 0 || p * 2 > k {
+            return Err(Error::argument(
+                op,
+                format!(
+                    "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}"
+                ),
+            ));
+        }
+        let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
+        if padded < reach {
+            return Err(Error::argument(
+                op,
+                format!("a window of {reach} does not fit an extent of {padded} with padding"),
+            ));
+        }
+        let mut n = if self.ceil_mode { (padded - reach).div_ceil(s) } else { (padded - reach) / s } + 1;
+        // A window that starts in the padding on the right would be empty.
+        if self.ceil_mode && (n - 1) * s >= extent + p {
+            n -= 1;
+        }
+        Ok(n)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Max,
+    Avg,
+    AdaptiveAvg,
+}
+
+/// Everything a kernel of the family needs.
+#[derive(Clone)]
+struct Plan {
+    op: &'static str,
+    kind: Kind,
+    window: Pool2d,
+    input: Dims,
+    output: Dims,
+}
+
+impl Plan {
+    fn new(
+        op: &'static str,
+        kind: Kind,
+        x: &Tensor,
+        window: Pool2d,
+        outs: Option<[usize; 2]>,
+    ) -> Result<Self> {
+        let &[.., h, w] = x.shape() else {
+            return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
+        };
+        if !x.dtype().is_float() || x.dtype() == DType::F64 {
+            return Err(Error::dtype(op, x.dtype(), "takes f32, f16 and bf16; cast with `to_dtype`"));
+        }
+        let [oh, ow] = match outs {
+            Some(outs) => outs,
+            None => [window.out(op, 0, h)?, window.out(op, 1, w)?],
+        };
+        let mut output: Dims = x.shape().into();
+        let rank = output.len();
+        output[rank - 2] = oh;
+        output[rank - 1] = ow;
+        Ok(Self { op, kind, window, input: x.shape().into(), output })
+    }
+
+    fn launch(&self, pass: &'static str, from: &Tensor, to: &Tensor, places: Option<&Tensor>) -> Result<()> {
+        let spec = KernelSpec::new("pool")
+            .def("dtype", launch::shader_dtype(to.dtype(), to.device()))
+            .def("kind", if self.kind == Kind::Max { "max" } else { "avg" })
+            .def("adaptive", self.kind == Kind::AdaptiveAvg)
+            .def("pass", pass);
+        let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
+        let w = &self.window;
+        let mut params = Params::new()
+            .size(to.numel())
+            .u32(w.count_include_pad.into())
+            .f32(w.divisor_override.unwrap_or(0) as f32)
+            .u32(0);
+        for pair in [plane(&self.input), plane(&self.output), w.kernel, w.stride, w.padding, w.dilation] {
+            params = params.size(pair[0]).size(pair[1]);
+        }
+        let groups = to.numel().div_ceil(GROUP);
+        match places {
+            Some(places) => launch::launch(&spec, &[from, to, places], params, groups),
+            None => launch::launch(&spec, &[from, to], params, groups),
+        }
+    }
+
+    /// The result, and where each maximum was.
+    fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let _op = memory::scope::op(self.op);
+        let input = x.detach().contiguous()?;
+        // Kernels number elements from the storage's start.
+        let input = if input.layout().offset() == 0 { input } else { input.copy()? };
+        let out = Tensor::empty(&self.output, x.dtype(), x.device())?;
+        let places = match self.kind {
+            Kind::Max => Some(Tensor::empty(&self.output, DType::I32, x.device())?),
+            _ => None,
+        };
+        self.launch("forward", &input, &out, places.as_ref())?;
+        let kept = places.clone();
+        let op = self.op;
+        let out = autograd::attach(op, out, &[x], move |g, _| {
+            let g = g.contiguous()?;
+            let g = if g.layout().offset() == 0 { g } else { g.copy()? };
+            let grad = Tensor::empty(&self.input, g.dtype(), g.device())?;
+            self.launch("backward", &g, &grad, kept.as_ref())?;
+            Ok(smallvec![Some(grad)])
+        });
+        Ok((out, places))
+    }
+}
+
+impl Tensor {
+    /// The largest element of each window.
+    ///
+    /// # Errors
+    /// A window does not fit; the dtype is no 16- or 32-bit float.
+    pub fn max_pool2d(&self, window: Pool2d) -> Result<Tensor> {
+        Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
+    }
+
+    /// As [`max_pool2d`](Self::max_pool2d), with the place of each maximum in its plane, as i64.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    pub fn max_pool2d_with_indices(&self, window: Pool2d) -> Result<(Tensor, Tensor)> {
+        let (out, places) = Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?;
+        // invariant: a maximum has places
+        let places = places.ok_or_else(|| Error::argument("max_pool2d", "no places were kept"))?;
+        Ok((out, places.to_dtype(DType::I64)?))
+    }
+
+    /// The average of each window.
+    ///
+    /// # Errors
+    /// A window does not fit; the dtype is no 16- or 32-bit float.
+    pub fn avg_pool2d(&self, window: Pool2d) -> Result<Tensor> {
+        if window.dilation != [1; 2] {
+            return Err(Error::argument("avg_pool2d", "averages have no dilation"));
+        }
+        if window.divisor_override == Some(0) {
+            return Err(Error::argument("avg_pool2d", "the divisor is not 0"));
+        }
+        Ok(Plan::new("avg_pool2d", Kind::Avg, self, window, None)?.run(self)?.0)
+    }
+
+    /// Averages of as many windows as the result has elements, which divide the plane evenly.
+    ///
+    /// # Errors
+    /// The dtype is no 16- or 32-bit float; an extent of the input is 0.
+    pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
+        let window = Pool2d { count_include_pad: false, ..Pool2d::new(1) };
+        Ok(Plan::new("adaptive_avg_pool2d", Kind::AdaptiveAvg, self, window, Some(output))?.run(self)?.0)
+    }
+}

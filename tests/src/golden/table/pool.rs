@@ -1,0 +1,88 @@
+//! Pooling.
+
+use forebay::ops::Pool2d;
+use forebay::tensor::Tensor;
+
+use super::{Table, missing, one};
+use crate::golden::args::Args;
+
+/// The window of a call; `ends` is how many dimensions it has.
+fn window(a: &Args<'_>, ends: usize) -> anyhow::Result<Pool2d> {
+    let pair = |at: usize, name: &str, rest: usize| -> anyhow::Result<Option<[usize; 2]>> {
+        let v = a.shape(at, name).or_else(|_| a.i(at, name, 0).map(|n| vec![n as usize]))?;
+        let v =
+            if a.get(at, name).is_some_and(|x| x.is_i64()) { vec![a.i(at, name, 0)? as usize] } else { v };
+        Ok(match (v.as_slice(), ends) {
+            ([], _) => None,
+            ([n], 1) => Some([rest, *n]),
+            ([n], _) => Some([*n, *n]),
+            (v, _) => Some([v[0], v[1]]),
+        })
+    };
+    let kernel = pair(1, "kernel_size", 1)?.unwrap_or([1, 1]);
+    let mut w = Pool2d::with(kernel);
+    if let Some(stride) = pair(2, "stride", 1)? {
+        w.stride = stride;
+    }
+    if let Some(padding) = pair(3, "padding", 0)? {
+        w.padding = padding;
+    }
+    Ok(w)
+}
+
+fn max(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
+    let mut w = window(a, ends)?;
+    if let Some(d) = a.ints(4, "dilation")? {
+        let d: Vec<usize> = d.into_iter().map(|n| n as usize).collect();
+        w.dilation = match (d.as_slice(), ends) {
+            ([n], 1) => [1, *n],
+            ([n], _) => [*n, *n],
+            (d, _) => [d[0], d[1]],
+        };
+    }
+    w.ceil_mode = a.b(5, "ceil_mode", false);
+    let x = if ends == 1 { a.t(0)?.unsqueeze(-2)? } else { a.t(0)?.clone() };
+    let flat = |t: Tensor| if ends == 1 { t.squeeze(-2) } else { Ok(t) };
+    if a.b(6, "return_indices", false) {
+        let (out, places) = x.max_pool2d_with_indices(w)?;
+        return Ok(vec![flat(out)?, flat(places)?]);
+    }
+    one(flat(x.max_pool2d(w)?))
+}
+
+fn avg(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
+    let mut w = window(a, ends)?;
+    w.ceil_mode = a.b(4, "ceil_mode", false);
+    w.count_include_pad = a.b(5, "count_include_pad", true);
+    w.divisor_override = a.opt_i(6, "divisor_override")?;
+    if ends == 1 {
+        return one(a.t(0)?.unsqueeze(-2)?.avg_pool2d(w)?.squeeze(-2));
+    }
+    one(a.t(0)?.avg_pool2d(w))
+}
+
+pub(super) fn register(t: &mut Table) {
+    t.op("nn.functional.max_pool2d", |a| max(a, 2));
+    t.op("nn.functional.max_pool1d", |a| max(a, 1));
+    t.op("nn.functional.avg_pool2d", |a| avg(a, 2));
+    t.op("nn.functional.avg_pool1d", |a| avg(a, 1));
+    t.op("nn.functional.adaptive_avg_pool1d", |a| {
+        let Some(n) = a.ints(1, "output_size")? else {
+            return Err(missing("adaptive_avg_pool1d without a size"));
+        };
+        one(a.t(0)?.unsqueeze(-2)?.adaptive_avg_pool2d([1, n[0] as usize])?.squeeze(-2))
+    });
+    t.op("nn.functional.adaptive_avg_pool2d", |a| {
+        let x = a.t(0)?;
+        let (h, w) = (x.dim(-2)?, x.dim(-1)?);
+        let Some(value) = a.get(1, "output_size") else {
+            return Err(missing("adaptive_avg_pool2d without a size"));
+        };
+        let items = match value.get("l").and_then(|l| l.as_array()) {
+            Some(items) => items.clone(),
+            None => vec![value.clone(), value.clone()],
+        };
+        let size = |v: &serde_json::Value, own: usize| v.as_u64().map_or(own, |n| n as usize);
+        one(x.adaptive_avg_pool2d([size(&items[0], h), size(&items[1], w)]))
+    });
+}
