@@ -16,17 +16,21 @@ use crate::autograd::Meta;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+mod attention;
 mod dropout;
 mod embedding;
 pub mod init;
 mod linear;
+mod norm;
 mod scope;
 mod sequential;
 
+pub use attention::SelfAttention;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use forebay_derive::Module;
 pub use linear::Linear;
+pub use norm::{BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RmsNorm};
 pub use scope::ModuleScope;
 pub use sequential::{Apply, Forward, Layer, Sequential};
 

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-use super::{Dropout, Embedding, Linear, Module, Slot, join};
+use super::{
+    BatchNorm1d, BatchNorm2d, Dropout, Embedding, GroupNorm, LayerNorm, Linear, Module, RmsNorm,
+    SelfAttention, Slot, join,
+};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -22,7 +25,18 @@ macro_rules! forward {
         }
     )*};
 }
-forward!(Dropout, Embedding, Linear, Sequential);
+forward!(
+    BatchNorm1d,
+    BatchNorm2d,
+    Dropout,
+    Embedding,
+    GroupNorm,
+    LayerNorm,
+    Linear,
+    RmsNorm,
+    SelfAttention,
+    Sequential
+);
 
 /// What a [`Sequential`] holds.
 pub trait Layer: Module + Forward + Send + Sync {}

@@ -1,0 +1,94 @@
+//! Self-attention.
+
+use super::{Dropout, Linear, Module, ModuleScope};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Attention of a sequence to itself over several heads, as in GPT-2: one projection to queries, keys and values, one
+/// back.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct SelfAttention {
+    /// \[features\] to queries, keys and values side by side, \[3 · features\].
+    pub qkv: Linear,
+    /// The heads' results to the output.
+    pub proj: Linear,
+    /// Applied to the output.
+    pub dropout: Dropout,
+    heads: usize,
+    causal: bool,
+    scope: ModuleScope,
+}
+
+impl SelfAttention {
+    /// Each position attends to all.
+    ///
+    /// # Errors
+    /// The features do not divide by the heads; memory runs out.
+    pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
+        if heads == 0 || !features.is_multiple_of(heads) {
+            return Err(Error::argument(
+                "SelfAttention",
+                format!("{features} features do not divide by {heads} heads"),
+            ));
+        }
+        Ok(Self {
+            qkv: Linear::new(features, 3 * features, device)?,
+            proj: Linear::new(features, features, device)?,
+            dropout: Dropout::new(0.0),
+            heads,
+            causal: false,
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// Each position attends to itself and those before it.
+    #[must_use]
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    /// Drops elements of the output while training.
+    #[must_use]
+    pub fn with_dropout(mut self, p: f64) -> Self {
+        self.dropout.p = p;
+        self
+    }
+
+    /// \[batch, length, features\] to the same.
+    ///
+    /// # Errors
+    /// `x` has another shape; memory runs out.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            let &[batch, length, features] = x.shape() else {
+                return Err(Error::shape("SelfAttention", "takes [batch, length, features]", &[x.shape()]));
+            };
+            let heads =
+                |t: &Tensor| t.reshape([batch, length, self.heads, features / self.heads])?.transpose(1, 2);
+            let qkv = self.qkv.forward(x)?;
+            let &[ref q, ref k, ref v] = &qkv.chunk(3, -1)?[..] else {
+                return Err(Error::shape("SelfAttention", "qkv gives 3 x features", &[qkv.shape()]));
+            };
+            let out = attend(&heads(q)?, &heads(k)?, &heads(v)?, self.causal)?;
+            let out = out.transpose(1, 2)?.reshape([batch, length, features])?;
+            self.dropout.forward(&self.proj.forward(&out)?)
+        })
+    }
+}
+
+/// softmax(q · kᵀ / √features) · v.
+fn attend(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Tensor> {
+    let scale = 1.0 / (q.dim(-1)? as f64).sqrt();
+    let scores = q.matmul(&k.transpose(-2, -1)?)?.mul(scale)?;
+    let scores = if causal {
+        let length = q.dim(-2)?;
+        let later = Tensor::ones(&[length, length], scores.dtype(), q.device())?.triu(1)?;
+        scores.masked_fill(&later, f64::NEG_INFINITY)?
+    } else {
+        scores
+    };
+    scores.softmax(-1)?.matmul(v)
+}
