@@ -3,6 +3,18 @@
 use super::Tag;
 use super::stats::{PoolStat, Stat, Stats};
 
+impl PoolStat {
+    fn of(large_pool: Stat, small_pool: Stat, peak: u64) -> Self {
+        let all = Stat {
+            current: large_pool.current + small_pool.current,
+            peak,
+            allocated: large_pool.allocated + small_pool.allocated,
+            freed: large_pool.freed + small_pool.freed,
+        };
+        Self { all, small_pool, large_pool }
+    }
+}
+
 /// A counter of both pools: index 0 is the large pool, 1 the small one.
 #[derive(Clone, Copy, Debug, Default)]
 struct Counter {
@@ -40,14 +52,7 @@ impl Counter {
     }
 
     fn read(&self) -> PoolStat {
-        let (large_pool, small_pool) = (self.stat(0), self.stat(1));
-        let all = Stat {
-            current: self.total(),
-            peak: self.peak[2],
-            allocated: large_pool.allocated + small_pool.allocated,
-            freed: large_pool.freed + small_pool.freed,
-        };
-        PoolStat { all, small_pool, large_pool }
+        PoolStat::of(self.stat(0), self.stat(1), self.peak[2])
     }
 
     fn reset_peak(&mut self) {
@@ -60,21 +65,74 @@ impl Counter {
     }
 }
 
+/// What every operation changes, for one pool or (peaks only) both: kept together, for it is what an operation costs.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    blocks: u64,
+    bytes: u64,
+    requested: u64,
+    /// Freed blocks that wait for a fence, and their bytes.
+    pending_blocks: u64,
+    pending_bytes: u64,
+    /// All that was ever held.
+    blocks_added: u64,
+    bytes_added: u64,
+    requested_added: u64,
+}
+
+/// The largest values of [`Held`].
+#[derive(Clone, Copy, Debug, Default)]
+struct Peak {
+    blocks: u64,
+    bytes: u64,
+    requested: u64,
+    active_blocks: u64,
+    active_bytes: u64,
+}
+
+impl Peak {
+    #[inline]
+    fn see(&mut self, held: &Held) {
+        self.blocks = self.blocks.max(held.blocks);
+        self.bytes = self.bytes.max(held.bytes);
+        self.requested = self.requested.max(held.requested);
+        self.active_blocks = self.active_blocks.max(held.blocks + held.pending_blocks);
+        self.active_bytes = self.active_bytes.max(held.bytes + held.pending_bytes);
+    }
+}
+
+impl Held {
+    /// The present figures of two pools together.
+    #[inline]
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            blocks: self.blocks + other.blocks,
+            bytes: self.bytes + other.bytes,
+            requested: self.requested + other.requested,
+            pending_blocks: self.pending_blocks + other.pending_blocks,
+            pending_bytes: self.pending_bytes + other.pending_bytes,
+            ..Self::default()
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
-    allocation: Counter,
+    /// Of the large pool, then of the small one.
+    held: [Held; 2],
+    /// The same, and that of both.
+    peak: [Peak; 3],
+    /// `held` at the last reset of the accumulated figures.
+    base: [Held; 2],
+    tags: [Counter; Tag::COUNT],
     segment: Counter,
-    active: Counter,
-    inactive_split: Counter,
-    allocated_bytes: Counter,
     reserved_bytes: Counter,
-    active_bytes: Counter,
+    inactive_split: Counter,
     inactive_split_bytes: Counter,
-    requested_bytes: Counter,
     oversize_segments: Counter,
     oversize_allocations: Counter,
-    tags: [Counter; Tag::COUNT],
-    pub(super) pending_bytes: u64,
+    /// Bytes on their way back to the device.
+    pub(super) leaving_bytes: u64,
     pub(super) max_split: u64,
     /// The most bytes that were ever active: no reset lowers it.
     pub(super) most_active: u64,
@@ -83,13 +141,19 @@ pub(super) struct Counters {
 impl Counters {
     #[inline]
     pub(super) fn hold(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
-        self.allocation.add(small, 1);
-        self.active.add(small, 1);
-        self.allocated_bytes.add(small, size);
-        self.active_bytes.add(small, size);
-        self.requested_bytes.add(small, requested);
-        self.tags[tag as usize].add(small, size);
-        self.most_active = self.most_active.max(self.active_bytes.total());
+        let pool = usize::from(small);
+        let held = &mut self.held[pool];
+        held.blocks += 1;
+        held.bytes += size;
+        held.requested += requested;
+        held.blocks_added += 1;
+        held.bytes_added += size;
+        held.requested_added += requested;
+        self.peak[pool].see(held);
+        let both = self.held[0].and(&self.held[1]);
+        self.peak[2].see(&both);
+        self.most_active = self.most_active.max(both.bytes + both.pending_bytes);
+        self.tags[tag as usize].add(false, size);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
         }
@@ -97,19 +161,26 @@ impl Counters {
 
     #[inline]
     pub(super) fn drop_hold(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
-        self.allocation.sub(small, 1);
-        self.allocated_bytes.sub(small, size);
-        self.requested_bytes.sub(small, requested);
-        self.tags[tag as usize].sub(small, size);
+        let held = &mut self.held[usize::from(small)];
+        held.blocks -= 1;
+        held.bytes -= size;
+        held.requested -= requested;
+        self.tags[tag as usize].sub(false, size);
         if size >= self.max_split {
             self.oversize_allocations.sub(small, 1);
         }
     }
 
-    #[inline]
-    pub(super) fn inactive(&mut self, small: bool, size: u64) {
-        self.active.sub(small, 1);
-        self.active_bytes.sub(small, size);
+    pub(super) fn pend(&mut self, small: bool, size: u64) {
+        let held = &mut self.held[usize::from(small)];
+        held.pending_blocks += 1;
+        held.pending_bytes += size;
+    }
+
+    pub(super) fn unpend(&mut self, small: bool, size: u64) {
+        let held = &mut self.held[usize::from(small)];
+        held.pending_blocks -= 1;
+        held.pending_bytes -= size;
     }
 
     /// A free part of a segment that cannot be given back by itself came to be.
@@ -147,52 +218,71 @@ impl Counters {
     }
 
     pub(super) fn active(&self) -> u64 {
-        self.active_bytes.total()
+        self.allocated() + self.held.iter().map(|h| h.pending_bytes).sum::<u64>()
     }
 
     pub(super) fn allocated(&self) -> u64 {
-        self.allocated_bytes.total()
+        self.held.iter().map(|h| h.bytes).sum()
+    }
+
+    /// Bytes that are neither lent nor free: they wait for a fence.
+    pub(super) fn pending_bytes(&self) -> u64 {
+        self.active() - self.allocated() + self.leaving_bytes
     }
 
     /// What is counted here, as statistics; the rest of them is zero.
     pub(super) fn read(&self) -> Stats {
+        let blocks = |h: &Held| h.blocks;
+        let bytes = |h: &Held| h.bytes;
+        let active_blocks = |h: &Held| h.blocks + h.pending_blocks;
+        let active_bytes = |h: &Held| h.bytes + h.pending_bytes;
         Stats {
-            allocation: self.allocation.read(),
+            allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
+            active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks),
+            allocated_bytes: self.stat(bytes, |h| h.bytes_added, |p| p.bytes),
+            active_bytes: self.stat(active_bytes, |h| h.bytes_added, |p| p.active_bytes),
+            requested_bytes: self.stat(|h| h.requested, |h| h.requested_added, |p| p.requested),
             segment: self.segment.read(),
-            active: self.active.read(),
-            inactive_split: self.inactive_split.read(),
-            allocated_bytes: self.allocated_bytes.read(),
             reserved_bytes: self.reserved_bytes.read(),
-            active_bytes: self.active_bytes.read(),
+            inactive_split: self.inactive_split.read(),
             inactive_split_bytes: self.inactive_split_bytes.read(),
-            requested_bytes: self.requested_bytes.read(),
             oversize_allocations: self.oversize_allocations.read().all,
             oversize_segments: self.oversize_segments.read().all,
-            pending_bytes: self.pending_bytes,
+            pending_bytes: self.pending_bytes(),
             tags: self.tags.map(|t| t.read().all),
             ..Stats::default()
         }
     }
 
+    fn stat(&self, now: fn(&Held) -> u64, added: fn(&Held) -> u64, peak: fn(&Peak) -> u64) -> PoolStat {
+        let pool = |pool: usize| {
+            let (held, base) = (&self.held[pool], &self.base[pool]);
+            let allocated = added(held) - added(base);
+            let freed = now(base) + allocated - now(held);
+            Stat { current: now(held), peak: peak(&self.peak[pool]), allocated, freed }
+        };
+        PoolStat::of(pool(0), pool(1), peak(&self.peak[2]))
+    }
+
     pub(super) fn reset_peak(&mut self) {
+        self.peak = [Peak::default(); 3];
+        self.peak[0].see(&self.held[0]);
+        self.peak[1].see(&self.held[1]);
+        self.peak[2].see(&self.held[0].and(&self.held[1]));
         self.each(Counter::reset_peak);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
+        self.base = self.held;
         self.each(Counter::reset_accumulated);
     }
 
     fn each(&mut self, change: impl Fn(&mut Counter)) {
         let all = [
-            &mut self.allocation,
             &mut self.segment,
-            &mut self.active,
-            &mut self.inactive_split,
-            &mut self.allocated_bytes,
             &mut self.reserved_bytes,
-            &mut self.active_bytes,
+            &mut self.inactive_split,
             &mut self.inactive_split_bytes,
-            &mut self.requested_bytes,
             &mut self.oversize_segments,
             &mut self.oversize_allocations,
         ];

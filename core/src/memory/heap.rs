@@ -46,16 +46,19 @@ pub(super) struct Slot {
     pub(super) next: u32,
     pub(super) generation: u32,
     pub(super) module: ModulePath,
+    pub(super) arena: u16,
     pub(super) state: State,
     pub(super) tag: Tag,
 }
+
+const _: () = assert!(size_of::<Slot>() == 64);
 
 /// One piece of memory, or one range of addresses.
 #[derive(Debug)]
 pub(super) struct Segment {
     pub(super) id: SegmentId,
     pub(super) size: u64,
-    pub(super) arena: u32,
+    pub(super) arena: u16,
     /// The block at offset 0.
     pub(super) first: u32,
     /// When it became idle, in requests.
@@ -76,7 +79,7 @@ pub(super) struct Range {
 /// The blocks of one queue, small or large.
 #[derive(Debug)]
 pub(super) struct Arena {
-    pub(super) queue: u32,
+    pub(super) queue: u8,
     pub(super) small: bool,
     pub(super) bins: Bins,
     /// Its range of addresses, if it has one.
@@ -88,7 +91,7 @@ pub(super) struct Arena {
 /// A request as the heap sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Need {
-    pub(super) arena: u32,
+    pub(super) arena: u16,
     /// After rounding.
     pub(super) size: u64,
     pub(super) requested: u64,
@@ -116,6 +119,8 @@ pub(super) struct Heap {
     vacant: u32,
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) arenas: Vec<Arena>,
+    /// The arena of each queue and pool.
+    arena_of: [u16; 2 * (u8::MAX as usize + 1)],
     pub(super) counters: Counters,
     pub(super) rules: Splitting,
     /// Requests so far: the clock of idleness.
@@ -129,6 +134,7 @@ impl Heap {
             vacant: NONE,
             segments: Vec::new(),
             arenas: Vec::new(),
+            arena_of: [u16::MAX; _],
             counters: Counters::default(),
             rules,
             clock: 0,
@@ -137,12 +143,13 @@ impl Heap {
 
     /// The arena of a queue, small or large.
     #[inline]
-    pub(super) fn arena(&mut self, queue: u32, small: bool) -> u32 {
-        let found = self.arenas.iter().position(|a| a.queue == queue && a.small == small);
-        found.unwrap_or_else(|| {
+    pub(super) fn arena(&mut self, queue: u8, small: bool) -> u16 {
+        let place = usize::from(queue) * 2 + usize::from(small);
+        if self.arena_of[place] == u16::MAX {
+            self.arena_of[place] = self.arenas.len() as u16;
             self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None, low_fit: false });
-            self.arenas.len() - 1
-        }) as u32
+        }
+        self.arena_of[place]
     }
 
     #[inline]
@@ -189,7 +196,8 @@ impl Heap {
     #[inline]
     fn entry(&self, at: u32) -> Entry {
         let slot = self.slot(at);
-        Entry { size: slot.size, address: u64::from(slot.segment) << 40 | slot.offset / MIN_BLOCK, slot: at }
+        let address = u64::from(slot.segment) << 40 | slot.offset / MIN_BLOCK;
+        Entry { size: slot.size, address, slot: at }
     }
 
     #[inline]
@@ -222,10 +230,14 @@ impl Heap {
         if oversize {
             return None;
         }
-        self.unlist(found.slot);
+        self.uncount(found.slot);
         if self.splits(need, found) {
             let rest = self.split(found.slot, need.size);
-            self.list(rest);
+            let entry = self.entry(rest);
+            self.arenas[need.arena as usize].bins.replace(found, entry);
+            self.count(rest);
+        } else {
+            self.arenas[need.arena as usize].bins.remove(found);
         }
         Some(self.hold(found.slot, need))
     }
@@ -233,9 +245,8 @@ impl Heap {
     #[inline]
     fn splits(&self, need: &Need, found: Entry) -> bool {
         let rest = found.size - need.size;
-        if self.arenas[need.arena as usize].small
-            || self.segment(self.slot(found.slot).segment).range.is_some()
-        {
+        let arena = &self.arenas[need.arena as usize];
+        if arena.small || arena.range.is_some() {
             rest >= self.rules.unit
         } else {
             need.size < self.rules.max_split && rest > self.rules.min_large_rest.max(self.rules.unit - 1)
@@ -290,12 +301,13 @@ impl Heap {
         self.drop_hold(at);
         let slot = &mut self.slots[at as usize];
         slot.state = State::Pending;
-        self.counters.pending_bytes += slot.size;
+        self.counters.pend(self.arenas[slot.arena as usize].small, slot.size);
     }
 
     /// A pending block whose fence has passed.
     pub(super) fn unpend(&mut self, at: u32) {
-        self.counters.pending_bytes -= self.slot(at).size;
+        let Slot { size, arena, .. } = *self.slot(at);
+        self.counters.unpend(self.arenas[arena as usize].small, size);
         self.reuse(at);
     }
 
@@ -303,18 +315,42 @@ impl Heap {
     fn drop_hold(&mut self, at: u32) {
         let slot = &mut self.slots[at as usize];
         slot.generation = slot.generation.wrapping_add(1);
-        let (segment, size, requested, tag) = (slot.segment, slot.size, slot.requested, slot.tag);
-        let small = self.is_small(segment);
+        let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
+        let small = self.arenas[slot.arena as usize].small;
         self.counters.drop_hold(small, size, requested, tag);
     }
 
+    /// Makes a block free, and one with its free neighbours.
     #[inline]
-    fn reuse(&mut self, at: u32) {
-        let slot = self.slot(at);
-        let (size, small) = (slot.size, self.is_small(slot.segment));
-        self.counters.inactive(small, size);
-        let at = self.merge(at, State::Free);
-        self.list(at);
+    fn reuse(&mut self, mut at: u32) {
+        let Slot { prev, next, arena, .. } = self.slots[at as usize];
+        let before = self.free_entry(prev);
+        let after = self.free_entry(next);
+        if let Some(after) = after {
+            self.uncount(next);
+            self.absorb(at, next);
+            if before.is_some() {
+                self.arenas[arena as usize].bins.remove(after);
+            }
+        }
+        if before.is_some() {
+            self.uncount(prev);
+            self.absorb(prev, at);
+            at = prev;
+        }
+        self.slots[at as usize].state = State::Free;
+        let entry = self.entry(at);
+        let bins = &mut self.arenas[arena as usize].bins;
+        match before.or(after) {
+            Some(neighbour) => bins.replace(neighbour, entry),
+            None => bins.insert(entry),
+        }
+        self.count(at);
+    }
+
+    #[inline]
+    fn free_entry(&self, at: u32) -> Option<Entry> {
+        (at != NONE && self.slot(at).state == State::Free).then(|| self.entry(at))
     }
 
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
@@ -365,15 +401,28 @@ impl Heap {
     /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
     #[inline]
     fn split(&mut self, at: u32, size: u64) -> u32 {
-        let whole = *self.slot(at);
-        let rest =
-            Slot { offset: whole.offset + size, size: whole.size - size, prev: at, requested: 0, ..whole };
-        let rest = self.place(rest);
-        let slot = self.slot_mut(at);
+        // Field by field: a copy of the whole slot would wait for the fields that have just been written.
+        let slot = &mut self.slots[at as usize];
+        let rest = Slot {
+            offset: slot.offset + size,
+            size: slot.size - size,
+            requested: 0,
+            op: "",
+            segment: slot.segment,
+            prev: at,
+            next: slot.next,
+            generation: 0,
+            module: ModulePath::ROOT,
+            arena: slot.arena,
+            state: slot.state,
+            tag: Tag::Other,
+        };
         slot.size = size;
-        slot.next = rest;
-        if whole.next != NONE {
-            self.slot_mut(whole.next).prev = rest;
+        let next = rest.next;
+        let rest = self.place(rest);
+        self.slots[at as usize].next = rest;
+        if next != NONE {
+            self.slots[next as usize].prev = rest;
         }
         rest
     }
@@ -393,34 +442,40 @@ impl Heap {
     }
 
     /// Puts a free block into its bin.
-    #[inline]
     fn list(&mut self, at: u32) {
-        let entry = self.entry(at);
-        let Slot { segment, prev, next, .. } = *self.slot(at);
-        let arena = self.segment(segment).arena;
-        let arena = &mut self.arenas[arena as usize];
-        arena.bins.insert(entry);
-        if prev == NONE && next == NONE {
-            self.segment_mut(segment).idle_since = self.clock;
-        } else if arena.range.is_none() {
-            self.counters.split(arena.small, entry.size);
-        }
+        let (entry, arena) = (self.entry(at), self.slot(at).arena);
+        self.arenas[arena as usize].bins.insert(entry);
+        self.count(at);
     }
 
     /// Takes a free block out of its bin.
-    #[inline]
     fn unlist(&mut self, at: u32) {
-        let entry = self.entry(at);
-        let Slot { segment, prev, next, .. } = *self.slot(at);
-        let arena = self.segment(segment).arena;
-        let arena = &mut self.arenas[arena as usize];
-        arena.bins.remove(entry);
-        if arena.range.is_none() && (prev != NONE || next != NONE) {
-            self.counters.unsplit(arena.small, entry.size);
+        let (entry, arena) = (self.entry(at), self.slot(at).arena);
+        self.arenas[arena as usize].bins.remove(entry);
+        self.uncount(at);
+    }
+
+    /// Counts a block that has become free.
+    #[inline]
+    fn count(&mut self, at: u32) {
+        let Slot { segment, prev, next, size, arena, .. } = self.slots[at as usize];
+        if prev == NONE && next == NONE {
+            self.segment_mut(segment).idle_since = self.clock;
+        } else if self.arenas[arena as usize].range.is_none() {
+            self.counters.split(self.arenas[arena as usize].small, size);
         }
     }
 
-    fn add(&mut self, id: SegmentId, size: u64, arena: u32, range: Option<Range>) -> u32 {
+    /// Counts a free block that is about to change.
+    #[inline]
+    fn uncount(&mut self, at: u32) {
+        let Slot { prev, next, size, arena, .. } = self.slots[at as usize];
+        if (prev != NONE || next != NONE) && self.arenas[arena as usize].range.is_none() {
+            self.counters.unsplit(self.arenas[arena as usize].small, size);
+        }
+    }
+
+    fn add(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<Range>) -> u32 {
         let segment = match self.segments.iter().position(Option::is_none) {
             Some(place) => place as u32,
             None => {
@@ -439,6 +494,7 @@ impl Heap {
             next: NONE,
             generation: 0,
             module: ModulePath::ROOT,
+            arena,
             state,
             tag: Tag::Other,
         });
@@ -448,7 +504,7 @@ impl Heap {
     }
 
     /// A new plain segment, free as a whole.
-    pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u32) {
+    pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.add(id, size, arena, None);
         let small = self.arenas[arena as usize].small;
         self.counters.reserve(small, size, size >= self.rules.max_split);
@@ -457,7 +513,7 @@ impl Heap {
     }
 
     /// A new range of addresses, without memory.
-    pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u32) {
+    pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.add(id, size, arena, Some(Range::default()));
         self.add_hole(self.segment(segment).first);
         let low_fit = self.rules.low_fit;
@@ -471,7 +527,7 @@ impl Heap {
         let first = self.segment(segment).first;
         self.unlist(first);
         self.slot_mut(first).state = State::Leaving;
-        self.counters.pending_bytes += self.slot(first).size;
+        self.counters.leaving_bytes += self.slot(first).size;
     }
 
     /// Forgets a segment that left.
@@ -480,7 +536,7 @@ impl Heap {
         self.vacate(gone.first);
         let small = self.arenas[gone.arena as usize].small;
         if gone.range.is_none() {
-            self.counters.pending_bytes -= gone.size;
+            self.counters.leaving_bytes -= gone.size;
             self.counters.unreserve(small, gone.size, gone.size >= self.rules.max_split);
         }
         Some(gone)
@@ -526,7 +582,7 @@ impl Heap {
         self.unlist(at);
         let at = self.carve(at, offset, size, Self::list);
         self.slot_mut(at).state = State::Leaving;
-        self.counters.pending_bytes += size;
+        self.counters.leaving_bytes += size;
         at
     }
 
@@ -540,7 +596,7 @@ impl Heap {
         }
         let at = self.merge(at, State::Unmapped);
         self.add_hole(at);
-        self.counters.pending_bytes -= size;
+        self.counters.leaving_bytes -= size;
         let small = self.is_small(segment);
         self.counters.unreserve(small, size, false);
         let segment = self.segment_mut(segment);

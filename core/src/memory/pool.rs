@@ -18,7 +18,7 @@ pub struct Request {
     /// How many bytes; 0 gets the smallest block.
     pub bytes: u64,
     /// The queue whose work uses the memory first. Freed blocks are reused on their own queue only.
-    pub queue: u32,
+    pub queue: u8,
     /// What the memory is for: that of the thread's [`scope`], unless changed.
     pub scope: Scope,
 }
@@ -34,7 +34,7 @@ impl Request {
     /// On another queue.
     #[must_use]
     #[inline]
-    pub fn queue(self, queue: u32) -> Self {
+    pub fn queue(self, queue: u8) -> Self {
         Self { queue, ..self }
     }
 

@@ -14,7 +14,7 @@ pub struct SegmentInfo {
     /// Bytes of memory in it.
     pub total_size: u64,
     /// The queue it serves.
-    pub stream: u32,
+    pub stream: u8,
     /// `small` or `large`.
     pub segment_type: &'static str,
     /// Bytes that are lent.

@@ -269,7 +269,7 @@ impl State {
         let counters = &self.heap.counters;
         let largest = self.heap.arenas.iter().filter_map(|a| a.bins.largest());
         let largest_free = largest.map(|e| e.size).max().unwrap_or(0);
-        let cached = counters.reserved().saturating_sub(counters.allocated() + counters.pending_bytes);
+        let cached = counters.reserved().saturating_sub(counters.active() + counters.leaving_bytes);
         let mut by_tag = [0; Tag::COUNT];
         let mut by_module = std::collections::BTreeMap::<_, u64>::new();
         for block in self.heap.all_blocks().filter(|b| b.state == Is::Live) {
@@ -294,7 +294,7 @@ impl State {
             limit: self.limit,
             max_segment: self.max_segment,
             allocated: counters.allocated(),
-            pending: counters.pending_bytes,
+            pending: counters.pending_bytes(),
             cached,
             largest_free,
             reserved: counters.reserved(),

@@ -66,7 +66,7 @@ pub enum Op {
         /// Bytes.
         bytes: u64,
         /// Queue.
-        queue: u32,
+        queue: u8,
     },
     /// Free the block at this place of the live ones (modulo their number).
     Free(usize),
@@ -90,7 +90,7 @@ impl Op {
                 // As many sizes of each magnitude, down to none.
                 let magnitude = (bits >> 9) % u64::from(largest.ilog2() + 1);
                 let bytes = (bits >> 16) % (2 << magnitude);
-                Self::Alloc { bytes: bytes.min(largest), queue: u32::from(queue == 0) }
+                Self::Alloc { bytes: bytes.min(largest), queue: u8::from(queue == 0) }
             }
             32..48 => Self::Free(place),
             48..56 => Self::FreeAfter(place),
@@ -159,7 +159,7 @@ impl<D: Contents + ?Sized> Model<'_, D> {
     fn step(
         &mut self,
         op: Op,
-        queues: &mut BTreeMap<SegmentId, u32>,
+        queues: &mut BTreeMap<SegmentId, u8>,
         summary: &mut Summary,
     ) -> Result<(), String> {
         match op {

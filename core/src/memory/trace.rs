@@ -91,7 +91,7 @@ pub enum Event {
         /// How much.
         bytes: u64,
         /// For which queue.
-        queue: u32,
+        queue: u8,
     },
     /// The end of a block.
     Free {
@@ -143,7 +143,8 @@ impl Trace {
                 return Err(TraceError::TooLong);
             }
             let parsed = std::str::from_utf8(&buffer).ok().and_then(parse);
-            let event = parsed.ok_or_else(|| "expected `a ID BYTES QUEUE` or `f ID`".to_owned());
+            let event = parsed
+                .ok_or_else(|| "expected `a ID BYTES QUEUE` (a queue is 0 to 255) or `f ID`".to_owned());
             let event = event.and_then(|(id, alloc)| reader.place(id, alloc));
             events.push(event.map_err(|message| TraceError::Event { line, message })?);
         }
@@ -175,7 +176,7 @@ fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64)
 }
 
 /// `(id, Some((bytes, queue)))` for an allocation, `(id, None)` for a free.
-fn parse(line: &str) -> Option<(u64, Option<(u64, u32)>)> {
+fn parse(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
     let mut words = line.split(' ');
     let kind = words.next()?;
     let id = words.next()?.parse().ok()?;
@@ -198,7 +199,7 @@ struct EventReader {
 }
 
 impl EventReader {
-    fn place(&mut self, id: u64, alloc: Option<(u64, u32)>) -> Result<Event, String> {
+    fn place(&mut self, id: u64, alloc: Option<(u64, u8)>) -> Result<Event, String> {
         let Some((bytes, queue)) = alloc else {
             let (place, bytes) = self.live.remove(&id).ok_or_else(|| format!("block {id} is not live"))?;
             self.requested -= bytes;
