@@ -29,6 +29,34 @@ impl Entry {
     }
 }
 
+/// Up to this length a bin is searched from one end to the other, which is faster than halving it.
+const SHORT: usize = 16;
+
+/// Where a block is that is there.
+#[inline]
+fn position(entries: &[Entry], entry: &Entry) -> usize {
+    if entries.len() <= SHORT {
+        entries.iter().position(|e| e.slot == entry.slot).unwrap_or(entries.len())
+    } else {
+        entries.partition_point(|e| e.key() < entry.key())
+    }
+}
+
+/// Moves an entry that may be out of order to its place.
+#[inline]
+fn settle(entries: &mut [Entry], mut at: usize) {
+    let entry = entries[at];
+    while at > 0 && entries[at - 1].key() > entry.key() {
+        entries[at] = entries[at - 1];
+        at -= 1;
+    }
+    while at + 1 < entries.len() && entries[at + 1].key() < entry.key() {
+        entries[at] = entries[at + 1];
+        at += 1;
+    }
+    entries[at] = entry;
+}
+
 /// The free blocks of one queue and pool.
 #[derive(Debug)]
 pub(super) struct Bins {
@@ -59,8 +87,13 @@ impl Bins {
     pub(super) fn insert(&mut self, entry: Entry) {
         let bin = Self::bin(entry.size);
         let entries = &mut self.bins[bin];
-        let at = entries.partition_point(|e| e.key() < entry.key());
-        entries.insert(at, entry);
+        if entries.len() < SHORT {
+            let last = entries.len();
+            entries.push(entry);
+            settle(entries, last);
+        } else {
+            entries.insert(entries.partition_point(|e| e.key() < entry.key()), entry);
+        }
         self.words[bin / 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64);
     }
@@ -70,9 +103,11 @@ impl Bins {
     pub(super) fn remove(&mut self, entry: Entry) {
         let bin = Self::bin(entry.size);
         let entries = &mut self.bins[bin];
-        let at = entries.partition_point(|e| e.key() < entry.key());
+        let at = position(entries, &entry);
         debug_assert_eq!(entries.get(at), Some(&entry));
-        if at < entries.len() {
+        if at + 1 == entries.len() {
+            entries.pop();
+        } else if at < entries.len() {
             entries.remove(at);
         }
         if entries.is_empty() {
@@ -93,18 +128,11 @@ impl Bins {
             return;
         }
         let entries = &mut self.bins[bin];
-        let mut at = entries.partition_point(|e| e.key() < old.key());
+        let at = position(entries, &old);
         debug_assert_eq!(entries.get(at), Some(&old));
-        while at > 0 && entries[at - 1].key() > new.key() {
-            entries[at] = entries[at - 1];
-            at -= 1;
-        }
-        while at + 1 < entries.len() && entries[at + 1].key() < new.key() {
-            entries[at] = entries[at + 1];
-            at += 1;
-        }
         if let Some(place) = entries.get_mut(at) {
             *place = new;
+            settle(entries, at);
         }
     }
 
@@ -138,7 +166,8 @@ impl Bins {
 
     /// All of them, by size.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.bins.iter().flatten()
+        let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
+        bins.flat_map(|bin| &self.bins[bin])
     }
 
     /// The largest block.
@@ -186,7 +215,8 @@ mod tests {
         #[test]
         fn best_fit_is_that_of_an_ordered_set(ops in prop::collection::vec((0u64..5, 1u64..5000, 0u64..50), 1..400)) {
             let (mut bins, mut model) = (Bins::new(), BTreeSet::new());
-            let entry = |(size, address)| Entry { size, address, slot: 0 };
+            // A slot is a block's name: as different as size and address are here.
+            let entry = |(size, address): (u64, u64)| Entry { size, address, slot: (size / 512 * 64 + address) as u32 };
             for (what, units, address) in ops {
                 let key = (units * 512, address);
                 let least = model.range((key.0, 0)..).next().copied();

@@ -9,7 +9,7 @@ use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
 use super::{Block, Tag};
 
-/// No block.
+/// No block. All bits are set: `a & b` is no block if neither is one.
 pub(super) const NONE: u32 = u32::MAX;
 /// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
 pub(super) const MIN_BLOCK: u64 = 512;
@@ -459,7 +459,7 @@ impl Heap {
     #[inline]
     fn count(&mut self, at: u32) {
         let Slot { segment, prev, next, size, arena, .. } = self.slots[at as usize];
-        if prev == NONE && next == NONE {
+        if prev & next == NONE {
             self.segment_mut(segment).idle_since = self.clock;
         } else if self.arenas[arena as usize].range.is_none() {
             self.counters.split(self.arenas[arena as usize].small, size);
@@ -470,7 +470,7 @@ impl Heap {
     #[inline]
     fn uncount(&mut self, at: u32) {
         let Slot { prev, next, size, arena, .. } = self.slots[at as usize];
-        if (prev != NONE || next != NONE) && self.arenas[arena as usize].range.is_none() {
+        if prev & next != NONE && self.arenas[arena as usize].range.is_none() {
             self.counters.unsplit(self.arenas[arena as usize].small, size);
         }
     }
