@@ -32,7 +32,7 @@ impl Divisions {
 pub enum Fit {
     /// The smallest that is large enough; of equal ones, that with the lowest address. As PyTorch does.
     Best,
-    /// One up to a quarter larger than the request, by best fit; else the one with the lowest address. High
+    /// One up to an eighth larger than the request, by best fit; else the one with the lowest address. High
     /// addresses become free as a whole then, and their memory goes where it is needed.
     #[default]
     Low,
@@ -62,7 +62,8 @@ pub struct Config {
     pub small_size: u64,
     /// `fit`: `best` or `low`.
     pub fit: Fit,
-    /// `large_segment_size_mb`: the segment made for requests of 1 to 10 MiB.
+    /// `large_segment_size_mb`: the segment made, or memory mapped, for requests below 10 MiB that are not small
+    /// (PyTorch: 20 MiB).
     pub large_segment_size: u64,
     /// `expandable_segments`: grow through virtual memory where the source has it.
     pub expandable_segments: bool,
@@ -82,6 +83,7 @@ impl Default for Config {
         Self {
             small_size: MIB / 4,
             fit: Fit::Low,
+            large_segment_size: 32 * MIB,
             expandable_segments: true,
             release_before_growth: true,
             growth_slack: 0.01,
@@ -169,10 +171,10 @@ impl Config {
                 }
             }
         }
-        self.check()
-    }
-
-    fn check(self) -> Result<Self> {
+        // PyTorch's strings mean PyTorch's segments, which are smaller than ours.
+        if self.max_split_size.is_some() && !text.contains("large_segment_size_mb") {
+            self.large_segment_size = self.large_segment_size.min(Self::pytorch().large_segment_size);
+        }
         match self.max_split_size {
             Some(limit) if limit <= self.large_segment_size => Err(Error::Config(format!(
                 "max_split_size_mb:{} must be larger than large_segment_size_mb:{}, or no large block could be split",
@@ -362,6 +364,7 @@ mod tests {
             Divisions::uniform(4)
         );
         assert_eq!(Config::parse("  ")?, Config::default());
+        assert_eq!(Config::parse("max_split_size_mb:21")?.max_split_size, Some(21 * MIB));
         Ok(())
     }
 

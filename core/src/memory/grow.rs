@@ -8,7 +8,7 @@ use crate::error::Result;
 const MIB: u64 = 1 << 20;
 /// What grows for small requests: a plain segment, or what is mapped at once (PyTorch's kSmallBuffer).
 const SMALL_PIECE: u64 = 2 * MIB;
-/// From this size on a request gets a plain segment of its own size (PyTorch's kMinLargeAlloc).
+/// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
@@ -219,10 +219,14 @@ impl State {
     ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let most = (self.most_active(need) / MAX_EXTENT_PART / page * page).max(MAX_EXTENT);
-        let piece = if self.is_small(need) { SMALL_PIECE } else { self.config.large_segment_size };
+        let piece = match need.size {
+            _ if self.is_small(need) => SMALL_PIECE,
+            0..OWN_SEGMENT => self.config.large_segment_size,
+            _ => 0,
+        };
         let mut free = None;
         for hole in &place.holes {
-            // A little more at once, where there is room for it, saves calls.
+            // More at once for requests that are not large, where there is room for it, saves calls.
             let roomy = hole.size.max(piece / page * page).min(hole.room);
             let bytes = if more && !self.over_limit(roomy) { roomy } else { hole.size };
             if self.over_limit(bytes) {

@@ -13,8 +13,8 @@ use super::{Block, Tag};
 pub(super) const NONE: u32 = u32::MAX;
 /// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
 pub(super) const MIN_BLOCK: u64 = 512;
-/// Blocks up to so much larger than a request (a quarter) are as good as a best fit.
-const NEAR: u64 = 4;
+/// Blocks that are larger than a request by up to this part of it are as good as a best fit.
+const NEAR: u64 = 8;
 
 /// What a range of a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,6 +9,26 @@
 //! - memory that is freed but not yet passed by the device is counted as pending, and is given back to the device
 //!   only after a fence;
 //! - the pool gives idle memory back before it grows past what the program has shown to need.
+//!
+//! # The ladder
+//!
+//! A request that no free block fits climbs rung after rung; each is counted in [`Rungs`], and each that may have
+//! freed something is followed by a search.
+//!
+//! 1. poll: what waits for fences that the device has passed becomes free;
+//! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
+//! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
+//! 4. reclaim: idle memory goes back, if the pool would hold more than `1 + growth_slack` times the most that was
+//!    ever in use at once;
+//! 5. grow: a segment, or memory mapped where the least of it is missing;
+//! 6. wait: for all fences that freed blocks wait for;
+//! 7. release: all idle memory goes back, and the pool grows once more.
+//!
+//! Then it is an [`OutOfMemory`]. The pool and the device stay usable.
+//!
+//! # Cost
+//!
+//! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
 mod bins;
 mod config;

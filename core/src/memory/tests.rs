@@ -159,7 +159,7 @@ fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
     for paged in [false, true] {
         let source = Arc::new(if paged { FakeSource::paged(8 * MIB) } else { FakeSource::plain(8 * MIB) });
         let pool = Pool::new(source.clone(), Config::default());
-        // A segment or a mapping of 20 MiB is made for this, where there is room.
+        // A segment or a mapping of 32 MiB is made for this, where there is room.
         take(&pool, 4)?;
         assert_eq!((pool.stats().reserved(), pool.stats().num_ooms), (4 * MIB, 0));
         assert_eq!(source.complaints(), Vec::<String>::new());

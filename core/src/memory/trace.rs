@@ -417,3 +417,65 @@ impl fmt::Display for Table {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEADER: &str =
+        r#"{"workload": "w", "peak_requested": 1, "peak_reserved": 2, "device_allocs": 3, "more": [4]}"#;
+
+    fn read(text: &str) -> Result<Trace, TraceError> {
+        Trace::read(text.as_bytes())
+    }
+
+    fn message(events: &str) -> String {
+        read(&format!("{HEADER}\n{events}")).map_or_else(|e| e.to_string(), |t| format!("accepted: {t:?}"))
+    }
+
+    #[test]
+    fn events_are_read_and_places_reused() -> Result<(), TraceError> {
+        let trace = read(&format!("{HEADER}\na 7 100 0\na 8 50 1\nf 7\na 9 10 0"))?;
+        let alloc = |place, bytes, queue| Event::Alloc { place, bytes, queue };
+        let expected = [alloc(0, 100, 0), alloc(1, 50, 1), Event::Free { place: 0 }, alloc(0, 10, 0)];
+        assert_eq!(trace.events, expected);
+        assert_eq!((trace.places, trace.peak_requested, trace.requests()), (2, 150, 3));
+        Ok(())
+    }
+
+    #[test]
+    fn damaged_and_hostile_traces_are_errors() {
+        insta::assert_snapshot!(message("a 1 2"), @"line 2 of the trace: expected `a ID BYTES QUEUE` (a queue is 0 to 255) or `f ID`");
+        insta::assert_snapshot!(message("a 1 2 0 9"), @"line 2 of the trace: expected `a ID BYTES QUEUE` (a queue is 0 to 255) or `f ID`");
+        insta::assert_snapshot!(message("a 1 2 0\na 1 2 0"), @"line 3 of the trace: block 1 is live already");
+        insta::assert_snapshot!(message("f 5"), @"line 2 of the trace: block 5 is not live");
+        insta::assert_snapshot!(message("a 1 99999999999999999 0"), @"line 2 of the trace: 99999999999999999 bytes are more than 17592186044416");
+        insta::assert_snapshot!(message(&"a".repeat(1 << 20)), @"line 2 of the trace is longer than 128 bytes");
+        assert!(matches!(read("[]"), Err(TraceError::Header(_))));
+        assert!(matches!(read(""), Err(TraceError::Header(_))));
+        assert!(matches!(read(&"{".repeat(1 << 20)), Err(TraceError::LongLine { line: 1, .. })));
+        assert!(matches!(Trace::unpack(&b"no xz file"[..]), Err(TraceError::Read(_))));
+        let missing =
+            Trace::open(Path::new("no/such/file")).map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(missing.starts_with("no/such/file: "), "{missing}");
+    }
+
+    /// The bounds of the project's targets, and PyTorch's own figures, for each recorded workload.
+    #[test]
+    fn recorded_workloads_keep_their_bounds() -> crate::error::Result<()> {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/traces");
+        let table = table(&folder, Config::default(), 1)?;
+        assert_eq!(table.rows.len(), 12);
+        for row in &table.rows {
+            let pytorch =
+                row.pytorch.as_ref().map(|p| (p.peak_reserved, 2 * (p.device_allocs + p.device_frees)));
+            let within = pytorch.is_some_and(|(reserved, calls)| {
+                row.report.peak_reserved <= reserved && row.report.driver_calls <= calls
+            });
+            assert!(within, "{row:?}");
+        }
+        assert!(table.mean_ratio(Mode::Virtual) <= 1.05, "{table}");
+        assert!(table.mean_ratio(Mode::Plain) <= 1.12, "{table}");
+        Ok(())
+    }
+}
