@@ -22,6 +22,7 @@ mod host;
 mod pointwise;
 mod random;
 mod tensors;
+mod training;
 
 /// One test.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +47,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
     ("errors", errors::TESTS),
+    ("training", training::TESTS),
 ];
 
 /// Every test, with its topic.

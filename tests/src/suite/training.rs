@@ -1,0 +1,324 @@
+//! Optimisers, clipping and layers: against their definitions on the host, and that training keeps no memory.
+
+use anyhow::{Result, ensure};
+use forebay::autograd;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::nn::{BatchNorm1d, Dropout, Embedding, Linear, Module, SelfAttention, Sequential};
+use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
+use forebay::tensor::Tensor;
+
+use super::host::Numbers;
+use super::tests;
+
+tests![
+    optimisers_follow_their_definitions,
+    optimisers_keep_halves_in_their_type,
+    a_view_is_stepped_alone,
+    parameters_without_gradients_stay,
+    a_saved_optimiser_goes_on_with_the_same_bits,
+    clipping_bounds_the_norm_of_all,
+    clipping_bounds_every_value,
+    layers_switch_between_modes,
+    attention_looks_back_only,
+    memory_after_many_steps_is_that_after_a_few,
+];
+
+/// Extents that fill vec4s, and that do not; more than one launch takes.
+const SIZES: [usize; 8] = [1, 64, 7, 1030, 4096, 33, 2, 12];
+
+/// What an optimiser makes of one number, in f64.
+type Reference = Box<dyn Fn(&mut [f64; 4], usize, f64, f64) -> f64>;
+
+fn values(numbers: &mut Numbers, count: usize) -> Vec<f32> {
+    (0..count).map(|_| (numbers.below(2_000_001) as f32 - 1e6) / 1e6).collect()
+}
+
+fn parameter(data: &[f32], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::from_slice(data, &[data.len()], device)?.requires_grad_()?)
+}
+
+fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> Reference {
+    Box::new(move |s, step, w, g| {
+        let g = g + decay * w;
+        s[0] = if step == 1 { g } else { momentum * s[0] + (1.0 - dampening) * g };
+        w - lr
+            * if momentum == 0.0 {
+                g
+            } else if nesterov {
+                g + momentum * s[0]
+            } else {
+                s[0]
+            }
+    })
+}
+
+fn adam(lr: f64, (b1, b2): (f64, f64), decay: f64, decoupled: bool, amsgrad: bool) -> Reference {
+    Box::new(move |s, step, w, g| {
+        let (w, g) = if decoupled { (w * (1.0 - lr * decay), g) } else { (w, g + decay * w) };
+        s[0] = b1 * s[0] + (1.0 - b1) * g;
+        s[1] = b2 * s[1] + (1.0 - b2) * g * g;
+        s[2] = s[2].max(s[1]);
+        let square = if amsgrad { s[2] } else { s[1] };
+        let correction = |b: f64| 1.0 - b.powi(step as i32);
+        w - lr / correction(b1) * s[0] / (square.sqrt() / correction(b2).sqrt() + 1e-8)
+    })
+}
+
+fn rmsprop(lr: f64, alpha: f64, momentum: f64, centered: bool, decay: f64) -> Reference {
+    Box::new(move |s, _, w, g| {
+        let g = g + decay * w;
+        s[0] = alpha * s[0] + (1.0 - alpha) * g * g;
+        s[1] = alpha * s[1] + (1.0 - alpha) * g;
+        let square = if centered { s[0] - s[1] * s[1] } else { s[0] };
+        let step = g / (square.sqrt() + 1e-8);
+        s[2] = momentum * s[2] + step;
+        w - lr * s[2]
+    })
+}
+
+type Make = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+
+fn optimizers() -> Vec<(&'static str, Make, Reference)> {
+    vec![
+        ("sgd", |p| Box::new(Sgd::new(p, 0.1)), sgd(0.0, 0.0, 0.0, false, 0.1)),
+        (
+            "sgd momentum",
+            |p| Box::new(Sgd::new(p, 0.1).momentum(0.9).dampening(0.2).weight_decay(0.01)),
+            sgd(0.9, 0.2, 0.01, false, 0.1),
+        ),
+        (
+            "sgd nesterov",
+            |p| Box::new(Sgd::new(p, 0.1).momentum(0.9).nesterov(true)),
+            sgd(0.9, 0.0, 0.0, true, 0.1),
+        ),
+        (
+            "adam",
+            |p| Box::new(Adam::new(p, 0.01).weight_decay(0.1)),
+            adam(0.01, (0.9, 0.999), 0.1, false, false),
+        ),
+        (
+            "adam amsgrad",
+            |p| Box::new(Adam::new(p, 0.01).amsgrad(true).betas((0.5, 0.6))),
+            adam(0.01, (0.5, 0.6), 0.0, false, true),
+        ),
+        (
+            "adamw",
+            |p| Box::new(AdamW::new(p, 0.01).weight_decay(0.1).betas((0.9, 0.95))),
+            adam(0.01, (0.9, 0.95), 0.1, true, false),
+        ),
+        ("rmsprop", |p| Box::new(RmsProp::new(p, 0.01)), rmsprop(0.01, 0.99, 0.0, false, 0.0)),
+        (
+            "rmsprop centered",
+            |p| Box::new(RmsProp::new(p, 0.01).alpha(0.9).centered(true).momentum(0.5).weight_decay(0.1)),
+            rmsprop(0.01, 0.9, 0.5, true, 0.1),
+        ),
+    ]
+}
+
+fn optimisers_follow_their_definitions(device: &Device) -> Result<()> {
+    for (name, make, reference) in optimizers() {
+        let mut numbers = Numbers(7);
+        let mut exact: Vec<Vec<f64>> = Vec::new();
+        let mut parameters = Vec::new();
+        for size in SIZES {
+            let data = values(&mut numbers, size);
+            exact.push(data.iter().map(|&x| x.into()).collect());
+            parameters.push(parameter(&data, device)?);
+        }
+        let mut states: Vec<Vec<[f64; 4]>> = SIZES.iter().map(|&n| vec![[0.0; 4]; n]).collect();
+        let mut optimizer = make(parameters.clone());
+        for step in 1..=5 {
+            for (k, p) in parameters.iter().enumerate() {
+                let grad = values(&mut numbers, p.numel());
+                for (i, &g) in grad.iter().enumerate() {
+                    exact[k][i] = reference(&mut states[k][i], step, exact[k][i], g.into());
+                }
+                p.set_grad(Some(Tensor::from_slice(&grad, p.shape(), device)?));
+            }
+            optimizer.step()?;
+        }
+        for (p, exact) in parameters.iter().zip(&exact) {
+            for (i, (&ours, &exact)) in p.to_vec::<f32>()?.iter().zip(exact).enumerate() {
+                let off = (f64::from(ours) - exact).abs();
+                ensure!(off <= 1e-5 + 1.3e-6 * exact.abs(), "{name}, element {i}: {ours} is not {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
+    for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 1.6e-2)] {
+        let mut numbers = Numbers(3);
+        let mut parameters = Vec::new();
+        let mut exact = Vec::new();
+        for size in [8, 33, 2] {
+            let p = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
+            let g = Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
+            exact.push(p.to_f64s()?.iter().zip(g.to_f64s()?).map(|(w, g)| w - 0.5 * g).collect::<Vec<_>>());
+            let p = p.requires_grad_()?;
+            p.set_grad(Some(g));
+            parameters.push(p);
+        }
+        Sgd::new(parameters.clone(), 0.5).step()?;
+        for (p, exact) in parameters.iter().zip(&exact) {
+            ensure!(p.dtype() == dtype, "{dtype} became {}", p.dtype());
+            for (ours, exact) in p.to_f64s()?.iter().zip(exact) {
+                ensure!((ours - exact).abs() <= tolerance, "{dtype}: {ours} is not {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_view_is_stepped_alone(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let whole = Tensor::zeros(&[9], dtype, device)?;
+        let part = whole.narrow(0, 3, 3)?.requires_grad_()?;
+        part.set_grad(Some(part.ones_like()?));
+        Sgd::new(vec![part], 1.0).step()?;
+        let found = whole.to_f64s()?;
+        ensure!(found == [0.0, 0.0, 0.0, -1.0, -1.0, -1.0, 0.0, 0.0, 0.0], "{dtype}: {found:?}");
+    }
+    Ok(())
+}
+
+fn parameters_without_gradients_stay(device: &Device) -> Result<()> {
+    let (a, b) = (parameter(&[1.0; 5], device)?, parameter(&[1.0; 5], device)?);
+    let mut optimizer = AdamW::new(vec![a.clone(), b.clone(), a.clone()], 0.1);
+    ensure!(optimizer.parameters().len() == 2, "a parameter is listed twice");
+    b.set_grad(Some(b.ones_like()?));
+    optimizer.step()?;
+    ensure!(a.to_vec::<f32>()? == [1.0; 5], "a parameter without a gradient moved");
+    ensure!(b.to_vec::<f32>()? != [1.0; 5], "a parameter with a gradient did not move");
+    // Its first step is a first step, whatever the others have made.
+    a.set_grad(Some(a.ones_like()?));
+    b.set_grad(None);
+    optimizer.step()?;
+    ensure!(a.to_vec::<f32>()? == b.to_vec::<f32>()?, "the corrections of bias are not the parameter's own");
+    Ok(())
+}
+
+fn a_saved_optimiser_goes_on_with_the_same_bits(device: &Device) -> Result<()> {
+    for (name, make, _) in optimizers() {
+        let mut numbers = Numbers(11);
+        let data: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
+        let grads: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
+        let fresh = || data.iter().map(|d| parameter(d, device)).collect::<Result<Vec<_>>>();
+        let give = |parameters: &[Tensor]| -> Result<()> {
+            for (p, g) in parameters.iter().zip(&grads) {
+                p.set_grad(Some(Tensor::from_slice(g, p.shape(), device)?));
+            }
+            Ok(())
+        };
+        let first = fresh()?;
+        let mut optimizer = make(first.clone());
+        give(&first)?;
+        optimizer.step()?;
+        optimizer.step()?;
+        let second = fresh()?;
+        for (to, from) in second.iter().zip(&first) {
+            to.detach().copy_(&from.detach())?;
+        }
+        let mut resumed = make(second.clone());
+        resumed.load_state_dict(&optimizer.state_dict()?)?;
+        give(&second)?;
+        optimizer.step()?;
+        resumed.step()?;
+        for (a, b) in first.iter().zip(&second) {
+            ensure!(a.to_vec::<f32>()? == b.to_vec::<f32>()?, "{name}: the runs differ");
+        }
+        let mut strange = optimizer.state_dict()?;
+        strange.insert("99.exp_avg".into(), Tensor::zeros(&[1], DType::F32, device)?);
+        ensure!(resumed.load_state_dict(&strange).is_err(), "{name}: an unknown name was taken");
+    }
+    Ok(())
+}
+
+fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(5);
+    for max_norm in [0.5, 1e6] {
+        let mut parameters = Vec::new();
+        let mut exact = Vec::new();
+        for size in SIZES.into_iter().chain([20_000]) {
+            let p = Tensor::zeros(&[size], DType::F32, device)?.requires_grad_()?;
+            let grad = values(&mut numbers, size);
+            p.set_grad(Some(Tensor::from_slice(&grad, &[size], device)?));
+            exact.push(grad);
+            parameters.push(p);
+        }
+        let norm = exact.iter().flatten().map(|&g| f64::from(g).powi(2)).sum::<f64>().sqrt();
+        let found = clip_grad_norm_(&parameters, max_norm)?.item()?;
+        ensure!((found - norm).abs() <= 1e-6 * norm, "the norm is {norm}, not {found}");
+        let factor = (max_norm / (norm + 1e-6)).min(1.0);
+        for (p, grad) in parameters.iter().zip(&exact) {
+            let found = p.grad().map(|g| g.to_vec::<f32>()).transpose()?.unwrap_or_default();
+            for (&ours, &g) in found.iter().zip(grad) {
+                let exact = f64::from(g) * factor;
+                ensure!((f64::from(ours) - exact).abs() <= 2e-6 * exact.abs(), "{ours} is not {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn clipping_bounds_every_value(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        let p = Tensor::zeros(&[5], dtype, device)?.requires_grad_()?;
+        p.set_grad(Some(Tensor::from_slice(&[-2f32, -0.25, 0.0, 0.5, 3.0], &[5], device)?.to_dtype(dtype)?));
+        clip_grad_value_(&[p.clone()], 0.5)?;
+        let found = p.grad().map(|g| g.to_f64s()).transpose()?;
+        ensure!(found.as_deref() == Some(&[-0.5, -0.25, 0.0, 0.5, 0.5][..]), "{dtype}: {found:?}");
+    }
+    Ok(())
+}
+
+fn layers_switch_between_modes(device: &Device) -> Result<()> {
+    let net = Sequential::new().add(BatchNorm1d::new(3, device)?).add(Dropout::new(0.5));
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 3.0, 6.0, 9.0], &[2, 3], device)?;
+    let _no_grad = autograd::no_grad();
+    net.forward(&x)?;
+    let state = net.state_dict();
+    ensure!(state["0.num_batches_tracked"].to_vec::<i32>()? == [1], "a batch was not counted");
+    let mean = state["0.running_mean"].to_vec::<f32>()?;
+    ensure!(mean.iter().zip([0.2f32, 0.4, 0.6]).all(|(a, b)| (a - b).abs() < 1e-6), "running mean {mean:?}");
+    net.eval();
+    let (a, b) = (net.forward(&x)?.to_vec::<f32>()?, net.forward(&x)?.to_vec::<f32>()?);
+    ensure!(a == b && a.iter().all(|&v| v != 0.0), "evaluation drops, or learns: {a:?} and {b:?}");
+    ensure!(state["0.num_batches_tracked"].to_vec::<i32>()? == [1], "evaluation was counted");
+    Ok(())
+}
+
+fn attention_looks_back_only(device: &Device) -> Result<()> {
+    let attention = SelfAttention::new(8, 2, device)?.causal();
+    let _no_grad = autograd::no_grad();
+    let x = Tensor::randn(&[1, 5, 8], DType::F32, device)?;
+    let y = x.copy()?;
+    y.narrow(1, 3, 2)?.copy_(&Tensor::zeros(&[1], DType::F32, device)?)?;
+    let first = |t: &Tensor| -> Result<Vec<f32>> { Ok(attention.forward(t)?.narrow(1, 0, 3)?.to_vec()?) };
+    ensure!(first(&x)? == first(&y)?, "later positions reach earlier ones");
+    Ok(())
+}
+
+fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
+    let table = Embedding::new(10, 16, device)?;
+    let (hidden, norm) = (Linear::new(16, 32, device)?, BatchNorm1d::new(32, device)?);
+    let head = Linear::new(32, 10, device)?;
+    let net = (table, hidden, norm, head);
+    let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+    let x = Tensor::randint(0, 10, &[8], DType::I32, device)?;
+    let mut after = Vec::new();
+    for _ in 0..40 {
+        let h = net.2.forward(&net.1.forward(&net.0.forward(&x)?)?)?.relu()?;
+        let loss = net.3.forward(&h)?.cross_entropy(&x)?;
+        loss.backward()?;
+        drop((h, loss));
+        clip_grad_norm_(optimizer.parameters(), 1.0)?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        after.push(device.memory().allocated());
+    }
+    ensure!(after.iter().all(|&bytes| bytes == after[2]), "{after:?}");
+    Ok(())
+}
