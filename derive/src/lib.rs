@@ -16,7 +16,7 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, Path, Resul
 /// Of an enum, the fields of the variant at hand are visited; a variant with one unnamed field is that field, without a
 /// name of its own.
 ///
-/// ```ignore
+/// ```text
 /// #[derive(Module)]
 /// struct Net {
 ///     fc1: Linear,
