@@ -25,7 +25,7 @@ impl Entry {
     /// The order inside a bin: by size, then by address; one comparison without a branch.
     #[inline]
     fn key(&self) -> u128 {
-        u128::from(self.size) << 64 | u128::from(self.address)
+        (u128::from(self.size) << 64) | u128::from(self.address)
     }
 }
 

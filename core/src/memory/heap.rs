@@ -196,7 +196,7 @@ impl Heap {
     #[inline]
     fn entry(&self, at: u32) -> Entry {
         let slot = self.slot(at);
-        let address = u64::from(slot.segment) << 40 | slot.offset / MIN_BLOCK;
+        let address = (u64::from(slot.segment) << 40) | (slot.offset / MIN_BLOCK);
         Entry { size: slot.size, address, slot: at }
     }
 
