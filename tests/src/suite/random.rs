@@ -43,9 +43,13 @@ fn stream(state: RandomState, n: usize) -> Vec<u32> {
 /// The table of the shaders' own algorithm: one source for both sides.
 fn table() -> Vec<i32> {
     let wgsl = include_str!("../../../shaders/wgsl/math/normal.wgsl");
-    let (_, rest) = wgsl.split_once("256>(").unwrap_or_default();
-    let (list, _) = rest.split_once(')').unwrap_or_default();
-    list.split(',').filter_map(|word| word.trim().trim_end_matches('i').parse().ok()).collect()
+    // Rows of the switch, from octave 31 down: two vectors of four numbers each.
+    let vectors = wgsl.split("= vec4<i32>(").skip(1).filter_map(|v| v.split_once(')'));
+    let numbers: Vec<i32> = vectors
+        .flat_map(|(list, _)| list.split(','))
+        .filter_map(|n| n.trim().trim_end_matches('i').parse().ok())
+        .collect();
+    numbers.chunks(8).rev().flatten().copied().collect()
 }
 
 /// A normal number from 32 bits: see the shader.
