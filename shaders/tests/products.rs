@@ -1,6 +1,6 @@
-//! The kernels of products, convolutions and pools are valid WGSL in every form that the core asks for.
+//! The kernels of products and convolutions are valid WGSL in every form that the core asks for.
 
-use forebay_shaders::{KernelSpec, render};
+use forebay_shaders::{Def, KernelSpec, render};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 fn valid(spec: &KernelSpec) {
@@ -12,51 +12,76 @@ fn valid(spec: &KernelSpec) {
         .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
 }
 
-#[test]
-fn tiled_products_are_valid() {
-    for dtype in ["f32", "f16", "bf16"] {
-        for (rows, cols) in [(1usize, 1usize), (2, 1), (4, 1), (8, 2)] {
-            for (a_order, b_order) in [("k", "line"), ("line", "k")] {
-                for split in [false, true] {
-                    for mode in ["packed", "scattered"] {
-                        valid(
-                            &KernelSpec::new("matmul")
-                                .def("dtype", dtype)
-                                .def("rows", rows)
-                                .def("cols", cols)
-                                .def("a_order", a_order)
-                                .def("b_order", b_order)
-                                .def("split", split)
-                                .def("mode", mode),
-                        );
-                    }
+/// The definitions of a tile, and of the simple way.
+fn ways() -> Vec<Vec<(&'static str, Def)>> {
+    let mut ways = Vec::new();
+    for (high, rows, cols, depth) in
+        [(16usize, 8usize, 2usize, 8usize), (32, 4, 1, 16), (4, 4, 1, 8), (16, 2, 1, 16), (16, 1, 1, 16)]
+    {
+        for (a_order, b_order) in [("k", "line"), ("line", "k")] {
+            ways.push(vec![
+                ("way", "tiled".into()),
+                ("high", high.into()),
+                ("rows", rows.into()),
+                ("cols", cols.into()),
+                ("depth", depth.into()),
+                ("a_order", a_order.into()),
+                ("b_order", b_order.into()),
+            ]);
+        }
+    }
+    for lanes in [1usize, 2, 256] {
+        for order in ["k", "line"] {
+            ways.push(vec![("way", "simple".into()), ("lanes", lanes.into()), ("order", order.into())]);
+        }
+    }
+    ways
+}
+
+/// Every way of a kernel in every mode that goes with it.
+fn every_way(spec: &KernelSpec, tiles: bool) {
+    for way in ways() {
+        let tiled = way[0].1 == Def::Str("tiled");
+        for split in [false, true] {
+            for mode in ["packed", "scattered"] {
+                if (tiled && !tiles) || (!tiled && mode == "packed") {
+                    continue;
                 }
+                let mut spec = spec.clone().def("split", split).def("mode", mode);
+                spec.defs.extend(way.iter().cloned());
+                valid(&spec);
             }
         }
     }
 }
 
 #[test]
-fn simple_products_are_valid() {
+fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        for lanes in [1usize, 2, 256] {
-            for order in ["k", "line"] {
-                for split in [false, true] {
-                    valid(
-                        &KernelSpec::new("matmul_simple")
-                            .def("dtype", dtype)
-                            .def("lanes", lanes)
-                            .def("order", order)
-                            .def("split", split),
-                    );
-                }
-            }
-        }
+        every_way(&KernelSpec::new("matmul").def("dtype", dtype), matches!(dtype, "f32" | "f16" | "bf16"));
         let sums = match dtype {
             "f16" | "bf16" => "f32",
             "u8" => "u32",
             other => other,
         };
         valid(&KernelSpec::new("matmul_sum").def("T", sums).def("dtype", dtype));
+    }
+}
+
+#[test]
+fn convolutions_are_valid() {
+    for dtype in ["f32", "f16", "bf16", "f64"] {
+        for kind in ["forward", "input", "weight"] {
+            for rank in [2usize, 3] {
+                for bias in [false, true] {
+                    let spec = KernelSpec::new("conv")
+                        .def("kind", kind)
+                        .def("dtype", dtype)
+                        .def("rank", rank)
+                        .def("bias", bias);
+                    every_way(&spec, dtype != "f64");
+                }
+            }
+        }
     }
 }

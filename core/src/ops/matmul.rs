@@ -7,13 +7,14 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, Params};
 use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
+use super::tiles::{AlongSum, Costs, Extents, Plan};
 use crate::autograd::{self, Grads};
 use crate::backend::{MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
+use crate::memory;
 use crate::tensor::layout::{broadcast_shapes, collapse, numel};
 use crate::tensor::{Dims, Tensor};
 
@@ -25,25 +26,6 @@ struct Matrices {
     col: usize,
     outer: usize,
     inner: usize,
-}
-
-/// The extents of a product: c\[outer, inner\] = a · b, a of m x k, b of k x n.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Extents {
-    m: usize,
-    n: usize,
-    k: usize,
-    outer: usize,
-    inner: usize,
-}
-
-impl Extents {
-    fn batch(&self) -> usize {
-        self.outer * self.inner
-    }
-    fn outputs(&self) -> usize {
-        self.batch() * self.m * self.n
-    }
 }
 
 /// The last two extents.
@@ -126,18 +108,24 @@ fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         let (outer, inner) = pair(steps, 0);
         Matrices { offset: t.layout().offset(), row, col, outer, inner }
     };
-    let call = Extents { m, n, k, outer, inner };
+    let call = Extents { m, n, k, batch: outer * inner };
     let (left, right) = (view(&a, &strides[0]), view(&b, &strides[1]));
     let out = Tensor::empty(&shape, a.dtype(), a.device())?;
-    if !by_library(&call, (&a, left), (&b, right), &out)? {
-        by_kernel(&call, (&a, left), (&b, right), &out)?;
+    if !by_library(call, inner, (&a, left), (&b, right), &out)? {
+        by_kernel(call, inner, (&a, left), (&b, right), &out)?;
     }
     Ok(out)
 }
 
 /// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
 /// one is a loop of calls, which costs less than copies of the operands.
-fn by_library(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: &Tensor) -> Result<bool> {
+fn by_library(
+    e: Extents,
+    inner: usize,
+    a: (&Tensor, Matrices),
+    b: (&Tensor, Matrices),
+    out: &Tensor,
+) -> Result<bool> {
     let operand = |(t, m): (&Tensor, Matrices), index: usize| {
         let slice = t.slice();
         MatrixOperand {
@@ -149,14 +137,14 @@ fn by_library(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: 
         }
     };
     let size = e.m * e.n;
-    let c = Matrices { offset: 0, row: e.n, col: 1, outer: e.inner * size, inner: size };
-    for index in 0..e.outer {
+    let c = Matrices { offset: 0, row: e.n, col: 1, outer: inner * size, inner: size };
+    for index in 0..e.batch / inner {
         let call = MatmulCall {
             dtype: out.dtype(),
             m: e.m as u64,
             n: e.n as u64,
             k: e.k as u64,
-            batch: e.inner as u64,
+            batch: inner as u64,
             a: operand(a, index),
             b: operand(b, index),
             c: operand((out, c), index),
@@ -170,134 +158,27 @@ fn by_library(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: 
     Ok(true)
 }
 
-/// Which kernel multiplies, and how the work is cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Plan {
-    kind: Kind,
-    /// Workgroups that share one sum.
-    splits: usize,
-    /// Workgroups for each split.
-    groups: usize,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    /// `matmul`: rows and columns that one invocation makes, in units of 1 and 4.
-    Tiled { rows: usize, cols: usize },
-    /// `matmul_simple`: invocations that share one element.
-    Simple { lanes: usize },
-}
-
-/// Enough workgroups to fill any device: more do not make a sum faster.
-const PLENTY: usize = 512;
-/// The shortest part of a sum that is worth a workgroup of its own.
-const PIECE: usize = 256;
-
-impl Plan {
-    fn new(e: &Extents, tiles: bool) -> Self {
-        let share = |groups: usize| (PLENTY / groups.max(1)).min(e.k / PIECE).clamp(1, 256);
-        // A tile does four times the work of the simple kernel in the same time, on elements that exist.
-        let rows = match e.m {
-            0..=4 => 0,
-            5..=24 => 1,
-            _ => 4,
-        };
-        if tiles && rows > 0 && e.n > 16 {
-            let large = e.m.div_ceil(128) * e.n.div_ceil(128) * e.batch() >= PLENTY;
-            let (rows, cols) = if rows == 4 && large { (8, 2) } else { (rows, 1) };
-            let groups = e.m.div_ceil(16 * rows) * e.n.div_ceil(64 * cols) * e.batch();
-            return Self { kind: Kind::Tiled { rows, cols }, splits: share(groups), groups };
-        }
-        let mut lanes = 1;
-        while lanes < GROUP && e.k > 32 * lanes && e.outputs() * lanes < PLENTY * GROUP {
-            lanes *= 2;
-        }
-        let groups = e.outputs().div_ceil(GROUP / lanes);
-        let splits = if lanes == GROUP { share(groups).min(e.k.div_ceil(32 * GROUP)) } else { 1 };
-        Self { kind: Kind::Simple { lanes }, splits, groups }
-    }
-}
-
-fn by_kernel(e: &Extents, a: (&Tensor, Matrices), b: (&Tensor, Matrices), out: &Tensor) -> Result<()> {
-    let (dtype, device) = (out.dtype(), out.device());
-    let half = matches!(dtype, DType::F16 | DType::BF16);
-    let plan = Plan::new(e, half || dtype == DType::F32);
-    let name = launch::shader_dtype(dtype, device);
-    let split = plan.splits > 1;
-    let spec = match plan.kind {
-        Kind::Tiled { rows, cols } => {
-            let order = |along_sum: usize, across: usize| {
-                if along_sum == 1 || (across != 1 && along_sum < across) { "k" } else { "line" }
-            };
-            KernelSpec::new("matmul")
-                .def("dtype", name)
-                .def("rows", rows)
-                .def("cols", cols)
-                .def("a_order", order(a.1.col, a.1.row))
-                .def("b_order", order(b.1.row, b.1.col))
-                .def("split", split)
-                .def("mode", if e.n.is_multiple_of(4) { "packed" } else { "scattered" })
-        }
-        Kind::Simple { lanes } => {
-            // What matters is how the operand with more lines is read.
-            let (along_sum, across) = if e.n >= e.m { (b.1.row, b.1.col) } else { (a.1.col, a.1.row) };
-            let along = lanes > 1 && (along_sum == 1 || across != 1);
-            KernelSpec::new("matmul_simple")
-                .def("dtype", name)
-                .def("lanes", lanes)
-                .def("order", if along { "k" } else { "line" })
-                .def("split", split)
-        }
-    };
-    // Pieces are whole tiles, so that no tile is half empty but the last.
-    let chunk = e.k.div_ceil(plan.splits).next_multiple_of(16);
-    let params = Params::new()
-        .size(e.m)
-        .size(e.n)
-        .size(e.k)
-        .size(e.batch())
-        .size(e.inner)
-        .size(chunk)
-        .size(plan.splits)
-        .align()
-        .size(a.1.offset)
-        .size(a.1.row)
-        .size(a.1.col)
-        .align()
-        .size(b.1.offset)
-        .size(b.1.row)
-        .size(b.1.col)
-        .align()
+fn by_kernel(
+    e: Extents,
+    inner: usize,
+    a: (&Tensor, Matrices),
+    b: (&Tensor, Matrices),
+    out: &Tensor,
+) -> Result<()> {
+    let device = out.device();
+    let plan = Plan::new(e, out.dtype(), Costs::new(device, false));
+    let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
+    let along = AlongSum { a: along(a.1.col, a.1.row), b: along(b.1.row, b.1.col) };
+    let spec = KernelSpec::new("matmul").def("dtype", launch::shader_dtype(out.dtype(), device));
+    let spec = plan.define(spec, along, e.n.is_multiple_of(4));
+    let matrices = |p: Params, m: &Matrices| p.size(m.offset).size(m.row).size(m.col).align();
+    let params = plan.params().size(inner).align();
+    let params = matrices(matrices(params, &a.1), &b.1)
         .size(a.1.outer)
         .size(a.1.inner)
         .size(b.1.outer)
         .size(b.1.inner);
-    if !split {
-        return launch::launch(&spec, &[a.0, b.0, out], params, plan.groups);
-    }
-    let sums = if half { DType::F32 } else { dtype };
-    let parts = {
-        let _tag = memory::scope::tag(Tag::Workspace);
-        Tensor::empty(&[plan.splits, out.numel()], sums, device)?
-    };
-    launch::launch(&spec, &[a.0, b.0, &parts], params, plan.groups * plan.splits)?;
-    sum_parts(&parts, out)
-}
-
-/// The second stage of a sum that workgroups share: adds up `parts` \[splits, n\] into the contiguous `out`.
-pub(crate) fn sum_parts(parts: &Tensor, out: &Tensor) -> Result<()> {
-    let device = out.device();
-    let n = out.numel();
-    let spec = KernelSpec::new("matmul_sum")
-        .def("T", shader_value(parts.dtype()))
-        .def("dtype", launch::shader_dtype(out.dtype(), device));
-    let params = Params::new().size(n).size(parts.shape()[0]);
-    launch::launch(&spec, &[parts, out], params, n.div_ceil(4 * GROUP))
-}
-
-/// The type that sums are kept in: a u8 counts in u32.
-fn shader_value(dtype: DType) -> &'static str {
-    if dtype == DType::U8 { "u32" } else { dtype.name() }
+    plan.run(&spec, &[a.0, b.0], params, out)
 }
 
 static ADD_SCALED: Pointwise = Pointwise {
@@ -538,6 +419,43 @@ impl Tensor {
     }
 }
 
+impl Tensor {
+    /// y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
+    ///
+    /// # Errors
+    /// The shapes do not fit or the types differ; memory runs out.
+    pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "bilinear";
+        let _op = memory::scope::op(OP);
+        let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
+            (weight.shape(), self.shape().split_last(), x2.shape().split_last())
+        else {
+            return Err(Error::shape(
+                OP,
+                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]",
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        };
+        if (given1, given2) != (i, j) || batch != batch2 {
+            return Err(Error::shape(
+                OP,
+                format!("the weight takes {i} and {j} features of one batch"),
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        }
+        // One product for x1 with all outputs' weights, then one small one for each row.
+        let rows = numel(batch);
+        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
+        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
+        let shape: Dims = batch.iter().copied().chain([o]).collect();
+        let out = out.reshape(&shape[..])?;
+        match bias {
+            None => Ok(out),
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+        }
+    }
+}
+
 /// a · b for a matrix b: the batch of a becomes rows, so that the gradient of b is one product, not a batch of them
 /// and a sum.
 fn product_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
@@ -549,34 +467,4 @@ fn product_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let mut shape: Dims = a.shape()[..a.rank() - 2].into();
     shape.extend_from_slice(&[m, b.shape()[1]]);
     product(op, &a.reshape(rows)?, b)?.reshape(&shape[..])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn extents(m: usize, n: usize, k: usize) -> Extents {
-        Extents { m, n, k, outer: 1, inner: 1 }
-    }
-
-    #[test]
-    fn every_plan_covers_its_product() {
-        for m in [1, 5, 16, 64, 100, 1000, 9000] {
-            for n in [1, 10, 17, 64, 300, 9000] {
-                for k in [1, 16, 100, 5000, 1 << 20] {
-                    for tiles in [false, true] {
-                        let e = extents(m, n, k);
-                        let plan = Plan::new(&e, tiles);
-                        let made = match plan.kind {
-                            Kind::Tiled { rows, cols } => plan.groups * rows * 16 * cols * 64,
-                            Kind::Simple { lanes } => plan.groups * GROUP / lanes,
-                        };
-                        assert!(made >= e.outputs() && plan.splits >= 1, "{e:?} {plan:?}");
-                        let chunk = k.div_ceil(plan.splits).next_multiple_of(16);
-                        assert!(chunk * plan.splits >= k, "{e:?} {plan:?}");
-                    }
-                }
-            }
-        }
-    }
 }

@@ -4,9 +4,12 @@
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
 mod activation;
+mod attention;
 mod binary;
 mod cast;
+mod conv;
 mod cross_entropy;
+mod einsum;
 mod index;
 pub(crate) mod launch;
 mod loss;
@@ -20,11 +23,15 @@ mod scan;
 mod shape;
 mod softmax;
 mod statistics;
+mod tiles;
 mod unary;
+mod window;
 
 pub use cross_entropy::CrossEntropy;
+pub use einsum::einsum;
 pub use index::ScatterOp;
 pub use loss::Reduction;
 pub use pointwise::{Operand, Scalar};
 pub use pool::Pool2d;
 pub use shape::{PadMode, cat, stack};
+pub use window::{IntoSpatial, Padding};

@@ -8,6 +8,7 @@ use thiserror::Error;
 
 use super::args::Args;
 
+mod conv;
 mod elementwise;
 mod index;
 mod loss;
@@ -32,6 +33,7 @@ impl Table {
     /// All families.
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
+        conv::register(&mut table);
         elementwise::register(&mut table);
         loss::register(&mut table);
         norm::register(&mut table);

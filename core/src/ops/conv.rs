@@ -1,0 +1,428 @@
+//! Convolutions, as matrix products whose operands are gathered where they lie.
+//!
+//! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
+//! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch;
+use super::tiles::{AlongSum, Costs, Extents, Plan};
+use super::window::{self, IntoSpatial, Padding, at_least, axes};
+use crate::autograd::{self, Grads};
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// A convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights \[y_channels,
+/// x_channels / groups, ..\].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Geometry {
+    op: &'static str,
+    /// Spatial dimensions: 2 or 3; the third number of those below is 1 or 0 where there are two.
+    rank: usize,
+    images: usize,
+    groups: usize,
+    x_channels: usize,
+    y_channels: usize,
+    x: [usize; 3],
+    y: [usize; 3],
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    padding: [usize; 3],
+    dilation: [usize; 3],
+}
+
+impl Geometry {
+    fn shape(&self, first: usize, second: usize, extents: &[usize; 3]) -> Dims {
+        [first, second].into_iter().chain(extents[..self.rank].iter().copied()).collect()
+    }
+    fn x_shape(&self) -> Dims {
+        self.shape(self.images, self.x_channels, &self.x)
+    }
+    fn y_shape(&self) -> Dims {
+        self.shape(self.images, self.y_channels, &self.y)
+    }
+    fn w_shape(&self) -> Dims {
+        self.shape(self.y_channels, self.x_channels / self.groups, &self.kernel)
+    }
+
+    /// y of x and w.
+    fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let extents = Extents {
+            m: self.y_channels / self.groups,
+            n: self.images * places(&self.y),
+            k: self.x_channels / self.groups * places(&self.kernel),
+            batch: self.groups,
+        };
+        self.run("forward", extents, places(&self.y), w, x, bias, &self.y_shape())
+    }
+
+    /// The gradient of x, from that of y.
+    fn input(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let extents = Extents {
+            m: self.x_channels / self.groups,
+            n: self.images * places(&self.x),
+            k: self.y_channels / self.groups * places(&self.kernel),
+            batch: self.groups,
+        };
+        self.run("input", extents, places(&self.x), w, dy, bias, &self.x_shape())
+    }
+
+    /// The gradient of w, from that of y.
+    fn weight(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let n = self.x_channels / self.groups * places(&self.kernel);
+        let extents = Extents {
+            m: self.y_channels / self.groups,
+            n,
+            k: self.images * places(&self.y),
+            batch: self.groups,
+        };
+        self.run("weight", extents, n, dy, x, None, &self.w_shape())
+    }
+
+    /// One of the three products, of `a` with what is gathered from `b`. `run_of`: columns that lie side by side.
+    #[expect(clippy::too_many_arguments, reason = "private; the three callers above name them")]
+    fn run(
+        &self,
+        kind: &'static str,
+        extents: Extents,
+        run_of: usize,
+        a: &Tensor,
+        b: &Tensor,
+        bias: Option<&Tensor>,
+        shape: &[usize],
+    ) -> Result<Tensor> {
+        // The kernel gathers by position: rows of places must lie as they are counted.
+        let (a, b) = (a.contiguous()?, b.contiguous()?);
+        let bias = bias.map(Tensor::contiguous).transpose()?;
+        let Extents { m, n, k, batch } = extents;
+        if m * n * batch == 0 || k == 0 {
+            let zeros = Tensor::zeros(shape, a.dtype(), a.device())?;
+            let Some(bias) = bias else { return Ok(zeros) };
+            let mut channels: Dims = smallvec![1; shape.len()];
+            channels[1] = bias.numel();
+            return zeros.add(&bias.reshape(&channels[..])?);
+        }
+        let out = Tensor::empty(shape, a.dtype(), a.device())?;
+        let plan = Plan::new(extents, a.dtype(), Costs::new(a.device(), true));
+        let spec = KernelSpec::new("conv")
+            .def("kind", kind)
+            .def("dtype", launch::shader_dtype(a.dtype(), a.device()))
+            .def("rank", self.rank)
+            .def("bias", bias.is_some());
+        let along = AlongSum { a: true, b: kind == "weight" };
+        let spec = plan.define(spec, along, run_of.is_multiple_of(4));
+        let mut params = plan
+            .params()
+            .size(a.layout().offset())
+            .size(b.layout().offset())
+            .size(self.x_channels)
+            .size(self.x_channels / self.groups)
+            .size(self.y_channels)
+            .size(self.y_channels / self.groups)
+            .size(places(&self.x))
+            .size(places(&self.y))
+            .size(places(&self.kernel))
+            .size(out.numel())
+            .size(bias.as_ref().map_or(0, |b| b.layout().offset()));
+        for numbers in [&self.x, &self.y, &self.kernel, &self.stride, &self.padding, &self.dilation] {
+            params = params.align();
+            for &number in numbers {
+                params = params.size(number);
+            }
+        }
+        let inputs: smallvec::SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
+        plan.run(&spec, &inputs, params, &out)?;
+        Ok(out)
+    }
+}
+
+fn places(extents: &[usize; 3]) -> usize {
+    extents.iter().product()
+}
+
+/// Checks what both directions ask of their operands.
+fn check(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    rank: usize,
+    groups: usize,
+) -> Result<()> {
+    let dtype = x.dtype();
+    if !dtype.is_float() {
+        return Err(Error::dtype(op, dtype, "takes floats; cast with `to_dtype`"));
+    }
+    launch::check_compute(op, dtype, x.device())?;
+    for t in [Some(weight), bias].into_iter().flatten() {
+        x.same_device(op, t)?;
+        if t.dtype() != dtype {
+            return Err(Error::dtype(
+                op,
+                t.dtype(),
+                format!("the input is {dtype}; cast one with `to_dtype`"),
+            ));
+        }
+    }
+    if weight.rank() != rank + 2 {
+        return Err(Error::shape(
+            op,
+            format!("takes a weight of rank {}", rank + 2),
+            &[x.shape(), weight.shape()],
+        ));
+    }
+    if groups == 0 || !weight.shape()[0].is_multiple_of(groups) {
+        return Err(Error::argument(
+            op,
+            format!("{groups} groups do not divide the weight's first extent, {}", weight.shape()[0]),
+        ));
+    }
+    Ok(())
+}
+
+fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Result<()> {
+    match bias {
+        Some(b) if b.shape() != [channels] => Err(Error::shape(
+            op,
+            format!("the bias has one element for each of {channels} channels"),
+            &[b.shape()],
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The gradient of a bias: the sum over everything but the channels.
+fn bias_gradient(g: &Tensor) -> Result<Tensor> {
+    let dims: smallvec::SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
+    g.sum(&dims, false)
+}
+
+/// A convolution of `N` spatial dimensions.
+#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+fn convolve<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    stride: [isize; N],
+    padding: Padding<N>,
+    dilation: [isize; N],
+    groups: usize,
+) -> Result<Tensor> {
+    let _op = memory::scope::op(op);
+    check(op, x, weight, bias, N, groups)?;
+    check_bias(op, bias, weight.shape()[0])?;
+    let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
+    let (x, unbatched) = window::batched::<N>(op, x)?;
+    if x.shape()[1] != weight.shape()[1] * groups {
+        return Err(Error::shape(
+            op,
+            format!("the input's channels must be {groups} groups of the weight's second extent"),
+            &[x.shape(), weight.shape()],
+        ));
+    }
+    let (mut before, mut extents) = ([0; N], [0; N]);
+    for d in 0..N {
+        let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
+        let reach = dilation[d] * taps.saturating_sub(1);
+        let both = match padding {
+            Padding::Same if stride[d] != 1 => {
+                return Err(Error::argument(op, "padding `Same` takes a stride of 1"));
+            }
+            // An odd number pads one more behind, as in PyTorch.
+            Padding::Same => {
+                before[d] = reach / 2;
+                reach
+            }
+            Padding::Valid => 0,
+            Padding::Zeros(numbers) => {
+                before[d] = at_least(op, "padding", numbers, 0)?[d];
+                2 * before[d]
+            }
+        };
+        if taps == 0 || size + both < reach + 1 {
+            return Err(Error::shape(
+                op,
+                format!(
+                    "the filter reaches over {} of dimension {}, the padded input has {}",
+                    reach + 1,
+                    d + 2,
+                    size + both
+                ),
+                &[x.shape(), weight.shape()],
+            ));
+        }
+        extents[d] = (size + both - reach - 1) / stride[d] + 1;
+    }
+    let spatial = |t: &Tensor| axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let geometry = Geometry {
+        op,
+        rank: N.max(2),
+        images: x.shape()[0],
+        groups,
+        x_channels: x.shape()[1],
+        y_channels: weight.shape()[0],
+        x: spatial(&x),
+        y: axes(extents, 1),
+        kernel: spatial(weight),
+        stride: axes(stride, 1),
+        padding: axes(before, 0),
+        dilation: axes(dilation, 1),
+    };
+    let (x, weight) = (window::planar(&x)?, window::planar(weight)?);
+    let out = geometry.forward(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    window::restored::<N>(&recorded(geometry, out, &x, &weight, bias, false), unbatched)
+}
+
+/// Puts a convolution, or a transposed one, on the tape.
+fn recorded(
+    geometry: Geometry,
+    out: Tensor,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    transposed: bool,
+) -> Tensor {
+    let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
+    // Each operand is kept for the gradient of the other.
+    let kept_x = weight.requires_grad().then(|| x.detach());
+    let kept_w = x.requires_grad().then(|| weight.detach());
+    autograd::attach(geometry.op, out, &inputs, move |g, wants| {
+        let dx = kept_w
+            .as_ref()
+            .map(|w| if transposed { geometry.forward(g, w, None) } else { geometry.input(g, w, None) });
+        let dw =
+            kept_x.as_ref().map(|x| if transposed { geometry.weight(x, g) } else { geometry.weight(g, x) });
+        let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
+        if let Some(&want) = wants.get(2) {
+            grads.push(want.then(|| bias_gradient(g)).transpose()?);
+        }
+        Ok(grads)
+    })
+}
+
+/// A transposed convolution of `N` spatial dimensions.
+#[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+fn convolve_transposed<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+    stride: [isize; N],
+    padding: [isize; N],
+    output_padding: [isize; N],
+    groups: usize,
+    dilation: [isize; N],
+) -> Result<Tensor> {
+    let _op = memory::scope::op(op);
+    check(op, x, weight, bias, N, groups)?;
+    check_bias(op, bias, weight.shape()[1] * groups)?;
+    let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
+    let padding = at_least(op, "padding", padding, 0)?;
+    let more = at_least(op, "output_padding", output_padding, 0)?;
+    let (x, unbatched) = window::batched::<N>(op, x)?;
+    if x.shape()[1] != weight.shape()[0] {
+        return Err(Error::shape(
+            op,
+            "the input's channels must be the weight's first extent",
+            &[x.shape(), weight.shape()],
+        ));
+    }
+    let mut extents = [0; N];
+    for d in 0..N {
+        if more[d] >= stride[d].max(dilation[d]) {
+            return Err(Error::argument(
+                op,
+                format!("output_padding {more:?} must be smaller than the stride or the dilation"),
+            ));
+        }
+        let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
+        let full = size.saturating_sub(1) * stride[d] + dilation[d] * taps.saturating_sub(1) + more[d] + 1;
+        if size == 0 || taps == 0 || full <= 2 * padding[d] {
+            return Err(Error::shape(
+                op,
+                format!("dimension {} of the output would be empty", d + 2),
+                &[x.shape(), weight.shape()],
+            ));
+        }
+        extents[d] = full - 2 * padding[d];
+    }
+    let spatial = |t: &Tensor| axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let geometry = Geometry {
+        op,
+        rank: N.max(2),
+        images: x.shape()[0],
+        groups,
+        x_channels: weight.shape()[1] * groups,
+        y_channels: x.shape()[1],
+        x: axes(extents, 1),
+        y: spatial(&x),
+        kernel: spatial(weight),
+        stride: axes(stride, 1),
+        padding: axes(padding, 0),
+        dilation: axes(dilation, 1),
+    };
+    let (x, weight) = (window::planar(&x)?, window::planar(weight)?);
+    let out = geometry.input(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    window::restored::<N>(&recorded(geometry, out, &x, &weight, bias, true), unbatched)
+}
+
+macro_rules! convolutions {
+    ($($n:literal $conv:ident $transpose:ident $shape:literal;)*) => {
+        impl Tensor {
+            $(
+                #[doc = concat!("The convolution (without flipping, as in every framework) of `self`, [batch, channels, ", $shape,
+                    "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
+                ///
+                /// Stride, padding and dilation are one number or one for each dimension; padding is also
+                /// [`Padding::Same`] or [`Padding::Valid`]. No image is unfolded in memory.
+                ///
+                /// # Errors
+                /// The shapes do not fit, the types differ or are no floats; memory runs out.
+                pub fn $conv(
+                    &self,
+                    weight: &Tensor,
+                    bias: Option<&Tensor>,
+                    stride: impl IntoSpatial<$n>,
+                    padding: impl Into<Padding<$n>>,
+                    dilation: impl IntoSpatial<$n>,
+                    groups: usize,
+                ) -> Result<Tensor> {
+                    convolve::<$n>(
+                        stringify!($conv), self, weight, bias, stride.spatial(), padding.into(), dilation.spatial(), groups,
+                    )
+                }
+
+                #[doc = concat!("The transposed convolution of `self`, [batch, channels, ", $shape,
+                    "] or without the batch, with a weight of [channels, out / groups, ", $shape, "].")]
+                ///
+                /// # Errors
+                /// The shapes do not fit, the types differ or are no floats; memory runs out.
+                #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+                pub fn $transpose(
+                    &self,
+                    weight: &Tensor,
+                    bias: Option<&Tensor>,
+                    stride: impl IntoSpatial<$n>,
+                    padding: impl IntoSpatial<$n>,
+                    output_padding: impl IntoSpatial<$n>,
+                    groups: usize,
+                    dilation: impl IntoSpatial<$n>,
+                ) -> Result<Tensor> {
+                    convolve_transposed::<$n>(
+                        stringify!($transpose), self, weight, bias, stride.spatial(), padding.spatial(),
+                        output_padding.spatial(), groups, dilation.spatial(),
+                    )
+                }
+            )*
+        }
+    };
+}
+
+convolutions! {
+    1 conv1d conv_transpose1d "length";
+    2 conv2d conv_transpose2d "height, width";
+    3 conv3d conv_transpose3d "depth, height, width";
+}

@@ -1,0 +1,240 @@
+//! Sums of products in Einstein's notation: views, one batched product for every further operand, a sum.
+
+use smallvec::SmallVec;
+
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "einsum";
+
+/// A label of a dimension: a letter, or a place of the ellipsis counted from its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Label {
+    Dots(usize),
+    Letter(char),
+}
+
+type Labels = SmallVec<[Label; 8]>;
+
+fn wrong(equation: &str, what: &str) -> Error {
+    Error::argument(OP, format!("`{equation}`: {what}"))
+}
+
+/// The labels of one operand; the ellipsis stands for `dots` dimensions.
+fn labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
+    let mut out = Labels::new();
+    let (head, tail) = term.split_once("...").unwrap_or((term, ""));
+    let letters = |part: &str, out: &mut Labels| {
+        part.chars().filter(|c| !c.is_whitespace()).try_for_each(|c| {
+            if !c.is_ascii_alphabetic() {
+                return Err(wrong(equation, &format!("`{c}` is no letter")));
+            }
+            out.push(Label::Letter(c));
+            Ok(())
+        })
+    };
+    letters(head, &mut out)?;
+    if term.contains("...") {
+        out.extend((0..dots).rev().map(Label::Dots));
+    }
+    letters(tail, &mut out)?;
+    Ok(out)
+}
+
+/// An operand with one label for each dimension.
+struct Term {
+    tensor: Tensor,
+    labels: Labels,
+}
+
+impl Term {
+    /// Repeated labels of one operand are its diagonal.
+    fn new(tensor: &Tensor, labels: Labels) -> Result<Self> {
+        let mut term = Self { tensor: tensor.clone(), labels };
+        let repeated = |labels: &Labels| {
+            (0..labels.len()).find_map(|i| Some((i, (0..i).find(|&j| labels[j] == labels[i])?)))
+        };
+        while let Some((second, first)) = repeated(&term.labels) {
+            let extents = (term.tensor.shape()[first], term.tensor.shape()[second]);
+            if extents.0 != extents.1 {
+                return Err(Error::shape(OP, "a repeated label has two extents", &[term.tensor.shape()]));
+            }
+            let label = term.labels[first];
+            term.tensor = term.tensor.diagonal(0, first as isize, second as isize)?;
+            term.labels.remove(second);
+            term.labels.remove(first);
+            term.labels.push(label);
+        }
+        Ok(term)
+    }
+
+    fn extent(&self, label: Label) -> Option<usize> {
+        self.labels.iter().position(|&l| l == label).map(|d| self.tensor.shape()[d])
+    }
+
+    /// Sums over the labels that nothing needs any more.
+    fn only(self, needed: &Labels) -> Result<Self> {
+        let gone: SmallVec<[isize; 8]> = (0..self.labels.len())
+            .filter(|&d| !needed.contains(&self.labels[d]))
+            .map(|d| d as isize)
+            .collect();
+        if gone.is_empty() {
+            return Ok(self);
+        }
+        let labels = self.labels.iter().copied().filter(|l| needed.contains(l)).collect();
+        Ok(Self { tensor: self.tensor.sum(&gone, false)?, labels })
+    }
+
+    /// The dimensions of these labels, in this order, merged group by group; a label that is missing has extent 1.
+    fn grouped(&self, groups: [&Labels; 3]) -> Result<Tensor> {
+        let order: SmallVec<[isize; 8]> = groups
+            .iter()
+            .flat_map(|g| g.iter())
+            .filter_map(|label| self.labels.iter().position(|l| l == label))
+            .map(|d| d as isize)
+            .collect();
+        let extents = groups.map(|g| g.iter().filter_map(|&l| self.extent(l)).product::<usize>());
+        self.tensor.permute(&order)?.reshape(extents)
+    }
+
+    /// The sum of products with another operand over the labels that `needed` does not name.
+    fn times(self, other: Self, needed: &Labels) -> Result<Self> {
+        let in_both = |l: &Label| self.labels.contains(l) && other.labels.contains(l);
+        // An extent of 1 stretches to the other's: it is dropped, and left to the other operand.
+        let stretched: Labels = self
+            .labels
+            .iter()
+            .copied()
+            .filter(|l| in_both(l) && self.extent(*l) != other.extent(*l))
+            .collect();
+        if !stretched.is_empty() {
+            return self.squeezed(&stretched)?.times(other.squeezed(&stretched)?, needed);
+        }
+        let keep = |l: &Label| needed.contains(l);
+        let batch: Labels = self.labels.iter().copied().filter(|l| in_both(l) && keep(l)).collect();
+        let summed: Labels = self.labels.iter().copied().filter(|l| in_both(l) && !keep(l)).collect();
+        let rows: Labels = self.labels.iter().copied().filter(|l| !in_both(l)).collect();
+        let cols: Labels = other.labels.iter().copied().filter(|l| !in_both(l)).collect();
+        let a = self.grouped([&batch, &rows, &summed])?;
+        let b = other.grouped([&batch, &summed, &cols])?;
+        let extent = |l: &Label| self.extent(*l).or_else(|| other.extent(*l)).unwrap_or(1);
+        let labels: Labels = batch.iter().chain(&rows).chain(&cols).copied().collect();
+        let shape: Dims = labels.iter().map(extent).collect();
+        Ok(Self { tensor: a.bmm(&b)?.reshape(&shape[..])?, labels })
+    }
+
+    /// Without those of these labels whose extent is 1.
+    fn squeezed(&self, which: &Labels) -> Result<Self> {
+        let keep = |d: &usize| !which.contains(&self.labels[*d]) || self.tensor.shape()[*d] != 1;
+        let kept: SmallVec<[usize; 8]> = (0..self.labels.len()).filter(keep).collect();
+        let shape: Dims = kept.iter().map(|&d| self.tensor.shape()[d]).collect();
+        Ok(Self {
+            tensor: self.tensor.reshape(&shape[..])?,
+            labels: kept.iter().map(|&d| self.labels[d]).collect(),
+        })
+    }
+}
+
+/// The sum of products that an equation such as `bij,bjk->bik` names: a letter for each dimension of each operand, `...`
+/// for dimensions that broadcast. Letters that the result does not name are summed over; without `->` the result has,
+/// in alphabetic order, the letters that stand once. Operands are multiplied from left to right.
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::einsum};
+/// # let device = Device::null(Default::default());
+/// let a = Tensor::zeros(&[5, 2, 3], DType::F32, &device)?;
+/// let b = Tensor::zeros(&[5, 3, 4], DType::F32, &device)?;
+/// assert_eq!(einsum("bij,bjk->ki", &[&a, &b])?.shape(), [4, 2]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// The equation is malformed or does not fit the operands; their types differ; memory runs out.
+pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
+    let _op = memory::scope::op(OP);
+    let (left, right) = match equation.split_once("->") {
+        Some((left, right)) => (left, Some(right)),
+        None => (equation, None),
+    };
+    let terms: SmallVec<[&str; 4]> = left.split(',').collect();
+    if terms.len() != operands.len() || operands.is_empty() {
+        return Err(wrong(equation, &format!("names {} operands, got {}", terms.len(), operands.len())));
+    }
+    let mut dots = 0;
+    let mut parsed: SmallVec<[Term; 4]> = SmallVec::new();
+    for (term, tensor) in terms.iter().zip(operands) {
+        let letters = labels(equation, term, 0)?.len();
+        let here = tensor.rank().saturating_sub(letters);
+        let labels = labels(equation, term, here)?;
+        if labels.len() != tensor.rank() {
+            return Err(wrong(
+                equation,
+                &format!(
+                    "`{}` does not name the {} dimensions of {:?}",
+                    term.trim(),
+                    tensor.rank(),
+                    tensor.shape()
+                ),
+            ));
+        }
+        dots = dots.max(if term.contains("...") { here } else { 0 });
+        parsed.push(Term::new(tensor, labels)?);
+    }
+    let result = match right {
+        Some(right) => labels(equation, right, dots)?,
+        None => {
+            let mut once: Labels = terms
+                .iter()
+                .flat_map(|t| t.chars())
+                .filter_map(|c| {
+                    let count = left.matches(c).count();
+                    (c.is_ascii_alphabetic() && count == 1).then_some(Label::Letter(c))
+                })
+                .collect();
+            once.sort_unstable();
+            (0..dots).rev().map(Label::Dots).chain(once).collect()
+        }
+    };
+    for (i, label) in result.iter().enumerate() {
+        if result[..i].contains(label) {
+            return Err(wrong(equation, "the result names a label twice"));
+        }
+        if !parsed.iter().any(|t| t.labels.contains(label)) {
+            return Err(wrong(equation, "the result names a label that no operand has"));
+        }
+    }
+    for term in &parsed {
+        for &label in &term.labels {
+            let other = parsed.iter().filter_map(|t| t.extent(label)).find(|&n| n != 1);
+            if term.extent(label) != Some(1) && term.extent(label) != other {
+                let shapes: SmallVec<[&[usize]; 4]> = operands.iter().map(|t| t.shape()).collect();
+                return Err(Error::shape(OP, "extents of one label differ", &shapes));
+            }
+        }
+    }
+    let mut rest = parsed.into_iter();
+    // invariant: there is at least one operand, checked above.
+    let Some(mut sum) = rest.next() else { return Err(wrong(equation, "names no operand")) };
+    let mut rest: SmallVec<[Term; 4]> = rest.collect();
+    loop {
+        let needed_by = |terms: &[Term]| -> Labels {
+            result.iter().copied().chain(terms.iter().flat_map(|t| t.labels.iter().copied())).collect()
+        };
+        sum = sum.only(&needed_by(&rest))?;
+        if rest.is_empty() {
+            break;
+        }
+        let next = rest.remove(0);
+        let needed = needed_by(&rest);
+        let mut both = needed.clone();
+        both.extend(sum.labels.iter().copied());
+        sum = sum.times(next.only(&both)?, &needed)?;
+    }
+    let order: SmallVec<[isize; 8]> = result
+        .iter()
+        .filter_map(|label| sum.labels.iter().position(|l| l == label))
+        .map(|d| d as isize)
+        .collect();
+    sum.tensor.permute(&order)
+}

@@ -1,0 +1,74 @@
+//! Convolutions, attention and sums of products in Einstein's notation.
+
+use anyhow::{Context, Result};
+use forebay::ops::{Padding, einsum};
+
+use super::{Table, missing, one};
+use crate::golden::args::Args;
+
+/// `N` numbers: a list, or one for all; `default` where none are given, or an empty list.
+fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [isize; N]) -> Result<[isize; N]> {
+    match a.dims(at, name)?[..] {
+        [] => Ok(default),
+        [n] => Ok([n; N]),
+        ref list => list.try_into().with_context(|| format!("{name} has {} numbers, not {N}", list.len())),
+    }
+}
+
+fn padding<const N: usize>(a: &Args<'_>, at: usize) -> Result<Padding<N>> {
+    Ok(match a.s(at, "padding", "") {
+        "same" => Padding::Same,
+        "valid" => Padding::Valid,
+        _ => Padding::Zeros(numbers(a, at, "padding", [0; N])?),
+    })
+}
+
+fn groups(a: &Args<'_>, at: usize) -> Result<usize> {
+    Ok(usize::try_from(a.i(at, "groups", 1)?)?)
+}
+
+macro_rules! convolutions {
+    ($table:ident: $($n:literal $conv:ident $transpose:ident;)*) => {$(
+        $table.op(concat!("nn.functional.", stringify!($conv)), |a| {
+            let (stride, dilation) = (numbers::<$n>(a, 3, "stride", [1; $n])?, numbers::<$n>(a, 5, "dilation", [1; $n])?);
+            one(a.t(0)?.$conv(a.t(1)?, a.opt_t(2, "bias"), stride, padding::<$n>(a, 4)?, dilation, groups(a, 6)?))
+        });
+        $table.op(concat!("nn.functional.", stringify!($transpose)), |a| {
+            one(a.t(0)?.$transpose(
+                a.t(1)?,
+                a.opt_t(2, "bias"),
+                numbers::<$n>(a, 3, "stride", [1; $n])?,
+                numbers::<$n>(a, 4, "padding", [0; $n])?,
+                numbers::<$n>(a, 5, "output_padding", [0; $n])?,
+                groups(a, 6)?,
+                numbers::<$n>(a, 7, "dilation", [1; $n])?,
+            ))
+        });
+    )*};
+}
+
+pub(super) fn register(table: &mut Table) {
+    table.op("nn.functional.bilinear", |a| one(a.t(0)?.bilinear(a.t(1)?, a.t(2)?, a.opt_t(3, "bias"))));
+    table.op("einsum", |a| {
+        let equation = a.s(1, "equation", "").to_owned();
+        one(einsum(&equation, &a.tensors(0)?))
+    });
+    convolutions! { table:
+        1 conv1d conv_transpose1d;
+        2 conv2d conv_transpose2d;
+        3 conv3d conv_transpose3d;
+    }
+    table.op("nn.functional.scaled_dot_product_attention", |a| {
+        if a.f(4, "dropout_p", 0.0)? > 0.0 {
+            return Err(missing("dropout with PyTorch's random numbers"));
+        }
+        one(a.t(0)?.scaled_dot_product_attention(
+            a.t(1)?,
+            a.t(2)?,
+            a.opt_t(3, "attn_mask"),
+            0.0,
+            a.b(5, "is_causal", false),
+            a.get(6, "scale").and_then(|v| v.as_f64()),
+        ))
+    });
+}
