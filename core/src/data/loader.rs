@@ -119,6 +119,20 @@ impl<D: Dataset> Loader<D> {
         (if self.drop_last { n / batch } else { n.div_ceil(batch) }) as u64
     }
 
+    /// Batches in all epochs; `None` if it never ends.
+    #[must_use]
+    pub fn total_batches(&self) -> Option<u64> {
+        self.epochs.map(|n| n.saturating_mul(self.batches_per_epoch()))
+    }
+
+    /// What determines the batches, in words; a cursor has a meaning only among loaders that say the same.
+    #[must_use]
+    pub fn description(&self) -> String {
+        let order = self.seed.map_or_else(|| "in order".to_owned(), |seed| format!("shuffled by {seed}"));
+        let last = if self.drop_last { ", whole batches only" } else { "" };
+        format!("{} of {} samples {order}{last}", self.batch, self.data.len())
+    }
+
     /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`.
     #[must_use]
     pub fn prefetch(&self, device: &Device) -> Batches<D> {

@@ -1,0 +1,145 @@
+//! Everything a run needs to go on as if it had not stopped, in one safetensors file.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{History, device_of};
+use crate::autograd;
+use crate::data::Cursor;
+use crate::device::RandomState;
+use crate::error::{Error, Result};
+use crate::io::{file_error, safetensors};
+use crate::nn::Module;
+use crate::optim::Optimizer;
+
+/// Where the header of the file keeps what is no tensor.
+const KEY: &str = "forebay.checkpoint";
+const VERSION: u32 = 1;
+const MODEL: &str = "model.";
+const OPTIMIZER: &str = "optimizer.";
+
+/// Where a run stands. Saved with the model's tensors, the optimiser's state and the device's random numbers, it lets
+/// another process go on with the same bits.
+///
+/// ```no_run
+/// # use forebay_core::{data::Cursor, error::Result, nn::Module, optim::Optimizer, train::Checkpoint};
+/// # fn run(net: &dyn Module, opt: &mut dyn Optimizer, cursor: Cursor) -> Result<()> {
+/// Checkpoint::new(100, cursor).save("run.safetensors", net, opt)?;
+/// // In another process, on a model and an optimiser made in the same way:
+/// let Checkpoint { step, cursor, .. } = Checkpoint::resume("run.safetensors", net, opt)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Checkpoint {
+    /// Steps done.
+    pub step: u64,
+    /// The batch that comes next.
+    pub cursor: Cursor,
+    /// What was recorded until here.
+    pub history: History,
+    /// How the batches are made ([`Loader::description`](crate::data::Loader::description)); empty if that is not known.
+    pub batches: String,
+}
+
+/// What the header holds.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    version: u32,
+    step: u64,
+    cursor: Cursor,
+    seed: u64,
+    offset: u64,
+    batches: String,
+    history: History,
+}
+
+impl Checkpoint {
+    /// After `step` steps, with the batch at `cursor` to come.
+    #[must_use]
+    pub fn new(step: u64, cursor: Cursor) -> Self {
+        Self { step, cursor, ..Self::default() }
+    }
+
+    /// Writes the file, which is replaced as a whole. Waits for the device.
+    ///
+    /// # Errors
+    /// The file cannot be written; the device was lost.
+    pub fn save(
+        &self,
+        path: impl AsRef<Path>,
+        model: &(impl Module + ?Sized),
+        optimizer: &(impl Optimizer + ?Sized),
+    ) -> Result<()> {
+        let path = path.as_ref();
+        let _no_grad = autograd::no_grad();
+        let random = device_of("save", model)?.random_state();
+        let header = Header {
+            version: VERSION,
+            step: self.step,
+            cursor: self.cursor,
+            seed: random.seed,
+            offset: random.offset,
+            batches: self.batches.clone(),
+            history: self.history.clone(),
+        };
+        let header = serde_json::to_string(&header).map_err(|e| file_error(path, format!("header: {e}")))?;
+        let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
+        let model = model.state_dict().into_iter().map(named(MODEL));
+        let optimizer = optimizer.state_dict()?.into_iter().map(named(OPTIMIZER));
+        safetensors::save(path, &model.chain(optimizer).collect(), &BTreeMap::from([(KEY.into(), header)]))
+    }
+
+    /// Reads the file, and puts model, optimiser and random numbers where they stood.
+    ///
+    /// # Errors
+    /// The file cannot be read, is damaged or no checkpoint, or does not fit the model or the optimiser.
+    pub fn resume(
+        path: impl AsRef<Path>,
+        model: &(impl Module + ?Sized),
+        optimizer: &mut (impl Optimizer + ?Sized),
+    ) -> Result<Self> {
+        let path = path.as_ref();
+        let _no_grad = autograd::no_grad();
+        let device = device_of("resume", model)?;
+        let (tensors, mut strings) = safetensors::load_with_metadata(path, &device)?;
+        let header = strings.remove(KEY).ok_or_else(|| {
+            file_error(
+                path,
+                "is no checkpoint: it has tensors and no training state; load it with `load_state_dict`",
+            )
+        })?;
+        let header: Header =
+            serde_json::from_str(&header).map_err(|e| file_error(path, format!("training state: {e}")))?;
+        if header.version != VERSION {
+            let message =
+                format!("is a checkpoint of version {}; this release reads {VERSION}", header.version);
+            return Err(file_error(path, message));
+        }
+        let (mut of_model, mut of_optimizer) = (BTreeMap::new(), BTreeMap::new());
+        for (name, tensor) in tensors {
+            if let Some(name) = name.strip_prefix(MODEL) {
+                of_model.insert(name.to_owned(), tensor);
+            } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
+                of_optimizer.insert(name.to_owned(), tensor);
+            } else {
+                return Err(file_error(
+                    path,
+                    format!("holds `{name}`, which is neither the model's nor the optimiser's"),
+                ));
+            }
+        }
+        let at = |e: Error| e.at(path.display().to_string());
+        model.load_state_dict(&of_model).map_err(at)?;
+        optimizer.load_state_dict(&of_optimizer).map_err(at)?;
+        device.set_random_state(RandomState { seed: header.seed, offset: header.offset });
+        Ok(Self {
+            step: header.step,
+            cursor: header.cursor,
+            history: header.history,
+            batches: header.batches,
+        })
+    }
+}

@@ -1,0 +1,102 @@
+//! What a run recorded.
+
+use std::io::Write;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Result;
+use crate::io::{file_error, replace};
+use crate::memory::Stats;
+
+/// Losses, accuracies and memory of a run.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct History {
+    /// The loss of every step; the mean over its micro-batches.
+    #[serde(with = "bits")]
+    pub losses: Vec<f32>,
+    /// The accuracy of every step, where the loss came with one.
+    #[serde(with = "bits")]
+    pub accuracies: Vec<f32>,
+    /// The device's memory, now and then.
+    pub memory: Vec<MemoryPoint>,
+}
+
+/// The memory that a device held after a step, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryPoint {
+    /// Steps done.
+    pub step: u64,
+    /// Held by tensors.
+    pub allocated: u64,
+    /// Taken from the device.
+    pub reserved: u64,
+    /// The most that tensors held so far.
+    pub peak: u64,
+}
+
+impl MemoryPoint {
+    pub(super) fn new(step: u64, stats: &Stats) -> Self {
+        Self { step, allocated: stats.allocated(), reserved: stats.reserved(), peak: stats.peak_allocated() }
+    }
+}
+
+impl History {
+    /// The memory after `step` steps, if it was looked at then.
+    #[must_use]
+    pub fn memory_after(&self, step: u64) -> Option<MemoryPoint> {
+        self.memory.iter().copied().find(|point| point.step == step)
+    }
+
+    /// Writes a line for each step: `step,loss,accuracy`, with as many digits as make the numbers exact.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write_csv(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        let mut text = String::from("step,loss,accuracy\n");
+        for (i, loss) in self.losses.iter().enumerate() {
+            let accuracy = self.accuracies.get(i).map(f32::to_string).unwrap_or_default();
+            text.push_str(&format!("{},{loss},{accuracy}\n", i + 1));
+        }
+        write_text(path, &text)
+    }
+}
+
+pub(super) fn write_text(path: &Path, text: &str) -> Result<()> {
+    replace(path, |out: &mut dyn Write| {
+        out.write_all(text.as_bytes()).map_err(|e| file_error(path, format!("cannot be written: {e}")))
+    })
+}
+
+/// Floats as their bits: JSON has no NaN, and a run that diverged is saved too.
+mod bits {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(values: &[f32], to: S) -> Result<S::Ok, S::Error> {
+        values.iter().map(|v| v.to_bits()).collect::<Vec<u32>>().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f32>, D::Error> {
+        Ok(Vec::<u32>::deserialize(from)?.into_iter().map(f32::from_bits).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_with_nan_comes_back_from_json_bit_for_bit() -> Result<(), serde_json::Error> {
+        let history = History {
+            losses: vec![0.1, f32::NAN, f32::INFINITY],
+            accuracies: vec![],
+            memory: vec![MemoryPoint { step: 1, allocated: 2, reserved: 3, peak: 4 }],
+        };
+        let back: History = serde_json::from_str(&serde_json::to_string(&history)?)?;
+        let bits = |h: &History| h.losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
+        assert_eq!((bits(&back), &back.memory), (bits(&history), &history.memory));
+        assert_eq!(back.memory_after(1).map(|m| m.peak), Some(4));
+        Ok(())
+    }
+}

@@ -1,0 +1,79 @@
+//! Training: the loop as a library type, checkpoints to resume from exactly, and what a run leaves behind.
+//!
+//! A loop is short enough to write by hand (the `by_hand` example does); [`Trainer`] is the same loop with what one
+//! wants next: schedule, clipping, accumulation, a progress bar, checkpoints, Ctrl-C that saves.
+//!
+//! ```no_run
+//! # use forebay_core::{data::{Dataset, FashionMnist}, device::Device, error::Result, nn::{Linear, Module}};
+//! # use forebay_core::{optim::AdamW, train::{self, Trainer}};
+//! # fn main() -> Result<()> {
+//! # let device = Device::null(Default::default());
+//! let net = Linear::new(784, 10, &device)?;
+//! let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), 1e-3)).steps(1000).clip_grad_norm(1.0);
+//! trainer.fit(&FashionMnist::train()?.shuffle(42).batches(128), |x, y| net.forward(x)?.cross_entropy(y))?;
+//! let test = train::evaluate(&net, &FashionMnist::test()?.batches(500), |x| net.forward(x))?;
+//! println!("test accuracy {:.1} %", 100.0 * test);
+//! # Ok(())
+//! # }
+//! ```
+
+use crate::autograd;
+use crate::data::{Dataset, Loader};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::nn::Module;
+use crate::tensor::Tensor;
+
+mod checkpoint;
+mod history;
+mod interrupt;
+#[cfg(feature = "train")]
+mod plot;
+mod progress;
+mod trainer;
+
+pub use checkpoint::Checkpoint;
+pub use history::{History, MemoryPoint};
+pub use trainer::{Ended, Outcome, Trainer};
+
+/// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
+///
+/// # Errors
+/// The shapes do not fit; memory runs out.
+pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let _no_grad = autograd::no_grad();
+    logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
+}
+
+/// The [`accuracy`] of a model in evaluation mode over all samples of a loader. The model is in training mode afterwards.
+///
+/// # Errors
+/// Those of the loader and of `forward`; the loader has no samples.
+pub fn evaluate<D: Dataset>(
+    model: &(impl Module + ?Sized),
+    loader: &Loader<D>,
+    mut forward: impl FnMut(&Tensor) -> Result<Tensor>,
+) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    let device = device_of("evaluate", model)?;
+    model.eval();
+    let (mut right, mut all) = (0.0, 0.0);
+    for batch in loader.prefetch(&device) {
+        let (x, y) = batch?;
+        right += accuracy(&forward(&x)?, &y)?.item()? * y.numel() as f64;
+        all += y.numel() as f64;
+    }
+    model.train(true);
+    if all == 0.0 {
+        return Err(Error::argument("evaluate", "the loader has no samples"));
+    }
+    Ok(right / all)
+}
+
+/// Where a model is.
+fn device_of(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
+    let parameters = model.parameters();
+    let first = parameters.first().ok_or_else(|| Error::argument(op, "the model has no parameters"))?;
+    Ok(first.device().clone())
+}

@@ -1,0 +1,121 @@
+//! What a run shows: a bar on a terminal, else a line now and then. All of it on standard error.
+
+use std::time::Instant;
+
+use super::MemoryPoint;
+
+/// Lines that a run prints where there is no terminal.
+#[cfg(feature = "train")]
+const LINES: u64 = 20;
+
+/// The state of a run, as one line.
+pub(super) struct Status<'a> {
+    pub(super) loss: f32,
+    pub(super) accuracy: Option<f32>,
+    pub(super) lr: f64,
+    pub(super) memory: &'a MemoryPoint,
+}
+
+impl Status<'_> {
+    fn line(&self, steps_per_second: f64) -> String {
+        let accuracy = self.accuracy.map(|a| format!("  accuracy {:5.1} %", 100.0 * a)).unwrap_or_default();
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let MemoryPoint { allocated, reserved, peak, .. } = *self.memory;
+        format!(
+            "loss {:.4}{accuracy}  lr {:.1e}  {steps_per_second:.1} steps/s  memory {:.1} allocated, {:.1} reserved, {:.1} peak MiB",
+            self.loss,
+            self.lr,
+            mib(allocated),
+            mib(reserved),
+            mib(peak)
+        )
+    }
+}
+
+/// Shows how far a run is.
+pub(super) struct Progress {
+    first: u64,
+    since: Instant,
+    #[cfg(feature = "train")]
+    shown: Option<Shown>,
+}
+
+#[cfg(feature = "train")]
+struct Shown {
+    bar: indicatif::ProgressBar,
+    total: Option<u64>,
+    next_line: u64,
+}
+
+impl Progress {
+    /// A run that has done `first` of `total` steps.
+    pub(super) fn new(quiet: bool, first: u64, total: Option<u64>) -> Self {
+        #[cfg(not(feature = "train"))]
+        let _ = (quiet, total);
+        Self {
+            first,
+            since: Instant::now(),
+            #[cfg(feature = "train")]
+            shown: (!quiet).then(|| Shown::new(first, total)),
+        }
+    }
+
+    /// After every step.
+    pub(super) fn step(&self, step: u64) {
+        #[cfg(feature = "train")]
+        if let Some(shown) = &self.shown {
+            shown.bar.set_position(step);
+        }
+        #[cfg(not(feature = "train"))]
+        let _ = step;
+    }
+
+    /// When there is something to tell.
+    pub(super) fn tell(&mut self, step: u64, status: &Status<'_>) {
+        let rate = (step - self.first) as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
+        let line = status.line(rate);
+        #[cfg(feature = "train")]
+        if let Some(shown) = &mut self.shown {
+            shown.tell(step, line);
+        }
+        #[cfg(not(feature = "train"))]
+        log::info!("step {step}: {line}");
+    }
+
+    /// Leaves the last state on the screen.
+    pub(super) fn end(&self) {
+        #[cfg(feature = "train")]
+        if let Some(shown) = &self.shown {
+            shown.bar.abandon();
+        }
+    }
+}
+
+#[cfg(feature = "train")]
+impl Shown {
+    fn new(first: u64, total: Option<u64>) -> Self {
+        use indicatif::{ProgressBar, ProgressStyle};
+        let (bar, template) = match total {
+            Some(total) => (ProgressBar::new(total), "{bar:24.cyan} {pos}/{len} {elapsed}<{eta}  {wide_msg}"),
+            None => (ProgressBar::new_spinner(), "{spinner} {pos} {elapsed}  {wide_msg}"),
+        };
+        // The templates above are well-formed; another style would only be plainer.
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style);
+        }
+        bar.set_position(first);
+        bar.reset_eta();
+        Self { bar, total, next_line: first }
+    }
+
+    fn tell(&mut self, step: u64, line: String) {
+        if !self.bar.is_hidden() {
+            return self.bar.set_message(line);
+        }
+        if step >= self.next_line || self.total == Some(step) {
+            let of = self.total.map(|n| format!("/{n}")).unwrap_or_default();
+            eprintln!("step {step}{of}  {line}");
+            self.next_line = step + self.total.map_or(100, |n| n.div_ceil(LINES));
+        }
+    }
+}
