@@ -12,6 +12,7 @@ pub use open::{Found, OpenDevice};
 /// What programs import.
 pub mod prelude {
     pub use crate::open::OpenDevice;
+    pub use forebay_core::data::{Dataset, FashionMnist, Loader, Text};
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};
@@ -21,4 +22,5 @@ pub mod prelude {
     };
     pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
     pub use forebay_core::tensor::Tensor;
+    pub use forebay_core::train::{Checkpoint, Trainer};
 }

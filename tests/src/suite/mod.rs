@@ -21,6 +21,7 @@ mod errors;
 mod host;
 mod pointwise;
 mod random;
+mod runs;
 mod tensors;
 mod training;
 
@@ -48,6 +49,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autograd", autograd::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
+    ("runs", runs::TESTS),
 ];
 
 /// Every test, with its topic.

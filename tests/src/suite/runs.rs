@@ -1,0 +1,218 @@
+//! Files, loaders and the training loop: what goes out comes back, and a run that was stopped goes on with the same bits.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use forebay::data::{Dataset, Loader};
+use forebay::device::Device;
+use forebay::error::Result as CoreResult;
+use forebay::io::safetensors;
+use forebay::nn::{Dropout, Linear, Module};
+use forebay::optim::{Adam, Optimizer, schedule::CosineAnnealing};
+use forebay::tensor::Tensor;
+use forebay::train::{Ended, Trainer};
+
+use super::host::close;
+use super::{computed, tests};
+
+tests![
+    tensors_come_back_from_a_file,
+    a_loader_puts_its_samples_on_the_device,
+    a_resumed_run_has_the_same_bits,
+    a_checkpoint_of_other_batches_is_refused,
+    accumulated_batches_are_one_large_batch,
+    memory_does_not_grow_with_the_steps,
+];
+
+/// A file that is removed when the test ends.
+struct Temporary(PathBuf);
+
+impl Temporary {
+    fn new(device: &Device, name: &str) -> Self {
+        let name = format!("forebay-{}-{}-{name}", std::process::id(), device.to_string().replace(':', "-"));
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for Temporary {
+    fn drop(&mut self) {
+        // It may never have been written.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// Points, and the class of each: which of three lines it is closest to.
+struct Points(usize);
+
+impl Dataset for Points {
+    type Input = f32;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &[4]
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+
+    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
+        for (k, x) in input.iter_mut().enumerate() {
+            *x = ((index * 37 + k * 101) % 53) as f32 / 26.0 - 1.0;
+        }
+        target[0] = (index % 3) as i64;
+        Ok(())
+    }
+}
+
+#[derive(Module)]
+struct Net {
+    fc1: Linear,
+    drop: Dropout,
+    fc2: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> CoreResult<Self> {
+        device.manual_seed(5);
+        Ok(Self {
+            fc1: Linear::new(4, 16, device)?,
+            drop: Dropout::new(0.25),
+            fc2: Linear::new(16, 3, device)?,
+        })
+    }
+
+    fn loss(&self, x: &Tensor, y: &Tensor) -> CoreResult<Tensor> {
+        let hidden = self.drop.forward(&self.fc1.forward(x)?.tanh()?)?;
+        self.fc2.forward(&hidden)?.cross_entropy(y)
+    }
+
+    fn bits(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        self.state_dict().into_iter().map(|(name, t)| Ok((name, t.to_bytes()?))).collect()
+    }
+}
+
+fn loader() -> Loader<Points> {
+    Points(50).shuffle(9).batches(8)
+}
+
+fn trainer(net: &Net, steps: u64) -> Trainer<'_, Net, Adam> {
+    Trainer::new(net, Adam::new(net.parameters(), 1e-2))
+        .schedule(CosineAnnealing { base: 1e-2, min: 1e-3, steps: 40 })
+        .clip_grad_norm(1.0)
+        .steps(steps)
+        .quiet()
+}
+
+fn tensors_come_back_from_a_file(device: &Device) -> Result<()> {
+    let file = Temporary::new(device, "tensors");
+    let counted = |dtype| Tensor::arange(0.0, 6.0, 1.0, dtype, device)?.reshape([2, 3]);
+    let mut tensors = BTreeMap::new();
+    for dtype in computed(device).filter(|d| d.is_float() || d.is_int()) {
+        tensors.insert(dtype.to_string(), counted(dtype)?);
+        tensors.insert(format!("{dtype}.turned"), counted(dtype)?.transpose(0, 1)?);
+    }
+    tensors.insert("bool".into(), Tensor::from_bools(&[true, false, true], &[3], device)?);
+    tensors.insert("scalar".into(), Tensor::from_slice(&[-0.0f32], &[], device)?);
+    tensors.insert("empty".into(), Tensor::from_slice::<i64>(&[], &[0, 2], device)?);
+    let strings = BTreeMap::from([("about".to_owned(), "a \"test\"\n".to_owned())]);
+    safetensors::save(&file.0, &tensors, &strings)?;
+    let (loaded, found) = safetensors::load_with_metadata(&file.0, device)?;
+    ensure!(found == strings, "{found:?}");
+    ensure!(loaded.keys().eq(tensors.keys()), "{:?}", loaded.keys());
+    for (name, tensor) in &tensors {
+        let back = &loaded[name];
+        ensure!((back.shape(), back.dtype()) == (tensor.shape(), tensor.dtype()), "{name}: {back:?}");
+        ensure!(back.to_bytes()? == tensor.to_bytes()?, "{name} came back with other bits");
+    }
+    Ok(())
+}
+
+fn a_loader_puts_its_samples_on_the_device(device: &Device) -> Result<()> {
+    let data = Points(20);
+    let (mut input, mut target) = ([0.0; 4], [0]);
+    let mut index = 0;
+    for batch in Points(20).batches(8).prefetch(device) {
+        let (x, y) = batch?;
+        let (xs, ys) = (x.to_vec::<f32>()?, y.to_vec::<i64>()?);
+        for (row, class) in xs.chunks(4).zip(ys) {
+            data.get(index, &mut input, &mut target)?;
+            ensure!(row == input && class == target[0], "sample {index} is {row:?}, {class}");
+            index += 1;
+        }
+    }
+    ensure!(index == 20, "{index} samples");
+    Ok(())
+}
+
+fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
+    let file = Temporary::new(device, "checkpoint");
+    // Seven batches an epoch: the run is stopped in the middle of one.
+    let whole = Net::new(device)?;
+    let mut run = trainer(&whole, 16);
+    run.fit(&loader(), |x, y| whole.loss(x, y))?;
+    let losses = run.history().losses.clone();
+
+    let first = Net::new(device)?;
+    let mut run = trainer(&first, 11).checkpoint(&file.0, 4);
+    ensure!(run.fit(&loader(), |x, y| first.loss(x, y))? == Ended::Finished);
+    drop(run);
+    drop(first);
+
+    let second = Net::new(device)?;
+    device.manual_seed(77);
+    let mut run = trainer(&second, 16).resume(&file.0)?;
+    ensure!(run.step() == 11, "resumed at step {}", run.step());
+    run.fit(&loader(), |x, y| second.loss(x, y))?;
+    let bits = |losses: &[f32]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
+    ensure!(bits(&run.history().losses) == bits(&losses), "{:?} became {losses:?}", run.history().losses);
+    ensure!(second.bits()? == whole.bits()?, "the parameters differ");
+    ensure!(losses.len() == 16 && losses.iter().all(|l| l.is_finite()), "{losses:?}");
+    Ok(())
+}
+
+fn a_checkpoint_of_other_batches_is_refused(device: &Device) -> Result<()> {
+    let file = Temporary::new(device, "other");
+    let net = Net::new(device)?;
+    trainer(&net, 3).checkpoint(&file.0, 10).fit(&loader(), |x, y| net.loss(x, y))?;
+    let failed = trainer(&net, 5).resume(&file.0)?.fit(&loader().batches(4), |x, y| net.loss(x, y));
+    let message = failed.err().context("the run went on")?.to_string();
+    ensure!(message.contains("resumed from batches of 8 of 50 samples shuffled by 9"), "{message}");
+    safetensors::save(&file.0, &net.state_dict(), &BTreeMap::new())?;
+    let message = trainer(&net, 5).resume(&file.0).err().context("weights are no checkpoint")?.to_string();
+    ensure!(message.contains("is no checkpoint"), "{message}");
+    Ok(())
+}
+
+fn accumulated_batches_are_one_large_batch(device: &Device) -> Result<()> {
+    let step = |batch: usize, accumulate: u32| -> Result<Vec<f64>> {
+        let net = Net::new(device)?;
+        let mut run =
+            Trainer::new(&net, Adam::new(net.parameters(), 1e-2)).accumulate(accumulate).steps(1).quiet();
+        run.fit(&Points(48).batches(batch), |x, y| {
+            net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
+        })?;
+        ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
+        let mut all = vec![f64::from(run.history().losses[0])];
+        all.extend(net.fc1.weight.to_f64s()?);
+        Ok(all)
+    };
+    close(&step(6, 4)?, &step(24, 1)?, 1e-4, 1e-5)
+}
+
+fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let mut run = trainer(&net, 100);
+    run.fit(&loader().drop_last(), |x, y| net.loss(x, y))?;
+    let at =
+        |step| run.history().memory_after(step).with_context(|| format!("nobody looked after step {step}"));
+    let (early, late) = (at(10)?, at(100)?);
+    ensure!(early.allocated == late.allocated, "{} bytes, then {}", early.allocated, late.allocated);
+    ensure!(early.reserved == late.reserved, "{} bytes reserved, then {}", early.reserved, late.reserved);
+    Ok(())
+}
