@@ -1,0 +1,202 @@
+//! Trains a character-level GPT on Shakespeare, and lets it write.
+//!
+//! `cargo run --release --example train_text -- --help`. On a program that plays a GPU it is a smaller model and a
+//! shorter run.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::Parser;
+use forebay::autograd::no_grad;
+use forebay::optim::schedule::WarmupCosine;
+use forebay::prelude::*;
+use forebay::train::Ended;
+
+/// Trains a character-level GPT on Shakespeare, and lets it write.
+#[derive(Parser)]
+struct Options {
+    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    #[arg(long, env = "FOREBAY_DEVICE")]
+    device: Option<String>,
+    /// Steps to train.
+    #[arg(long)]
+    steps: Option<u64>,
+    /// Passages in a batch.
+    #[arg(long)]
+    batch: Option<usize>,
+    /// Characters in a passage.
+    #[arg(long)]
+    length: Option<usize>,
+    /// Blocks of the model.
+    #[arg(long)]
+    layers: Option<usize>,
+    /// Features of a character.
+    #[arg(long)]
+    width: Option<usize>,
+    /// The highest learning rate.
+    #[arg(long, default_value_t = 2e-3)]
+    lr: f64,
+    /// Determines weights, dropout, the order of the data and what is written.
+    #[arg(long, default_value_t = 42)]
+    seed: u64,
+    /// Another text.
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Where weights go; the curves (.svg) and the checkpoint (.checkpoint) go beside them.
+    #[arg(long, default_value = "out/train_text.safetensors")]
+    save: PathBuf,
+    /// Goes on from a checkpoint.
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// Also writes step and loss as CSV.
+    #[arg(long)]
+    curve: Option<PathBuf>,
+    /// Characters to write at the end.
+    #[arg(long)]
+    write: Option<usize>,
+}
+
+/// A block of the model: attention, then two layers for each character alone; each on normalised values, and added.
+#[derive(Module)]
+struct Block {
+    norm1: LayerNorm,
+    attention: SelfAttention,
+    norm2: LayerNorm,
+    up: Linear,
+    down: Linear,
+    dropout: Dropout,
+}
+
+impl Block {
+    fn new(width: usize, device: &Device) -> Result<Self, Error> {
+        Ok(Self {
+            norm1: LayerNorm::new(&[width], device)?,
+            attention: SelfAttention::new(width, width / 32, device)?.causal().with_dropout(0.1),
+            norm2: LayerNorm::new(&[width], device)?,
+            up: Linear::new(width, 4 * width, device)?,
+            down: Linear::new(4 * width, width, device)?,
+            dropout: Dropout::new(0.1),
+        })
+    }
+
+    fn forward(&self, x: &Tensor) -> Result<Tensor, Error> {
+        let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
+        let wide = self.up.forward(&self.norm2.forward(&x)?)?.gelu()?;
+        x.add(&self.dropout.forward(&self.down.forward(&wide)?)?)
+    }
+}
+
+#[derive(Module)]
+struct Gpt {
+    characters: Embedding,
+    positions: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+    length: usize,
+}
+
+impl Gpt {
+    fn new(
+        vocabulary: usize,
+        length: usize,
+        layers: usize,
+        width: usize,
+        device: &Device,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            characters: Embedding::new(vocabulary, width, device)?,
+            positions: Embedding::new(length, width, device)?,
+            blocks: (0..layers).map(|_| Block::new(width, device)).collect::<Result<_, _>>()?,
+            norm: LayerNorm::new(&[width], device)?,
+            head: Linear::new(width, vocabulary, device)?,
+            length,
+        })
+    }
+
+    /// Scores of the next character at every position: [batch, length] to [batch, length, vocabulary].
+    fn forward(&self, text: &Tensor) -> Result<Tensor, Error> {
+        let positions = Tensor::arange(0.0, text.dim(1)? as f64, 1.0, DType::I64, text.device())?;
+        let mut x = self.characters.forward(text)?.add(&self.positions.forward(&positions)?)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+
+    /// Goes on from `start` for `n` characters, each drawn by its probability.
+    fn write(&self, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
+        let _no_grad = no_grad();
+        self.eval();
+        let mut text = start.to_vec();
+        for _ in 0..n {
+            let seen = &text[text.len().saturating_sub(self.length)..];
+            let scores = self.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
+            let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
+            // The first character at which the sum of the probabilities passes a random number.
+            let mut left = Tensor::rand(&[1], DType::F32, device)?.item()? as f32;
+            let next = last.iter().position(|p| {
+                left -= p;
+                left < 0.0
+            });
+            text.push(next.unwrap_or(last.len() - 1) as i64);
+        }
+        self.train(true);
+        Ok(text)
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let device = match &options.device {
+        Some(id) => Device::open(id)?,
+        None => Device::best()?,
+    };
+    let software = device.info().software;
+    let pick =
+        |given: Option<usize>, gpu: usize, small: usize| given.unwrap_or(if software { small } else { gpu });
+    let steps = options.steps.unwrap_or(if software { 200 } else { 2000 });
+    let (batch, length) = (pick(options.batch, 64, 16), pick(options.length, 256, 64));
+
+    let text = match &options.data {
+        Some(path) => Text::open(path)?,
+        None => Text::shakespeare()?,
+    };
+    println!("{}", device.info());
+    println!("{} characters, {} different ones", text.len(), text.vocabulary().len());
+
+    device.manual_seed(options.seed);
+    let (layers, width) = (pick(options.layers, 4, 2), pick(options.width, 128, 64));
+    let net = Gpt::new(text.vocabulary().len(), length, layers, width, &device)?;
+    println!("{} parameters, {steps} steps of {batch} x {length} characters", net.num_parameters());
+    let checkpoint = options.save.with_extension("checkpoint");
+    let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
+        .schedule(WarmupCosine::new(options.lr, steps / 20, steps).to(options.lr / 10.0))
+        .clip_grad_norm(1.0)
+        .steps(steps)
+        .checkpoint(&checkpoint, 500);
+    if let Some(path) = &options.resume {
+        trainer = trainer.resume(path)?;
+    }
+    let passages = text.windows(length).shuffle(options.seed).batches(batch).drop_last();
+    let ended =
+        trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?))?;
+
+    trainer.history().write_svg(options.save.with_extension("svg"))?;
+    if let Some(path) = &options.curve {
+        trainer.history().write_csv(path)?;
+    }
+    if ended == Ended::Interrupted {
+        println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
+        return Ok(());
+    }
+    forebay::io::safetensors::save(&options.save, &net.state_dict(), &Default::default())?;
+    println!("curves and weights: {0}.svg, {0}.safetensors", options.save.with_extension("").display());
+    println!("{}", device.memory());
+    if let Some(loss) = trainer.history().losses.last() {
+        println!("loss {loss:.3} after {} steps (device {device})\n", trainer.step());
+    }
+    let written = net.write(&text.encode("\n")?, pick(options.write, 500, 200), &device)?;
+    println!("{}", text.decode(&written).trim());
+    Ok(())
+}
