@@ -17,8 +17,8 @@ pub mod prelude {
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};
     pub use forebay_core::nn::{
-        BatchNorm1d, BatchNorm2d, Dropout, Embedding, Forward, GroupNorm, LayerNorm, Linear, Module, RmsNorm,
-        SelfAttention, Sequential,
+        BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, Forward, GroupNorm, LayerNorm,
+        Linear, Module, RmsNorm, SelfAttention, Sequential,
     };
     pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
     pub use forebay_core::tensor::Tensor;

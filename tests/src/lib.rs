@@ -2,6 +2,7 @@
 #![allow(missing_docs, reason = "a test suite: its items are named by what they check")]
 
 pub mod catalog;
+pub mod curves;
 pub mod golden;
 pub mod suite;
 pub mod validation;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{golden, suite, validation};
+use forebay_conformance::{curves, golden, suite, validation};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -29,6 +29,15 @@ enum Command {
         list: bool,
         /// Only tests whose name (`topic/name/wgpu:0`) contains one of these.
         filter: Vec<String>,
+    },
+    /// Trains whole models as PyTorch did, and compares the losses.
+    Curves {
+        /// The folder of the curves.
+        #[arg(long)]
+        dir: Option<PathBuf>,
+        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        #[arg(long)]
+        device: Option<String>,
     },
     /// Compares single operations, and their gradients, with PyTorch's results.
     Golden {
@@ -113,6 +122,17 @@ fn main() -> Result<()> {
             println!("{tally}");
             if tally.failed > 0 {
                 bail!("{} tests failed", tally.failed);
+            }
+        }
+        Command::Curves { dir, device } => {
+            let dir = dir.unwrap_or_else(|| data("curves"));
+            let mut failed = 0;
+            for device in devices(device.as_deref())? {
+                println!("{}", device.info());
+                failed += curves::report(&curves::run(&dir, &device)?, &device);
+            }
+            if failed > 0 {
+                bail!("{failed} curves failed");
             }
         }
         Command::Golden { dir, device, verbose, filter } => {

@@ -72,23 +72,10 @@ impl SelfAttention {
             let &[ref q, ref k, ref v] = &qkv.chunk(3, -1)?[..] else {
                 return Err(Error::shape("SelfAttention", "qkv gives 3 x features", &[qkv.shape()]));
             };
-            let out = attend(&heads(q)?, &heads(k)?, &heads(v)?, self.causal)?;
+            let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?);
+            let out = q.scaled_dot_product_attention(&k, &v, None, 0.0, self.causal, None)?;
             let out = out.transpose(1, 2)?.reshape([batch, length, features])?;
             self.dropout.forward(&self.proj.forward(&out)?)
         })
     }
-}
-
-/// softmax(q · kᵀ / √features) · v.
-fn attend(q: &Tensor, k: &Tensor, v: &Tensor, causal: bool) -> Result<Tensor> {
-    let scale = 1.0 / (q.dim(-1)? as f64).sqrt();
-    let scores = q.matmul(&k.transpose(-2, -1)?)?.mul(scale)?;
-    let scores = if causal {
-        let length = q.dim(-2)?;
-        let later = Tensor::ones(&[length, length], scores.dtype(), q.device())?.triu(1)?;
-        scores.masked_fill(&later, f64::NEG_INFINITY)?
-    } else {
-        scores
-    };
-    scores.softmax(-1)?.matmul(v)
 }

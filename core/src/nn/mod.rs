@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 mod attention;
+mod conv;
 mod dropout;
 mod embedding;
 pub mod init;
@@ -26,6 +27,7 @@ mod scope;
 mod sequential;
 
 pub use attention::SelfAttention;
+pub use conv::{Conv2d, Conv2dOptions};
 pub use dropout::Dropout;
 pub use embedding::Embedding;
 pub use forebay_derive::Module;

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::{
-    BatchNorm1d, BatchNorm2d, Dropout, Embedding, GroupNorm, LayerNorm, Linear, Module, RmsNorm,
+    BatchNorm1d, BatchNorm2d, Conv2d, Dropout, Embedding, GroupNorm, LayerNorm, Linear, Module, RmsNorm,
     SelfAttention, Slot, join,
 };
 use crate::error::Result;
@@ -28,6 +28,7 @@ macro_rules! forward {
 forward!(
     BatchNorm1d,
     BatchNorm2d,
+    Conv2d,
     Dropout,
     Embedding,
     GroupNorm,
