@@ -192,7 +192,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 self.save(path)?;
             }
         }
-        self.look(&device, &mut pending, &mut progress)?;
+        if self.done.history.memory.last().is_none_or(|last| last.step != self.done.step) {
+            self.look(&device, &mut pending, &mut progress)?;
+        }
         progress.end();
         if let Some((path, _)) = &self.save {
             self.save(path)?;
@@ -240,9 +242,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         pending.read(&mut self.done.history)?;
         let history = &mut self.done.history;
         let memory = MemoryPoint::new(self.done.step, &device.memory());
-        if history.memory.last().is_none_or(|last| last.step != memory.step) {
-            history.memory.push(memory);
-        }
+        history.memory.push(memory);
         if let Some(&loss) = history.losses.last() {
             let accuracy = history.accuracies.last().copied();
             let status = Status { loss, accuracy, lr: self.optimizer.lr(), memory: &memory };
