@@ -93,7 +93,7 @@ fn main() -> Result<()> {
     };
     let software = device.info().software;
     let batch = options.batch.unwrap_or(if software { 32 } else { 128 });
-    let steps = options.steps.unwrap_or(if software { 300 } else { 4680 });
+    let steps = options.steps.unwrap_or(if software { 400 } else { 4680 });
     let width = options.width.unwrap_or(if software { 8 } else { 32 });
 
     let (train, test) = (data(options.data.as_deref(), "train")?, data(options.data.as_deref(), "t10k")?);
