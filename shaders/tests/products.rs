@@ -78,6 +78,7 @@ fn convolutions_are_valid() {
                         .def("kind", kind)
                         .def("dtype", dtype)
                         .def("rank", rank)
+                        .def("quick", bias)
                         .def("bias", bias);
                     every_way(&spec, dtype != "f64");
                 }

@@ -6,7 +6,7 @@ kind: which of three products, one for each group of channels
   `input`    dx[channel in][image, place] = Σ w[channel][channel in, tap] · dy[..]   (and a transposed convolution)
   `weight`   dw[channel][channel in, tap] = Σ over images and places of dy · x
 dtype: of all tensors, which are contiguous · rank: spatial dimensions, 2 or 3 · bias: added to each row of the product
-way, split, mode: as in `matmul`; packed needs places of c in multiples of four
+quick: no quotient reaches 2^20, so that division may go through f32 · way, split, mode: as in `matmul`; packed needs places of c in multiples of four
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_body" as body -%}
@@ -56,25 +56,46 @@ struct Params {
 fn a_base(z: u32) -> u32 { return z; }
 fn b_base(z: u32) -> u32 { return z; }
 
+// Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
+fn divide(a: u32, b: u32) -> vec2<u32> {
+    {% if quick %}
+    let q = u32(f32(a) / f32(b));
+    let r = bitcast<i32>(a - q * b);
+    let n = bitcast<i32>(b);
+    let low = r < 0;
+    let high = r >= n;
+    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low), bitcast<u32>(select(select(r, r - n, high), r + n, low)));
+    {% else %}
+    return vec2<u32>(a / b, a % b);
+    {% endif %}
+}
+
 {% macro gather(from_size, channels, places) %}
-{# The position along each axis, from the last; `inside` and `place` grow. #}
+{# `spot`: a place; `tap`: of the filter; both are taken apart from the last axis on. #}
     var place = 0u;
     var scale = 1u;
     var inside = true;
     {% for axis in axes | reverse %}
     {
-        let tap_at = tap % p.kernel.{{ axis }};
-        tap = tap / p.kernel.{{ axis }};
-        {% if kind == "input" %}
-        let at = spot % p.x_size.{{ axis }};
-        spot = spot / p.x_size.{{ axis }};
-        // Unsigned: before the first place it wraps to a large number, which is outside too.
-        let shifted = at + p.padding.{{ axis }} - tap_at * p.dilation.{{ axis }};
-        let from_at = shifted / p.stride.{{ axis }};
-        inside = inside && shifted % p.stride.{{ axis }} == 0u && from_at < p.{{ from_size }}.{{ axis }} && shifted < 0x80000000u;
+        {% if loop.last %}
+        let tap_at = tap;
+        let at = spot;
         {% else %}
-        let at = spot % p.y_size.{{ axis }};
-        spot = spot / p.y_size.{{ axis }};
+        let tap_parts = divide(tap, p.kernel.{{ axis }});
+        let tap_at = tap_parts.y;
+        tap = tap_parts.x;
+        let spot_parts = divide(spot, p.{{ "x_size" if kind == "input" else "y_size" }}.{{ axis }});
+        let at = spot_parts.y;
+        spot = spot_parts.x;
+        {% endif %}
+        {% if kind == "input" %}
+        let shifted = at + p.padding.{{ axis }} - tap_at * p.dilation.{{ axis }};
+        // Unsigned: before the first place it wraps to a large number.
+        let reached = shifted < 0x80000000u;
+        let steps = divide(select(0u, shifted, reached), p.stride.{{ axis }});
+        let from_at = steps.x;
+        inside = inside && reached && steps.y == 0u && from_at < p.{{ from_size }}.{{ axis }};
+        {% else %}
         let from_at = at * p.stride.{{ axis }} + tap_at * p.dilation.{{ axis }} - p.padding.{{ axis }};
         inside = inside && from_at < p.{{ from_size }}.{{ axis }};
         {% endif %}
@@ -90,38 +111,48 @@ fn b_base(z: u32) -> u32 { return z; }
 {% if kind == "forward" %}
 fn a_value(z: u32, row: u32, k: u32) -> {{ T }} { return a_at(p.a_offset + (z * p.m + row) * p.k + k); }
 fn b_value(z: u32, k: u32, col: u32) -> {{ T }} {
-    let channel = z * p.x_group + k / p.taps;
-    let image = col / p.y_places;
-    var tap = k % p.taps;
-    var spot = col % p.y_places;
+    let k_parts = divide(k, p.taps);
+    let col_parts = divide(col, p.y_places);
+    let channel = z * p.x_group + k_parts.x;
+    let image = col_parts.x;
+    var tap = k_parts.y;
+    var spot = col_parts.y;
 {{ gather("x_size", "x_channels", "x_places") }}
 }
 fn c_index(z: u32, row: u32, col: u32) -> u32 {
-    return ((col / p.y_places) * p.y_channels + z * p.m + row) * p.y_places + col % p.y_places;
+    let parts = divide(col, p.y_places);
+    return (parts.x * p.y_channels + z * p.m + row) * p.y_places + parts.y;
 }
 {% elif kind == "input" %}
 fn a_value(z: u32, row: u32, k: u32) -> {{ T }} {
-    return a_at(p.a_offset + ((z * p.y_group + k / p.taps) * p.m + row) * p.taps + k % p.taps);
+    let parts = divide(k, p.taps);
+    return a_at(p.a_offset + ((z * p.y_group + parts.x) * p.m + row) * p.taps + parts.y);
 }
 fn b_value(z: u32, k: u32, col: u32) -> {{ T }} {
-    let channel = z * p.y_group + k / p.taps;
-    let image = col / p.x_places;
-    var tap = k % p.taps;
-    var spot = col % p.x_places;
+    let k_parts = divide(k, p.taps);
+    let col_parts = divide(col, p.x_places);
+    let channel = z * p.y_group + k_parts.x;
+    let image = col_parts.x;
+    var tap = k_parts.y;
+    var spot = col_parts.y;
 {{ gather("y_size", "y_channels", "y_places") }}
 }
 fn c_index(z: u32, row: u32, col: u32) -> u32 {
-    return ((col / p.x_places) * p.x_channels + z * p.m + row) * p.x_places + col % p.x_places;
+    let parts = divide(col, p.x_places);
+    return (parts.x * p.x_channels + z * p.m + row) * p.x_places + parts.y;
 }
 {% else %}
 fn a_value(z: u32, row: u32, k: u32) -> {{ T }} {
-    return a_at(p.a_offset + ((k / p.y_places) * p.y_channels + z * p.m + row) * p.y_places + k % p.y_places);
+    let parts = divide(k, p.y_places);
+    return a_at(p.a_offset + (parts.x * p.y_channels + z * p.m + row) * p.y_places + parts.y);
 }
 fn b_value(z: u32, k: u32, col: u32) -> {{ T }} {
-    let channel = z * p.x_group + col / p.taps;
-    let image = k / p.y_places;
-    var tap = col % p.taps;
-    var spot = k % p.y_places;
+    let k_parts = divide(k, p.y_places);
+    let col_parts = divide(col, p.taps);
+    let channel = z * p.x_group + col_parts.x;
+    let image = k_parts.x;
+    var tap = col_parts.y;
+    var spot = k_parts.y;
 {{ gather("x_size", "x_channels", "x_places") }}
 }
 fn c_index(z: u32, row: u32, col: u32) -> u32 { return (z * p.m + row) * p.n + col; }

@@ -47,6 +47,19 @@ impl Geometry {
         self.shape(self.y_channels, self.x_channels / self.groups, &self.kernel)
     }
 
+    /// Whether every quotient that finds an element is small enough for division through f32.
+    fn quick(&self) -> bool {
+        let counts = [self.images, self.x_channels, self.y_channels];
+        counts
+            .iter()
+            .chain(&self.x)
+            .chain(&self.y)
+            .chain(&self.kernel)
+            .chain(&self.padding)
+            .all(|&n| n < 1 << 20)
+            && places(&self.x).max(places(&self.y)) < 1 << 31
+    }
+
     /// y of x and w.
     fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let extents = Extents {
@@ -110,6 +123,7 @@ impl Geometry {
             .def("kind", kind)
             .def("dtype", launch::shader_dtype(a.dtype(), a.device()))
             .def("rank", self.rank)
+            .def("quick", self.quick())
             .def("bias", bias.is_some());
         let along = AlongSum { a: true, b: kind == "weight" };
         let spec = plan.define(spec, along, run_of.is_multiple_of(4));
