@@ -36,7 +36,7 @@ struct Tile {
 }
 
 /// Every tile fits 16 KiB of workgroup memory.
-const TILES: [Tile; 8] = [
+const TILES: [Tile; 11] = [
     Tile { high: 16, rows: 8, cols: 2, depth: 8 },
     Tile { high: 8, rows: 8, cols: 2, depth: 8 },
     Tile { high: 32, rows: 8, cols: 2, depth: 8 },
@@ -45,6 +45,9 @@ const TILES: [Tile; 8] = [
     Tile { high: 32, rows: 4, cols: 1, depth: 16 },
     Tile { high: 4, rows: 4, cols: 1, depth: 8 },
     Tile { high: 64, rows: 4, cols: 1, depth: 8 },
+    Tile { high: 4, rows: 8, cols: 2, depth: 4 },
+    Tile { high: 8, rows: 4, cols: 2, depth: 8 },
+    Tile { high: 4, rows: 4, cols: 2, depth: 4 },
 ];
 
 impl Tile {
@@ -59,8 +62,10 @@ impl Tile {
 /// What a device is good at, in units of one fused multiply-add of an invocation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Costs {
-    /// Workgroups that run side by side.
+    /// Workgroups that run side by side; 1 where the sum of all work is what counts.
     units: usize,
+    /// Workgroups to split long sums into.
+    pieces: usize,
     /// A number from workgroup memory.
     near: usize,
     /// An element of a tensor.
@@ -70,12 +75,12 @@ pub(super) struct Costs {
 impl Costs {
     /// `gathered`: elements of b are found by divisions, not by strides.
     pub(super) fn new(device: &Device, gathered: bool) -> Self {
-        let far = if gathered { 3 } else { 1 };
+        let far = if gathered { 2 } else { 1 };
         // A program that plays a GPU runs on few cores and loads one lane at a time: measured on lavapipe.
         if device.info().software {
-            Self { units: 4, near: 20, far: 30 * far }
+            Self { units: 1, pieces: 8, near: 20, far: 30 * far }
         } else {
-            Self { units: 256, near: 2, far: 4 * far }
+            Self { units: 256, pieces: 512, near: 2, far: 4 * far }
         }
     }
 }
@@ -108,7 +113,7 @@ const PIECE: usize = 256;
 impl Plan {
     /// The cheapest way, by the costs of one step along the sum; tiles are for f32, f16 and bf16.
     pub(super) fn new(e: Extents, dtype: DType, costs: Costs) -> Self {
-        let Costs { units, near, far } = costs;
+        let Costs { units, pieces, near, far } = costs;
         let outputs = e.m * e.n * e.batch;
         let waves = |groups: usize| groups.div_ceil(units);
         let tiles = |t: &Tile| e.m.div_ceil(t.height()) * e.n.div_ceil(t.width()) * e.batch;
@@ -121,12 +126,12 @@ impl Plan {
         let simple = waves(outputs.div_ceil(GROUP)) * (1 + 2 * far);
         let best = TILES.iter().min_by_key(|t| cost(t)).filter(|t| cost(t) < simple);
         let tiled = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        let share = |groups: usize| (2 * units / groups.max(1)).min(e.k / PIECE).clamp(1, 256);
+        let share = |groups: usize| (pieces / groups.max(1)).min(e.k / PIECE).clamp(1, 256);
         let (way, groups, splits) = match best {
             Some(t) if tiled => (Way::Tiled(*t), tiles(t), share(tiles(t))),
             _ => {
                 let mut lanes = 1;
-                while lanes < GROUP && e.k > 32 * lanes && outputs * lanes < 2 * units * GROUP {
+                while lanes < GROUP && e.k > 32 * lanes && outputs * lanes < pieces * GROUP {
                     lanes *= 2;
                 }
                 let groups = outputs.div_ceil(GROUP / lanes);
@@ -210,8 +215,8 @@ mod tests {
 
     #[test]
     fn every_plan_covers_its_product() {
-        let gpu = Costs { units: 256, near: 2, far: 4 };
-        let software = Costs { units: 4, near: 20, far: 30 };
+        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 4 };
+        let software = Costs { units: 1, pieces: 8, near: 20, far: 30 };
         for m in [1, 5, 16, 64, 100, 1000, 9000] {
             for n in [1, 10, 17, 64, 300, 9000] {
                 for k in [1, 16, 100, 5000, 1 << 20] {
