@@ -22,9 +22,13 @@ struct Inner {
     pool: Pool,
     backend: Arc<dyn Backend>,
     kernels: RwLock<FxHashMap<KernelSpec, KernelId>>,
+    custom: RwLock<FxHashMap<CustomKernel, KernelId>>,
     random: Mutex<RandomState>,
     name: String,
 }
+
+/// A user's kernel: its source and the bits of its overrides.
+type CustomKernel = (&'static str, Vec<(&'static str, u64)>);
 
 /// Where a device's stream of random numbers stands: Philox draws number `offset`, `offset + 1`, ... under `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +76,16 @@ impl Device {
         let name = format!("{}:{}", info.backend, info.index);
         let pool = Pool::new(backend.clone(), config).named(name.clone());
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
-        Self { inner: Arc::new(Inner { pool, backend, kernels: RwLock::default(), random, name }) }
+        Self {
+            inner: Arc::new(Inner {
+                pool,
+                backend,
+                kernels: RwLock::default(),
+                custom: RwLock::default(),
+                random,
+                name,
+            }),
+        }
     }
 
     /// The null device: shapes, memory and errors of a real one, and no arithmetic.
@@ -162,6 +175,23 @@ impl Device {
         let source = KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[] };
         let id = self.inner.backend.compile(&source)?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), id);
+        Ok(id)
+    }
+
+    /// The compiled form of a user's kernel.
+    pub(crate) fn custom_kernel(
+        &self,
+        label: &'static str,
+        wgsl: &'static str,
+        overrides: &'static [(&'static str, f64)],
+    ) -> Result<KernelId> {
+        let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
+        let kernels = &self.inner.custom;
+        if let Some(&id) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(id);
+        }
+        let id = self.inner.backend.compile(&KernelSource { label, wgsl, entry: "main", overrides })?;
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, id);
         Ok(id)
     }
 

@@ -3,7 +3,7 @@
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{PadMode, cat, stack};
+use forebay::ops::{PadMode, Pool2d, Reduction, cat, stack};
 use forebay::tensor::Tensor;
 
 /// What an input of a case holds.
@@ -188,6 +188,41 @@ const GROUPS: &[&[Case]] = &[
             x[0].linear(&x[1], Some(&x[2]))
         }),
         smooth("large matmul", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
+    ],
+    &[
+        smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum(&[0, 2], false)),
+        smooth("sum of all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all()),
+        smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum(&[1], true)),
+        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true)),
+        smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false)),
+        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false)),
+        smooth("amin", &[Signed(S)], |x| x[0].amin(&[0], true)),
+        smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0)),
+        smooth("cumsum", &[Signed(&[3, 9])], |x| x[0].cumsum(1)),
+        smooth("cumprod", &[Signed(&[3, 4])], |x| x[0].cumprod(1)),
+        smooth("cummax", &[Signed(&[3, 9])], |x| Ok(x[0].cummax(1)?.0)),
+    ],
+    &[
+        smooth("softmax", &[Signed(&[3, 7])], |x| x[0].softmax(-1)),
+        smooth("softmax of columns", &[Signed(&[4, 5])], |x| x[0].softmax(0)),
+        smooth("log_softmax", &[Signed(&[3, 7])], |x| x[0].log_softmax(-1)),
+        smooth("cross_entropy", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].cross_entropy(&x[1])),
+        smooth("nll_loss", &[Signed(&[6, 5]), Index(&[6], 5)], |x| {
+            x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
+        }),
+        smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean)),
+        smooth("layer_norm", &[Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
+            x[0].layer_norm(&[8], Some(&x[1]), Some(&x[2]), 1e-5)
+        }),
+        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| x[0].rms_norm(&[8], Some(&x[1]), None)),
+        smooth("group_norm", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
+            x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)
+        }),
+        smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
+            x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
+        }),
+        smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))),
+        smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))),
     ],
 ];
 

@@ -4,5 +4,7 @@
 pub mod catalog;
 pub mod curves;
 pub mod golden;
+pub mod kernels;
 pub mod suite;
+pub mod traces;
 pub mod validation;

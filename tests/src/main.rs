@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{curves, golden, suite, validation};
+use forebay_conformance::{curves, golden, kernels, suite, traces, validation};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -52,6 +52,21 @@ enum Command {
         verbose: bool,
         /// Only calls whose name contains one of these.
         filter: Vec<String>,
+    },
+    /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it for every architecture.
+    Kernels {
+        /// The folder of the golden calls, whose kernels are compiled too.
+        #[arg(long, env = "FOREBAY_GOLDEN")]
+        dir: Option<PathBuf>,
+        /// Elementwise kernels too for every architecture, not for two each.
+        #[arg(long)]
+        all: bool,
+    },
+    /// Replays allocator traces of real workloads, and compares with PyTorch's allocator.
+    Traces {
+        /// The folder of the traces and of reserved.jsonl.
+        #[arg(long, env = "FOREBAY_TRACES")]
+        dir: Option<PathBuf>,
     },
 }
 
@@ -144,6 +159,20 @@ fn main() -> Result<()> {
             }
             if failed > 0 {
                 bail!("{failed} golden calls failed");
+            }
+        }
+        Command::Kernels { dir, all } => {
+            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), all)?;
+            println!("{report}");
+            if !report.failures.is_empty() {
+                bail!("{} kernels failed", report.failures.len());
+            }
+        }
+        Command::Traces { dir } => {
+            let report = traces::check(&dir.unwrap_or_else(|| data("traces")))?;
+            println!("{report}");
+            if report.failed() > 0 {
+                bail!("{} checks of traces failed", report.failed());
             }
         }
     }

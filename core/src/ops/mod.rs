@@ -9,6 +9,7 @@ mod binary;
 mod cast;
 mod conv;
 mod cross_entropy;
+mod custom;
 mod einsum;
 mod index;
 pub(crate) mod launch;
@@ -28,6 +29,7 @@ mod unary;
 mod window;
 
 pub use cross_entropy::CrossEntropy;
+pub use custom::{Call, CustomOp, Saved};
 pub use einsum::einsum;
 pub use index::ScatterOp;
 pub use loss::Reduction;

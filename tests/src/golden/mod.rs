@@ -213,6 +213,10 @@ fn compare(got: &Tensor, expected: &Host<'_>, (atol, rtol): (f64, f64)) -> Resul
     if got.dtype() != expected.dtype {
         bail!("type {}, expected {}", got.dtype(), expected.dtype);
     }
+    if got.device().is_null() {
+        // It has no contents: shapes and types are what can be compared.
+        return Ok(());
+    }
     let values = got.to_f64s()?;
     let wanted = expected.values();
     let mut worst: Option<(f64, usize)> = None;

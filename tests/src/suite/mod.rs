@@ -17,13 +17,17 @@ use forebay::dtype::DType;
 use thiserror::Error;
 
 mod autograd;
+mod custom;
 mod errors;
+mod faulty;
 mod host;
+mod memory;
 mod pointwise;
 mod random;
 mod runs;
 mod tensors;
 mod training;
+mod wgsl;
 
 /// One test.
 #[derive(Clone, Copy, Debug)]
@@ -47,9 +51,12 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
+    ("custom", custom::TESTS),
+    ("memory", memory::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("runs", runs::TESTS),
+    ("wgsl", wgsl::TESTS),
 ];
 
 /// Every test, with its topic.

@@ -1,0 +1,260 @@
+//! A user's own kernel as an operation: one WGSL module, run on every backend, with a gradient of its own.
+//!
+//! ```no_run
+//! # use forebay_core::{dtype::DType, error::Result, ops::CustomOp, tensor::Tensor};
+//! static CUBE: CustomOp = CustomOp::new("cube", "
+//!     struct Params { n: u32 }
+//!     @group(0) @binding(0) var<storage, read> x: array<f32>;
+//!     @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+//!     @group(1) @binding(0) var<uniform> p: Params;
+//!     @compute @workgroup_size(256)
+//!     fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+//!         if id.x < p.n { y[id.x] = x[id.x] * x[id.x] * x[id.x]; }
+//!     }
+//! ");
+//!
+//! fn cube(x: &Tensor) -> Result<Tensor> {
+//!     let n = x.numel();
+//!     CUBE.inputs(&[x])
+//!         .output(x.shape(), DType::F32)
+//!         .params(&[n as u32])
+//!         .groups([n.div_ceil(256), 1, 1])
+//!         .gradient(|cx, g| Ok(vec![Some(g.mul(&cx.inputs()[0].square()?)?.mul(3.0)?)]))
+//!         .run()
+//! }
+//! # fn main() {}
+//! ```
+
+use bytemuck::NoUninit;
+use smallvec::SmallVec;
+
+use crate::autograd::{self, Grads};
+use crate::backend::Slice;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// A kernel of the user's: a name for messages and the WGSL of one module, usually a `static`.
+///
+/// The module follows the rules of all kernels: storage buffers at `@group(0)`, first the inputs and then the outputs,
+/// each in the order given and none left out; at most one uniform block at `@group(1) @binding(0)`; a compute entry
+/// point `main`. A buffer starts with the tensor's first element and is at least as long as the tensor: inputs that are
+/// not contiguous, or are views into another tensor, are copied first. 16-bit and 8-bit elements lie side by side in
+/// 32-bit words. Guard accesses by a length among the parameters: the last workgroup is rarely full.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CustomOp {
+    name: &'static str,
+    wgsl: &'static str,
+}
+
+/// What a gradient may read: the inputs and the outputs of the call, without history.
+#[derive(Clone, Debug)]
+pub struct Saved {
+    inputs: SmallVec<[Tensor; 4]>,
+    output: Tensor,
+}
+
+impl Saved {
+    /// The inputs.
+    #[must_use]
+    pub fn inputs(&self) -> &[Tensor] {
+        &self.inputs
+    }
+
+    /// The output.
+    #[must_use]
+    pub fn output(&self) -> &Tensor {
+        &self.output
+    }
+}
+
+type Gradient = Box<dyn Fn(&Saved, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync>;
+
+/// One call of a [`CustomOp`], being put together.
+#[must_use = "nothing runs until `run` is called"]
+pub struct Call<'a> {
+    op: CustomOp,
+    inputs: SmallVec<[&'a Tensor; 4]>,
+    outputs: SmallVec<[(Dims, DType); 2]>,
+    params: Vec<u8>,
+    groups: [usize; 3],
+    overrides: &'static [(&'static str, f64)],
+    gradient: Option<Gradient>,
+}
+
+impl CustomOp {
+    /// A kernel. Nothing is compiled before it first runs on a device, and then once for each device.
+    #[must_use]
+    pub const fn new(name: &'static str, wgsl: &'static str) -> Self {
+        Self { name, wgsl }
+    }
+
+    /// Starts a call on these inputs, which are on one device.
+    pub fn inputs<'a>(&self, inputs: &[&'a Tensor]) -> Call<'a> {
+        Call {
+            op: *self,
+            inputs: inputs.into(),
+            outputs: SmallVec::new(),
+            params: Vec::new(),
+            groups: [1, 1, 1],
+            overrides: &[],
+            gradient: None,
+        }
+    }
+}
+
+impl Call<'_> {
+    /// Adds an output. The kernel writes every element of it: its memory is not cleared.
+    pub fn output(mut self, shape: &[usize], dtype: DType) -> Self {
+        self.outputs.push((shape.into(), dtype));
+        self
+    }
+
+    /// The words of the uniform block (`u32`, `i32`, `f32`, or a `#[repr(C)]` structure), in WGSL's layout.
+    pub fn params<T: NoUninit>(mut self, params: &[T]) -> Self {
+        self.params = bytemuck::cast_slice(params).to_vec();
+        self
+    }
+
+    /// Values of the module's `override` constants. Each set of values is a kernel of its own.
+    pub fn overrides(mut self, overrides: &'static [(&'static str, f64)]) -> Self {
+        self.overrides = overrides;
+        self
+    }
+
+    /// Workgroups in x, y and z; one, if not given. With any 0, nothing runs.
+    pub fn groups(mut self, groups: [usize; 3]) -> Self {
+        self.groups = groups;
+        self
+    }
+
+    /// The gradient: from the gradient of the output to one of each input, in its shape and type, `None` for inputs that
+    /// require none. Any operations serve, other custom ones as well; they are not recorded.
+    ///
+    /// Without it, an input that requires a gradient is an error.
+    pub fn gradient(
+        mut self,
+        gradient: impl Fn(&Saved, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+    ) -> Self {
+        self.gradient = Some(Box::new(gradient));
+        self
+    }
+
+    /// Runs the call with one output.
+    ///
+    /// # Errors
+    /// The WGSL does not compile; it binds another number of buffers; an input requires a gradient and there is none;
+    /// inputs are on several devices; memory runs out.
+    pub fn run(mut self) -> Result<Tensor> {
+        let name = self.op.name;
+        let gradient = self.gradient.take();
+        if gradient.is_none() {
+            autograd::refuse(name, &self.inputs)?;
+        }
+        let inputs: SmallVec<[&Tensor; 4]> = self.inputs.clone();
+        let mut outputs = self.launch()?;
+        let (Some(output), true) = (outputs.pop(), outputs.is_empty()) else {
+            return Err(Error::argument(
+                name,
+                "`run` gives one output; use `run_all`, which has no gradient",
+            ));
+        };
+        let Some(gradient) = gradient.filter(|_| autograd::wanted(&inputs)) else { return Ok(output) };
+        let saved = Saved { inputs: inputs.iter().map(|t| t.detach()).collect(), output: output.clone() };
+        Ok(autograd::attach(name, output, &inputs, move |g, wants| {
+            let grads = gradient(&saved, g)?;
+            check(name, &saved, wants, &grads)?;
+            Ok(Grads::from_vec(grads))
+        }))
+    }
+
+    /// Runs the call and returns all outputs. No gradient flows through it.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run); a gradient was given.
+    pub fn run_all(self) -> Result<Vec<Tensor>> {
+        if self.gradient.is_some() {
+            return Err(Error::argument(self.op.name, "`run_all` has no gradient; use `run` for one output"));
+        }
+        autograd::refuse(self.op.name, &self.inputs)?;
+        self.launch()
+    }
+}
+
+impl Call<'_> {
+    /// Runs the kernel, whatever is recorded about it.
+    fn launch(self) -> Result<Vec<Tensor>> {
+        let name = self.op.name;
+        let _op = memory::scope::op(name);
+        let Some(first) = self.inputs.first() else {
+            return Err(Error::argument(name, "takes at least one input, which says where it runs"));
+        };
+        let device = first.device();
+        let mut tensors: SmallVec<[Tensor; 8]> = SmallVec::new();
+        for input in &self.inputs {
+            first.same_device(name, input)?;
+            // A binding starts at the start of its memory.
+            let whole = input.is_contiguous() && input.layout().offset() == 0;
+            tensors.push(if whole { input.detach() } else { input.detach().copy()? });
+        }
+        let outputs = self
+            .outputs
+            .iter()
+            .map(|(shape, dtype)| Tensor::empty(shape, *dtype, device))
+            .collect::<Result<Vec<_>>>()?;
+        tensors.extend(outputs.iter().cloned());
+        let kernel = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
+        if self.groups.contains(&0) {
+            return Ok(outputs);
+        }
+        let max = device.info().limits.max_groups as usize;
+        let [x, y, z] = self.groups;
+        if x.max(y).max(z) > max {
+            return Err(Error::argument(
+                name,
+                format!(
+                    "a grid of {:?} workgroups; {device} takes at most {max} along each dimension",
+                    self.groups
+                ),
+            ));
+        }
+        let bindings: SmallVec<[Slice; 8]> = tensors.iter().map(Tensor::slice).collect();
+        // A uniform block has a multiple of 16 bytes.
+        let mut params = self.params;
+        params.resize(params.len().next_multiple_of(16), 0);
+        device.launch(kernel, &bindings, &params, [x as u32, y as u32, z as u32])?;
+        Ok(outputs)
+    }
+}
+
+/// What a user's gradient returned must fit the inputs.
+fn check(op: &'static str, saved: &Saved, wants: &[bool], grads: &[Option<Tensor>]) -> Result<()> {
+    if grads.len() != saved.inputs.len() {
+        return Err(Error::Backward(format!(
+            "the gradient of `{op}` returned {} tensors for {} inputs",
+            grads.len(),
+            saved.inputs.len()
+        )));
+    }
+    for (i, ((input, grad), &wanted)) in saved.inputs.iter().zip(grads).zip(wants).enumerate() {
+        match grad {
+            Some(g) if g.shape() != input.shape() || g.dtype() != input.dtype() => {
+                return Err(Error::Backward(format!(
+                    "the gradient of `{op}` for input {i} is {} {:?}, the input {} {:?}",
+                    g.dtype(),
+                    g.shape(),
+                    input.dtype(),
+                    input.shape()
+                )));
+            }
+            None if wanted => {
+                return Err(Error::Backward(format!(
+                    "the gradient of `{op}` for input {i} is `None`, but the input requires one"
+                )));
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,235 @@
+//! Every kernel that the catalog and the golden calls need, compiled without a GPU.
+//!
+//! The operations run on null devices, one with every optional type and one with none, which note what they were asked
+//! to compile. Each kernel is validated by naga (with the optional types of its device only), written as CUDA C++, and
+//! compiled by NVRTC for every architecture. Kernels that need the same prelude are compiled together, each in its own
+//! namespace: most of the time goes into the prelude.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+use forebay::backend::null::{Compiled, NullBackend, Profile};
+use forebay::backend::{Backend, Features};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::Config;
+use forebay::tensor::Tensor;
+use forebay_cuda::nvrtc;
+use forebay_cuda::translate::{Translated, translate};
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use crate::catalog;
+use crate::golden::Golden;
+
+/// From Turing to Blackwell.
+const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+
+/// Kernels in one program of NVRTC's.
+const BATCH: usize = 16;
+
+/// What became of all kernels.
+#[derive(Clone, Debug, Default)]
+pub struct Report {
+    /// Kernels.
+    pub kernels: usize,
+    /// How many were compiled, for each architecture; empty without NVRTC.
+    pub compiled: BTreeMap<u32, usize>,
+    /// The kernels that failed, and why.
+    pub failures: BTreeMap<String, String>,
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (label, why) in &self.failures {
+            writeln!(f, "FAILED {label}: {why}")?;
+        }
+        for (arch, count) in &self.compiled {
+            writeln!(f, "sm_{arch}: {count} kernels compiled")?;
+        }
+        write!(f, "kernels: {} passed, {} failed", self.kernels - self.failures.len(), self.failures.len())?;
+        if self.compiled.is_empty() {
+            write!(f, " (validated and translated; NVRTC was not found)")
+        } else {
+            Ok(())
+        }
+    }
+}
+
+/// Checks all kernels. `golden` is the folder of the golden calls.
+///
+/// Elementwise kernels, generated from one template, are compiled for the oldest architecture and for one of the others
+/// each, in turn; or, as all other kernels, for every architecture, if `all` is set (which takes ten minutes).
+pub fn check(golden: &Path, all: bool) -> Result<Report> {
+    let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
+    let there = nvrtc::is_present();
+    if required && !there {
+        bail!("FOREBAY_REQUIRE names nvrtc, and NVRTC was not found");
+    }
+    let start = Instant::now();
+    let mut report = Report::default();
+    let mut translated = Vec::new();
+    let mut seen = BTreeSet::new();
+    let everything = Profile::default().features;
+    for (features, allowed) in
+        [(everything, Capabilities::all()), (Features::default(), Capabilities::empty())]
+    {
+        for kernel in collect(features, golden)? {
+            if !seen.insert((kernel.wgsl.clone(), allowed.bits())) {
+                continue;
+            }
+            let label = format!("{} #{}", kernel.label, seen.len());
+            match prepare(&kernel, allowed) {
+                Ok(cuda) => translated.push((label, cuda)),
+                Err(why) => {
+                    report.failures.insert(label, why);
+                }
+            }
+        }
+    }
+    report.kernels = translated.len() + report.failures.len();
+    // One kernel of both devices is compiled once.
+    let mut sources = BTreeSet::new();
+    translated.retain(|(_, cuda)| sources.insert(body(&cuda.source).to_owned()));
+    println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
+    if there {
+        compile(&translated, all, &mut report);
+    }
+    Ok(report)
+}
+
+/// What a null device with these features is asked to compile.
+fn collect(features: Features, golden: &Path) -> Result<Vec<Compiled>> {
+    let backend = Arc::new(NullBackend::new(Profile { features, ..Profile::default() }));
+    let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
+    let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports(d)).collect();
+    for &dtype in &types {
+        for case in catalog::cases().filter(|_| dtype.is_float()) {
+            // Types that an operation does not take are refused before anything is compiled.
+            let _ = exercise(case, dtype, &device);
+        }
+        for &to in &types {
+            let x = Tensor::zeros(&[8, 4], dtype, &device)?;
+            drop((x.to_dtype(to), x.t()?.to_dtype(to)));
+            let y = Tensor::zeros(&[8, 4], to, &device)?;
+            drop((x.add(&y), x.lt(&y)));
+        }
+        let x = Tensor::zeros(&[9, 9], dtype, &device)?;
+        drop((x.t()?.copy(), x.copy_(&x.t()?)));
+        drop((x.add_(&x.t()?), x.sub_(1), x.mul_(&x), x.div_(2)));
+        drop((Tensor::rand(&[9], dtype, &device), Tensor::randn(&[9], dtype, &device)));
+        drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
+        drop(x.dropout(0.5, true));
+    }
+    Golden::load(golden)?.run(&device, &[])?;
+    Ok(backend.compiled())
+}
+
+/// A case and its gradients, on dense and on strided inputs.
+fn exercise(case: &catalog::Case, dtype: DType, device: &Device) -> Result<()> {
+    for strided in if dtype == DType::F32 { &[false, true][..] } else { &[false] } {
+        let mut leaves = Vec::new();
+        for input in case.inputs(dtype, device)? {
+            let input = match input.rank() {
+                0 => input,
+                _ if *strided => input.transpose(0, -1)?.copy()?.transpose(0, -1)?,
+                _ => input,
+            };
+            let wants = case.gradient && input.dtype().is_float();
+            leaves.push(if wants { input.requires_grad_()? } else { input });
+        }
+        let out = case.run(&leaves)?;
+        if out.requires_grad() {
+            out.backward_with(&out.ones_like()?)?;
+        }
+    }
+    Ok(())
+}
+
+/// Validates a kernel and writes it as CUDA C++.
+fn prepare(kernel: &Compiled, allowed: Capabilities) -> Result<Translated, String> {
+    let module = naga::front::wgsl::parse_str(&kernel.wgsl).map_err(|e| e.emit_to_string(&kernel.wgsl))?;
+    Validator::new(ValidationFlags::all(), allowed)
+        .validate(&module)
+        .map_err(|e| e.emit_to_string(&kernel.wgsl))?;
+    let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
+    translate(&kernel.wgsl, &kernel.entry, &overrides).map_err(|e| e.to_string())
+}
+
+/// Where a translation's prelude ends and its own text begins.
+const OWN: &str = "namespace wgsl {\n";
+
+fn body(source: &str) -> &str {
+    source.rsplit_once(OWN).map_or(source, |(_, own)| own)
+}
+
+/// The prelude, without the line that names the kernel.
+fn prelude(source: &str) -> &str {
+    let prelude = source.rsplit_once(OWN).map_or("", |(prelude, _)| prelude);
+    prelude.split_once('\n').map_or(prelude, |(_, rest)| rest)
+}
+
+/// Several kernels of one prelude as one source.
+fn together(kernels: &[&(String, Translated)]) -> String {
+    let mut source = kernels.first().map_or(String::new(), |(_, k)| prelude(&k.source).to_owned());
+    for (i, (_, kernel)) in kernels.iter().enumerate() {
+        let own =
+            body(&kernel.source).replace(&format!(" {}(", kernel.entry), &format!(" {}_{i}(", kernel.entry));
+        source.push_str(&format!("namespace wgsl {{ namespace kernel{i} {{\n{own}}}\n"));
+    }
+    source
+}
+
+fn compile(translated: &[(String, Translated)], all: bool, report: &mut Report) {
+    let mut by_prelude: BTreeMap<&str, Vec<&(String, Translated)>> = BTreeMap::new();
+    for kernel in translated {
+        by_prelude.entry(prelude(&kernel.1.source)).or_default().push(kernel);
+    }
+    let mut jobs: Vec<(u32, Vec<&(String, Translated)>)> = Vec::new();
+    for (turn, arch) in ARCHITECTURES.into_iter().enumerate() {
+        for kernels in by_prelude.values() {
+            let due = kernels.iter().enumerate().filter(|(i, (label, _))| {
+                all || turn == 0
+                    || !label.starts_with("pointwise")
+                    || i % (ARCHITECTURES.len() - 1) == turn - 1
+            });
+            let due: Vec<_> = due.map(|(_, kernel)| *kernel).collect();
+            jobs.extend(due.chunks(BATCH).map(|batch| (arch, batch.to_vec())));
+        }
+    }
+    let next = AtomicUsize::new(0);
+    let shared = Mutex::new(report);
+    let work = || {
+        while let Some((arch, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
+            let arch = *arch;
+            let mut failures = Vec::new();
+            // Optimised on one architecture: what can fail on the others, and not there, fails without it too.
+            let options: &[&str] = if arch == 90 { &[] } else { &["--Ofast-compile=max"] };
+            if nvrtc::compile_with(&together(batch), "batch", arch, options).is_err() {
+                // One by one, to name those that fail.
+                for (label, kernel) in batch {
+                    if let Err(error) = nvrtc::compile(&kernel.source, &kernel.entry, arch) {
+                        failures.push((label.clone(), error.to_string()));
+                    }
+                }
+                if failures.is_empty() {
+                    let error = "alone it compiles, beside others of its prelude it does not".to_owned();
+                    failures.push((batch[0].0.clone(), error));
+                }
+            }
+            let mut report = shared.lock().unwrap_or_else(PoisonError::into_inner);
+            *report.compiled.entry(arch).or_default() += batch.len() - failures.len();
+            report.failures.extend(failures);
+        }
+    };
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(work);
+        }
+    });
+}

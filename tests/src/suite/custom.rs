@@ -1,0 +1,146 @@
+//! A user's own WGSL as an operation.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::ops::{Call, CustomOp};
+use forebay::tensor::Tensor;
+
+use super::host::{expect, iota};
+use super::tests;
+
+tests![
+    it_runs_on_any_strides,
+    several_outputs,
+    overrides_make_kernels,
+    gradients_flow_through_it,
+    without_a_gradient_it_refuses,
+    a_wrong_gradient_is_named,
+    wgsl_that_does_not_compile_is_shown,
+    a_grid_that_is_too_long_is_an_error,
+];
+
+/// `y = scale * x²`, with an override for the power's exponent less one.
+static POWER: CustomOp = CustomOp::new(
+    "power",
+    "
+    struct Params { n: u32, scale: f32 }
+    override times: u32 = 1;
+    @group(0) @binding(0) var<storage, read> x: array<f32>;
+    @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+    @group(1) @binding(0) var<uniform> p: Params;
+    @compute @workgroup_size(64)
+    fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+        if id.x >= p.n { return; }
+        var v = p.scale * x[id.x];
+        for (var i = 0u; i < times; i++) { v *= x[id.x]; }
+        y[id.x] = v;
+    }",
+);
+
+fn power<'a>(x: &'a Tensor, scale: f32) -> Call<'a> {
+    let n = x.numel();
+    let call = POWER.inputs(&[x]).output(x.shape(), DType::F32);
+    call.params(&[n as u32, scale.to_bits()]).groups([n.div_ceil(64), 1, 1])
+}
+
+fn it_runs_on_any_strides(device: &Device) -> Result<()> {
+    let x = iota(&[5, 7], DType::F32, device)?;
+    for view in
+        [x.clone(), x.t()?, x.narrow(1, 3, 2)?, x.narrow(0, 1, 3)?, x.select(0, 4)?, x.narrow(0, 2, 0)?]
+    {
+        let expected: Vec<f64> = view.to_f64s()?.iter().map(|v| 3.0 * v * v).collect();
+        let y = power(&view, 3.0).run()?;
+        ensure!(y.shape() == view.shape());
+        expect(&y, &expected)?;
+    }
+    Ok(())
+}
+
+fn several_outputs(device: &Device) -> Result<()> {
+    static SPLIT: CustomOp = CustomOp::new(
+        "split",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<i32>;
+        @group(0) @binding(1) var<storage, read_write> half: array<i32>;
+        @group(0) @binding(2) var<storage, read_write> rest: array<u32>;
+        @compute @workgroup_size(4)
+        fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+            half[id.x] = x[id.x] / 2;
+            rest[id.x] = u32(x[id.x] % 2);
+        }",
+    );
+    let x = Tensor::from_slice(&[9i32, 4, 1, 6], &[4], device)?;
+    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32);
+    let [half, rest] = call().run_all()?.try_into().map_err(|_| anyhow::anyhow!("two outputs"))?;
+    expect(&half, &[4.0, 2.0, 0.0, 3.0])?;
+    expect(&rest, &[1.0, 0.0, 1.0, 0.0])?;
+    ensure!(call().run().is_err(), "`run` is for one output");
+    Ok(())
+}
+
+fn overrides_make_kernels(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[2.0f32, -3.0], &[2], device)?;
+    expect(&power(&x, 1.0).overrides(&[("times", 3.0)]).run()?, &[16.0, 81.0])?;
+    expect(&power(&x, 1.0).overrides(&[("times", 0.0)]).run()?, &[2.0, -3.0])?;
+    expect(&power(&x, 1.0).run()?, &[4.0, 9.0])
+}
+
+fn gradients_flow_through_it(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], &[3], device)?.requires_grad_()?;
+    let doubled = x.mul(2.0)?;
+    let y = power(&doubled, 0.5).gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0])?)])).run()?;
+    expect(&y, &[2.0, 8.0, 18.0])?;
+    y.backward_with(&y.ones_like()?)?;
+    expect(&x.grad().context("no gradient")?, &[4.0, -8.0, 12.0])?;
+    // Nothing is kept where nothing is recorded.
+    let _guard = forebay::autograd::no_grad();
+    ensure!(!power(&x, 1.0).run()?.requires_grad());
+    Ok(())
+}
+
+fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    ensure!(matches!(power(&x, 1.0).run(), Err(Error::NoGradient { op: "power" })));
+    ensure!(matches!(power(&x, 1.0).run_all(), Err(Error::NoGradient { op: "power" })));
+    expect(&power(&x.detach(), 1.0).run()?, &[1.0; 3])
+}
+
+fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let message = |call: Call<'_>| -> Result<String> {
+        let y = call.run()?;
+        Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())
+    };
+    let text = message(power(&x, 1.0).gradient(|_, g| Ok(vec![Some(g.narrow(0, 0, 2)?)])))?;
+    ensure!(text == "backward: the gradient of `power` for input 0 is f32 [2], the input f32 [3]", "{text}");
+    let text = message(power(&x, 1.0).gradient(|_, _| Ok(vec![None])))?;
+    ensure!(
+        text == "backward: the gradient of `power` for input 0 is `None`, but the input requires one",
+        "{text}"
+    );
+    let text = message(power(&x, 1.0).gradient(|_, _| Ok(vec![])))?;
+    ensure!(text == "backward: the gradient of `power` returned 0 tensors for 1 inputs", "{text}");
+    Ok(())
+}
+
+fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
+    static BROKEN: CustomOp =
+        CustomOp::new("broken", "@compute @workgroup_size(1)\nfn main() { let x = 1u + 2.5; }");
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let Err(Error::Kernel { label, message }) = BROKEN.inputs(&[&x]).output(&[3], DType::F32).run() else {
+        anyhow::bail!("it must not compile");
+    };
+    ensure!(label == "broken" && message.contains("2.5") && message.contains(":2:"), "{message}");
+    // The device is as it was.
+    expect(&power(&x, 2.0).run()?, &[2.0; 3])
+}
+
+fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let groups = device.info().limits.max_groups as usize + 1;
+    ensure!(matches!(power(&x, 1.0).groups([groups, 1, 1]).run(), Err(Error::Argument { op: "power", .. })));
+    ensure!(POWER.inputs(&[]).output(&[3], DType::F32).run().is_err(), "an input says where it runs");
+    Ok(())
+}

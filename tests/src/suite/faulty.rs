@@ -1,0 +1,105 @@
+//! A backend that stops giving memory at a chosen call, and is otherwise the one it wraps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay::backend::{
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, MatmulCall, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits,
+};
+use forebay::error::Result;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Faulty {
+    inner: Arc<dyn Backend>,
+    /// Calls for memory that are still served.
+    left: AtomicU64,
+}
+
+impl Faulty {
+    pub(super) fn new(inner: Arc<dyn Backend>) -> Self {
+        Self { inner, left: AtomicU64::new(u64::MAX) }
+    }
+
+    /// Serves this many more calls for memory, and no other until the next call of this.
+    pub(super) fn serve(&self, calls: u64) {
+        self.left.store(calls, Ordering::Relaxed);
+    }
+
+    fn ask(&self, bytes: u64) -> Result<(), SourceError> {
+        let less = |left: u64| left.checked_sub(1);
+        match self.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(SourceError::OutOfMemory { bytes, detail: "the test said so".to_owned() }),
+        }
+    }
+}
+
+impl SegmentSource for Faulty {
+    fn limits(&self) -> SourceLimits {
+        self.inner.limits()
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        self.inner.device_memory()
+    }
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.ask(bytes)?;
+        self.inner.alloc_segment(bytes)
+    }
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_segment(segment)
+    }
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve(bytes)
+    }
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.unreserve(segment)
+    }
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.ask(bytes)?;
+        self.inner.map(segment, offset, bytes)
+    }
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.unmap(segment, offset, bytes)
+    }
+    fn fence(&self) -> Result<Fence, SourceError> {
+        self.inner.fence()
+    }
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.inner.fence_done(fence)
+    }
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        self.inner.fence_wait(fence)
+    }
+}
+
+impl Backend for Faulty {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        self.inner.compile(source)
+    }
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.inner.launch(launch)
+    }
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.inner.upload(dst, data)
+    }
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.inner.download(src, data)
+    }
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.inner.copy(dst, src)
+    }
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.inner.fill(dst, word)
+    }
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        self.inner.matmul(call)
+    }
+}

@@ -1,0 +1,213 @@
+//! The pool on a real device: contents against a model, memory that comes back, full devices at every point of a step.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use forebay::backend::null::Profile;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::testing::{Op, check};
+use forebay::memory::{Config, Pool, Tag, scope};
+use forebay::tensor::Tensor;
+
+use super::faulty::Faulty;
+use super::host::same_bits;
+use super::tests;
+
+tests![
+    the_pool_keeps_to_its_model,
+    a_thousand_steps_take_the_memory_of_ten,
+    a_dry_run_predicts_the_peak,
+    a_full_device_at_every_point_of_a_step,
+    empty_cache_gives_everything_back,
+    tags_say_who_holds_what,
+    threads_share_a_device,
+];
+
+/// A perceptron that a step trains by hand.
+struct Net {
+    weights: Vec<Tensor>,
+    x: Tensor,
+    target: Tensor,
+}
+
+impl Net {
+    fn new(width: usize, device: &Device) -> forebay::error::Result<Self> {
+        device.manual_seed(8);
+        let _tag = scope::tag(Tag::Parameter);
+        let weight =
+            |rows, cols| Tensor::normal(&[rows, cols], 0.0, 0.1, DType::F32, device)?.requires_grad_();
+        let weights = vec![weight(20, width)?, weight(width, width)?, weight(width, 3)?];
+        let _tag = scope::tag(Tag::Input);
+        let x = Tensor::randn(&[32, 20], DType::F32, device)?;
+        let target = Tensor::randn(&[32, 3], DType::F32, device)?;
+        Ok(Self { weights, x, target })
+    }
+
+    /// Gradients of the loss, which is returned.
+    fn gradients(&self) -> forebay::error::Result<Tensor> {
+        let _tag = scope::tag(Tag::Activation);
+        let mut y = self.x.clone();
+        for weight in &self.weights {
+            y = y.matmul(weight)?.tanh()?;
+        }
+        let loss = y.sub(&self.target)?.square()?.mean_all()?;
+        loss.backward()?;
+        Ok(loss.detach())
+    }
+
+    fn step(&self) -> forebay::error::Result<Tensor> {
+        let loss = self.gradients()?;
+        let _guard = forebay::autograd::no_grad();
+        for weight in &self.weights {
+            if let Some(grad) = weight.grad() {
+                weight.sub_(&grad.mul(0.1)?)?;
+            }
+            weight.set_grad(None);
+        }
+        Ok(loss)
+    }
+}
+
+fn the_pool_keeps_to_its_model(device: &Device) -> Result<()> {
+    let pool = Pool::new(device.backend().clone(), Config::default());
+    let ops = Op::sequence(2026, 10_000, 64 << 10);
+    let summary = check(&pool, &**device.backend(), &ops).map_err(anyhow::Error::msg)?;
+    ensure!(summary.served > 1000 && summary.refused == 0, "{summary:?}");
+    Ok(())
+}
+
+fn a_thousand_steps_take_the_memory_of_ten(device: &Device) -> Result<()> {
+    let net = Net::new(64, device)?;
+    let figures = || {
+        let stats = device.memory();
+        (stats.allocated(), stats.reserved(), stats.peak_allocated())
+    };
+    device.pool().reset_peak_stats();
+    let mut first = 0.0;
+    for step in 1..=10 {
+        let loss = net.step()?.item()?;
+        if step == 1 {
+            first = loss;
+        }
+    }
+    let after_ten = figures();
+    let mut last = first;
+    for step in 11..=1000 {
+        let loss = net.step()?;
+        if step % 100 == 0 {
+            last = loss.item()?;
+        }
+    }
+    let after_thousand = figures();
+    ensure!(
+        after_ten == after_thousand,
+        "allocated, reserved, peak: {after_ten:?}, later {after_thousand:?}"
+    );
+    ensure!(last < first * 0.9, "it learns: from {first} to {last}");
+    Ok(())
+}
+
+fn a_dry_run_predicts_the_peak(device: &Device) -> Result<()> {
+    let peak = |device: &Device| -> Result<u64> {
+        let before = device.memory().allocated();
+        device.pool().reset_peak_stats();
+        let net = Net::new(256, device)?;
+        net.step()?;
+        net.step()?;
+        Ok(device.memory().peak_allocated() - before)
+    };
+    let info = device.info();
+    let (features, limits, source) = (info.features, info.limits, device.backend().limits());
+    let dry = Device::null(Profile { features, limits, source, ..Profile::default() });
+    let (predicted, measured) = (peak(&dry)?, peak(device)?);
+    ensure!(predicted == measured, "predicted {predicted} bytes, measured {measured}");
+    Ok(())
+}
+
+fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
+    let faulty = Arc::new(Faulty::new(device.backend().clone()));
+    let device = Device::with_config(faulty.clone(), Config::default());
+    let net = Net::new(64, &device)?;
+    net.gradients()?;
+    let expected: Vec<Tensor> = net.weights.iter().filter_map(Tensor::grad).collect();
+    let clear = || net.weights.iter().for_each(|w| w.set_grad(None));
+    clear();
+    device.pool().empty_cache()?;
+    // From here on the device is full; what the pool still has is taken, and given back a little at a time.
+    faulty.serve(0);
+    let mut fillers = Vec::new();
+    for elements in [512, 128] {
+        while let Ok(filler) = Tensor::zeros(&[elements], DType::F32, &device) {
+            fillers.push(filler);
+        }
+    }
+    let mut failures = 0;
+    loop {
+        let before = device.memory().allocated();
+        match net.gradients() {
+            Ok(_) => break,
+            Err(error) => ensure!(error.is_out_of_memory(), "{error}"),
+        }
+        failures += 1;
+        clear();
+        let after = device.memory().allocated();
+        ensure!(after == before, "after failure {failures}: {} bytes leak", after as i64 - before as i64);
+        ensure!(!fillers.is_empty(), "the step fails though everything was given back");
+        fillers.truncate(fillers.len().saturating_sub(2));
+    }
+    ensure!(failures > 10, "{failures} failures are too few to be at every point");
+    clear();
+    net.gradients()?;
+    for (weight, expected) in net.weights.iter().zip(&expected) {
+        same_bits(&weight.grad().context("no gradient")?, expected)?;
+    }
+    Ok(())
+}
+
+fn empty_cache_gives_everything_back(device: &Device) -> Result<()> {
+    device.pool().empty_cache()?;
+    let before = device.memory().reserved();
+    let sizes = [10, 1000, 100_000, 1_000_000, 5_000_000];
+    let tensors: Vec<Tensor> = sizes
+        .iter()
+        .map(|&n| Tensor::zeros(&[n], DType::F32, device))
+        .collect::<forebay::error::Result<_>>()?;
+    let held = device.memory().reserved();
+    ensure!(held >= before + 20_000_000, "{held} bytes reserved");
+    drop(tensors);
+    ensure!(device.memory().reserved() == held, "the pool keeps what it may need again");
+    device.pool().empty_cache()?;
+    let after = device.memory().reserved();
+    ensure!(after == before, "{before} bytes reserved before, {after} after");
+    Ok(())
+}
+
+fn tags_say_who_holds_what(device: &Device) -> Result<()> {
+    let held = |tag| device.memory().tag(tag).current;
+    let (parameters, gradients, inputs) = (held(Tag::Parameter), held(Tag::Gradient), held(Tag::Input));
+    let net = Net::new(128, device)?;
+    ensure!(held(Tag::Parameter) - parameters == 4 * (20 * 128 + 128 * 128 + 128 * 3));
+    ensure!(held(Tag::Input) - inputs >= 4 * 32 * 23);
+    net.gradients()?;
+    ensure!(
+        held(Tag::Gradient) - gradients == 4 * (20 * 128 + 128 * 128 + 128 * 3),
+        "gradients of all parameters"
+    );
+    Ok(())
+}
+
+fn threads_share_a_device(device: &Device) -> Result<()> {
+    let work = |seed: i64| -> Result<()> {
+        for i in 0..50 {
+            let x = Tensor::full(&[257 + seed as usize], seed as f64, DType::F32, device)?;
+            let y = x.mul(&x)?.add(i)?.to_vec::<f32>()?;
+            ensure!(y.iter().all(|&v| v == (seed * seed + i) as f32), "thread {seed}, turn {i}");
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (1..=4).map(|seed| scope.spawn(move || work(seed))).collect();
+        threads.into_iter().try_for_each(|t| t.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+    })
+}
