@@ -496,6 +496,10 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
     let compute = match (from.dtype(), to.dtype()) {
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
+        // As 32 bits where the device has no wider integers.
+        (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {
+            DType::I32
+        }
         (a, DType::Bool) => a,
         (a, b) if a.is_float() => match b {
             DType::I64 if from.device().info().features.i64 => DType::I64,
