@@ -1,7 +1,8 @@
 {#-
 Cross-entropy from logits, a row for each example: all classes of it.
 
-pass: `forward` writes loss [2, rows] (the losses, and the weight each has in a mean) and the log-sum-exp of each row;
+pass: `forward` writes loss [2, rows] (the losses, and the weight each has in a mean) and lse [2, rows], whose sum is the
+log-sum-exp: the largest logit, and the logarithm of the sum over it;
 `backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights)
 dtype: of the logits (any strides) and their gradient · goal: of the targets · weight: dtype of the class weights, or ""
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
@@ -88,26 +89,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let m = row_max(largest, thread);
     var sum = 0.0;
     for (var c = first; c < extent; c += {{ lanes }}u) { sum += m_exp(input_at(base + c * p.stride) - m); }
-    let log_sum = m + m_log(row_sum(sum, thread));
+    // Kept apart from m, which would round away what a sure example has left of its loss.
+    let log_sum = m_log(row_sum(sum, thread));
     {% if soft or smooth %}
     var spread = 0.0;
     var weights = 0.0;
     for (var c = first; c < extent; c += {{ lanes }}u) {
         let w = weight_of(c){{ " * (goal_at(dense + c * p.inner) * p.keep + p.share)" if soft else " * p.share" }};
         weights += w;
-        spread += w * (log_sum - input_at(base + c * p.stride));
+        spread += w * ((m - input_at(base + c * p.stride)) + log_sum);
     }
     let all_spread = row_sum(spread, thread);
     let all_weights = row_sum(weights, thread);
     {% endif %}
     if live && lane_of(thread) == 0u {
-        lse_put(row, log_sum);
+        lse_put(row, m);
+        lse_put(p.rows + row, log_sum);
         {% if soft %}
         loss_put(row, all_spread);
         loss_put(p.rows + row, all_weights);
         {% else %}
         var value = m_nan();
-        if valid { value = p.keep * own * (log_sum - input_at(base + u32(label) * p.stride)){{ " + all_spread" if smooth else "" }}; }
+        if valid { value = p.keep * own * ((m - input_at(base + u32(label) * p.stride)) + log_sum){{ " + all_spread" if smooth else "" }}; }
         if ignored { value = 0.0; }
         loss_put(row, value);
         loss_put(p.rows + row, own);
@@ -129,14 +132,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     // Nothing flows to what is ignored, also where a mean of nothing is NaN.
     let scale = select(scale_at(min(row, p.rows - 1u) * p.scale_stride), 0.0, ignored);
     {% endif %}
-    let log_sum = lse_at(min(row, p.rows - 1u));
+    let m = lse_at(min(row, p.rows - 1u));
+    let log_sum = lse_at(p.rows + min(row, p.rows - 1u));
     for (var at = first; at < extent; at += {{ lanes * width }}u) {
         {% if width == 4 %}
         var quad: array<f32, 4>;
         {% endif %}
         {% for k in range(width) %}
         let c{{ k }} = at + {{ k }}u;
-        var r{{ k }} = m_exp(input_at(base + c{{ k }} * p.stride) - log_sum) * whole;
+        var r{{ k }} = m_exp((input_at(base + c{{ k }} * p.stride) - m) - log_sum) * whole;
         {% if soft %}
         r{{ k }} -= weight_of(c{{ k }}) * (goal_at(dense + c{{ k }} * p.inner) * p.keep + p.share);
         {% else %}

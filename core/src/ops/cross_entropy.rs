@@ -82,7 +82,7 @@ impl Example {
         let mut per_row: Dims = shape.into();
         let dim = usize::from(shape.len() > 1);
         per_row[dim] = 1;
-        let lost = lse.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.smoothing)?;
+        let lost = lse.sum(&[0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.smoothing)?;
         let scale = if scale.numel() == 1 { scale.reshape([1])? } else { scale.reshape(&per_row[..])? };
         let grad = lost.mul(&scale)?;
         let Some(weight) = &self.weight else { return grad.to_dtype(self.target.dtype()) };
@@ -194,7 +194,7 @@ impl Tensor {
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
         let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
-        let lse = Tensor::empty(&[rows], DType::F32, self.device())?;
+        let lse = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         if rows > 0 {
             example.run("forward", &[], &[&losses, &lse], 0)?;
         }
