@@ -44,8 +44,11 @@ impl Drop for Storage {
 }
 
 impl Tensor {
-    /// Uninitialised memory for a contiguous tensor. Whoever calls this writes every element.
-    pub(crate) fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+    /// A contiguous tensor whose contents are whatever was there: to be written before it is read.
+    ///
+    /// # Errors
+    /// The device lacks the type, or cannot bind so much at once; memory runs out.
+    pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         if !device.supports(dtype) {
             return Err(Error::Unsupported {
                 op: "empty",

@@ -1,0 +1,95 @@
+//! Timing: wall time with a synchronise around each sample, as the peers' programs do it.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use forebay::device::Device;
+use forebay::tensor::Tensor;
+use serde_json::{Map, Value, json};
+
+/// A device to measure, and how large.
+pub(crate) struct Bench<'a> {
+    pub(crate) device: &'a Device,
+    pub(crate) tiny: bool,
+}
+
+/// What timing an operation gave, in milliseconds.
+pub(crate) struct Timing {
+    pub(crate) median_ms: f64,
+    min_ms: f64,
+    first_ms: f64,
+    samples: usize,
+    inner: usize,
+}
+
+const SAMPLES: usize = 20;
+
+pub(crate) fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+impl<'a> Bench<'a> {
+    pub(crate) fn new(device: &'a Device, tiny: bool) -> Self {
+        Self { device, tiny }
+    }
+
+    /// The first call alone, a warm-up, then samples of as many calls as take about 10 ms, at most `max_inner`.
+    pub(crate) fn time(&self, max_inner: usize, op: impl Fn() -> Result<Tensor>) -> Result<Timing> {
+        let sync = || self.device.synchronize();
+        let timed = |n: usize| -> Result<f64> {
+            sync()?;
+            let start = Instant::now();
+            let mut kept = Vec::with_capacity(n);
+            for _ in 0..n {
+                kept.push(op()?);
+            }
+            sync()?;
+            Ok(start.elapsed().as_secs_f64() * 1e3 / n as f64)
+        };
+        let first_ms = timed(1)?;
+        let one = (0..4).map(|_| timed(1)).collect::<Result<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
+        let inner = ((10.0 / one).ceil() as usize).clamp(1, max_inner.max(1));
+        let samples = if one > 500.0 { 3 } else { SAMPLES };
+        for _ in 0..2 {
+            timed(inner)?;
+        }
+        let all = (0..samples).map(|_| timed(inner)).collect::<Result<Vec<_>>>()?;
+        let min_ms = all.iter().copied().fold(f64::INFINITY, f64::min);
+        Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, inner })
+    }
+
+    /// How many results of this many bytes may be alive at once.
+    pub(crate) fn max_inner(&self, bytes: usize) -> usize {
+        ((2usize << 30) / bytes.max(1)).clamp(1, 50)
+    }
+
+    /// Prints a line.
+    pub(crate) fn emit(&self, bench: &str, shape: &str, dtype: &str, fields: Value) {
+        let mut line = Map::new();
+        line.insert("peer".into(), json!("forebay"));
+        line.insert("backend".into(), json!(self.device.info().backend));
+        line.insert("bench".into(), json!(bench));
+        line.insert("shape".into(), json!(shape));
+        line.insert("dtype".into(), json!(dtype));
+        if let Value::Object(fields) = fields {
+            line.extend(fields);
+        }
+        println!("{}", Value::Object(line));
+    }
+
+    /// Prints the line of a timed operation, with one rate.
+    pub(crate) fn emit_rate(&self, bench: &str, shape: &str, dtype: &str, t: &Timing, rate: (&str, f64)) {
+        let mut fields = json!({
+            "median_ms": t.median_ms, "min_ms": t.min_ms, "first_ms": t.first_ms,
+            "samples": t.samples, "inner": t.inner,
+        });
+        fields[rate.0] = json!(rate.1);
+        self.emit(bench, shape, dtype, fields);
+    }
+
+    /// Numbers in -1..1.
+    pub(crate) fn random(&self, shape: &[usize], dtype: forebay::dtype::DType) -> Result<Tensor> {
+        Ok(Tensor::uniform(shape, -1.0, 1.0, forebay::dtype::DType::F32, self.device)?.to_dtype(dtype)?)
+    }
+}
