@@ -24,3 +24,20 @@ pub mod prelude {
     pub use forebay_core::tensor::Tensor;
     pub use forebay_core::train::{Checkpoint, Trainer};
 }
+
+/// Rust in the documents is compiled with the documentation tests.
+#[cfg(doctest)]
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+    #[doc = include_str!("../docs/architecture.md")]
+    struct Architecture;
+    #[doc = include_str!("../docs/devices.md")]
+    struct Devices;
+    #[doc = include_str!("../docs/kernels.md")]
+    struct Kernels;
+    #[doc = include_str!("../docs/memory.md")]
+    struct Memory;
+    #[doc = include_str!("../docs/training.md")]
+    struct Training;
+}
