@@ -47,7 +47,8 @@ pub(crate) fn table(ours: &[PathBuf], peer: &Path) -> Result<()> {
                 .flatten()
                 .filter_map(|p| Some((word(p, "variant").to_owned(), p.get(name)?.as_f64()?)))
                 .collect();
-            let peer: Vec<String> = cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
+            let peer: Vec<String> =
+                cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
             let ratio: Vec<String> =
                 cells.iter().map(|(_, x)| format!("{:.2}", if up { value / x } else { x / value })).collect();
             println!(

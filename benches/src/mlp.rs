@@ -18,8 +18,11 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
     device.manual_seed(1);
     let before = device.memory().allocated();
     device.pool().reset_peak_stats();
-    let layers =
-        [Linear::new(784, hidden, device)?, Linear::new(hidden, hidden, device)?, Linear::new(hidden, 10, device)?];
+    let layers = [
+        Linear::new(784, hidden, device)?,
+        Linear::new(hidden, hidden, device)?,
+        Linear::new(hidden, 10, device)?,
+    ];
     let mut optimizer = Adam::new(layers.parameters(), 1e-3);
     let x = Tensor::rand(&[batch, 784], DType::F32, device)?;
     let classes: Vec<i32> = (0..batch as i32).map(|i| i * 7 % 10).collect();

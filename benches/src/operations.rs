@@ -118,7 +118,8 @@ pub(crate) fn alloc(b: &Bench<'_>) -> Result<()> {
     let (live, steps, top) = if b.tiny { (50, 200, 20.0) } else { (1000, 5000, 26.0) };
     let mut rng = Lcg(12_345);
     let make = |bytes: u64| Tensor::empty(&[bytes as usize], DType::U8, b.device);
-    let mut slots = (0..live).map(|_| make(rng.size(top)).map(Some)).collect::<forebay::error::Result<Vec<_>>>();
+    let mut slots =
+        (0..live).map(|_| make(rng.size(top)).map(Some)).collect::<forebay::error::Result<Vec<_>>>();
     let Ok(slots) = &mut slots else {
         eprintln!("alloc_tensor_mixed: the device is too small for it");
         return Ok(());

@@ -48,7 +48,8 @@ impl<'a> Bench<'a> {
             Ok(start.elapsed().as_secs_f64() * 1e3 / n as f64)
         };
         let first_ms = timed(1)?;
-        let one = (0..4).map(|_| timed(1)).collect::<Result<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
+        let one =
+            (0..4).map(|_| timed(1)).collect::<Result<Vec<_>>>()?.into_iter().fold(f64::INFINITY, f64::min);
         let inner = ((10.0 / one).ceil() as usize).clamp(1, max_inner.max(1));
         let samples = if one > 500.0 { 3 } else { SAMPLES };
         for _ in 0..2 {
