@@ -221,7 +221,8 @@ fn compare(got: &Tensor, expected: &Host<'_>, (atol, rtol): (f64, f64)) -> Resul
     let wanted = expected.values();
     let mut worst: Option<(f64, usize)> = None;
     for (i, (&a, &b)) in values.iter().zip(&wanted).enumerate() {
-        let good = a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= atol + rtol * b.abs();
+        let good =
+            a == b || (a.is_nan() && b.is_nan()) || (b.is_finite() && (a - b).abs() <= atol + rtol * b.abs());
         if !good {
             let distance = (a - b).abs();
             // NaN against a number is the worst there is.
