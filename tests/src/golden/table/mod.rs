@@ -24,7 +24,7 @@ pub(super) type Op = fn(&Args<'_>) -> Result<Vec<Tensor>>;
 /// An operation that the library does not have.
 #[derive(Debug, Error)]
 #[error("the library has no `{0}` yet")]
-pub struct Missing(pub String);
+pub(crate) struct Missing(pub String);
 
 /// The lines.
 pub struct Table(HashMap<&'static str, Op>);
