@@ -58,9 +58,6 @@ enum Command {
         /// The folder of the golden calls, whose kernels are compiled too.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
-        /// Elementwise kernels too for every architecture, not for two each.
-        #[arg(long)]
-        all: bool,
     },
     /// Replays allocator traces of real workloads, and compares with PyTorch's allocator.
     Traces {
@@ -161,8 +158,8 @@ fn main() -> Result<()> {
                 bail!("{failed} golden calls failed");
             }
         }
-        Command::Kernels { dir, all } => {
-            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), all)?;
+        Command::Kernels { dir } => {
+            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")))?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());
