@@ -239,8 +239,13 @@ impl State {
         Ok(self.leave(source, &first_of(idle, surplus))? > 0)
     }
 
+    fn largest_free(&self) -> u64 {
+        self.heap.arenas.iter().filter_map(|a| a.bins.largest()).map(|e| e.size).max().unwrap_or(0)
+    }
+
     pub(super) fn stats(&self) -> Stats {
         Stats {
+            largest_free: self.largest_free(),
             num_alloc_retries: self.num_alloc_retries,
             num_ooms: self.num_ooms,
             num_sync_all_streams: self.num_sync_all_streams,
@@ -267,8 +272,7 @@ impl State {
 
     pub(super) fn out_of_memory(&self, need: &Need, memory: DeviceMemory, detail: String) -> OutOfMemory {
         let counters = &self.heap.counters;
-        let largest = self.heap.arenas.iter().filter_map(|a| a.bins.largest());
-        let largest_free = largest.map(|e| e.size).max().unwrap_or(0);
+        let largest_free = self.largest_free();
         let cached = counters.reserved().saturating_sub(counters.active() + counters.leaving_bytes);
         let mut by_tag = [0; Tag::COUNT];
         let mut by_module = std::collections::BTreeMap::<_, u64>::new();

@@ -85,6 +85,8 @@ pub struct Stats {
     /// Bytes that are freed and wait for a fence: blocks that cannot be reused yet, and memory that has not gone
     /// back to the device yet.
     pub pending_bytes: u64,
+    /// The largest block that is free: what a request can have without new memory.
+    pub largest_free: u64,
     /// Bytes held for each tag, in the order of [`Tag::ALL`].
     pub tags: [Stat; Tag::COUNT],
     /// Requests that were served only after memory had been given back.
@@ -133,6 +135,21 @@ impl Stats {
         self.reserved_bytes.all.peak
     }
 
+    /// Bytes that are taken from the device and free for the next request.
+    #[must_use]
+    pub fn cached(&self) -> u64 {
+        self.reserved().saturating_sub(self.allocated() + self.pending_bytes)
+    }
+
+    /// The part of the free memory that a request for the largest free block could not use: 0 is one block.
+    #[must_use]
+    pub fn fragmentation(&self) -> f64 {
+        match self.cached() {
+            0 => 0.0,
+            cached => 1.0 - self.largest_free as f64 / cached as f64,
+        }
+    }
+
     /// The counters of one tag.
     #[must_use]
     pub fn tag(&self, tag: Tag) -> Stat {
@@ -166,6 +183,7 @@ impl Stats {
         }
         let scalars = [
             ("pending_bytes", self.pending_bytes),
+            ("largest_free_block", self.largest_free),
             ("num_alloc_retries", self.num_alloc_retries),
             ("num_ooms", self.num_ooms),
             ("num_sync_all_streams", self.num_sync_all_streams),

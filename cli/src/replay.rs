@@ -1,0 +1,155 @@
+//! `forebay replay`: what the pool makes of recorded requests, without a device.
+
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use forebay::memory::trace::{Mode, Report, Trace, replay};
+use forebay::memory::{Bytes, Config};
+
+#[derive(Args)]
+pub(crate) struct Replay {
+    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; packed if the name ends in .xz.
+    #[arg(required = true)]
+    traces: Vec<PathBuf>,
+    /// Settings in PyTorch's syntax, as `max_split_size_mb:256,growth_slack:0.1`. Several give a line each; without any,
+    /// the defaults are used. `pytorch` stands for PyTorch's own defaults.
+    #[arg(long, value_parser = parse)]
+    config: Vec<Setting>,
+    /// Only with plain segments, as on wgpu.
+    #[arg(long, conflicts_with = "virtual_memory")]
+    plain: bool,
+    /// Only with virtual memory, as on CUDA.
+    #[arg(long = "virtual")]
+    virtual_memory: bool,
+    /// Also measure the time of a request and its free, by so many runs.
+    #[arg(long, value_name = "RUNS", default_value_t = 0)]
+    time: u32,
+}
+
+/// A configuration, and how it was written.
+#[derive(Clone)]
+struct Setting {
+    text: String,
+    config: Config,
+}
+
+fn parse(text: &str) -> Result<Setting> {
+    let (base, rest) = match text.strip_prefix("pytorch") {
+        Some(rest) => (Config::pytorch(), rest.trim_start_matches(',')),
+        None => (Config::default(), text),
+    };
+    let name = if text.is_empty() { "default" } else { text };
+    Ok(Setting { text: name.to_owned(), config: base.with(rest)? })
+}
+
+impl Replay {
+    pub(crate) fn run(mut self) -> Result<()> {
+        if self.config.is_empty() {
+            self.config.push(parse("")?);
+        }
+        let traces = self.traces.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+        print!("{}", table(&traces, &self.config, &self.modes(), self.time));
+        Ok(())
+    }
+
+    fn modes(&self) -> Vec<Mode> {
+        match (self.plain, self.virtual_memory) {
+            (true, _) => vec![Mode::Plain],
+            (_, true) => vec![Mode::Virtual],
+            _ => vec![Mode::Virtual, Mode::Plain],
+        }
+    }
+}
+
+fn open(path: &Path) -> Result<Trace> {
+    if path.extension().is_some_and(|e| e == "xz") {
+        return Ok(Trace::open(path)?);
+    }
+    let file = File::open(path).with_context(|| path.display().to_string())?;
+    Trace::read(BufReader::new(file)).with_context(|| path.display().to_string())
+}
+
+/// One line for each trace, mode and configuration, and the means of each configuration.
+fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> String {
+    let mut text = format!(
+        "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>9} {:>13} {:>11}",
+        "workload",
+        "requested",
+        "allocated",
+        "reserved",
+        "ratio",
+        "calls",
+        "segments",
+        "largest free",
+        "fragmented"
+    );
+    text += if runs > 0 { "   ns/pair\n" } else { "\n" };
+    for &mode in modes {
+        for setting in settings {
+            let _ = write!(text, "\n{mode}, {}\n", setting.text);
+            let mut logs = Vec::new();
+            for trace in traces {
+                let _ = write!(text, "{:<20} ", trace.recorded.workload);
+                match replay(trace, setting.config, mode, runs) {
+                    Ok(report) => {
+                        logs.push(report.ratio().ln());
+                        text += &line(&report, runs > 0);
+                    }
+                    Err(error) => {
+                        let error = error.to_string();
+                        text += error.lines().next().unwrap_or_default();
+                    }
+                }
+                text.push('\n');
+            }
+            if logs.len() > 1 {
+                let mean = (logs.iter().sum::<f64>() / logs.len() as f64).exp();
+                let _ = writeln!(text, "{:<53} {mean:>6.3}", "geometric mean");
+            }
+        }
+    }
+    text
+}
+
+fn line(report: &Report, timed: bool) -> String {
+    let mut line = format!(
+        "{:>10} {:>10} {:>10} {:>6.3} {:>6} {:>9} {:>13} {:>9.0} %",
+        Bytes(report.peak_requested),
+        Bytes(report.peak_allocated),
+        Bytes(report.peak_reserved),
+        report.ratio(),
+        report.driver_calls,
+        report.segments,
+        Bytes(report.largest_free),
+        100.0 * report.fragmentation()
+    );
+    if timed {
+        let _ = write!(line, " {:>9.1}", report.ns_per_pair);
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_trace_under_two_configurations() -> Result<()> {
+        let text = "{\"workload\": \"grow\", \"peak_requested\": 1, \"peak_reserved\": 1, \"device_allocs\": 1}\n\
+            a 1 62914560 0\na 2 1000 0\nf 1\na 3 83886080 0\nf 3\nf 2";
+        let settings = [parse("growth_slack:0.02")?, parse("pytorch")?, parse("max_memory_mb:70")?];
+        let table = table(&[Trace::read(text.as_bytes())?], &settings, &[Mode::Plain], 0);
+        let lines = table.lines().collect::<Vec<_>>();
+        assert_eq!(lines.len(), 10, "{table}");
+        // 60 MiB go back before 80 MiB are taken; PyTorch holds both.
+        assert!(lines[3].contains(" 82.0 MiB "), "{table}");
+        assert!(lines[6].contains(" 142.0 MiB "), "{table}");
+        assert!(lines[9].contains("out of memory"), "{table}");
+        assert!(parse("no_such_key:1").is_err_and(|e| e.to_string().contains("valid keys")));
+        Ok(())
+    }
+}
