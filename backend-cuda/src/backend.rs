@@ -245,6 +245,10 @@ impl Backend for CudaBackend {
         }
         Ok(done)
     }
+
+    fn multiplies(&self) -> bool {
+        self.matmul.is_present(&self.context)
+    }
 }
 
 /// Where a slice begins on the device.

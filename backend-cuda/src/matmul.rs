@@ -73,6 +73,15 @@ pub(crate) struct Matmul {
 }
 
 impl Matmul {
+    /// Whether products of floats run on the library now.
+    pub(crate) fn is_present(&self, context: &Arc<Context>) -> bool {
+        !switches::portable() && self.library(context).is_some()
+    }
+
+    fn library(&self, context: &Arc<Context>) -> Option<&Mutex<Library>> {
+        self.library.get_or_init(|| Library::open(context).map(Mutex::new)).as_ref()
+    }
+
     /// Enqueues a product; `false` where the library cannot do it.
     pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
         if switches::portable() {
@@ -82,8 +91,7 @@ impl Matmul {
             return Ok(true);
         }
         let Some(problem) = Problem::new(call) else { return Ok(false) };
-        let library = self.library.get_or_init(|| Library::open(&stream.context).map(Mutex::new));
-        match library {
+        match self.library(&stream.context) {
             Some(library) => {
                 library.lock().unwrap_or_else(PoisonError::into_inner).run(stream, call, problem)
             }

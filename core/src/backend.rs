@@ -152,6 +152,20 @@ pub struct MatmulCall {
     pub beta: f32,
 }
 
+impl MatmulCall {
+    /// Whether each operand lies by rows or by columns, which do not overlap: what libraries take. (A backend may be
+    /// handed others, and declines.)
+    #[must_use]
+    pub fn by_lines(&self) -> bool {
+        let lines = |o: &MatrixOperand, rows: u64, cols: u64| {
+            let by_rows = (o.col_stride == 1 || cols == 1) && (o.row_stride >= cols || rows == 1);
+            let by_columns = (o.row_stride == 1 || rows == 1) && (o.col_stride >= rows || cols == 1);
+            by_rows || by_columns
+        };
+        lines(&self.a, self.m, self.k) && lines(&self.b, self.k, self.n) && lines(&self.c, self.m, self.n)
+    }
+}
+
 /// A GPU API, or something that plays one. Segments, fences and memory are in its supertrait.
 pub trait Backend: SegmentSource {
     /// What the device is and can do.
@@ -178,6 +192,11 @@ pub trait Backend: SegmentSource {
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         let _ = call;
         Ok(false)
+    }
+    /// Whether [`matmul`](Self::matmul) takes products of floats now. A dry run must know it: the core's own kernels need
+    /// scratch memory.
+    fn multiplies(&self) -> bool {
+        false
     }
 }
 

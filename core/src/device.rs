@@ -91,7 +91,8 @@ impl Device {
     /// The null device: shapes, memory and errors of a real one, and no arithmetic.
     #[must_use]
     pub fn null(profile: crate::backend::null::Profile) -> Self {
-        Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), Config::default())
+        let config = profile.config;
+        Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), config)
     }
 
     /// What the device is and can do.

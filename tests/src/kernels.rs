@@ -74,8 +74,10 @@ pub fn check(golden: &Path) -> Result<Report> {
     let everything = Profile::default().features;
     // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-    for (features, allowed) in [(everything, Capabilities::all()), (Features::default(), bare)] {
-        for kernel in collect(features, golden)? {
+    for (features, software, allowed) in
+        [(everything, false, Capabilities::all()), (Features::default(), true, bare)]
+    {
+        for kernel in collect(features, software, golden)? {
             if !seen.insert((kernel.wgsl.clone(), allowed.bits())) {
                 continue;
             }
@@ -99,9 +101,9 @@ pub fn check(golden: &Path) -> Result<Report> {
     Ok(report)
 }
 
-/// What a null device with these features is asked to compile.
-fn collect(features: Features, golden: &Path) -> Result<Vec<Compiled>> {
-    let backend = Arc::new(NullBackend::new(Profile { features, ..Profile::default() }));
+/// What a null device with these features is asked to compile; `software` ones choose other tiles.
+fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Compiled>> {
+    let backend = Arc::new(NullBackend::new(Profile { features, software, ..Profile::default() }));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
     let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports(d)).collect();
     for &dtype in &types {

@@ -1,40 +1,75 @@
 //! The null device: it counts memory and runs nothing. A step that runs on it goes through the same pool with the same
 //! sizes as on a real device.
 
-use std::sync::Mutex;
-use std::sync::PoisonError;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MatmulCall, Slice};
 use crate::error::Result;
+use crate::memory::Config;
 use crate::memory::source::{
     DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 
-/// What the null device plays.
+/// What the null device plays. [`Profile::card`] has real ones, [`Profile::of`] is that of a device at hand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Profile {
     /// Name of the card.
     pub name: String,
     /// Its memory in bytes.
     pub total: u64,
+    /// What the driver and its libraries take of it beside the pool.
+    pub overhead: u64,
+    /// Whether it is a program that plays a GPU: kernels are chosen otherwise there.
+    pub software: bool,
+    /// Whether the vendor's library multiplies matrices: the core's own kernels take scratch memory, the library none
+    /// of the pool's.
+    pub library: bool,
     /// How its memory comes in segments.
     pub source: SourceLimits,
     /// What its kernels may use.
     pub features: Features,
     /// What its launches must keep within.
     pub limits: Limits,
+    /// How its pool is configured.
+    pub config: Config,
+    /// How fast it is.
+    pub speed: Speed,
+}
+
+impl Profile {
+    /// What a pool can have of the memory.
+    #[must_use]
+    pub fn room(&self) -> u64 {
+        self.total.saturating_sub(self.overhead)
+    }
+}
+
+/// What a card does in a second, as its maker states it: the peaks, for comparisons of one plan with another.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Speed {
+    /// Floating-point operations of matrix products, in f32.
+    pub flops: f64,
+    /// The same in f16 and bf16.
+    pub half_flops: f64,
+    /// Bytes of its memory.
+    pub bytes: f64,
+    /// Launches of kernels by the host.
+    pub launches: f64,
 }
 
 impl Default for Profile {
-    /// A card of 80 GiB with virtual memory, as through CUDA.
+    /// A card of 80 GiB with virtual memory and without a library, as through CUDA.
     fn default() -> Self {
         let total = 80 << 30;
         Self {
             name: "null".into(),
             total,
+            overhead: 0,
+            software: false,
+            library: false,
             source: SourceLimits {
-                alignment: 512,
+                alignment: 256,
                 max_segment: total,
                 virtual_memory: Some(VirtualMemory { granularity: 2 << 20, reservation: total / 8 * 9 }),
             },
@@ -55,6 +90,34 @@ impl Default for Profile {
                 subgroup_size: (32, 32),
                 max_params: 4096,
             },
+            config: Config::default(),
+            speed: Speed { flops: 67e12, half_flops: 990e12, bytes: 3.35e12, launches: 250e3 },
+        }
+    }
+}
+
+/// What a null device would have done.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Work {
+    /// Kernels, products of the library, fills and copies.
+    pub launches: u64,
+    /// Bytes that they read and write, if each touches all that it binds once.
+    pub bytes: u64,
+    /// Floating-point operations of matrix products.
+    pub flops: f64,
+    /// The time they take: each the longest of its bytes, its operations and its launch, at the profile's [`Speed`].
+    pub seconds: f64,
+}
+
+impl std::ops::Sub for Work {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self {
+            launches: self.launches - before.launches,
+            bytes: self.bytes - before.bytes,
+            flops: self.flops - before.flops,
+            seconds: self.seconds - before.seconds,
         }
     }
 }
@@ -72,6 +135,13 @@ pub struct Compiled {
     pub overrides: Vec<(String, f64)>,
 }
 
+/// A matrix product that the library declined: the kernel that follows makes it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Product {
+    flops: f64,
+    half: bool,
+}
+
 /// See the module.
 #[derive(Debug)]
 pub struct NullBackend {
@@ -79,7 +149,7 @@ pub struct NullBackend {
     profile: Profile,
     used: AtomicU64,
     next: AtomicU64,
-    launches: AtomicU32,
+    work: Mutex<(Work, Product)>,
     sizes: Mutex<rustc_hash::FxHashMap<u64, u64>>,
     compiled: Mutex<Vec<Compiled>>,
 }
@@ -93,7 +163,7 @@ impl NullBackend {
             index: 0,
             name: profile.name.clone(),
             driver: "none".into(),
-            software: true,
+            software: profile.software,
             features: profile.features,
             limits: profile.limits,
         };
@@ -102,16 +172,31 @@ impl NullBackend {
             profile,
             used: AtomicU64::new(0),
             next: AtomicU64::new(1),
-            launches: AtomicU32::new(0),
+            work: Mutex::default(),
             sizes: Mutex::default(),
             compiled: Mutex::default(),
         }
     }
 
-    /// How many kernels would have run.
+    /// What it would have done so far.
     #[must_use]
-    pub fn launches(&self) -> u32 {
-        self.launches.load(Ordering::Relaxed)
+    pub fn work(&self) -> Work {
+        self.counts().0
+    }
+
+    fn counts(&self) -> MutexGuard<'_, (Work, Product)> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn count(&self, bytes: u64, product: Option<Product>) {
+        let (work, waiting) = &mut *self.counts();
+        let Product { flops, half } = product.unwrap_or_else(|| std::mem::take(waiting));
+        let speed = &self.profile.speed;
+        let rate = if half { speed.half_flops } else { speed.flops };
+        work.launches += 1;
+        work.bytes += bytes;
+        work.flops += flops;
+        work.seconds += (bytes as f64 / speed.bytes).max(flops / rate).max(1.0 / speed.launches);
     }
 
     /// Every kernel that would have been compiled: with it, a test compiles all of them for real.
@@ -122,15 +207,16 @@ impl NullBackend {
 
     fn take(&self, bytes: u64) -> Result<(), SourceError> {
         let before = self.used.fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > self.profile.total {
+        let room = self.profile.room();
+        if before.saturating_add(bytes) > room {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
-            let detail = format!("{} of {} bytes are in use", before, self.profile.total);
+            let detail = format!("{before} of {room} bytes are in use");
             return Err(SourceError::OutOfMemory { bytes, detail });
         }
         Ok(())
     }
 
-    fn sizes(&self) -> std::sync::MutexGuard<'_, rustc_hash::FxHashMap<u64, u64>> {
+    fn sizes(&self) -> MutexGuard<'_, rustc_hash::FxHashMap<u64, u64>> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -141,7 +227,7 @@ impl SegmentSource for NullBackend {
     }
     fn device_memory(&self) -> DeviceMemory {
         let used = self.used.load(Ordering::Relaxed);
-        DeviceMemory { total: Some(self.profile.total), free: Some(self.profile.total - used) }
+        DeviceMemory { total: Some(self.profile.total), free: Some(self.profile.room() - used) }
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take(bytes)?;
@@ -192,8 +278,8 @@ impl Backend for NullBackend {
         });
         Ok(KernelId(compiled.len() as u32 - 1))
     }
-    fn launch(&self, _launch: &Launch<'_>) -> Result<()> {
-        self.launches.fetch_add(1, Ordering::Relaxed);
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.count(launch.bindings.iter().map(|b| b.bytes).sum(), None);
         Ok(())
     }
     fn upload(&self, _dst: Slice, _data: &[u8]) -> Result<()> {
@@ -204,16 +290,32 @@ impl Backend for NullBackend {
         data.fill(0);
         Ok(())
     }
-    fn copy(&self, _dst: Slice, _src: Slice) -> Result<()> {
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.count(dst.bytes + src.bytes, Some(Product::default()));
         Ok(())
     }
-    fn fill(&self, _dst: Slice, _word: u32) -> Result<()> {
+    fn fill(&self, dst: Slice, _word: u32) -> Result<()> {
+        self.count(dst.bytes, Some(Product::default()));
         Ok(())
     }
     fn flush(&self) -> Result<()> {
         Ok(())
     }
-    fn matmul(&self, _call: &MatmulCall) -> Result<bool> {
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        let MatmulCall { m, n, k, batch, .. } = *call;
+        let product = Product {
+            flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
+            half: call.dtype.size() == 2,
+        };
+        if self.profile.library && call.dtype.is_float() && call.by_lines() {
+            let elements = batch * (m * k + k * n + m * n);
+            self.count(elements * call.dtype.size() as u64, Some(product));
+            return Ok(true);
+        }
+        self.counts().1 = product;
         Ok(false)
+    }
+    fn multiplies(&self) -> bool {
+        self.profile.library
     }
 }

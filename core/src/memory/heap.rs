@@ -7,7 +7,7 @@ use super::bins::{Bins, Entry};
 use super::counters::Counters;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
-use super::{Block, Tag};
+use super::{Block, Change, Tag};
 
 /// No block. All bits are set: `a & b` is no block if neither is one.
 pub(super) const NONE: u32 = u32::MAX;
@@ -125,6 +125,8 @@ pub(super) struct Heap {
     pub(super) rules: Splitting,
     /// Requests so far: the clock of idleness.
     pub(super) clock: u64,
+    /// What was lent and taken back, while somebody wants to know.
+    pub(super) changes: Option<Vec<Change>>,
 }
 
 impl Heap {
@@ -138,6 +140,7 @@ impl Heap {
             counters: Counters::default(),
             rules,
             clock: 0,
+            changes: None,
         }
     }
 
@@ -279,6 +282,7 @@ impl Heap {
         let (segment, offset, size, generation) = (slot.segment, slot.offset, slot.size, slot.generation);
         let small = self.arenas[need.arena as usize].small;
         self.counters.hold(small, size, need.requested, need.scope.tag);
+        self.changed(size as i64, need.scope);
         Block { segment: self.segment(segment).id, offset, bytes: need.requested, size, slot: at, generation }
     }
 
@@ -316,8 +320,18 @@ impl Heap {
         let slot = &mut self.slots[at as usize];
         slot.generation = slot.generation.wrapping_add(1);
         let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
+        let scope = Scope { tag, module: slot.module, op: slot.op };
         let small = self.arenas[slot.arena as usize].small;
         self.counters.drop_hold(small, size, requested, tag);
+        self.changed(-(size as i64), scope);
+    }
+
+    #[inline]
+    fn changed(&mut self, bytes: i64, scope: Scope) {
+        if let Some(changes) = &mut self.changes {
+            let (allocated, reserved) = (self.counters.allocated(), self.counters.reserved());
+            changes.push(Change { bytes, allocated, reserved, scope });
+        }
     }
 
     /// Makes a block free, and one with its free neighbours.

@@ -53,7 +53,7 @@ pub mod trace;
 
 pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
 pub use oom::OutOfMemory;
-pub use pool::{Block, Pool, Request};
+pub use pool::{Block, Change, Pool, Request};
 pub use scope::Tag;
 pub use snapshot::{BlockInfo, SegmentInfo};
 pub use stats::{Bytes, Line, PoolStat, Rung, Rungs, Stat, Stats};

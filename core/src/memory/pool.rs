@@ -73,6 +73,19 @@ pub struct Block {
     pub(super) generation: u32,
 }
 
+/// A block that was lent or taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Bytes after rounding; negative where it was taken back.
+    pub bytes: i64,
+    /// Bytes that are lent after it.
+    pub allocated: u64,
+    /// Bytes that the pool holds then.
+    pub reserved: u64,
+    /// What the block was lent for.
+    pub scope: Scope,
+}
+
 /// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
 pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
@@ -241,6 +254,17 @@ impl Pool {
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         self.shared.lock().limit
+    }
+
+    /// Keeps every change from now on, until they are taken: for dry runs, whose every step counts.
+    pub fn keep_changes(&self) {
+        self.shared.lock().heap.changes = Some(Vec::new());
+    }
+
+    /// The changes since [`keep_changes`](Self::keep_changes), which ends here.
+    #[must_use]
+    pub fn take_changes(&self) -> Vec<Change> {
+        self.shared.lock().heap.changes.take().unwrap_or_default()
     }
 
     /// The configuration in force.

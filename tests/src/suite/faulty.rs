@@ -102,4 +102,7 @@ impl Backend for Faulty {
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         self.inner.matmul(call)
     }
+    fn multiplies(&self) -> bool {
+        self.inner.multiplies()
+    }
 }

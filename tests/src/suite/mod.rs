@@ -22,6 +22,7 @@ mod errors;
 mod faulty;
 mod host;
 mod memory;
+mod plan;
 mod pointwise;
 mod random;
 mod runs;
@@ -53,6 +54,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autograd", autograd::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
+    ("plan", plan::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("runs", runs::TESTS),

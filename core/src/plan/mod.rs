@@ -1,0 +1,28 @@
+//! Knowing before running: what a step takes, and how to make it fit.
+//!
+//! - [`dry_run`] runs a step on the null device, through the real pool: its peak is the real one.
+//! - [`Profile::card`](crate::backend::null::Profile::card) says what real cards are, without one.
+//!
+//! ```
+//! use forebay_core::backend::null::Profile;
+//! use forebay_core::nn::{Linear, Module};
+//! use forebay_core::optim::{AdamW, Optimizer};
+//! use forebay_core::plan::dry_run;
+//! use forebay_core::{dtype::DType, tensor::Tensor};
+//!
+//! let run = dry_run(&Profile::card("rtx4090")?, |device| {
+//!     let net = Linear::new(50_000, 50_000, device)?;
+//!     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+//!     net.forward(&Tensor::zeros(&[8, 50_000], DType::F32, device)?)?.mean_all()?.backward()?;
+//!     optimizer.step()
+//! })?;
+//! assert!(run.out_of_memory.is_some(), "10 GB of weights four times: with gradients and two moments");
+//! println!("{run}");
+//! # Ok::<(), forebay_core::error::Error>(())
+//! ```
+
+mod dry_run;
+mod profile;
+
+pub use dry_run::{DryRun, Peak, dry_run};
+pub use profile::CARDS;

@@ -1,0 +1,191 @@
+//! What cards there are: what decides how much memory a step takes on them, and about how long.
+
+use crate::backend::null::{Profile, Speed};
+use crate::backend::{Features, Limits, SourceLimits, VirtualMemory};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::Config;
+
+const MIB: u64 = 1 << 20;
+const GIB: u64 = 1 << 30;
+
+/// How a card is used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Api {
+    Cuda,
+    Vulkan,
+    Metal,
+}
+
+/// A card: its short name, its name, its memory as the driver tells it (MiB), and its maker's figures: TFLOP/s in f32 and
+/// in halves, GB/s.
+type Card = (&'static str, &'static str, u64, Api, [f64; 3]);
+
+const KNOWN: [Card; 22] = [
+    ("t4", "Tesla T4", 14_914, Api::Cuda, [8.1, 65.0, 320.0]),
+    ("v100", "Tesla V100-SXM2-16GB", 16_144, Api::Cuda, [15.7, 125.0, 900.0]),
+    ("l4", "NVIDIA L4", 22_563, Api::Cuda, [30.3, 121.0, 300.0]),
+    ("a10", "NVIDIA A10", 22_503, Api::Cuda, [31.2, 125.0, 600.0]),
+    ("l40s", "NVIDIA L40S", 45_468, Api::Cuda, [91.6, 362.0, 864.0]),
+    ("a100-40", "NVIDIA A100-SXM4-40GB", 40_326, Api::Cuda, [19.5, 312.0, 1555.0]),
+    ("a100-80", "NVIDIA A100-SXM4-80GB", 81_037, Api::Cuda, [19.5, 312.0, 2039.0]),
+    ("h100", "NVIDIA H100 80GB HBM3", 81_079, Api::Cuda, [66.9, 989.0, 3350.0]),
+    ("h200", "NVIDIA H200", 143_167, Api::Cuda, [66.9, 989.0, 4800.0]),
+    ("rtx2080ti", "NVIDIA GeForce RTX 2080 Ti", 11_011, Api::Cuda, [13.4, 54.0, 616.0]),
+    ("rtx3060", "NVIDIA GeForce RTX 3060", 11_909, Api::Cuda, [12.7, 51.0, 360.0]),
+    ("rtx3080", "NVIDIA GeForce RTX 3080", 10_009, Api::Cuda, [29.8, 59.5, 760.0]),
+    ("rtx3090", "NVIDIA GeForce RTX 3090", 24_258, Api::Cuda, [35.6, 71.0, 936.0]),
+    ("rtx4060", "NVIDIA GeForce RTX 4060", 7_940, Api::Cuda, [15.1, 60.0, 272.0]),
+    ("rtx4070", "NVIDIA GeForce RTX 4070", 11_994, Api::Cuda, [29.1, 58.3, 504.0]),
+    ("rtx4080", "NVIDIA GeForce RTX 4080", 15_981, Api::Cuda, [48.7, 97.5, 717.0]),
+    ("rtx4090", "NVIDIA GeForce RTX 4090", 24_209, Api::Cuda, [82.6, 165.2, 1008.0]),
+    ("rtx5090", "NVIDIA GeForce RTX 5090", 32_110, Api::Cuda, [104.8, 209.5, 1792.0]),
+    ("rx7900xtx", "AMD Radeon RX 7900 XTX", 24_560, Api::Vulkan, [61.4, 61.4, 960.0]),
+    ("arc-a770", "Intel Arc A770", 16_288, Api::Vulkan, [19.7, 19.7, 560.0]),
+    ("m2-max", "Apple M2 Max (32 GB)", 21_845, Api::Metal, [13.6, 13.6, 400.0]),
+    ("m3-max", "Apple M3 Max (64 GB)", 49_152, Api::Metal, [14.2, 14.2, 400.0]),
+];
+
+/// The short names that [`Profile::card`] takes.
+pub const CARDS: [&str; KNOWN.len()] = {
+    let mut names = [""; KNOWN.len()];
+    let mut k = 0;
+    while k < KNOWN.len() {
+        names[k] = KNOWN[k].0;
+        k += 1;
+    }
+    names
+};
+
+impl Profile {
+    /// A card by its short name ([`CARDS`]): NVIDIA's as through CUDA, the others as through wgpu.
+    ///
+    /// What the driver takes beside the pool is an estimate, and figures of speed are the maker's.
+    ///
+    /// # Errors
+    /// There is no such card; the message lists them.
+    pub fn card(name: &str) -> Result<Self> {
+        let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
+        let found = KNOWN.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
+            Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
+        })?;
+        let &(_, name, mib, api, [flops, half_flops, bytes]) = found;
+        let cuda = Self {
+            name: name.to_owned(),
+            total: mib * MIB,
+            // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
+            overhead: 600 * MIB,
+            library: true,
+            speed: Speed {
+                flops: flops * 1e12,
+                half_flops: half_flops * 1e12,
+                bytes: bytes * 1e9,
+                launches: 250e3,
+            },
+            ..Self::default()
+        }
+        .with_total(mib * MIB);
+        Ok(match api {
+            Api::Cuda => cuda,
+            Api::Vulkan => cuda.through_wgpu(),
+            Api::Metal => {
+                let mut metal = cuda.through_wgpu();
+                metal.features = Features { f64: false, i16: false, ..metal.features };
+                metal.source.max_segment = metal.total / 4 * 3;
+                metal
+            }
+        })
+    }
+
+    /// The same card used through wgpu: plain segments, and the core's own matrix products.
+    #[must_use]
+    pub fn through_wgpu(self) -> Self {
+        // Vulkan's drivers bind at most this at once.
+        let binding = 4 * GIB - 4;
+        Self {
+            overhead: 300 * MIB,
+            library: false,
+            source: SourceLimits { alignment: 256, max_segment: binding / 256 * 256, virtual_memory: None },
+            features: Features { f64_math: false, ..self.features },
+            limits: Limits {
+                max_binding: binding,
+                max_workgroup_memory: 32 << 10,
+                subgroup_size: (32, 64),
+                ..self.limits
+            },
+            speed: Speed { half_flops: self.speed.flops, launches: 150e3, ..self.speed },
+            ..self
+        }
+    }
+
+    /// What a device at hand is: a dry run of it takes the device's own bytes.
+    #[must_use]
+    pub fn of(device: &Device) -> Self {
+        let (info, backend) = (device.info(), device.backend());
+        let known = KNOWN.iter().find(|card| info.name == card.1);
+        let speed = known.and_then(|card| Self::card(card.0).ok()).unwrap_or_default().speed;
+        let profile = Self {
+            name: info.name.clone(),
+            overhead: 0,
+            software: info.software,
+            library: backend.multiplies(),
+            source: backend.limits(),
+            features: info.features,
+            limits: info.limits,
+            config: device.pool().config(),
+            speed,
+            total: 0,
+        };
+        let memory = backend.device_memory();
+        // What is free now and what this pool holds; where no driver tells, no bound is known.
+        let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
+        Self { total: total.unwrap_or(1 << 44), ..profile }
+    }
+
+    /// The same card with another amount of memory.
+    #[must_use]
+    pub fn with_total(self, total: u64) -> Self {
+        let map = |v: VirtualMemory| VirtualMemory {
+            reservation: (total + total / 8).next_multiple_of(v.granularity),
+            ..v
+        };
+        let max_segment = if self.source.virtual_memory.is_some() { total } else { self.source.max_segment };
+        Self {
+            total,
+            source: SourceLimits {
+                max_segment,
+                virtual_memory: self.source.virtual_memory.map(map),
+                ..self.source
+            },
+            limits: Limits {
+                max_binding: if self.library { total } else { self.limits.max_binding },
+                ..self.limits
+            },
+            ..self
+        }
+    }
+
+    /// The same card with another configuration of its pool.
+    #[must_use]
+    pub fn with_config(self, config: Config) -> Self {
+        Self { config, ..self }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_card_has_room_and_an_unknown_one_is_named() -> Result<()> {
+        for name in CARDS {
+            let card = Profile::card(name)?;
+            assert!(card.room() > 7 * GIB && card.room() < card.total, "{name}");
+            assert_eq!(card.library, card.source.virtual_memory.is_some(), "{name}");
+        }
+        assert_eq!(Profile::card("RTX 4090")?, Profile::card("rtx4090")?);
+        let error = Profile::card("voodoo2").map_or_else(|e| e.to_string(), |_| String::new());
+        assert!(error.contains("no card `voodoo2` is known; there are t4, "), "{error}");
+        Ok(())
+    }
+}

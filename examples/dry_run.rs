@@ -1,0 +1,114 @@
+//! What a transformer takes on a card that is not here: a training step of 7 billion parameters, without its weights.
+//!
+//! `cargo run --release --example dry_run -- --card h200`
+
+use std::time::Instant;
+
+use anyhow::Result;
+use clap::Parser;
+use forebay::backend::null::Profile;
+use forebay::memory::Bytes;
+use forebay::plan::{CARDS, dry_run};
+use forebay::prelude::*;
+
+/// Says what a training step of a transformer takes, without running it.
+#[derive(Parser)]
+struct Options {
+    /// The card (h200, rtx4090, ...).
+    #[arg(long, default_value = "h200")]
+    card: String,
+    /// Blocks of the model.
+    #[arg(long, default_value_t = 32)]
+    layers: usize,
+    /// Features of a word.
+    #[arg(long, default_value_t = 4096)]
+    width: usize,
+    /// Different words.
+    #[arg(long, default_value_t = 32_000)]
+    vocabulary: usize,
+    /// Passages in a batch.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Words in a passage.
+    #[arg(long, default_value_t = 1024)]
+    length: usize,
+}
+
+#[derive(Module)]
+struct Block {
+    norm1: LayerNorm,
+    attention: SelfAttention,
+    norm2: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+#[derive(Module)]
+struct Net {
+    words: Embedding,
+    blocks: Vec<Block>,
+    norm: LayerNorm,
+    head: Linear,
+}
+
+impl Net {
+    fn new(options: &Options, device: &Device) -> Result<Self, Error> {
+        let width = options.width;
+        let block = |_| {
+            Ok(Block {
+                norm1: LayerNorm::new(&[width], device)?,
+                attention: SelfAttention::new(width, width / 128, device)?.causal(),
+                norm2: LayerNorm::new(&[width], device)?,
+                up: Linear::new(width, 4 * width, device)?,
+                down: Linear::new(4 * width, width, device)?,
+            })
+        };
+        Ok(Self {
+            words: Embedding::new(options.vocabulary, width, device)?,
+            blocks: (0..options.layers).map(block).collect::<Result<_, Error>>()?,
+            norm: LayerNorm::new(&[width], device)?,
+            head: Linear::without_bias(width, options.vocabulary, device)?,
+        })
+    }
+
+    fn forward(&self, text: &Tensor) -> Result<Tensor, Error> {
+        let mut x = self.words.forward(text)?;
+        for block in &self.blocks {
+            x = x.add(&block.attention.forward(&block.norm1.forward(&x)?)?)?;
+            x = x.add(&block.down.forward(&block.up.forward(&block.norm2.forward(&x)?)?.gelu()?)?)?;
+        }
+        self.head.forward(&self.norm.forward(&x)?)
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let start = Instant::now();
+    let mut parameters = 0;
+    let run = dry_run(&Profile::card(&options.card)?, |device| {
+        let net = Net::new(&options, device)?;
+        parameters = net.num_parameters();
+        let mut optimizer = AdamW::new(net.parameters(), 1e-4);
+        for _ in 0..2 {
+            let text = Tensor::zeros(&[options.batch, options.length], DType::I64, device)?;
+            let logits = net.forward(&text)?.flatten(0, 1)?;
+            logits.cross_entropy(&text.flatten(0, 1)?)?.backward()?;
+            drop(logits);
+            optimizer.step()?;
+            optimizer.zero_grad();
+        }
+        Ok(())
+    })?;
+    let took = start.elapsed();
+    println!(
+        "{:.2} billion parameters, {} of them alone",
+        parameters as f64 / 1e9,
+        Bytes(4 * parameters as u64)
+    );
+    println!("{run}");
+    if let Some(refused) = &run.out_of_memory {
+        println!("\nthe card would have said:\n{refused}");
+    }
+    println!("\n{} events, {:.2} s; cards: {}", run.timeline.len(), took.as_secs_f64(), CARDS.join(", "));
+    Ok(())
+}
