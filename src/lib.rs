@@ -12,6 +12,7 @@ pub use open::{Found, OpenDevice};
 /// What programs import.
 pub mod prelude {
     pub use crate::open::OpenDevice;
+    pub use forebay_core::amp::autocast;
     pub use forebay_core::data::{Dataset, FashionMnist, Loader, Text};
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;

@@ -4,6 +4,7 @@
 //! that pool; an operation ([`ops`]) launches kernels of the shaders crate and puts its gradient on the tape
 //! ([`autograd`]). Programs use the facade crate `forebay`, which chooses the device.
 
+pub mod amp;
 pub mod autograd;
 pub mod backend;
 pub mod data;

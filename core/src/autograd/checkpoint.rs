@@ -4,14 +4,18 @@
 
 use std::sync::Arc;
 
-use super::{Grads, Options, attach, enable_grad, no_grad, run, wanted};
+use super::{Grads, Options, attach, enable_grad, no_grad, run, take_grad, wanted};
+use crate::amp::Mode;
 use crate::error::{Error, Result};
+use crate::memory;
 use crate::tensor::Tensor;
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
 /// Parameters that `body` captures get their gradients too, when the backward pass runs it again. `body` must give
-/// the same result when it is run twice; random numbers drawn inside replay.
+/// the same result when it is run twice; random numbers drawn inside replay, under the
+/// [`autocast`](crate::amp::autocast) of the first time. Checkpoints nest: an inner one is taken when the outer one
+/// runs again.
 ///
 /// ```no_run
 /// # use forebay_core::{autograd::checkpoint, tensor::Tensor, error::Result};
@@ -34,9 +38,12 @@ pub fn checkpoint(
         return body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
     }
     let random = device.random_state();
+    let (mode, scope) = (Mode::current(), memory::scope::current());
     let saved: Vec<Tensor> = inputs.iter().map(|t| (*t).clone()).collect();
     let out = {
         let _no_grad = no_grad();
+        // Parameters that are cast inside are cast again in the backward pass, and not kept until then.
+        let _mode = mode.enter();
         body(&saved.iter().map(Tensor::detach).collect::<Vec<_>>())?
     };
     // Captured parameters are invisible here, so the result is recorded even if no listed input wants a gradient:
@@ -55,20 +62,22 @@ pub fn checkpoint(
             .collect::<Result<Vec<_>>>()?;
         let now = device.random_state();
         device.set_random_state(random);
-        let again = body(&leaves);
+        let again = {
+            // What is computed again is an activation of its module, as it was the first time.
+            let _scope = memory::scope::enter_scope(scope);
+            let _mode = mode.enter();
+            body(&leaves)
+        };
         device.set_random_state(now);
         let again = again?;
         let mut grads: Grads = saved.iter().map(|_| None).collect();
         if again.requires_grad() {
-            run(&[(again, grad.clone())], Options::default(), None)?;
+            run(&[(again, grad.clone())], Options::default())?;
         }
         for (slot, (leaf, &want)) in grads.iter_mut().zip(leaves.iter().zip(wants)) {
             if want {
-                *slot = Some(match leaf.grad() {
-                    Some(g) => {
-                        leaf.set_grad(None);
-                        g
-                    }
+                *slot = Some(match take_grad(leaf) {
+                    Some(grad) => grad,
                     None => leaf.zeros_like()?,
                 });
             }

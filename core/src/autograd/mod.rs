@@ -5,7 +5,7 @@
 //! to the oldest, adds into the leaves' gradients in place, and drops each closure, with the tensors it saved, as
 //! soon as it has run.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
+use crate::amp;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
@@ -155,6 +156,22 @@ pub fn wanted(inputs: &[&Tensor]) -> bool {
     is_enabled() && inputs.iter().any(|t| t.requires_grad())
 }
 
+/// Names a leaf among all there ever were; `None` for other tensors.
+pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
+    match t.meta() {
+        Some(Meta::Leaf(leaf)) => Some(leaf.id),
+        _ => None,
+    }
+}
+
+/// Whether operations on the result of an earlier one can be recorded, or need not be: its node is not walked yet.
+pub(crate) fn can_record(t: &Tensor) -> bool {
+    match t.meta() {
+        Some(Meta::Node(node)) => lock(&node.backward).is_some(),
+        _ => !is_enabled(),
+    }
+}
+
 /// Fails if an input of an operation that has no gradient requires one.
 ///
 /// # Errors
@@ -232,30 +249,43 @@ pub(crate) struct Options {
     pub(crate) retain_graph: bool,
 }
 
+thread_local! {
+    /// While [`grad`] runs: the gradient of every leaf reached, by the leaf's id, instead of the leaf's own. Also what
+    /// a checkpoint reaches inside.
+    static SINK: RefCell<Option<FxHashMap<u64, Tensor>>> = const { RefCell::new(None) };
+}
+
+/// Gives a leaf its gradient, or the sink if there is one.
+fn collect(leaf: &Leaf, grad: Tensor) -> Result<()> {
+    // The sum is taken out while it is added to: operations must not find the sink borrowed.
+    let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
+    let Some(before) = before else { return leaf.add(grad) };
+    let sum = match before {
+        Some(sum) => accumulate(sum, grad)?,
+        None => grad,
+    };
+    SINK.with(|s| s.borrow_mut().as_mut().map(|sink| sink.insert(leaf.id, sum)));
+    Ok(())
+}
+
+/// Takes the gradient that a leaf was given, wherever it went.
+fn take_grad(t: &Tensor) -> Option<Tensor> {
+    let Some(Meta::Leaf(leaf)) = t.meta() else { return None };
+    let collected = SINK.with(|s| s.borrow_mut().as_mut()?.remove(&leaf.id));
+    collected.or_else(|| lock(&leaf.grad).take())
+}
+
 /// Walks the tape back from `root` with the gradient `seed`.
-///
-/// `sink` takes the gradient of every leaf reached, instead of the leaf, if it is given.
-pub(crate) fn run(
-    roots: &[(Tensor, Tensor)],
-    options: Options,
-    mut sink: Option<&mut FxHashMap<u64, Tensor>>,
-) -> Result<()> {
+pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
     let _no_grad = no_grad();
+    // Each operation's gradient is computed in the types that the forward pass has chosen.
+    let _as_given = amp::suspend();
     let mut pending: FxHashMap<u64, Tensor> = FxHashMap::default();
     let mut heap: BinaryHeap<Ready> = BinaryHeap::new();
-    let mut deliver =
+    let deliver =
         |edge: &Edge, grad: Tensor, pending: &mut FxHashMap<u64, Tensor>, heap: &mut BinaryHeap<Ready>| {
             match edge {
-                Edge::Leaf(leaf) => match sink.as_deref_mut() {
-                    Some(sink) => {
-                        let sum = match sink.remove(&leaf.id) {
-                            Some(sum) => accumulate(sum, grad)?,
-                            None => grad,
-                        };
-                        sink.insert(leaf.id, sum);
-                    }
-                    None => leaf.add(grad)?,
-                },
+                Edge::Leaf(leaf) => collect(leaf, grad)?,
                 Edge::Node(node) => {
                     let sum = match pending.remove(&node.id) {
                         Some(sum) => accumulate(sum, grad)?,
@@ -424,7 +454,7 @@ impl Tensor {
     /// # Errors
     /// As [`backward`](Self::backward).
     pub fn backward_retain(&self) -> Result<()> {
-        run(&[(self.clone(), self.seed()?)], Options { retain_graph: true }, None)
+        run(&[(self.clone(), self.seed()?)], Options { retain_graph: true })
     }
 
     /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`.
@@ -441,7 +471,7 @@ impl Tensor {
                 self.shape()
             )));
         }
-        run(&[(self.clone(), grad.detach())], Options::default(), None)
+        run(&[(self.clone(), grad.detach())], Options::default())
     }
 
     fn seed(&self) -> Result<Tensor> {
@@ -470,7 +500,9 @@ pub fn grad(outputs: &[Tensor], seeds: &[Tensor], inputs: &[Tensor]) -> Result<V
         })
         .collect::<Result<Vec<_>>>()?;
     let roots: Vec<_> = outputs.iter().cloned().zip(seeds.iter().cloned()).collect();
-    let mut sink = FxHashMap::default();
-    run(&roots, Options::default(), Some(&mut sink))?;
+    let around = SINK.with(|s| s.replace(Some(FxHashMap::default())));
+    let walked = run(&roots, Options::default());
+    let mut sink = SINK.with(|s| s.replace(around)).unwrap_or_default();
+    walked?;
     Ok(ids.iter().map(|id| sink.remove(id)).collect())
 }

@@ -1,5 +1,6 @@
 //! Attention, composed of two products and a softmax.
 
+use crate::amp::recast;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -26,6 +27,9 @@ impl Tensor {
         scale: Option<f64>,
     ) -> Result<Tensor> {
         const OP: &str = "scaled_dot_product_attention";
+        recast!(OP, [self, keys, values, attn_mask], |q, k, v, mask| {
+            q.scaled_dot_product_attention(&k, &v, mask.as_ref(), dropout_p, is_causal, scale)
+        });
         let _op = memory::scope::op(OP);
         if self.rank() < 2 || keys.rank() < 2 || values.rank() < 2 {
             return Err(Error::shape(

@@ -9,6 +9,7 @@ use smallvec::smallvec;
 use super::launch;
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use super::window::{self, IntoSpatial, Padding, at_least, axes};
+use crate::amp::recast;
 use crate::autograd::{self, Grads};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -225,6 +226,9 @@ fn convolve<const N: usize>(
     dilation: [isize; N],
     groups: usize,
 ) -> Result<Tensor> {
+    recast!(op, [x, weight, bias], |x, w, b| {
+        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups)
+    });
     let _op = memory::scope::op(op);
     check(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
@@ -330,6 +334,9 @@ fn convolve_transposed<const N: usize>(
     groups: usize,
     dilation: [isize; N],
 ) -> Result<Tensor> {
+    recast!(op, [x, weight, bias], |x, w, b| {
+        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation)
+    });
     let _op = memory::scope::op(op);
     check(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[1] * groups)?;

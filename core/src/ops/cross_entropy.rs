@@ -7,6 +7,7 @@ use super::launch;
 use super::loss::Reduction;
 use super::reduce::dense;
 use super::softmax::{Rows, check_float};
+use crate::amp::Cast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -179,6 +180,9 @@ impl Tensor {
     /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
         let _op = memory::scope::op(OP);
+        // The kernels compute in f32 from any float: under autocast only the loss is f32, the logits are not copied.
+        let cast = Cast::of(OP, &[]);
+        let result = if cast.is_some() { DType::F32 } else { self.dtype() };
         let soft = check(self, target, options)?;
         let example = Example {
             x: self.detach(),
@@ -218,7 +222,7 @@ impl Tensor {
                 (loss(0)?.sum_all()?.div(&n)?, Some(n))
             }
         };
-        let out = out.to_dtype(self.dtype())?;
+        let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
         Ok(autograd::attach(OP, out, &[self, target], move |g, wants| {
             let g = g.to_dtype(DType::F32)?;

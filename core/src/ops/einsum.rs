@@ -2,6 +2,7 @@
 
 use smallvec::SmallVec;
 
+use crate::amp::recast;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
@@ -152,6 +153,7 @@ impl Term {
 /// # Errors
 /// The equation is malformed or does not fit the operands; their types differ; memory runs out.
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
+    recast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
     let _op = memory::scope::op(OP);
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),

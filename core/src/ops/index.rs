@@ -8,6 +8,7 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -307,6 +308,7 @@ impl Tensor {
     /// # Errors
     /// As [`scatter`](Self::scatter).
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
+        recast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
         self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add)
     }
 

@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 
 use super::pointwise::Operand;
+use crate::amp::{self, recast};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -54,6 +55,7 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
+        recast!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
         let _op = memory::scope::op("nll_loss");
         if !target.dtype().is_int() {
             return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
@@ -87,6 +89,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        recast!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
     }
 
@@ -95,6 +98,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        recast!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
@@ -103,6 +107,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; `beta` is negative; memory runs out.
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
+        recast!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
         if beta < 0.0 {
             return Err(Error::argument("smooth_l1_loss", format!("beta {beta} is negative")));
         }
@@ -119,6 +124,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; `delta` is not positive; memory runs out.
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
+        recast!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
         if delta <= 0.0 {
             return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
         }
@@ -141,6 +147,13 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "binary_cross_entropy";
         let _op = memory::scope::op(OP);
+        if amp::is_autocast_enabled() {
+            return Err(Error::argument(
+                OP,
+                "is unsafe under autocast, as in PyTorch: the gradient of probabilities overflows 16 bits; take \
+                 `binary_cross_entropy_with_logits`, or cast to f32 under `no_autocast`",
+            ));
+        }
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             return Err(Error::shape(
                 OP,
@@ -180,6 +193,13 @@ impl Tensor {
         pos_weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
+        recast!(
+            "binary_cross_entropy_with_logits",
+            [self, target, weight, pos_weight],
+            |x, y, weight, pos| {
+                x.binary_cross_entropy_with_logits(&y, weight.as_ref(), pos.as_ref(), reduction)
+            }
+        );
         let negatives = target.rsub(1.0)?.mul(self)?;
         let log = self.logsigmoid()?;
         let log = match pos_weight {
@@ -195,6 +215,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
+        recast!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
         let losses = if log_target {
             target.exp()?.mul(&target.sub(self)?)?
         } else {
@@ -232,6 +253,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        recast!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
     }
 
@@ -246,6 +268,9 @@ impl Tensor {
         margin: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
+        recast!("margin_ranking_loss", [self, other, target], |a, b, y| {
+            a.margin_ranking_loss(&b, &y, margin, reduction)
+        });
         let ahead = self.sub(other)?.mul(target)?;
         reduction.apply(&ahead.rsub(margin)?.clamp_below()?)
     }
@@ -261,6 +286,7 @@ impl Tensor {
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
+        recast!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
         let unit = |t: &Tensor| t.broadcast_to(&shape)?.normalize(2.0, dim, eps);
@@ -300,6 +326,9 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const EPS: f64 = 1e-6;
+        recast!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
+            a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
+        });
         let near = self.pairwise_distance(positive, p, EPS, false)?;
         let far = self.pairwise_distance(negative, p, EPS, false)?;
         let far =

@@ -10,6 +10,7 @@ use smallvec::smallvec;
 use super::launch::{self, Params};
 use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
+use crate::amp::recast;
 use crate::autograd::{self, Grads};
 use crate::backend::{MatmulCall, MatrixOperand};
 use crate::dtype::DType;
@@ -236,6 +237,7 @@ impl Tensor {
     /// An operand has no dimensions, the shapes do not fit or the types differ; memory runs out.
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
+        recast!(OP, [self, other], |a, b| a.matmul(&b));
         let _op = memory::scope::op(OP);
         check(OP, self, other)?;
         if self.rank() == 0 || other.rank() == 0 {
@@ -267,6 +269,7 @@ impl Tensor {
     /// # Errors
     /// An operand is no matrix, or as [`matmul`](Self::matmul).
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
+        recast!("mm", [self, other], |a, b| a.mm(&b));
         ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
         let _op = memory::scope::op("mm");
         product("mm", self, other)
@@ -277,6 +280,7 @@ impl Tensor {
     /// # Errors
     /// An operand is no batch of matrices, the lengths differ, or as [`matmul`](Self::matmul).
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
+        recast!("bmm", [self, other], |a, b| a.bmm(&b));
         ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
         if self.shape()[0] != other.shape()[0] {
             return Err(Error::shape(
@@ -294,6 +298,7 @@ impl Tensor {
     /// # Errors
     /// The operands are no matrix and vector, or as [`matmul`](Self::matmul).
     pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
+        recast!("mv", [self, vector], |a, v| a.mv(&v));
         ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
         self.matmul(vector)
     }
@@ -303,6 +308,7 @@ impl Tensor {
     /// # Errors
     /// The operands are no vectors of one length, or as [`matmul`](Self::matmul).
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
+        recast!("dot", [self, other], |a, b| a.dot(&b));
         ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.matmul(other)
     }
@@ -321,6 +327,7 @@ impl Tensor {
     /// # Errors
     /// The last extents differ, or as [`matmul`](Self::matmul).
     pub fn inner(&self, other: &Tensor) -> Result<Tensor> {
+        recast!("inner", [self, other], |a, b| a.inner(&b));
         if self.rank() == 0 || other.rank() == 0 {
             return self.mul(other);
         }
@@ -346,6 +353,7 @@ impl Tensor {
     /// # Errors
     /// As [`mm`](Self::mm); `self` does not broadcast to the product.
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        recast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
         add_scaled("addmm", self, &a.mm(b)?, beta, alpha)
     }
 
@@ -354,6 +362,7 @@ impl Tensor {
     /// # Errors
     /// As [`mv`](Self::mv); `self` does not broadcast to the product.
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        recast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
         add_scaled("addmv", self, &matrix.mv(vector)?, beta, alpha)
     }
 
@@ -362,6 +371,7 @@ impl Tensor {
     /// # Errors
     /// As [`outer`](Self::outer); `self` does not broadcast to the product.
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
         add_scaled("addr", self, &a.outer(b)?, beta, alpha)
     }
 
@@ -370,6 +380,7 @@ impl Tensor {
     /// # Errors
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        recast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
         add_scaled("baddbmm", self, &a.bmm(b)?, beta, alpha)
     }
 
@@ -378,6 +389,7 @@ impl Tensor {
     /// # Errors
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+        recast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
         ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
@@ -395,6 +407,7 @@ impl Tensor {
     /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "linear";
+        recast!(OP, [self, weight, bias], |x, w, b| x.linear(&w, b.as_ref()));
         let _op = memory::scope::op(OP);
         if !matches!(weight.rank(), 1 | 2) || self.rank() == 0 {
             return Err(Error::shape(
@@ -426,6 +439,7 @@ impl Tensor {
     /// The shapes do not fit or the types differ; memory runs out.
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "bilinear";
+        recast!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
         let _op = memory::scope::op(OP);
         let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
             (weight.shape(), self.shape().split_last(), x2.shape().split_last())

@@ -9,6 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, GROUP, Params};
 use super::reduce::dense;
 use super::softmax::{check_float, lanes};
+use crate::amp::recast;
 use crate::autograd::{self, Grads};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -345,6 +346,9 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
+        recast!("layer_norm", [self, weight, bias], |x, w, b| {
+            x.layer_norm(normalized_shape, w.as_ref(), b.as_ref(), eps)
+        });
         self.norm_rows("layer_norm", normalized_shape, [weight, bias], eps)
     }
 
@@ -408,6 +412,9 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
+        recast!("group_norm", [self, weight, bias], |x, w, b| {
+            x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
+        });
         self.norm_groups("group_norm", groups, [weight, bias], eps)
     }
 

@@ -9,6 +9,7 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use crate::amp::{Cast, Recast, recast};
 use crate::autograd::{self, Grads};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -36,6 +37,15 @@ pub enum Operand<'a> {
     Scalar(Scalar),
 }
 
+impl<'a> Operand<'a> {
+    fn tensor(&self) -> Option<&'a Tensor> {
+        match *self {
+            Self::Tensor(t) => Some(t),
+            Self::Scalar(_) => None,
+        }
+    }
+}
+
 impl<'a> From<&'a Tensor> for Operand<'a> {
     fn from(t: &'a Tensor) -> Self {
         Self::Tensor(t)
@@ -50,6 +60,16 @@ macro_rules! scalars {
     )*};
 }
 scalars!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, usize => Int as i64, bool => Bool as bool);
+
+impl Recast for &[Operand<'_>] {
+    type Cast = SmallVec<[Option<Tensor>; 3]>;
+    fn float(&self) -> Option<DType> {
+        self.iter().filter_map(|arg| arg.tensor().float()).reduce(DType::promote)
+    }
+    fn recast(&self, cast: &Cast) -> Result<Self::Cast> {
+        self.iter().map(|arg| arg.tensor().recast(cast)).collect()
+    }
+}
 
 /// Which types an operation takes, computes in and gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -322,6 +342,11 @@ pub(crate) fn pointwise(
     args: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<Tensor> {
+    recast!(op.name, [args], |cast| {
+        let args: SmallVec<[Operand<'_>; 3]> =
+            args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
+        pointwise(op, &args, attrs)
+    });
     let _op = memory::scope::op(op.name);
     let (compute, result) = types(op, args)?;
     let tensors: SmallVec<[&Tensor; 4]> = args

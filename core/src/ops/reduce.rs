@@ -8,6 +8,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -364,6 +365,7 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range or named twice; memory runs out; integers on a device without 64-bit ones.
     pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        recast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = Over::new("sum", self.shape(), dims)?;
         let out = total(&SUM, self, &over, keepdim)?;
         Ok(autograd::attach("sum", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
@@ -416,6 +418,7 @@ impl Tensor {
     /// # Errors
     /// As [`sum`](Self::sum).
     pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
+        recast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = Over::new("prod", self.shape(), &[dim])?;
         let out = total(&PROD, self, &over, keepdim)?;
         let x = self.detach();

@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::reduce::{dense, scatter_back};
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -89,6 +90,7 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
+        recast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", "sum", dim, false)?;
         Ok(autograd::attach("cumsum", out, &[self], move |g, _| {
             Ok(smallvec![Some(g.scan("cumsum", "sum", dim, true)?)])
@@ -100,6 +102,7 @@ impl Tensor {
     /// # Errors
     /// As [`cumsum`](Self::cumsum).
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
+        recast!("cumprod", [self], |x| x.cumprod(dim));
         let out = self.scan("cumprod", "prod", dim, false)?;
         let x = self.detach();
         Ok(autograd::attach("cumprod", out, &[self], move |g, _| {

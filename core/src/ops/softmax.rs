@@ -4,6 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -132,6 +133,7 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range; the dtype is not f32, f16 or bf16; memory runs out.
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
+        recast!("softmax", [self], |x| x.softmax(dim));
         softmax("softmax", self, dim)
     }
 
@@ -140,6 +142,7 @@ impl Tensor {
     /// # Errors
     /// As [`softmax`](Self::softmax).
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
+        recast!("log_softmax", [self], |x| x.log_softmax(dim));
         softmax("log_softmax", self, dim)
     }
 
@@ -148,7 +151,7 @@ impl Tensor {
     /// # Errors
     /// As [`softmax`](Self::softmax).
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        self.to_dtype(dtype)?.softmax(dim)
+        softmax("softmax", &self.to_dtype(dtype)?, dim)
     }
 
     /// [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
@@ -156,6 +159,6 @@ impl Tensor {
     /// # Errors
     /// As [`softmax`](Self::softmax).
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        self.to_dtype(dtype)?.log_softmax(dim)
+        softmax("log_softmax", &self.to_dtype(dtype)?, dim)
     }
 }

@@ -3,6 +3,7 @@
 use smallvec::smallvec;
 
 use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -126,6 +127,7 @@ impl Tensor {
     /// # Errors
     /// As [`var`](Self::var); `p` is -inf and there are no elements.
     pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        recast!("norm", [self], |x| x.norm(p, dims, keepdim));
         let over = Over::new("norm", self.shape(), dims)?;
         let op = match p {
             0.0 => &NORM_0,
@@ -168,6 +170,7 @@ impl Tensor {
     /// # Errors
     /// As [`var`](Self::var).
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        recast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
         let _op = memory::scope::op("logsumexp");
         let over = Over::new("logsumexp", self.shape(), dims)?;
         let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;

@@ -6,6 +6,7 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
+use crate::amp;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -150,6 +151,8 @@ impl Fused {
 
     pub(super) fn step(&mut self, rule: &dyn Rule) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
+        // Casts of the parameters as they were.
+        amp::clear_autocast_cache();
         self.prepare(rule)?;
         for group in &self.groups {
             launch_group(rule, group, &self.parameters, &mut self.steps)?;

@@ -28,6 +28,7 @@ tests![
     a_checkpoint_gives_the_same_bits,
     checkpoints_nest,
     a_checkpoint_reaches_captured_parameters,
+    grad_goes_through_checkpoints,
     saved_tensors_are_freed_on_the_way,
 ];
 
@@ -298,6 +299,21 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
     let y = checkpoint(&[&x], move |inputs| inputs[0].mul(&inner))?;
     y.backward_with(&y.ones_like()?)?;
     expect(&w.grad().context("no gradient")?, &[5.0; 2])
+}
+
+fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
+    let w = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[2], 5.0, DType::F32, device)?.requires_grad_()?;
+    let inner = w.clone();
+    let y = checkpoint(&[&x], move |outer| {
+        let inner = inner.clone();
+        checkpoint(&[&outer[0]], move |inputs| inputs[0].mul(&inner)?.mul(&inner))
+    })?;
+    let found = autograd::grad(&[y.clone()], &[y.ones_like()?], &[x.clone(), w.clone()])?;
+    expect(found[0].as_ref().context("no gradient of x")?, &[9.0; 2])?;
+    expect(found[1].as_ref().context("no gradient of w")?, &[30.0; 2])?;
+    ensure!(x.grad().is_none() && w.grad().is_none(), "the leaves were given gradients");
+    Ok(())
 }
 
 fn saved_tensors_are_freed_on_the_way(device: &Device) -> Result<()> {

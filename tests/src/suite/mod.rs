@@ -16,6 +16,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use thiserror::Error;
 
+mod amp;
 mod autograd;
 mod custom;
 mod errors;
@@ -52,6 +53,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
+    ("amp", amp::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
     ("plan", plan::TESTS),

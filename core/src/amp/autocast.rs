@@ -1,0 +1,360 @@
+//! The scope in which operations choose their types, the lists they choose by, and the casts of weights it remembers.
+//!
+//! An operation takes part by one line at its entry, [`recast!`]: if it is listed, it runs again on cast operands, with
+//! autocast suspended, so that what it is made of runs in one type. Operations that are not listed run in the type that
+//! their inputs have, by the usual promotion; so do operations in place, and all of them in the backward pass.
+
+use std::cell::{Cell, RefCell};
+use std::marker::PhantomData;
+
+use rustc_hash::FxHashMap;
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// In which type autocast runs an operation. f64, integers and truth values are never cast.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Policy {
+    /// In the scope's 16-bit type: products, where the time is spent and sums are kept in f32.
+    Low,
+    /// In f32, and to f32: what would overflow, or lose its digits.
+    Full,
+    /// In the widest type of its inputs.
+    Widest,
+}
+
+const LOW: &[&str] = &[
+    "addbmm",
+    "addmm",
+    "addmv",
+    "addr",
+    "baddbmm",
+    "bmm",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d",
+    "conv_transpose3d",
+    "einsum",
+    "linear",
+    "matmul",
+    "mm",
+    "mv",
+    "prelu",
+    "scaled_dot_product_attention",
+];
+
+const FULL: &[&str] = &[
+    "acos",
+    "asin",
+    "binary_cross_entropy_with_logits",
+    "cosh",
+    "cosine_similarity",
+    "cross_entropy",
+    "cumprod",
+    "cumsum",
+    "erfinv",
+    "exp",
+    "expm1",
+    "group_norm",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "log_softmax",
+    "logsumexp",
+    "margin_ranking_loss",
+    "mse_loss",
+    "nll_loss",
+    "norm",
+    "pow",
+    "prod",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "smooth_l1_loss",
+    "soft_margin_loss",
+    "softmax",
+    "softplus",
+    "sum",
+    "tan",
+    "triplet_margin_loss",
+];
+
+const WIDEST: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "inner", "scatter_add"];
+
+impl Policy {
+    /// Every policy.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Full, Self::Widest];
+
+    /// What autocast does with an operation; `None` if it runs in the type its inputs have.
+    ///
+    /// ```
+    /// use forebay_core::amp::Policy;
+    /// assert_eq!(Policy::of("matmul"), Some(Policy::Low));
+    /// assert_eq!(Policy::of("relu"), None);
+    /// ```
+    #[must_use]
+    pub fn of(op: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|policy| policy.operations().contains(&op))
+    }
+
+    /// The operations of this policy: PyTorch's lists for CUDA, without what this library has not.
+    #[must_use]
+    pub const fn operations(self) -> &'static [&'static str] {
+        match self {
+            Self::Low => LOW,
+            Self::Full => FULL,
+            Self::Widest => WIDEST,
+        }
+    }
+}
+
+/// The casts of leaves, by leaf and type.
+type Casts = FxHashMap<(u64, DType), Tensor>;
+
+thread_local! {
+    /// The 16-bit type; `None` while operations run as they are given.
+    static DTYPE: Cell<Option<DType>> = const { Cell::new(None) };
+    /// Scopes around this point. The casts live as long as the outermost.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static CASTS: RefCell<Casts> = RefCell::default();
+}
+
+/// While it lives, operations of this thread choose their types; see [`autocast`].
+#[derive(Debug)]
+pub struct Autocast {
+    before: Option<DType>,
+    /// The scope is a thread's.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Autocast {
+    fn enter(dtype: Option<DType>) -> Self {
+        DEPTH.with(|d| d.set(d.get() + 1));
+        Self { before: DTYPE.with(|d| d.replace(dtype)), _thread: PhantomData }
+    }
+}
+
+impl Drop for Autocast {
+    fn drop(&mut self) {
+        DTYPE.with(|d| d.set(self.before));
+        let depth = DEPTH.with(|d| {
+            d.set(d.get() - 1);
+            d.get()
+        });
+        if depth == 0 {
+            clear_autocast_cache();
+        }
+    }
+}
+
+/// Runs the operations of this thread in mixed precision until the guard is dropped: products and convolutions in
+/// `dtype`, what needs the range or the digits in f32 (see [`Policy`]). Scopes nest; [`no_autocast`] ends one for a
+/// while.
+///
+/// It is meant for the forward pass and the loss. The backward pass runs each operation in the type that the forward
+/// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost:
+/// multiply the loss by a constant and divide the gradients by it.
+///
+/// A parameter that is used several times is cast once: the casts are kept until the outermost scope ends, a
+/// backward pass has used them, or an optimiser of this thread steps. Who changes a parameter in another way, within a
+/// scope, calls [`clear_autocast_cache`].
+///
+/// ```
+/// use forebay_core::{amp::{autocast, no_autocast}, device::Device, dtype::DType, tensor::Tensor};
+/// let device = Device::null(Default::default());
+/// let (a, b) = (Tensor::ones(&[8, 8], DType::F32, &device)?, Tensor::ones(&[8, 8], DType::F32, &device)?);
+/// let _autocast = autocast(DType::F16)?;
+/// let c = a.matmul(&b)?;
+/// assert_eq!(c.dtype(), DType::F16);
+/// assert_eq!(c.softmax(-1)?.dtype(), DType::F32);
+/// let _off = no_autocast();
+/// assert_eq!(a.matmul(&b)?.dtype(), DType::F32);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// `dtype` is neither f16 nor bf16.
+#[must_use = "operations are cast only while the guard lives"]
+pub fn autocast(dtype: DType) -> Result<Autocast> {
+    match dtype {
+        DType::F16 | DType::BF16 => Ok(Autocast::enter(Some(dtype))),
+        other => Err(Error::dtype("autocast", other, "takes f16 and bf16; everything else is f32 already")),
+    }
+}
+
+/// Runs operations in the types they are given until the guard is dropped, whatever [`autocast`] stands around it.
+#[must_use = "autocast is off only while the guard lives"]
+pub fn no_autocast() -> Autocast {
+    Autocast::enter(None)
+}
+
+/// The 16-bit type that operations of this thread are cast to; `None` outside of [`autocast`].
+#[must_use]
+pub fn autocast_dtype() -> Option<DType> {
+    DTYPE.with(Cell::get)
+}
+
+/// Whether operations of this thread choose their types.
+#[must_use]
+pub fn is_autocast_enabled() -> bool {
+    autocast_dtype().is_some()
+}
+
+/// Forgets the casts of parameters that this thread's [`autocast`] scopes keep.
+pub fn clear_autocast_cache() {
+    // Taken out first: what drops a tensor must not find the map borrowed.
+    drop(CASTS.with(RefCell::take));
+}
+
+/// Autocast of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mode(Option<DType>);
+
+impl Mode {
+    pub(crate) fn current() -> Self {
+        Self(autocast_dtype())
+    }
+
+    /// Enters it with no casts of parameters known. Those of the scopes around are of another graph, which a walk
+    /// through this one must not use up, and what is cast here must not outlive the closure.
+    pub(crate) fn enter(self) -> Entered {
+        Entered {
+            casts: CASTS.with(RefCell::take),
+            depth: DEPTH.with(|d| d.replace(1)),
+            dtype: DTYPE.with(|d| d.replace(self.0)),
+        }
+    }
+}
+
+/// While it lives, a [`Mode`] is that of the thread.
+#[derive(Debug)]
+pub(crate) struct Entered {
+    dtype: Option<DType>,
+    depth: u32,
+    casts: Casts,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        DTYPE.with(|d| d.set(self.dtype));
+        DEPTH.with(|d| d.set(self.depth));
+        drop(CASTS.with(|c| c.replace(std::mem::take(&mut self.casts))));
+    }
+}
+
+/// While it lives, operations run as they are given, and scopes are as they were.
+#[derive(Debug)]
+pub(crate) struct Suspended(Option<DType>);
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        DTYPE.with(|d| d.set(self.0));
+    }
+}
+
+pub(crate) fn suspend() -> Suspended {
+    Suspended(DTYPE.with(Cell::take))
+}
+
+/// What becomes of the operands of an operation that is listed. While it lives, autocast is suspended.
+#[derive(Debug)]
+pub(crate) struct Cast {
+    to: DType,
+    _suspended: Suspended,
+}
+
+impl Cast {
+    /// `None` outside of autocast, and for operations that are not listed.
+    pub(crate) fn of(op: &str, operands: &[Option<DType>]) -> Option<Self> {
+        let low = autocast_dtype()?;
+        let to = match Policy::of(op)? {
+            Policy::Low => low,
+            Policy::Full => DType::F32,
+            Policy::Widest => operands.iter().flatten().copied().fold(low, DType::promote),
+        };
+        Some(Self { to, _suspended: suspend() })
+    }
+
+    pub(crate) fn on(&self, t: &Tensor) -> Result<Tensor> {
+        if !is_cast(t.dtype()) || t.dtype() == self.to {
+            return Ok(t.clone());
+        }
+        let leaf = if t.dtype() == DType::F32 { autograd::leaf_id(t) } else { None };
+        let Some(leaf) = leaf else { return t.to_dtype(self.to) };
+        let key = (leaf, self.to);
+        let known = CASTS.with(|c| c.borrow().get(&key).cloned());
+        if let Some(known) = known
+            && autograd::can_record(&known)
+        {
+            return Ok(known);
+        }
+        let made = t.to_dtype(self.to)?;
+        let replaced = CASTS.with(|c| c.borrow_mut().insert(key, made.clone()));
+        drop(replaced);
+        Ok(made)
+    }
+}
+
+/// The types that take part.
+fn is_cast(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// What [`recast!`] casts: a tensor, or none, or several.
+pub(crate) trait Recast {
+    type Cast;
+    /// The widest type that takes part.
+    fn float(&self) -> Option<DType>;
+    fn recast(&self, cast: &Cast) -> Result<Self::Cast>;
+}
+
+impl Recast for &Tensor {
+    type Cast = Tensor;
+    fn float(&self) -> Option<DType> {
+        Some(self.dtype()).filter(|&d| is_cast(d))
+    }
+    fn recast(&self, cast: &Cast) -> Result<Tensor> {
+        cast.on(self)
+    }
+}
+
+impl Recast for Option<&Tensor> {
+    type Cast = Option<Tensor>;
+    fn float(&self) -> Option<DType> {
+        self.and_then(|t| t.float())
+    }
+    fn recast(&self, cast: &Cast) -> Result<Option<Tensor>> {
+        self.map(|t| cast.on(t)).transpose()
+    }
+}
+
+impl Recast for &[&Tensor] {
+    type Cast = Vec<Tensor>;
+    fn float(&self) -> Option<DType> {
+        self.iter().filter_map(Recast::float).reduce(DType::promote)
+    }
+    fn recast(&self, cast: &Cast) -> Result<Vec<Tensor>> {
+        self.iter().map(|t| cast.on(t)).collect()
+    }
+}
+
+/// At the entry of an operation: under autocast, if the operation is listed, calls it again on cast operands, and
+/// returns what that gives.
+macro_rules! recast {
+    ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
+        if let Some(cast) = $crate::amp::Cast::of($op, &[$($crate::amp::Recast::float(&$operand)),+]) {
+            $(let $name = $crate::amp::Recast::recast(&$operand, &cast)?;)+
+            return $again;
+        }
+    };
+}
+pub(crate) use recast;

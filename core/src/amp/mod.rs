@@ -1,0 +1,23 @@
+//! Mixed precision: what is safe in 16 bits runs in 16 bits, everything else in f32, and so are the weights kept.
+//!
+//! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
+//! ([`Policy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
+//! on their way.
+//!
+//! ```no_run
+//! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
+//! # fn step(x: &Tensor, y: &Tensor, weight: &Tensor) -> Result<()> {
+//! let loss = {
+//!     let _autocast = autocast(DType::BF16)?;
+//!     x.linear(weight, None)?.cross_entropy(y)? // a product in bf16, a loss in f32
+//! };
+//! loss.backward()
+//! # }
+//! ```
+
+mod autocast;
+
+pub use autocast::{
+    Autocast, Policy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
+};
+pub(crate) use autocast::{Cast, Mode, Recast, recast, suspend};

@@ -1,0 +1,439 @@
+//! Mixed precision: the type of every operation's result, the weights that stay f32, the casts that are kept.
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay::amp::{Policy, autocast, autocast_dtype, clear_autocast_cache, no_autocast};
+use forebay::autograd::{checkpoint, no_grad};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as CoreResult};
+use forebay::nn::{Linear, Module};
+use forebay::ops::{Reduction, cat, einsum};
+use forebay::optim::{Optimizer, Sgd};
+use forebay::tensor::Tensor;
+
+use super::host::{close, same_bits};
+use super::tests;
+
+tests![
+    every_listed_operation_has_its_type,
+    unlisted_operations_keep_their_types,
+    integers_and_explicit_types_stay,
+    scopes_nest_and_end,
+    weights_stay_f32_and_get_f32_gradients,
+    a_weight_is_cast_once,
+    casts_do_not_outlive_what_they_are_of,
+    a_loss_of_halves_is_that_of_their_casts,
+    a_checkpoint_runs_again_under_its_autocast,
+    memory_of_casts_is_given_back,
+];
+
+const LOW: [DType; 2] = [DType::F16, DType::BF16];
+const MEAN: Reduction = Reduction::Mean;
+
+/// Calls an operation on a matrix of [4, 4] and a vector of [4] of one type, both of numbers between 0 and 1.
+type Call = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
+
+/// Every operation that autocast lists.
+const CALLS: &[(&str, Call)] = &[
+    ("addbmm", |m, _| m.addbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
+    ("addmm", |m, v| v.addmm(m, m, 0.5, 1.0)),
+    ("addmv", |m, v| v.addmv(m, v, 0.5, 1.0)),
+    ("addr", |m, v| m.addr(v, v, 0.5, 1.0)),
+    ("baddbmm", |m, _| m.baddbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
+    ("bmm", |m, _| m.unsqueeze(0)?.bmm(&m.unsqueeze(0)?)),
+    ("conv1d", |m, v| m.conv1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 1, 1)),
+    ("conv2d", |m, v| m.reshape([4, 4, 1])?.conv2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 1, 1)),
+    ("conv3d", |m, v| m.reshape([4, 4, 1, 1])?.conv3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 1, 1)),
+    ("conv_transpose1d", |m, v| m.conv_transpose1d(&m.reshape([4, 4, 1])?, Some(v), 1, 0, 0, 1, 1)),
+    ("conv_transpose2d", |m, v| {
+        m.reshape([4, 4, 1])?.conv_transpose2d(&m.reshape([4, 4, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+    }),
+    ("conv_transpose3d", |m, v| {
+        m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
+    }),
+    ("einsum", |m, v| einsum("ij,jk,k->i", &[m, m, v])),
+    ("linear", |m, v| m.linear(m, Some(v))),
+    ("matmul", |m, v| m.matmul(v)),
+    ("mm", |m, _| m.mm(m)),
+    ("mv", |m, v| m.mv(v)),
+    ("prelu", |m, v| m.prelu(v)),
+    ("scaled_dot_product_attention", |m, _| m.scaled_dot_product_attention(m, m, None, 0.0, true, None)),
+    ("acos", |m, _| m.acos()),
+    ("asin", |m, _| m.asin()),
+    ("binary_cross_entropy_with_logits", |m, v| {
+        m.binary_cross_entropy_with_logits(m, Some(v), Some(v), MEAN)
+    }),
+    ("cosh", |m, _| m.cosh()),
+    ("cosine_similarity", |m, v| m.cosine_similarity(v, -1, 1e-8)),
+    ("cross_entropy", |m, _| m.cross_entropy(m)),
+    ("cumprod", |m, _| m.cumprod(0)),
+    ("cumsum", |m, _| m.cumsum(0)),
+    ("erfinv", |m, _| m.erfinv()),
+    ("exp", |m, _| m.exp()),
+    ("expm1", |m, _| m.expm1()),
+    ("group_norm", |m, v| m.group_norm(2, Some(v), Some(v), 1e-5)),
+    ("huber_loss", |m, v| m.huber_loss(v, 1.0, MEAN)),
+    ("kl_div", |m, v| m.kl_div(v, false, MEAN)),
+    ("l1_loss", |m, v| m.l1_loss(v, MEAN)),
+    ("layer_norm", |m, v| m.layer_norm(&[4], Some(v), Some(v), 1e-5)),
+    ("log", |m, _| m.log()),
+    ("log10", |m, _| m.log10()),
+    ("log1p", |m, _| m.log1p()),
+    ("log2", |m, _| m.log2()),
+    ("log_softmax", |m, _| m.log_softmax(-1)),
+    ("logsumexp", |m, _| m.logsumexp(&[0], false)),
+    ("margin_ranking_loss", |m, v| m.margin_ranking_loss(v, v, 0.1, MEAN)),
+    ("mse_loss", |m, v| m.mse_loss(v, MEAN)),
+    ("nll_loss", |m, v| {
+        let classes = Tensor::zeros(&[4], DType::I64, m.device())?;
+        m.nll_loss(&classes, Some(v), -100, MEAN)
+    }),
+    ("norm", |m, _| m.norm(3.0, &[0], false)),
+    ("pow", |m, v| m.pow(v)),
+    ("prod", |m, _| m.prod(0, false)),
+    ("reciprocal", |m, _| m.reciprocal()),
+    ("rsqrt", |m, _| m.rsqrt()),
+    ("sinh", |m, _| m.sinh()),
+    ("smooth_l1_loss", |m, v| m.smooth_l1_loss(v, 1.0, MEAN)),
+    ("soft_margin_loss", |m, v| m.soft_margin_loss(v, MEAN)),
+    ("softmax", |m, _| m.softmax(-1)),
+    ("softplus", |m, _| m.softplus(1.0, 20.0)),
+    ("sum", |m, _| m.sum(&[0], false)),
+    ("tan", |m, _| m.tan()),
+    ("triplet_margin_loss", |m, v| m.triplet_margin_loss(m, v, 1.0, 2.0, false, MEAN)),
+    ("addcdiv", |m, v| m.addcdiv(v, v, 0.5)),
+    ("addcmul", |m, v| m.addcmul(v, v, 0.5)),
+    ("atan2", |m, v| m.atan2(v)),
+    ("bilinear", |m, v| m.bilinear(m, &m.unsqueeze(0)?, Some(&v.narrow(0, 0, 1)?))),
+    ("dot", |_, v| v.dot(v)),
+    ("inner", |m, v| m.inner(v)),
+    ("scatter_add", |m, _| {
+        let places = Tensor::zeros(&[4, 4], DType::I64, m.device())?;
+        m.scatter_add(0, &places, m)
+    }),
+];
+
+/// Those that give a scalar type by what is widest, with a matrix of one type and a vector of the other.
+const MIXED: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "inner"];
+
+fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
+    let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 / 32.0 + 0.25).collect();
+    Ok((Tensor::from_slice(&values, &[4, 4], device)?, Tensor::from_slice(&values[3..7], &[4], device)?))
+}
+
+fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
+    let (m, v) = operands(device)?;
+    for policy in Policy::ALL {
+        for op in policy.operations() {
+            ensure!(CALLS.iter().any(|(name, _)| name == op), "{op} is listed and not tested");
+        }
+    }
+    for low in LOW {
+        for (name, call) in CALLS {
+            let policy = Policy::of(name).with_context(|| format!("{name} is tested and not listed"))?;
+            for given in [DType::F32, low] {
+                let (m, v) = (m.to_dtype(given)?.requires_grad_()?, v.to_dtype(given)?.requires_grad_()?);
+                let expected = match policy {
+                    Policy::Low => low,
+                    Policy::Full => DType::F32,
+                    Policy::Widest => given,
+                };
+                let out = {
+                    let _autocast = autocast(low)?;
+                    call(&m, &v).with_context(|| format!("{name} of {given} under {low}"))?
+                };
+                ensure!(
+                    out.dtype() == expected,
+                    "{name} of {given} under {low} gives {}, expected {expected}",
+                    out.dtype()
+                );
+                // The casts are on the tape: gradients have the types of the inputs.
+                out.backward_with(&out.ones_like()?)
+                    .with_context(|| format!("gradient of {name} of {given} under {low}"))?;
+                let grads: Vec<Tensor> = [&m, &v].into_iter().filter_map(Tensor::grad).collect();
+                ensure!(!grads.is_empty(), "{name}: no gradient");
+                ensure!(
+                    grads.iter().all(|g| g.dtype() == given),
+                    "{name} of {given}: a gradient was not cast back"
+                );
+                // The value is that of the operation without autocast on operands cast by hand.
+                let by_hand = match policy {
+                    Policy::Low => low,
+                    Policy::Full => DType::F32,
+                    Policy::Widest => given,
+                };
+                let exact = call(&m.detach().to_dtype(by_hand)?, &v.detach().to_dtype(by_hand)?)?;
+                same_bits(&out.detach(), &exact).with_context(|| format!("{name} of {given} under {low}"))?;
+            }
+            if MIXED.contains(name) {
+                let _autocast = autocast(low)?;
+                let out = call(&m.to_dtype(low)?, &v)?;
+                ensure!(out.dtype() == DType::F32, "{name} of {low} and f32 gives {}", out.dtype());
+            }
+        }
+    }
+    Ok(())
+}
+
+fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
+    let (m, _) = operands(device)?;
+    for low in LOW {
+        let half = m.to_dtype(low)?;
+        let _autocast = autocast(low)?;
+        for t in [&m, &half] {
+            for (name, out) in [
+                ("relu", t.relu()?),
+                ("gelu", t.gelu()?),
+                ("tanh", t.tanh()?),
+                ("sigmoid", t.sigmoid()?),
+                ("mean", t.mean_all()?),
+                ("mul", t.mul(2.0)?),
+                ("dropout", t.dropout(0.5, true)?),
+                ("max", t.amax(&[0], false)?),
+            ] {
+                ensure!(out.dtype() == t.dtype(), "{name} of {} gives {}", t.dtype(), out.dtype());
+            }
+        }
+        // Where types meet, the widest.
+        for (name, out) in [
+            ("add", half.add(&m)?),
+            ("where", half.where_(&m.gt(0.5)?, &m)?),
+            ("cat", cat(&[&half, &m], 0)?),
+            ("lerp", half.lerp(&m, 0.5)?),
+        ] {
+            ensure!(out.dtype() == DType::F32, "{name} of {low} and f32 gives {}", out.dtype());
+        }
+    }
+    Ok(())
+}
+
+fn integers_and_explicit_types_stay(device: &Device) -> Result<()> {
+    let (m, _) = operands(device)?;
+    let _autocast = autocast(DType::F16)?;
+    let i = Tensor::ones(&[4, 4], DType::I32, device)?;
+    ensure!(i.matmul(&i)?.dtype() == DType::I32, "a product of integers was cast");
+    ensure!(i.amax(&[0], false)?.dtype() == DType::I32);
+    ensure!(
+        m.softmax_with_dtype(-1, DType::F16)?.dtype() == DType::F16,
+        "a type that was asked for was changed"
+    );
+    // In place, the type is the target's.
+    let half = m.to_dtype(DType::F16)?;
+    half.add_(&m)?;
+    ensure!(half.dtype() == DType::F16);
+    if device.supports(DType::F64) && device.info().features.f64 {
+        let wide = m.to_dtype(DType::F64)?;
+        ensure!(wide.matmul(&wide)?.dtype() == DType::F64 && wide.sum_all()?.dtype() == DType::F64);
+    }
+    let error = m.binary_cross_entropy(&m, None, MEAN).err().context("it must be refused")?;
+    ensure!(error.to_string().contains("binary_cross_entropy_with_logits"), "{error}");
+    Ok(())
+}
+
+fn scopes_nest_and_end(device: &Device) -> Result<()> {
+    let (m, _) = operands(device)?;
+    let type_now = || -> Result<DType> { Ok(m.matmul(&m)?.dtype()) };
+    ensure!(matches!(autocast(DType::F32), Err(Error::DType { op: "autocast", .. })), "f32 was taken");
+    ensure!(autocast_dtype().is_none() && type_now()? == DType::F32);
+    {
+        let _outer = autocast(DType::F16)?;
+        ensure!(type_now()? == DType::F16);
+        {
+            let _inner = autocast(DType::BF16)?;
+            ensure!(autocast_dtype() == Some(DType::BF16) && type_now()? == DType::BF16);
+            let _off = no_autocast();
+            ensure!(type_now()? == DType::F32);
+        }
+        ensure!(type_now()? == DType::F16, "an inner scope did not end");
+        let other = std::thread::scope(|s| s.spawn(autocast_dtype).join());
+        ensure!(matches!(other, Ok(None)), "another thread is cast too");
+        // A scope ends also by an error.
+        let failed: Result<()> = (|| {
+            let _inner = no_autocast();
+            bail!("on the way")
+        })();
+        ensure!(failed.is_err() && type_now()? == DType::F16);
+    }
+    ensure!(type_now()? == DType::F32);
+    Ok(())
+}
+
+fn weights_stay_f32_and_get_f32_gradients(device: &Device) -> Result<()> {
+    for low in LOW {
+        let net = Linear::new(8, 8, device)?;
+        let x = Tensor::randn(&[4, 8], DType::F32, device)?;
+        let before = net.weight.to_vec::<f32>()?;
+        let mut optimizer = Sgd::new(net.parameters(), 0.1);
+        let (loss, out) = {
+            let _autocast = autocast(low)?;
+            let out = net.forward(&x)?;
+            (out.mse_loss(&x, MEAN)?, out)
+        };
+        ensure!(out.dtype() == low && loss.dtype() == DType::F32);
+        loss.backward()?;
+        for p in net.parameters() {
+            ensure!(p.dtype() == DType::F32, "a weight became {}", p.dtype());
+            let grad = p.grad().context("no gradient")?;
+            ensure!(grad.dtype() == DType::F32, "a gradient is {}", grad.dtype());
+            ensure!(grad.to_vec::<f32>()?.iter().any(|g| *g != 0.0), "a gradient is zero");
+        }
+        optimizer.step()?;
+        ensure!(net.weight.dtype() == DType::F32 && net.weight.to_vec::<f32>()? != before);
+        optimizer.zero_grad();
+    }
+    Ok(())
+}
+
+fn a_weight_is_cast_once(device: &Device) -> Result<()> {
+    let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[64, 64], DType::F16, device)?;
+    // What a product allocates besides its result: the cast of the weight.
+    let more = || -> Result<(u64, Tensor)> {
+        let before = device.memory().allocated();
+        let y = x.matmul(&w)?;
+        Ok((device.memory().allocated() - before, y))
+    };
+    let half = 2 * 64 * 64;
+    let _autocast = autocast(DType::F16)?;
+    let (first, a) = more()?;
+    let (second, b) = more()?;
+    ensure!(first == 2 * half && second == half, "{first} and {second} bytes: the weight was cast twice");
+    // Both uses reach the weight.
+    a.add(&b)?.sum_all()?.backward()?;
+    let grad = w.grad().context("no gradient")?.to_vec::<f32>()?;
+    ensure!(grad.iter().all(|&g| g == 128.0), "a use of the weight was lost: {}", grad[0]);
+    // Nested scopes share the casts of the outermost.
+    drop((a, b));
+    let _first = more()?;
+    let _inner = autocast(DType::F16)?;
+    ensure!(more()?.0 == half, "a nested scope casts again");
+    Ok(())
+}
+
+fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
+    let w = Tensor::ones(&[4, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[4, 4], DType::F32, device)?;
+    let mut optimizer = Sgd::new(vec![w.clone()], 1.0);
+    let _autocast = autocast(DType::BF16)?;
+    let value = |y: &Tensor| -> Result<f64> { Ok(y.to_f64s()?[0]) };
+    // Made without recording, a cast has no history; used with recording, it needs one.
+    {
+        let _no_grad = no_grad();
+        ensure!(value(&x.matmul(&w)?)? == 4.0);
+    }
+    for (step, expected) in [4.0, -12.0, -28.0].into_iter().enumerate() {
+        // The scope stays while graphs are walked and weights are stepped.
+        let y = x.matmul(&w)?;
+        ensure!(value(&y)? == expected, "step {step} computes with the weights of another: {}", value(&y)?);
+        y.sum_all()?.backward()?;
+        let grad = w.grad().context("no gradient")?.to_vec::<f32>()?;
+        ensure!(grad == [4.0; 16], "step {step}: {grad:?}");
+        optimizer.step()?;
+        optimizer.zero_grad();
+        let _no_grad = no_grad();
+        ensure!(value(&x.matmul(&w)?)? == expected - 16.0, "step {step} evaluates old weights");
+    }
+    // By hand, the program says so.
+    {
+        let _no_grad = no_grad();
+        x.matmul(&w)?;
+        w.detach().copy_(&x)?;
+        clear_autocast_cache();
+        ensure!(value(&x.matmul(&w)?)? == 4.0);
+    }
+    Ok(())
+}
+
+fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
+    for low in LOW {
+        let logits = Tensor::randn(&[6, 10], DType::F32, device)?.to_dtype(low)?;
+        let classes = Tensor::from_slice(&[1i64, 0, 9, 3, 3, 7], &[6], device)?;
+        let (fused, by_hand) = (logits.requires_grad_()?, logits.requires_grad_()?);
+        let a = {
+            let _autocast = autocast(low)?;
+            fused.cross_entropy(&classes)?
+        };
+        let b = by_hand.to_dtype(DType::F32)?.cross_entropy(&classes)?;
+        same_bits(&a.detach(), &b.detach()).context("loss")?;
+        a.backward()?;
+        b.backward()?;
+        let (a, b) = (fused.grad().context("gradient")?, by_hand.grad().context("gradient")?);
+        same_bits(&a, &b).with_context(|| format!("gradient of {low}"))?;
+    }
+    Ok(())
+}
+
+/// Two layers of one weight, with dropout between.
+fn tied(x: &Tensor, w: &Tensor) -> CoreResult<Tensor> {
+    x.matmul(w)?.gelu()?.dropout(0.25, true)?.matmul(w)
+}
+
+fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
+    for low in LOW {
+        let run = |depth: u32, inside: bool| -> Result<[Tensor; 3]> {
+            device.manual_seed(5);
+            let x = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
+            let w = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
+            let scope = autocast(low)?;
+            // The weight is cast outside the checkpoint too: two graphs, which use up two casts.
+            let x1 = x.matmul(&w)?;
+            let captured = w.clone();
+            let y = match depth {
+                0 => tied(&x1, &w)?,
+                1 => checkpoint(&[&x1], move |t| tied(&t[0], &captured))?,
+                _ => checkpoint(&[&x1, &w], |t| {
+                    let captured = t[1].clone();
+                    checkpoint(&[&t[0]], move |t| tied(&t[0], &captured))
+                })?,
+            };
+            ensure!(y.dtype() == low, "the closure ran in {}", y.dtype());
+            let loss = y.matmul(&w)?.sum_all()?;
+            if inside {
+                loss.backward()?;
+                drop(scope);
+            } else {
+                drop(scope);
+                loss.backward()?;
+            }
+            let grad = |t: &Tensor| t.grad().context("no gradient");
+            ensure!(autocast_dtype().is_none(), "a scope of the checkpoint stays");
+            Ok([y.detach(), grad(&x)?, grad(&w)?])
+        };
+        let plain = run(0, false)?;
+        for depth in [1, 2] {
+            let kept = [run(depth, false)?, run(depth, true)?];
+            for kept in &kept {
+                same_bits(&kept[0], &plain[0]).with_context(|| format!("{low}: result"))?;
+                same_bits(&kept[1], &plain[1]).with_context(|| format!("{low}: gradient of x"))?;
+                // The weight's uses are summed in halves inside a graph and in f32 between graphs.
+                let exact = plain[2].to_f64s()?;
+                let unit = if low == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
+                let largest = exact.iter().fold(0f64, |m, g| m.max(g.abs()));
+                close(&kept[2].to_f64s()?, &exact, 0.0, 4.0 * unit * largest)
+                    .with_context(|| format!("{low}: gradient of w"))?;
+            }
+            same_bits(&kept[0][2], &kept[1][2]).context("backward inside and outside of the scope")?;
+        }
+    }
+    Ok(())
+}
+
+fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
+    let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[1, 64], DType::F32, device)?;
+    let before = device.memory().allocated();
+    {
+        let _autocast = autocast(DType::BF16)?;
+        drop(x.matmul(&w)?);
+        ensure!(device.memory().allocated() > before, "the cast is not kept within the scope");
+    }
+    ensure!(device.memory().allocated() == before, "casts outlive the scope");
+    // A checkpoint keeps none for its closure.
+    let _autocast = autocast(DType::BF16)?;
+    let captured = w.clone();
+    let y = checkpoint(&[&x], move |t| t[0].matmul(&captured))?;
+    let kept = device.memory().allocated() - before;
+    ensure!(kept < 2 * 64 * 64, "{kept} bytes are kept: the cast of a checkpointed weight");
+    drop(y);
+    Ok(())
+}
