@@ -110,39 +110,67 @@ pub(super) struct Plan {
 /// The shortest piece of a sum that is worth a workgroup of its own.
 const PIECE: usize = 256;
 
+/// What a second kernel costs before it does anything.
+const LAUNCH: usize = 2000;
+
 impl Plan {
-    /// The cheapest way, by the costs of one step along the sum; tiles are for f32, f16 and bf16.
+    /// The cheapest way: rounds of workgroups side by side, times the steps of a piece of the sum, times a step's cost.
+    /// Tiles are for f32, f16 and bf16.
     pub(super) fn new(e: Extents, dtype: DType, costs: Costs) -> Self {
-        let Costs { units, pieces, near, far } = costs;
+        let simple = Self::simple(e, costs);
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return simple;
+        }
+        let tiled = TILES.iter().map(|&tile| Self::of_tiles(e, tile, costs));
+        tiled.chain([simple]).min_by_key(|plan| plan.cost(costs)).unwrap_or(simple)
+    }
+
+    fn of_tiles(e: Extents, tile: Tile, costs: Costs) -> Self {
+        let groups = e.m.div_ceil(tile.height()) * e.n.div_ceil(tile.width()) * e.batch;
+        Self::cut(e, Way::Tiled(tile), groups, Self::share(e, groups, costs))
+    }
+
+    fn simple(e: Extents, costs: Costs) -> Self {
         let outputs = e.m * e.n * e.batch;
-        let waves = |groups: usize| groups.div_ceil(units);
-        let tiles = |t: &Tile| e.m.div_ceil(t.height()) * e.n.div_ceil(t.width()) * e.batch;
-        let cost = |t: &Tile| {
-            let step = 4 * t.rows * t.cols
-                + (t.rows + 4 * t.cols) * near
-                + (t.height() + t.width()).div_ceil(GROUP) * far;
-            waves(tiles(t)) * step
+        let mut lanes = 1;
+        while lanes < GROUP && e.k > 32 * lanes && outputs * lanes < costs.pieces * GROUP {
+            lanes *= 2;
+        }
+        let groups = outputs.div_ceil(GROUP / lanes);
+        // Short pieces need no second stage: the lanes share them.
+        let splits = match lanes {
+            GROUP => Self::share(e, groups, costs).min(e.k.div_ceil(32 * GROUP)),
+            _ => 1,
         };
-        let simple = waves(outputs.div_ceil(GROUP)) * (1 + 2 * far);
-        let best = TILES.iter().min_by_key(|t| cost(t)).filter(|t| cost(t) < simple);
-        let tiled = matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        let share = |groups: usize| (pieces / groups.max(1)).min(e.k / PIECE).clamp(1, 256);
-        let (way, groups, splits) = match best {
-            Some(t) if tiled => (Way::Tiled(*t), tiles(t), share(tiles(t))),
-            _ => {
-                let mut lanes = 1;
-                while lanes < GROUP && e.k > 32 * lanes && outputs * lanes < pieces * GROUP {
-                    lanes *= 2;
-                }
-                let groups = outputs.div_ceil(GROUP / lanes);
-                // Short pieces need no second stage: the lanes share them.
-                let splits = if lanes == GROUP { share(groups).min(e.k.div_ceil(32 * GROUP)) } else { 1 };
-                (Way::Simple { lanes }, groups, splits)
-            }
-        };
+        Self::cut(e, Way::Simple { lanes }, groups, splits)
+    }
+
+    /// Into how many pieces sums are split, so that there is work for the whole device.
+    fn share(e: Extents, groups: usize, costs: Costs) -> usize {
+        (costs.pieces / groups.max(1)).min(e.k / PIECE).clamp(1, 256)
+    }
+
+    fn cut(extents: Extents, way: Way, groups: usize, splits: usize) -> Self {
         // Pieces are whole tiles, so that none but the last is half empty.
-        let chunk = e.k.div_ceil(splits).next_multiple_of(16);
-        Self { extents: e, way, groups, splits, chunk }
+        let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
+        Self { extents, way, groups, splits, chunk }
+    }
+
+    fn cost(&self, Costs { units, near, far, .. }: Costs) -> usize {
+        let rounds = |groups: usize| groups.div_ceil(units);
+        let (steps, step) = match self.way {
+            Way::Tiled(t) => {
+                let loads = (t.height() + t.width()).div_ceil(GROUP) * far;
+                (self.chunk, 4 * t.rows * t.cols + (t.rows + 4 * t.cols) * near + loads)
+            }
+            Way::Simple { lanes } => (self.chunk.div_ceil(lanes), 1 + 2 * far),
+        };
+        let Extents { m, n, batch, .. } = self.extents;
+        let second = match self.splits {
+            1 => 0,
+            splits => LAUNCH + rounds((m * n * batch).div_ceil(4 * GROUP)) * 4 * splits * far,
+        };
+        rounds(self.groups * self.splits) * steps * step + second
     }
 
     /// Whether rows of c are written four columns at a time.
@@ -233,6 +261,14 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_long_sum_of_few_elements_is_split_between_tiles() {
+        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 8 };
+        // The weight's gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
+        let plan = Plan::new(Extents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
+        assert!(plan.tiled() && plan.splits > 16, "{plan:?}");
     }
 
     #[test]

@@ -98,8 +98,10 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
     export -f torch
     export here
     step bench-torch bash -c torch
-    "$bin/forebay-bench" compare "$logs/bench-cuda.log" "$logs/bench-wgpu.log" --peer "$logs/bench-torch.log" |
-        tee "$logs/bench.md"
+    if [ -s "$logs/bench-torch.log" ]; then
+        "$bin/forebay-bench" compare "$logs/bench-cuda.log" "$logs/bench-wgpu.log" --peer "$logs/bench-torch.log" |
+            tee "$logs/bench.md"
+    fi
 fi
 
 echo
