@@ -7,11 +7,13 @@ use super::unary::unary;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+// A selection between a and a bound that it is compared with becomes the card's own max or min, which may lose NaN:
+// `m_max` and `m_min` look at the bits.
 unary! {
     /// max(a, 0).
-    relu(): Number, "select(a, T(0), a <= T(0))", [], Expr("select(T(0), g, y > T(0))", &[Y]);
+    relu(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(T(0), g, y > T(0))", &[Y]);
     /// min(max(a, 0), 6).
-    relu6(): Number, "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", [],
+    relu6(): Number, "m_min(m_max(a, 0.0), 6.0)" | "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", ["base"],
         Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
     /// a for a > 0, else negative_slope · a.
     leaky_relu(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
@@ -51,7 +53,8 @@ unary! {
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a held between min_val and max_val.
-    hardtanh(min_val, max_val): Number, "select(select(a, max_val, a > max_val), min_val, a < min_val)", [],
+    hardtanh(min_val, max_val): Number, "m_max(m_min(a, max_val), min_val)"
+        | "select(select(a, max_val, a > max_val), min_val, a < min_val)", ["base"],
         Expr("select(T(0), g, a > min_val && a < max_val)", &[A]);
     /// min(max(a/6 + 1/2, 0), 1).
     hardsigmoid(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
@@ -60,7 +63,7 @@ unary! {
     hardswish(): Float, "select(select(a * (a + 3.0) / 6.0, a, a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
     /// a above threshold, else value.
-    threshold(threshold, value): Number, "select(value, a, a > threshold)", [],
+    threshold(threshold, value): Number, "select(a, value, a <= threshold)", [],
         Expr("select(T(0), g, a > threshold)", &[A]);
 }
 
