@@ -69,7 +69,7 @@ impl SelfAttention {
             let heads =
                 |t: &Tensor| t.reshape([batch, length, self.heads, features / self.heads])?.transpose(1, 2);
             let qkv = self.qkv.forward(x)?;
-            let &[ref q, ref k, ref v] = &qkv.chunk(3, -1)?[..] else {
+            let [q, k, v] = &qkv.chunk(3, -1)?[..] else {
                 return Err(Error::shape("SelfAttention", "qkv gives 3 x features", &[qkv.shape()]));
             };
             let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?);

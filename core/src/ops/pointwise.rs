@@ -288,8 +288,8 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
     let vec4 = dense
         && rank == 1
         && n.is_multiple_of(4)
-        && dtypes.iter().all(|d| words(&d))
-        && words(&&out_dtype)
+        && dtypes.iter().all(words)
+        && words(&out_dtype)
         && layouts.iter().all(|l| l.offset().is_multiple_of(4));
     let fresh = !inplace && out.is_contiguous() && out.layout().offset() == 0;
     let layout = if vec4 {

@@ -53,7 +53,7 @@ impl Tensor {
             return Ok(());
         }
         let mut dst = self.bytes();
-        if data.len() % 4 == 0 {
+        if data.len().is_multiple_of(4) {
             return self.device().backend().upload(dst, data);
         }
         dst.bytes = dst.bytes.next_multiple_of(4);

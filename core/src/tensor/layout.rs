@@ -302,7 +302,7 @@ mod tests {
                 0,
             );
             let n = view.numel();
-            let target: Vec<usize> = if n % split == 0 { vec![split, n / split] } else { vec![1, n, 1] };
+            let target: Vec<usize> = if n.is_multiple_of(split) { vec![split, n / split] } else { vec![1, n, 1] };
             if let Some(strides) = view.view_strides(&target) {
                 let seen = Layout::new(target.as_slice(), strides, 0);
                 prop_assert_eq!(offsets(&seen), offsets(&view));

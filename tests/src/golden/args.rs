@@ -62,7 +62,7 @@ impl<'a> Args<'a> {
     }
 
     /// Number of positional arguments.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.call.args.len()
     }
 
@@ -96,7 +96,7 @@ impl<'a> Args<'a> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
         match list(value) {
             Some(items) => items.iter().map(|v| self.as_tensor(v)).collect(),
-            None => (at..self.len()).map(|i| self.t(i)).collect(),
+            None => (at..self.count()).map(|i| self.t(i)).collect(),
         }
     }
 
@@ -145,7 +145,7 @@ impl<'a> Args<'a> {
     pub fn shape(&self, at: usize, name: &str) -> Result<Vec<usize>> {
         let ints = match self.ints(at, name)? {
             Some(ints) if self.get(at, name).is_some_and(|v| list(v).is_some()) => ints,
-            Some(_) => (at..self.len()).map(|i| self.i(i, "", 0)).collect::<Result<_>>()?,
+            Some(_) => (at..self.count()).map(|i| self.i(i, "", 0)).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         ints.into_iter().map(|n| usize::try_from(n).with_context(|| format!("extent {n}"))).collect()

@@ -226,7 +226,7 @@ fn compare(got: &Tensor, expected: &Host<'_>, (atol, rtol): (f64, f64)) -> Resul
         if !good {
             let distance = (a - b).abs();
             // NaN against a number is the worst there is.
-            if worst.is_none_or(|(w, _)| !(distance <= w)) {
+            if distance.is_nan() || worst.is_none_or(|(w, _)| distance > w) {
                 worst = Some((distance, i));
             }
         }

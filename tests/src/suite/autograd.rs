@@ -309,7 +309,7 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
         let inner = inner.clone();
         checkpoint(&[&outer[0]], move |inputs| inputs[0].mul(&inner)?.mul(&inner))
     })?;
-    let found = autograd::grad(&[y.clone()], &[y.ones_like()?], &[x.clone(), w.clone()])?;
+    let found = autograd::grad(std::slice::from_ref(&y), &[y.ones_like()?], &[x.clone(), w.clone()])?;
     expect(found[0].as_ref().context("no gradient of x")?, &[9.0; 2])?;
     expect(found[1].as_ref().context("no gradient of w")?, &[30.0; 2])?;
     ensure!(x.grad().is_none() && w.grad().is_none(), "the leaves were given gradients");

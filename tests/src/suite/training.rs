@@ -267,7 +267,7 @@ fn clipping_bounds_every_value(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         let p = Tensor::zeros(&[5], dtype, device)?.requires_grad_()?;
         p.set_grad(Some(Tensor::from_slice(&[-2f32, -0.25, 0.0, 0.5, 3.0], &[5], device)?.to_dtype(dtype)?));
-        clip_grad_value_(&[p.clone()], 0.5)?;
+        clip_grad_value_(std::slice::from_ref(&p), 0.5)?;
         let found = p.grad().map(|g| g.to_f64s()).transpose()?;
         ensure!(found.as_deref() == Some(&[-0.5, -0.25, 0.0, 0.5, 0.5][..]), "{dtype}: {found:?}");
     }

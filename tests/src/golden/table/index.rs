@@ -96,7 +96,7 @@ pub(super) fn register(t: &mut Table) {
     t.op("triu", |a| one(a.t(0)?.triu(a.i(1, "diagonal", 0)? as isize)));
     t.op("arange", |a| {
         let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
-        let (start, end, step) = match a.len() {
+        let (start, end, step) = match a.count() {
             1 => (0.0, a.f(0, "", 0.0)?, 1.0),
             2 => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, 1.0),
             _ => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, a.f(2, "", 1.0)?),
