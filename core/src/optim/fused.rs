@@ -126,7 +126,8 @@ impl Fused {
             }
             let size = states * p.numel().next_multiple_of(4);
             let most = per_launch(p.device(), 2, usize::from(states > 0));
-            let room = p.device().info().limits.max_binding as usize / 4;
+            // A binding's bytes, and a tensor's elements.
+            let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
             if let (Some(group), Some(total)) = (groups.last_mut(), sizes.last_mut())
                 && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room

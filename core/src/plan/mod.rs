@@ -11,12 +11,12 @@
 //! use forebay_core::{dtype::DType, tensor::Tensor};
 //!
 //! let run = dry_run(&Profile::card("rtx4090")?, |device| {
-//!     let net = Linear::new(50_000, 50_000, device)?;
+//!     let net = Linear::new(46_000, 46_000, device)?;
 //!     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-//!     net.forward(&Tensor::zeros(&[8, 50_000], DType::F32, device)?)?.mean_all()?.backward()?;
+//!     net.forward(&Tensor::zeros(&[8, 46_000], DType::F32, device)?)?.mean_all()?.backward()?;
 //!     optimizer.step()
 //! })?;
-//! assert!(run.out_of_memory.is_some(), "10 GB of weights four times: with gradients and two moments");
+//! assert!(run.out_of_memory.is_some(), "8.5 GB of weights four times: with gradients and two moments");
 //! println!("{run}");
 //! # Ok::<(), forebay_core::error::Error>(())
 //! ```
