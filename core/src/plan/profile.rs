@@ -76,6 +76,7 @@ impl Profile {
             // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
             overhead: 600 * MIB,
             library: true,
+            limits: Limits { max_binding: mib * MIB, ..Self::default().limits },
             speed: Speed {
                 flops: flops * 1e12,
                 half_flops: half_flops * 1e12,
@@ -142,7 +143,7 @@ impl Profile {
         Self { total: total.unwrap_or(1 << 44), ..profile }
     }
 
-    /// The same card with another amount of memory.
+    /// The same card with another amount of memory: a larger tensor than that is out of memory there, not out of limits.
     #[must_use]
     pub fn with_total(self, total: u64) -> Self {
         let map = |v: VirtualMemory| VirtualMemory {
@@ -156,10 +157,6 @@ impl Profile {
                 max_segment,
                 virtual_memory: self.source.virtual_memory.map(map),
                 ..self.source
-            },
-            limits: Limits {
-                max_binding: if self.library { total } else { self.limits.max_binding },
-                ..self.limits
             },
             ..self
         }
