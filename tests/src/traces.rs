@@ -8,7 +8,7 @@ use forebay::memory::Config;
 use forebay::memory::trace::{Mode, Recorded, Row, Table, table};
 
 /// Replays of each trace; the fastest counts for the time, which is told and not judged.
-const RUNS: u32 = 5;
+const RUNS: u32 = 50;
 
 /// The most that the geometric mean of reserved over requested memory may be.
 const MEANS: [(Mode, f64); 2] = [(Mode::Virtual, 1.05), (Mode::Plain, 1.12)];

@@ -1,14 +1,16 @@
 //! Free blocks by size and address: the fast half of the pool.
 //!
-//! Sizes fall into bins of 32 steps between powers of two, found through bitmaps in constant time. A bin holds few
-//! blocks, in order of (size, address), so the best fit with the lowest address is exact, and nothing is allocated
-//! once a bin has had its blocks.
+//! Sizes fall into bins of 32 steps between powers of two, found through bitmaps in constant time. A bin is a binary
+//! heap by (size, address) in which every block knows its place, so the best fit with the lowest address is exact,
+//! a block leaves from anywhere without a search, and nothing is allocated once a bin has had its blocks.
 
 /// Steps between two powers of two.
 const STEPS: u64 = 32;
 /// Bins for sizes of up to 2^48 bytes in units of 512.
 const BINS: usize = 36 * STEPS as usize;
 const WORDS: usize = BINS.div_ceil(64);
+/// No block.
+const NOTHING: Entry = Entry { size: 0, address: u64::MAX, slot: u32::MAX };
 
 /// A free block. Blocks differ in their addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,32 +31,39 @@ impl Entry {
     }
 }
 
-/// Up to this length a bin is searched from one end to the other, which is faster than halving it.
-const SHORT: usize = 16;
-
-/// Where a block is that is there.
+/// Moves the entry at `at`, which may be out of order, to where it belongs, and keeps note of what moves.
 #[inline]
-fn position(entries: &[Entry], entry: &Entry) -> usize {
-    if entries.len() <= SHORT {
-        entries.iter().position(|e| e.slot == entry.slot).unwrap_or(entries.len())
-    } else {
-        entries.partition_point(|e| e.key() < entry.key())
+fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
+    let Some(&entry) = entries.get(at) else { return };
+    let key = entry.key();
+    while at > 0 {
+        let parent = (at - 1) / 2;
+        let above = entries[parent];
+        if above.key() < key {
+            break;
+        }
+        entries[at] = above;
+        places[above.slot as usize] = at as u32;
+        at = parent;
     }
-}
-
-/// Moves an entry that may be out of order to its place.
-#[inline]
-fn settle(entries: &mut [Entry], mut at: usize) {
-    let entry = entries[at];
-    while at > 0 && entries[at - 1].key() > entry.key() {
-        entries[at] = entries[at - 1];
-        at -= 1;
-    }
-    while at + 1 < entries.len() && entries[at + 1].key() < entry.key() {
-        entries[at] = entries[at + 1];
-        at += 1;
+    loop {
+        let mut child = 2 * at + 1;
+        if child >= entries.len() {
+            break;
+        }
+        if child + 1 < entries.len() && entries[child + 1].key() < entries[child].key() {
+            child += 1;
+        }
+        let below = entries[child];
+        if key < below.key() {
+            break;
+        }
+        entries[at] = below;
+        places[below.slot as usize] = at as u32;
+        at = child;
     }
     entries[at] = entry;
+    places[entry.slot as usize] = at as u32;
 }
 
 /// The free blocks of one queue and pool.
@@ -65,116 +74,143 @@ pub(super) struct Bins {
     words: [u64; WORDS],
     /// Which words are not zero.
     summary: u64,
+    /// Where in its bin the block of a slot is.
+    places: Vec<u32>,
+    /// The block that changed last, which is in no bin: the next request often takes it. Its size is 0 if there is none.
+    hot: Entry,
 }
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Self { bins: vec![Vec::new(); BINS].into(), words: [0; WORDS], summary: 0 }
+        Self { bins: vec![Vec::new(); BINS].into(), words: [0; WORDS], summary: 0, places: Vec::new(), hot: NOTHING }
     }
 
     #[inline]
     fn bin(size: u64) -> usize {
+        // The highest six bits of the size; sizes of up to 63 units have a bin each.
         let units = size >> 9;
-        if units < STEPS {
-            return units as usize;
-        }
-        let power = u64::from(units.ilog2());
-        let step = (units >> (power - 5)) & (STEPS - 1);
-        (((power - 4) * STEPS + step) as usize).min(BINS - 1)
+        let shift = u64::from((units | STEPS).ilog2() - STEPS.ilog2());
+        ((shift * STEPS + (units >> shift)) as usize).min(BINS - 1)
     }
 
+    /// Adds a block.
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
+        if self.hot.size != 0 {
+            self.file(self.hot);
+        }
+        self.hot = entry;
+    }
+
+    /// Takes a block of `size` bytes out, which must be there.
+    #[inline]
+    pub(super) fn remove(&mut self, slot: u32, size: u64) {
+        if self.hot.slot == slot {
+            self.hot = NOTHING;
+        } else {
+            self.unfile(slot, size);
+        }
+    }
+
+    /// Replaces a block of `size` bytes, which must be there: it has been split or has grown.
+    #[inline]
+    pub(super) fn replace(&mut self, slot: u32, size: u64, new: Entry) {
+        if self.hot.slot == slot {
+            self.hot = new;
+        } else {
+            self.unfile(slot, size);
+            self.insert(new);
+        }
+    }
+
+    /// Puts a block into its bin.
+    fn file(&mut self, entry: Entry) {
+        if entry.slot as usize >= self.places.len() {
+            self.places.resize((entry.slot as usize + 1).next_power_of_two(), u32::MAX);
+        }
         let bin = Self::bin(entry.size);
         let entries = &mut self.bins[bin];
-        if entries.len() < SHORT {
-            let last = entries.len();
-            entries.push(entry);
-            settle(entries, last);
-        } else {
-            entries.insert(entries.partition_point(|e| e.key() < entry.key()), entry);
-        }
+        let last = entries.len();
+        entries.push(entry);
+        settle(entries, &mut self.places, last);
         self.words[bin / 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64);
     }
 
-    /// Takes a block out, which must be there.
-    #[inline]
-    pub(super) fn remove(&mut self, entry: Entry) {
-        let bin = Self::bin(entry.size);
+    /// Takes a block out of its bin.
+    fn unfile(&mut self, slot: u32, size: u64) {
+        let bin = Self::bin(size);
+        let at = self.places[slot as usize] as usize;
         let entries = &mut self.bins[bin];
-        let at = position(entries, &entry);
-        debug_assert_eq!(entries.get(at), Some(&entry));
-        if at + 1 == entries.len() {
-            entries.pop();
-        } else if at < entries.len() {
-            entries.remove(at);
-        }
-        if entries.is_empty() {
-            self.words[bin / 64] &= !(1 << (bin % 64));
-            if self.words[bin / 64] == 0 {
-                self.summary &= !(1 << (bin / 64));
-            }
-        }
-    }
-
-    /// Replaces a block, which must be there: it has been split or has grown, and often stays in its bin.
-    #[inline]
-    pub(super) fn replace(&mut self, old: Entry, new: Entry) {
-        let bin = Self::bin(old.size);
-        if bin != Self::bin(new.size) {
-            self.remove(old);
-            self.insert(new);
-            return;
-        }
-        let entries = &mut self.bins[bin];
-        let at = position(entries, &old);
-        debug_assert_eq!(entries.get(at), Some(&old));
-        if let Some(place) = entries.get_mut(at) {
-            *place = new;
-            settle(entries, at);
-        }
+        debug_assert_eq!(entries.get(at).map(|e| (e.slot, e.size)), Some((slot, size)));
+        entries.swap_remove(at);
+        settle(entries, &mut self.places, at);
+        // Whether the bin is empty now is hard to foretell: no branches.
+        let word = &mut self.words[bin / 64];
+        *word &= !(u64::from(entries.is_empty()) << (bin % 64));
+        self.summary &= !(u64::from(*word == 0) << (bin / 64));
     }
 
     /// The smallest block of at least `size` bytes; of equal ones, the one with the lowest address.
     #[inline]
-    pub(super) fn best_fit(&self, size: u64) -> Option<Entry> {
+    pub(super) fn best_fit(&self, size: u64) -> Option<&Entry> {
+        let filed = self.best_filed(size);
+        if self.hot.size < size || filed.is_some_and(|f| f.key() < self.hot.key()) {
+            return filed;
+        }
+        Some(&self.hot)
+    }
+
+    #[inline]
+    fn best_filed(&self, size: u64) -> Option<&Entry> {
         let bin = Self::bin(size);
-        let entries = &self.bins[bin];
-        if let Some(entry) = entries.get(entries.partition_point(|e| e.size < size)) {
-            return Some(*entry);
+        if let Some(first) = self.bins[bin].first() {
+            if first.size >= size {
+                return Some(first);
+            }
+            let fitting = self.bins[bin].iter().filter(|e| e.size >= size);
+            if let Some(best) = fitting.min_by_key(|e| e.key()) {
+                return Some(best);
+            }
         }
         let next = self.next_bin(bin + 1)?;
-        self.bins[next].first().copied()
+        self.bins[next].first()
     }
 
     /// The block with the lowest address among those that are no smaller than `least`, a block that is there.
-    pub(super) fn lowest_fit(&self, least: Entry) -> Option<Entry> {
-        let first = Self::bin(least.size);
+    pub(super) fn lowest_fit<'a>(&'a self, least: &'a Entry) -> &'a Entry {
         let mut lowest = least;
-        let mut next = Some(first);
+        if self.hot.size >= least.size && self.hot.address < least.address {
+            lowest = &self.hot;
+        }
+        let mut next = self.next_bin(Self::bin(least.size));
         while let Some(bin) = next {
             for entry in self.bins[bin].iter().filter(|e| e.size >= least.size) {
                 if entry.address < lowest.address {
-                    lowest = *entry;
+                    lowest = entry;
                 }
             }
             next = self.next_bin(bin + 1);
         }
-        Some(lowest)
+        lowest
     }
 
-    /// All of them, by size.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    /// All of them, by size, then by address.
+    pub(super) fn sorted(&self) -> Vec<Entry> {
         let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
-        bins.flat_map(|bin| &self.bins[bin])
+        let mut all: Vec<Entry> = bins.flat_map(|bin| &self.bins[bin]).copied().collect();
+        all.extend(Some(self.hot).filter(|h| h.size != 0));
+        all.sort_unstable_by_key(Entry::key);
+        all
     }
 
     /// The largest block.
     pub(super) fn largest(&self) -> Option<Entry> {
-        let word = self.summary.checked_ilog2()? as usize;
-        let bin = word * 64 + self.words[word].checked_ilog2()? as usize;
-        self.bins[bin].last().copied()
+        let filed = self.summary.checked_ilog2().and_then(|word| {
+            let bin = word as usize * 64 + self.words[word as usize].checked_ilog2()? as usize;
+            self.bins[bin].iter().max_by_key(|e| e.key()).copied()
+        });
+        filed.into_iter().chain(Some(self.hot).filter(|h| h.size != 0)).max_by_key(Entry::key)
     }
 
     #[inline]
@@ -224,17 +260,17 @@ mod tests {
                     0 | 1 => if model.insert(key) { bins.insert(entry(key)) },
                     2 => if let Some(old) = least {
                         model.remove(&old);
-                        bins.remove(entry(old));
+                        bins.remove(entry(old).slot, old.0);
                     },
                     3 => if let Some(old) = least.filter(|_| model.insert(key)) {
                         model.remove(&old);
-                        bins.replace(entry(old), entry(key));
+                        bins.replace(entry(old).slot, old.0, entry(key));
                     },
                     _ => {
-                        prop_assert_eq!(bins.best_fit(key.0), least.map(entry));
+                        prop_assert_eq!(bins.best_fit(key.0).copied(), least.map(entry));
                         prop_assert_eq!(bins.largest().map(|e| e.size), model.last().map(|e| e.0));
                         let lowest = model.range((key.0, 0)..).min_by_key(|e| e.1).map(|e| e.1);
-                        prop_assert_eq!(least.and_then(|l| bins.lowest_fit(entry(l))).map(|e| e.address), lowest);
+                        prop_assert_eq!(least.map(|l| bins.lowest_fit(&entry(l)).address), lowest);
                     }
                 }
             }

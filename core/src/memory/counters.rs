@@ -1,5 +1,7 @@
 //! The counters behind [`Stats`]: a few additions per operation; what can be derived is derived when it is read.
 
+use std::ops::Add;
+
 use super::Tag;
 use super::stats::{PoolStat, Stat, Stats};
 
@@ -12,6 +14,14 @@ impl PoolStat {
             freed: large_pool.freed + small_pool.freed,
         };
         Self { all, small_pool, large_pool }
+    }
+}
+
+/// Keeps a peak. A branch and no `max`: peaks seldom rise, and a vector of maxima would wait for what was just written.
+#[inline]
+fn raise(peak: &mut u64, now: u64) {
+    if now > *peak {
+        *peak = now;
     }
 }
 
@@ -32,8 +42,18 @@ impl Counter {
         let pool = usize::from(small);
         self.current[pool] += by;
         self.added[pool] += by;
-        self.peak[pool] = self.peak[pool].max(self.current[pool]);
-        self.peak[2] = self.peak[2].max(self.total());
+        raise(&mut self.peak[pool], self.current[pool]);
+        let total = self.total();
+        raise(&mut self.peak[2], total);
+    }
+
+    #[inline]
+    fn change(&mut self, small: bool, gone: u64, come: u64) {
+        if come > gone {
+            self.add(small, come - gone);
+        } else {
+            self.sub(small, gone - come);
+        }
     }
 
     #[inline]
@@ -65,6 +85,22 @@ impl Counter {
     }
 }
 
+/// Free parts of segments: what PyTorch calls inactive splits, for they cannot be given back by themselves.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Parts {
+    pub(super) blocks: u64,
+    pub(super) bytes: u64,
+}
+
+impl Add for Parts {
+    type Output = Self;
+
+    #[inline]
+    fn add(self, other: Self) -> Self {
+        Self { blocks: self.blocks + other.blocks, bytes: self.bytes + other.bytes }
+    }
+}
+
 /// What every operation changes, for one pool or (peaks only) both: kept together, for it is what an operation costs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Held {
@@ -93,11 +129,11 @@ struct Peak {
 impl Peak {
     #[inline]
     fn see(&mut self, held: &Held) {
-        self.blocks = self.blocks.max(held.blocks);
-        self.bytes = self.bytes.max(held.bytes);
-        self.requested = self.requested.max(held.requested);
-        self.active_blocks = self.active_blocks.max(held.blocks + held.pending_blocks);
-        self.active_bytes = self.active_bytes.max(held.bytes + held.pending_bytes);
+        raise(&mut self.blocks, held.blocks);
+        raise(&mut self.bytes, held.bytes);
+        raise(&mut self.requested, held.requested);
+        raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
+        raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
     }
 }
 
@@ -152,7 +188,7 @@ impl Counters {
         self.peak[pool].see(held);
         let both = self.held[0].and(&self.held[1]);
         self.peak[2].see(&both);
-        self.most_active = self.most_active.max(both.bytes + both.pending_bytes);
+        raise(&mut self.most_active, both.bytes + both.pending_bytes);
         self.tags[tag as usize].add(false, size);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
@@ -183,18 +219,13 @@ impl Counters {
         held.pending_bytes -= size;
     }
 
-    /// A free part of a segment that cannot be given back by itself came to be.
+    /// Free parts of segments went, and others came in their place.
     #[inline]
-    pub(super) fn split(&mut self, small: bool, size: u64) {
-        self.inactive_split.add(small, 1);
-        self.inactive_split_bytes.add(small, size);
-    }
-
-    /// Such a part is gone.
-    #[inline]
-    pub(super) fn unsplit(&mut self, small: bool, size: u64) {
-        self.inactive_split.sub(small, 1);
-        self.inactive_split_bytes.sub(small, size);
+    pub(super) fn resplit(&mut self, small: bool, gone: Parts, come: Parts) {
+        if gone.blocks | come.blocks != 0 {
+            self.inactive_split.change(small, gone.blocks, come.blocks);
+            self.inactive_split_bytes.change(small, gone.bytes, come.bytes);
+        }
     }
 
     pub(super) fn reserve(&mut self, small: bool, size: u64, oversize: bool) {

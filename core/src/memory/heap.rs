@@ -4,7 +4,7 @@
 //! per operation. A free block next to a free block of the same segment does not exist: they are merged at once.
 
 use super::bins::{Bins, Entry};
-use super::counters::Counters;
+use super::counters::{Counters, Parts};
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
 use super::{Block, Change, Tag};
@@ -208,46 +208,49 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// The free block for a request. Best fit; but in a range, where no block is nearly as small as the request, the
-    /// lowest address: so the high ones become free as a whole, and their memory can be used elsewhere.
+    /// The free block for a request, and its size. Best fit; but in a range, where no block is nearly as small as the
+    /// request, the lowest address: so the high ones become free as a whole, and their memory can be used elsewhere.
     #[inline]
-    fn fit(&self, need: &Need) -> Option<Entry> {
+    fn fit(&self, need: &Need) -> Option<(u32, u64)> {
         let arena = &self.arenas[need.arena as usize];
-        let best = arena.bins.best_fit(need.size)?;
-        if arena.low_fit && best.size > need.size + need.size / NEAR {
-            return arena.bins.lowest_fit(best);
+        let mut found = arena.bins.best_fit(need.size)?;
+        if arena.low_fit && found.size > need.size + need.size / NEAR {
+            found = arena.bins.lowest_fit(found);
         }
-        Some(best)
+        Some((found.slot, found.size))
     }
 
     /// Serves a request from free blocks.
     #[inline]
     pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
-        let found = self.fit(need)?;
+        let (at, size) = self.fit(need)?;
         // The oversize rule keeps large blocks whole for large requests.
         let oversize = if need.size < self.rules.max_split {
-            found.size >= self.rules.max_split
+            size >= self.rules.max_split
         } else {
-            found.size >= need.size.saturating_add(self.rules.max_rounding)
+            size >= need.size.saturating_add(self.rules.max_rounding)
         };
         if oversize {
             return None;
         }
-        self.uncount(found.slot);
-        if self.splits(need, found) {
-            let rest = self.split(found.slot, need.size);
+        let gone = self.part(at);
+        let come = if self.splits(need, size) {
+            let rest = self.split(at, need.size);
             let entry = self.entry(rest);
-            self.arenas[need.arena as usize].bins.replace(found, entry);
-            self.count(rest);
+            self.arenas[need.arena as usize].bins.replace(at, size, entry);
+            self.part(rest)
         } else {
-            self.arenas[need.arena as usize].bins.remove(found);
-        }
-        Some(self.hold(found.slot, need))
+            self.arenas[need.arena as usize].bins.remove(at, size);
+            Parts::default()
+        };
+        self.counters.resplit(self.arenas[need.arena as usize].small, gone, come);
+        Some(self.hold(at, need))
     }
 
+    /// Whether a block of `size` bytes is split for a request.
     #[inline]
-    fn splits(&self, need: &Need, found: Entry) -> bool {
-        let rest = found.size - need.size;
+    fn splits(&self, need: &Need, size: u64) -> bool {
+        let rest = size - need.size;
         let arena = &self.arenas[need.arena as usize];
         if arena.small || arena.range.is_some() {
             rest >= self.rules.unit
@@ -338,33 +341,38 @@ impl Heap {
     #[inline]
     fn reuse(&mut self, mut at: u32) {
         let Slot { prev, next, arena, .. } = self.slots[at as usize];
-        let before = self.free_entry(prev);
-        let after = self.free_entry(next);
-        if let Some(after) = after {
-            self.uncount(next);
+        // The neighbour that this block becomes a part of, or that becomes a part of it: its place is taken over.
+        let mut neighbour = None;
+        let mut gone = Parts::default();
+        if let Some(size) = self.free_size(next) {
+            gone = self.part(next);
             self.absorb(at, next);
-            if before.is_some() {
-                self.arenas[arena as usize].bins.remove(after);
-            }
+            neighbour = Some((next, size));
         }
-        if before.is_some() {
-            self.uncount(prev);
+        if let Some(size) = self.free_size(prev) {
+            if let Some((next, size)) = neighbour {
+                self.arenas[arena as usize].bins.remove(next, size);
+            }
+            gone = gone + self.part(prev);
             self.absorb(prev, at);
             at = prev;
+            neighbour = Some((prev, size));
         }
         self.slots[at as usize].state = State::Free;
         let entry = self.entry(at);
         let bins = &mut self.arenas[arena as usize].bins;
-        match before.or(after) {
-            Some(neighbour) => bins.replace(neighbour, entry),
+        match neighbour {
+            Some((slot, size)) => bins.replace(slot, size, entry),
             None => bins.insert(entry),
         }
-        self.count(at);
+        self.freed(at, gone);
     }
 
+    /// The size of a free block; `None` if it is not free, or none.
     #[inline]
-    fn free_entry(&self, at: u32) -> Option<Entry> {
-        (at != NONE && self.slot(at).state == State::Free).then(|| self.entry(at))
+    fn free_size(&self, at: u32) -> Option<u64> {
+        let slot = self.slots.get(at as usize)?;
+        (slot.state == State::Free).then_some(slot.size)
     }
 
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
@@ -459,34 +467,34 @@ impl Heap {
     fn list(&mut self, at: u32) {
         let (entry, arena) = (self.entry(at), self.slot(at).arena);
         self.arenas[arena as usize].bins.insert(entry);
-        self.count(at);
+        self.freed(at, Parts::default());
     }
 
     /// Takes a free block out of its bin.
     fn unlist(&mut self, at: u32) {
-        let (entry, arena) = (self.entry(at), self.slot(at).arena);
-        self.arenas[arena as usize].bins.remove(entry);
-        self.uncount(at);
+        let Slot { arena, size, .. } = *self.slot(at);
+        self.arenas[arena as usize].bins.remove(at, size);
+        let gone = self.part(at);
+        self.counters.resplit(self.arenas[arena as usize].small, gone, Parts::default());
     }
 
-    /// Counts a block that has become free.
+    /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
     #[inline]
-    fn count(&mut self, at: u32) {
-        let Slot { segment, prev, next, size, arena, .. } = self.slots[at as usize];
+    fn part(&self, at: u32) -> Parts {
+        let Slot { prev, next, size, arena, .. } = self.slots[at as usize];
+        let part = prev & next != NONE && self.arenas[arena as usize].range.is_none();
+        if part { Parts { blocks: 1, bytes: size } } else { Parts::default() }
+    }
+
+    /// Counts a block that has become free, in place of the free parts that it was made of.
+    #[inline]
+    fn freed(&mut self, at: u32, gone: Parts) {
+        let Slot { segment, prev, next, arena, .. } = self.slots[at as usize];
         if prev & next == NONE {
             self.segment_mut(segment).idle_since = self.clock;
-        } else if self.arenas[arena as usize].range.is_none() {
-            self.counters.split(self.arenas[arena as usize].small, size);
         }
-    }
-
-    /// Counts a free block that is about to change.
-    #[inline]
-    fn uncount(&mut self, at: u32) {
-        let Slot { prev, next, size, arena, .. } = self.slots[at as usize];
-        if prev & next != NONE && self.arenas[arena as usize].range.is_none() {
-            self.counters.unsplit(self.arenas[arena as usize].small, size);
-        }
+        let come = self.part(at);
+        self.counters.resplit(self.arenas[arena as usize].small, gone, come);
     }
 
     fn add(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<Range>) -> u32 {

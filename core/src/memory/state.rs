@@ -166,7 +166,7 @@ impl State {
     /// Idle memory: whole segments, and whole extents of ranges.
     pub(super) fn idle(&self) -> Vec<Idle> {
         let mut idle = Vec::new();
-        for free in self.heap.arenas.iter().flat_map(|a| a.bins.iter()) {
+        for free in self.heap.arenas.iter().flat_map(|a| a.bins.sorted()) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
             let Some(range) = &segment.range else {
