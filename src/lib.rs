@@ -5,6 +5,14 @@
 
 pub use forebay_core::*;
 
+/// What is CUDA's own: switches such as [`set_allow_tf32`](cuda::set_allow_tf32), and what was found of its libraries.
+#[cfg(feature = "cuda")]
+pub mod cuda {
+    pub use forebay_cuda::{
+        Found, Library, Unavailable, allow_tf32, libraries, portable, probe, set_allow_tf32, set_portable,
+    };
+}
+
 mod open;
 
 pub use open::{Found, OpenDevice};

@@ -106,12 +106,12 @@ pub enum Error {
     #[error("{0}")]
     Config(String),
     /// Another error, with where it happened in front of it: a module's path, usually.
-    #[error("in {place}: {source}")]
+    #[error("in {place}: {error}")]
     Context {
         /// The module path or the step.
         place: String,
-        /// The error.
-        source: Box<Error>,
+        /// The error: a part of the message, so it is not named again as its source.
+        error: Box<Error>,
     },
 }
 
@@ -135,7 +135,7 @@ impl Error {
     /// Puts a place in front of the error.
     #[must_use]
     pub fn at(self, place: impl Into<String>) -> Self {
-        Self::Context { place: place.into(), source: Box::new(self) }
+        Self::Context { place: place.into(), error: Box::new(self) }
     }
 
     /// Whether memory ran out, here or in a place below.
@@ -143,7 +143,7 @@ impl Error {
     pub fn is_out_of_memory(&self) -> bool {
         match self {
             Self::OutOfMemory(_) => true,
-            Self::Context { source, .. } => source.is_out_of_memory(),
+            Self::Context { error, .. } => error.is_out_of_memory(),
             _ => false,
         }
     }

@@ -54,10 +54,9 @@ struct Params {
 {{ t.output(next.binding, "place", index) }}
 {% endif %}
 
-{% if T == "f32" and extreme %}
-fn is_nan(v: T) -> bool { return (bitcast<u32>(v) & 0x7fffffffu) > 0x7f800000u; }
-{% elif T == "f64" and extreme %}
-fn is_nan(v: T) -> bool { return !(v == v); }
+{% if T in ["f32", "f64"] and extreme %}
+// By its bits, for compilers may take `v != v` for false; an f64 that is NaN is one as f32 too.
+fn is_nan(v: T) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f800000u; }
 {% endif %}
 {% set floats = T in ["f32", "f64"] %}
 

@@ -3,7 +3,7 @@
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{PadMode, Pool2d, Reduction, cat, stack};
+use forebay::ops::{PadMode, Pool2d, Reduction, cat, einsum, stack};
 use forebay::tensor::Tensor;
 
 /// What an input of a case holds.
@@ -223,6 +223,55 @@ const GROUPS: &[&[Case]] = &[
         }),
         smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))),
         smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))),
+        smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3])),
+        smooth("instance_norm", &[Signed(&[2, 3, 7]), Positive(&[3]), Signed(&[3])], |x| {
+            x[0].instance_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
+        }),
+    ],
+    &[
+        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false)),
+        smooth("std", &[Signed(&[3, 7])], |x| x[0].std(&[0], 0.0, true)),
+        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false)),
+        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true)),
+        smooth("cummin", &[Signed(&[3, 9])], |x| Ok(x[0].cummin(1)?.0)),
+        smooth("l1_loss", &[Signed(S), Positive(S)], |x| x[0].l1_loss(&x[1], Reduction::Sum)),
+        smooth("huber_loss", &[Signed(S), Positive(S)], |x| x[0].huber_loss(&x[1], 0.7, Reduction::Mean)),
+        smooth("binary_cross_entropy_with_logits", &[Signed(S), Small(S)], |x| {
+            x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)
+        }),
+        smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum)),
+        smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8)),
+    ],
+    &[
+        smooth("conv1d", &[Signed(&[2, 3, 9]), Signed(&[4, 3, 3]), Signed(&[4])], |x| {
+            x[0].conv1d(&x[1], Some(&x[2]), 2, 1, 1, 1)
+        }),
+        smooth("conv2d", &[Signed(&[2, 3, 6, 5]), Signed(&[4, 3, 3, 2]), Signed(&[4])], |x| {
+            x[0].conv2d(&x[1], Some(&x[2]), [2, 1], [1, 0], 1, 1)
+        }),
+        smooth("conv2d of groups, dilated", &[Signed(&[1, 4, 7, 7]), Signed(&[6, 2, 3, 3])], |x| {
+            x[0].conv2d(&x[1], None, 1, 2, 2, 2)
+        }),
+        smooth("conv3d", &[Signed(&[1, 2, 4, 4, 4]), Signed(&[2, 2, 2, 2, 2])], |x| {
+            x[0].conv3d(&x[1], None, 1, 0, 1, 1)
+        }),
+        smooth("conv_transpose2d", &[Signed(&[2, 3, 4, 4]), Signed(&[3, 2, 3, 3]), Signed(&[2])], |x| {
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+        }),
+        smooth("attention", &[Signed(&[2, 4, 3]), Small(&[2, 5, 3]), Signed(&[2, 5, 6])], |x| {
+            x[0].scaled_dot_product_attention(&x[1], &x[2], None, 0.0, false, None)
+        }),
+        smooth("causal attention", &[Signed(&[2, 4, 3]), Small(&[2, 4, 3]), Signed(&[2, 4, 3])], |x| {
+            x[0].scaled_dot_product_attention(&x[1], &x[2], None, 0.0, true, Some(0.8))
+        }),
+        smooth(
+            "attention with a mask",
+            &[Signed(&[4, 3]), Small(&[5, 3]), Signed(&[5, 6]), Signed(&[4, 5])],
+            |x| x[0].scaled_dot_product_attention(&x[1], &x[2], Some(&x[3]), 0.0, false, None),
+        ),
+        smooth("einsum", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
+            einsum("bij,jik->bk", &[&x[0], &x[1]])
+        }),
     ],
 ];
 

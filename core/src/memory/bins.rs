@@ -82,7 +82,13 @@ pub(super) struct Bins {
 
 impl Bins {
     pub(super) fn new() -> Self {
-        Self { bins: vec![Vec::new(); BINS].into(), words: [0; WORDS], summary: 0, places: Vec::new(), hot: NOTHING }
+        Self {
+            bins: vec![Vec::new(); BINS].into(),
+            words: [0; WORDS],
+            summary: 0,
+            places: Vec::new(),
+            hot: NOTHING,
+        }
     }
 
     #[inline]

@@ -60,11 +60,11 @@ binary! {
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
     /// The larger, NaN if either is; equal operands share the gradient.
-    maximum: Any, "m_max(a, b)" | "max(a, b)", ["base"], [
+    maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(T(0), g, a > b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(T(0), g, b > a), g * 0.5, a == b)", &[A, B])];
     /// The smaller, NaN if either is; equal operands share the gradient.
-    minimum: Any, "m_min(a, b)" | "min(a, b)", ["base"], [
+    minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(T(0), g, a < b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(T(0), g, b < a), g * 0.5, a == b)", &[A, B])];
     /// The angle of the point (b, a), in radians.
@@ -126,7 +126,7 @@ static WHERE: Pointwise = Pointwise {
 static CLAMP: Pointwise = Pointwise {
     name: "clamp",
     expr: "m_min(m_max(a, b), c)",
-    plain: "min(max(a, b), c)",
+    plain: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
     types: Types::Number,
     math: &["base"],
     grads: &[

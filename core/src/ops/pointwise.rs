@@ -121,7 +121,8 @@ pub(crate) struct Pointwise {
     pub(crate) name: &'static str,
     /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
     pub(crate) expr: &'static str,
-    /// The same without `math`, for integers and f64; empty where `expr` serves, or where there is none.
+    /// The same for integers and f64, with `base` of `math` at most; empty where `expr` serves, or where there is none.
+    /// NaN is found after a conversion to f32: compilers may take `a != a` for false.
     pub(crate) plain: &'static str,
     /// Which types it works on.
     pub(crate) types: Types,
@@ -221,6 +222,7 @@ impl Pointwise {
     fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
         match compute {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
+            _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
             _ if self.math.is_empty() => Ok((self.expr, &[])),
             _ => Err(Error::dtype(self.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`")),

@@ -114,7 +114,7 @@ unary! {
     /// Radians from degrees.
     deg2rad(): Float, "a * 0.017453292519943295", [], Expr("g * 0.017453292519943295", &[]);
     /// Whether a is NaN.
-    isnan(): Predicate, "m_isnan(a)" | "a != a", ["base"], NoGrad;
+    isnan(): Predicate, "m_isnan(a)" | "m_isnan(f32(a))", ["base"], NoGrad;
     /// Whether a is an infinity.
     isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
     /// Whether a is neither NaN nor an infinity.

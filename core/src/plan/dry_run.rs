@@ -208,7 +208,7 @@ impl Error {
         }
         match self {
             Self::OutOfMemory(report) => Ok(report),
-            Self::Context { source, .. } => source.into_out_of_memory(),
+            Self::Context { error, .. } => error.into_out_of_memory(),
             other => Err(other),
         }
     }

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::ops::stack;
 use forebay::tensor::Tensor;
 use half::{bf16, f16};
 
@@ -321,8 +322,29 @@ fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
             ensure!(good, "{name} of {a} and {b} is {got}, expected {expected}");
         }
     }
-    let clamped = x.clamp(-1.0, 1.0)?.to_f64s()?;
-    ensure!(clamped[0].is_nan() && clamped[10] == 1.0 && clamped[20] == -1.0, "clamp loses NaN: {clamped:?}");
+    for dtype in computed(device).filter(|d| d.is_float()) {
+        let (x, y) = (x.to_dtype(dtype)?, y.to_dtype(dtype)?);
+        let nan = |a: f32, b: f32| a.is_nan() || b.is_nan();
+        for (name, got, any) in [
+            ("maximum", x.maximum(&y)?, true),
+            ("minimum", x.minimum(&y)?, true),
+            ("clamp", x.clamp(-1.0, 1.0)?, false),
+            ("clamp below a tensor", x.clamp(-1.0, &y)?, true),
+            ("hardtanh", x.hardtanh(-2.0, 2.0)?, false),
+            ("relu", x.relu()?, false),
+            ("amax", stack(&[&x, &y], 0)?.amax(&[0], false)?, true),
+            ("amin", stack(&[&x, &y], 0)?.amin(&[0], false)?, true),
+        ] {
+            for ((a, b), got) in pairs.iter().zip(got.to_f64s()?) {
+                let expected = if any { nan(*a, *b) } else { a.is_nan() };
+                ensure!(got.is_nan() == expected, "{name} of {a} and {b} in {dtype} is {got}");
+            }
+        }
+        let clamped = x.clamp(-1.0, 1.0)?.to_f64s()?;
+        ensure!(clamped[10] == 1.0 && clamped[20] == -1.0, "clamp in {dtype}: {clamped:?}");
+        let found = x.isnan()?.to_bools()?;
+        ensure!(found.iter().zip(&pairs).all(|(f, p)| *f == p.0.is_nan()), "isnan in {dtype}: {found:?}");
+    }
     Ok(())
 }
 
