@@ -31,6 +31,7 @@ mod interrupt;
 #[cfg(feature = "train")]
 mod plot;
 mod progress;
+mod retry;
 mod trainer;
 
 pub use checkpoint::Checkpoint;

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::interrupt::Watch;
 use super::progress::{Progress, Status};
+use super::retry::MicroBatch;
 use super::{Checkpoint, History, MemoryPoint, device_of};
 use crate::data::{Cursor, Dataset, Loader};
 use crate::device::Device;
@@ -54,6 +55,7 @@ pub struct Trainer<'a, M: ?Sized, O> {
     schedule: Option<Box<dyn Schedule + 'a>>,
     clip: Option<f64>,
     accumulate: u32,
+    micro_batch: MicroBatch,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
     quiet: bool,
@@ -69,6 +71,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             schedule: None,
             clip: None,
             accumulate: 1,
+            micro_batch: MicroBatch::default(),
             steps: None,
             save: None,
             quiet: false,
@@ -89,6 +92,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Makes a step of `n` batches, whose losses are averaged.
     pub fn accumulate(self, n: u32) -> Self {
         Self { accumulate: n.max(1), ..self }
+    }
+
+    /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
+    /// halves this by itself, and is made again; later steps stay with it.
+    ///
+    /// The loss is taken as a mean over the rows: the gradients are those of the whole batch, but for the order of sums.
+    pub fn micro_batch(self, rows: usize) -> Self {
+        Self { micro_batch: MicroBatch::of(rows), ..self }
     }
 
     /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
@@ -120,6 +131,12 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     #[must_use]
     pub fn step(&self) -> u64 {
         self.done.step
+    }
+
+    /// Rows of a batch that run at once, if they are fewer than all: as asked for, or after a step ran out of memory.
+    #[must_use]
+    pub fn micro_batch_rows(&self) -> Option<usize> {
+        self.micro_batch.rows()
     }
 
     /// What was recorded.
@@ -212,22 +229,25 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some(schedule) = &self.schedule {
             self.optimizer.set_lr(schedule.lr(self.done.step));
         }
-        // Also what an earlier step left that failed midway.
-        self.optimizer.zero_grad();
-        for micro in 0..self.accumulate {
-            let Some(batch) = batches.next() else {
-                self.optimizer.zero_grad();
-                pending.forget(micro);
-                return Ok(false);
-            };
-            let (x, y) = batch?;
-            let Outcome { loss, accuracy } = loss(&x, &y)?.into();
-            if self.accumulate == 1 {
-                loss.backward()?;
-            } else {
-                loss.div(f64::from(self.accumulate))?.backward()?;
+        // Batches are kept until the step is made: one that runs out of memory is made again, of smaller parts.
+        let mut taken = Vec::new();
+        let device = device_of("fit", self.model)?;
+        let random = device.random_state();
+        loop {
+            // Also what an earlier step left that failed midway.
+            self.optimizer.zero_grad();
+            match self.gradients(batches, &mut taken, loss) {
+                Ok(Some(outcomes)) => {
+                    outcomes.iter().for_each(|o| pending.push(o, self.accumulate));
+                    break;
+                }
+                Ok(None) => {
+                    self.optimizer.zero_grad();
+                    return Ok(false);
+                }
+                Err(error) => self.micro_batch.halve(error, &taken)?,
             }
-            pending.push(&loss, accuracy.as_ref(), self.accumulate);
+            device.set_random_state(random);
         }
         if let Some(max) = self.clip {
             clip_grad_norm_(self.optimizer.parameters(), max)?;
@@ -235,6 +255,24 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.optimizer.step()?;
         self.optimizer.zero_grad();
         Ok(true)
+    }
+
+    /// The gradients of a step's batches, and their outcomes; `None` if there are no batches left for it.
+    fn gradients<L: Into<Outcome>>(
+        &self,
+        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+        taken: &mut Vec<(Tensor, Tensor)>,
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Option<Vec<Outcome>>> {
+        let mut outcomes = Vec::new();
+        for micro in 0..self.accumulate as usize {
+            if taken.len() == micro {
+                let Some(batch) = batches.next() else { return Ok(None) };
+                taken.push(batch?);
+            }
+            outcomes.push(self.micro_batch.run(&taken[micro], 1.0 / f64::from(self.accumulate), loss)?);
+        }
+        Ok(Some(outcomes))
     }
 
     /// Reads the losses since the last look, and the memory. Waits for the device.
@@ -277,17 +315,10 @@ struct Pending {
 }
 
 impl Pending {
-    fn push(&mut self, loss: &Tensor, accuracy: Option<&Tensor>, micro: u32) {
+    fn push(&mut self, outcome: &Outcome, micro: u32) {
         self.micro = micro as usize;
-        self.losses.push(loss.detach());
-        self.accuracies.extend(accuracy.map(Tensor::detach));
-    }
-
-    /// The last `micro` batches made no step.
-    fn forget(&mut self, micro: u32) {
-        for list in [&mut self.losses, &mut self.accuracies] {
-            list.truncate(list.len().saturating_sub(micro as usize));
-        }
+        self.losses.push(outcome.loss.detach());
+        self.accuracies.extend(outcome.accuracy.as_ref().map(Tensor::detach));
     }
 
     /// Moves all to the history, one number a step.

@@ -8,8 +8,9 @@ use forebay::data::{Dataset, Loader};
 use forebay::device::Device;
 use forebay::error::Result as CoreResult;
 use forebay::io::safetensors;
+use forebay::memory::Config;
 use forebay::nn::{Dropout, Linear, Module};
-use forebay::optim::{Adam, Optimizer, schedule::CosineAnnealing};
+use forebay::optim::{Adam, Optimizer, Sgd, schedule::CosineAnnealing};
 use forebay::tensor::Tensor;
 use forebay::train::{Ended, Trainer};
 
@@ -23,6 +24,7 @@ tests![
     a_checkpoint_of_other_batches_is_refused,
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
+    a_step_without_memory_is_made_again_of_halves,
 ];
 
 /// A file that is removed when the test ends.
@@ -215,4 +217,33 @@ fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
     ensure!(early.allocated == late.allocated, "{} bytes, then {}", early.allocated, late.allocated);
     ensure!(early.reserved == late.reserved, "{} bytes reserved, then {}", early.reserved, late.reserved);
     Ok(())
+}
+
+fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> {
+    // A pool with a limit of its own, and a model that needs most of it for 64 rows at once.
+    let device = Device::with_config(device.backend().clone(), Config::default());
+    let train = |limit: Option<u64>| -> Result<(Option<usize>, Vec<f64>, u64)> {
+        device.manual_seed(3);
+        let net = (Linear::new(4, 4096, &device)?, Linear::new(4096, 3, &device)?);
+        let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.1)).accumulate(2).steps(3).quiet();
+        device.pool().empty_cache()?;
+        device.pool().set_limit(limit);
+        device.pool().reset_peak_stats();
+        let fitted = run.fit(&Points(384).batches(64), |x, y| {
+            net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y)
+        });
+        device.pool().set_limit(None);
+        fitted?;
+        let mut all: Vec<f64> = run.history().losses.iter().map(|&loss| f64::from(loss)).collect();
+        all.extend(net.0.weight.to_f64s()?);
+        ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
+        Ok((run.micro_batch_rows(), all, device.memory().peak_allocated()))
+    };
+    let (rows, expected, peak) = train(None)?;
+    ensure!(rows.is_none(), "{rows:?}");
+    let before = device.memory().allocated();
+    let (rows, halved, _) = train(Some(peak * 6 / 10))?;
+    ensure!(rows.is_some_and(|rows| rows < 64), "{rows:?} rows at once fit 60 % of the memory");
+    ensure!(device.memory().allocated() == before, "memory is left");
+    close(&halved, &expected, 1e-4, 1e-5)
 }

@@ -1,0 +1,93 @@
+//! A step that runs out of memory is made again, of smaller parts of its batches.
+//!
+//! The gradients of a batch whose loss is a mean over its rows are those of its parts, each weighted by its rows: so a
+//! step of parts is the same step, up to the order of sums. (Dropout draws other numbers for other parts.)
+
+use super::trainer::Outcome;
+use crate::error::{Error, Result};
+use crate::memory::Bytes;
+use crate::tensor::Tensor;
+
+/// How many rows of a batch run at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MicroBatch {
+    /// `None`: all of them.
+    rows: Option<usize>,
+}
+
+impl MicroBatch {
+    /// At most so many; 0 is all.
+    pub(super) fn of(rows: usize) -> Self {
+        Self { rows: (rows > 0).then_some(rows) }
+    }
+
+    /// Rows at once, if they are bounded.
+    pub(super) fn rows(self) -> Option<usize> {
+        self.rows
+    }
+
+    /// Runs `loss` and its backward pass over the parts of a batch. The outcome is that of the whole batch; its gradients
+    /// are multiplied by `scale`.
+    pub(super) fn run<L: Into<Outcome>>(
+        self,
+        (x, y): &(Tensor, Tensor),
+        scale: f64,
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Outcome> {
+        let rows = rows(x, y).unwrap_or(0);
+        let most = self.rows.filter(|&most| most < rows);
+        let Some(most) = most else {
+            let Outcome { loss, accuracy } = loss(x, y)?.into();
+            weighted(&loss, scale)?.backward()?;
+            return Ok(Outcome { loss: loss.detach(), accuracy });
+        };
+        // Parts of equal size, or nearly.
+        let parts = rows.div_ceil(most);
+        let mut sum: Option<Outcome> = None;
+        let mut start = 0;
+        for part in 0..parts {
+            let length = (rows - start).div_ceil(parts - part);
+            let weight = length as f64 / rows as f64;
+            let (x, y) = (x.narrow(0, start, length)?, y.narrow(0, start, length)?);
+            start += length;
+            let Outcome { loss, accuracy } = loss(&x, &y)?.into();
+            weighted(&loss, weight * scale)?.backward()?;
+            let add = |sum: Option<&Tensor>, t: &Tensor| {
+                let t = t.detach().mul(weight)?;
+                sum.map_or(Ok(t.clone()), |s| s.add(&t))
+            };
+            let before = sum.as_ref();
+            let accuracy = accuracy.map(|a| add(before.and_then(|s| s.accuracy.as_ref()), &a)).transpose()?;
+            sum = Some(Outcome { loss: add(before.map(|s| &s.loss), &loss)?, accuracy });
+        }
+        sum.ok_or_else(|| Error::argument("fit", "a batch has no rows"))
+    }
+
+    /// After `error`: half as many rows, if that is what could help; else the error.
+    pub(super) fn halve(&mut self, error: Error, batches: &[(Tensor, Tensor)]) -> Result<()> {
+        let most = batches.iter().map(|(x, y)| rows(x, y)).try_fold(0, |most, rows| Some(most.max(rows?)));
+        let now = most.map(|most| self.rows.map_or(most, |rows| rows.min(most))).filter(|&now| now > 1);
+        let Some(now) = now.filter(|_| error.is_out_of_memory()) else { return Err(error) };
+        let half = now.div_ceil(2);
+        let report = error.into_out_of_memory()?;
+        log::warn!(
+            "{} in {} asked for {} that the device does not have: the step is made again, of {half} rows at a time \
+             instead of {now}",
+            if report.op.is_empty() { "a request" } else { report.op },
+            if report.module.is_root() { "no module".to_owned() } else { report.module.to_string() },
+            Bytes(report.requested),
+        );
+        self.rows = Some(half);
+        Ok(())
+    }
+}
+
+/// The rows of a batch; `None` where input and target do not share them.
+fn rows(x: &Tensor, y: &Tensor) -> Option<usize> {
+    let (x, y) = (x.shape().first()?, y.shape().first()?);
+    (x == y).then_some(*x)
+}
+
+fn weighted(loss: &Tensor, weight: f64) -> Result<Tensor> {
+    if weight == 1.0 { Ok(loss.clone()) } else { loss.mul(weight) }
+}
