@@ -154,6 +154,7 @@ impl<D: Dataset> Loader<D> {
             cursor: self.start.normalized(self.batches_per_epoch()),
             problem,
             batches: Some(batches),
+            again: None,
             recycle,
             thread,
         }
@@ -298,6 +299,8 @@ pub struct Batches<D: Dataset> {
     cursor: Cursor,
     problem: Option<Error>,
     batches: Option<Receiver<Result<Host<D>>>>,
+    /// A batch that there was no memory for: it is the next one still.
+    again: Option<Host<D>>,
     recycle: Sender<Host<D>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -335,15 +338,20 @@ impl<D: Dataset> Iterator for Batches<D> {
             return Some(Err(problem));
         }
         // The channel closes after the last batch and after an error.
-        let host = match self.batches.as_ref()?.recv() {
-            Ok(Ok(host)) => host,
-            Ok(Err(e)) => return Some(Err(e)),
-            Err(_) => return None,
+        let host = match self.again.take() {
+            Some(host) => host,
+            None => match self.batches.as_ref()?.recv() {
+                Ok(Ok(host)) => host,
+                Ok(Err(e)) => return Some(Err(e)),
+                Err(_) => return None,
+            },
         };
         let tensors = self.upload(&host);
-        if tensors.is_ok() {
-            self.cursor = self.cursor.next(self.loader.batches_per_epoch());
+        if tensors.is_err() {
+            self.again = Some(host);
+            return Some(tensors);
         }
+        self.cursor = self.cursor.next(self.loader.batches_per_epoch());
         // The loader's thread may have ended by now.
         let _ = self.recycle.send(host);
         Some(tensors)

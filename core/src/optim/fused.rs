@@ -155,8 +155,11 @@ impl Fused {
         // Casts of the parameters as they were.
         amp::clear_autocast_cache();
         self.prepare(rule)?;
-        for group in &self.groups {
-            launch_group(rule, group, &self.parameters, &mut self.steps)?;
+        // All that takes memory comes first: a step that runs out of it has changed nothing.
+        let grads: Vec<Grads> =
+            self.groups.iter().map(|group| grads(group, &self.parameters)).collect::<Result<_>>()?;
+        for (group, grads) in self.groups.iter().zip(&grads) {
+            launch_group(rule, group, grads, &self.parameters, &mut self.steps)?;
         }
         Ok(())
     }
@@ -222,9 +225,12 @@ impl Fused {
     }
 }
 
-/// Steps the members of a group that have gradients.
-fn launch_group(rule: &dyn Rule, group: &Group, parameters: &[Tensor], steps: &mut [u64]) -> Result<()> {
-    let mut grads: SmallVec<[(usize, Tensor); ITEMS]> = SmallVec::new();
+/// Members of a group, and their gradients.
+type Grads = SmallVec<[(usize, Tensor); ITEMS]>;
+
+/// The gradients of those members of a group that have any.
+fn grads(group: &Group, parameters: &[Tensor]) -> Result<Grads> {
+    let mut grads = Grads::new();
     for (member, &k) in group.members.iter().enumerate() {
         let p = &parameters[k];
         let Some(grad) = p.grad() else { continue };
@@ -236,6 +242,17 @@ fn launch_group(rule: &dyn Rule, group: &Group, parameters: &[Tensor], steps: &m
             grads.push((member, grad.contiguous()?));
         }
     }
+    Ok(grads)
+}
+
+/// Steps the members of a group that have gradients.
+fn launch_group(
+    rule: &dyn Rule,
+    group: &Group,
+    grads: &Grads,
+    parameters: &[Tensor],
+    steps: &mut [u64],
+) -> Result<()> {
     let states = rule.states().len();
     let mut dtypes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
     let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
@@ -245,7 +262,7 @@ fn launch_group(rule: &dyn Rule, group: &Group, parameters: &[Tensor], steps: &m
         params = params.f32(c as f32);
     }
     let mut groups = 0;
-    for (member, grad) in &grads {
+    for (member, grad) in grads {
         let k = group.members[*member];
         let p = &parameters[k];
         steps[k] += 1;

@@ -27,7 +27,8 @@ pub trait Optimizer {
     /// Steps every parameter that has a gradient.
     ///
     /// # Errors
-    /// A parameter's type or layout is not taken; memory for the state runs out, at the first step.
+    /// A parameter's type or layout is not taken; memory runs out (for the state, at the first step). Nothing has been
+    /// changed then.
     fn step(&mut self) -> Result<()>;
 
     /// What it trains, each once.

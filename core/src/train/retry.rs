@@ -1,9 +1,11 @@
 //! A step that runs out of memory is made again, of smaller parts of its batches.
 //!
-//! The gradients of a batch whose loss is a mean over its rows are those of its parts, each weighted by its rows: so a
-//! step of parts is the same step, up to the order of sums. (Dropout draws other numbers for other parts.)
+//! The gradients of a batch whose loss is a mean over its rows are those of its parts, each weighted by its rows (or by
+//! its targets that are not ignored): so a step of parts is the same step, up to the order of sums. (Dropout draws other
+//! numbers for other parts.)
 
 use super::trainer::Outcome;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Bytes;
 use crate::tensor::Tensor;
@@ -13,12 +15,19 @@ use crate::tensor::Tensor;
 pub(super) struct MicroBatch {
     /// `None`: all of them.
     rows: Option<usize>,
+    /// Targets that the mean leaves out.
+    ignored: Option<i64>,
 }
 
 impl MicroBatch {
     /// At most so many; 0 is all.
-    pub(super) fn of(rows: usize) -> Self {
-        Self { rows: (rows > 0).then_some(rows) }
+    pub(super) fn at_most(self, rows: usize) -> Self {
+        Self { rows: (rows > 0).then_some(rows), ..self }
+    }
+
+    /// The loss is a mean over the targets that are not this.
+    pub(super) fn ignore(self, target: i64) -> Self {
+        Self { ignored: Some(target), ..self }
     }
 
     /// Rows at once, if they are bounded.
@@ -26,34 +35,38 @@ impl MicroBatch {
         self.rows
     }
 
-    /// Runs `loss` and its backward pass over the parts of a batch. The outcome is that of the whole batch; its gradients
-    /// are multiplied by `scale`.
+    /// Runs `loss` over the parts of a batch, and the backward pass of what `scale` makes of each part's loss. The outcome
+    /// is that of the whole batch.
     pub(super) fn run<L: Into<Outcome>>(
         self,
         (x, y): &(Tensor, Tensor),
-        scale: f64,
+        scale: impl Fn(&Tensor) -> Result<Tensor>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Outcome> {
         let rows = rows(x, y).unwrap_or(0);
         let most = self.rows.filter(|&most| most < rows);
         let Some(most) = most else {
             let Outcome { loss, accuracy } = loss(x, y)?.into();
-            weighted(&loss, scale)?.backward()?;
+            scale(&loss)?.backward()?;
             return Ok(Outcome { loss: loss.detach(), accuracy });
         };
+        let all = self.counted(y)?;
         // Parts of equal size, or nearly.
         let parts = rows.div_ceil(most);
         let mut sum: Option<Outcome> = None;
         let mut start = 0;
         for part in 0..parts {
             let length = (rows - start).div_ceil(parts - part);
-            let weight = length as f64 / rows as f64;
             let (x, y) = (x.narrow(0, start, length)?, y.narrow(0, start, length)?);
             start += length;
+            let share = match &all {
+                Some(all) => Share::Counted(self.counted(&y)?.unwrap_or_else(|| all.clone()).div(all)?),
+                None => Share::Rows(length as f64 / rows as f64),
+            };
             let Outcome { loss, accuracy } = loss(&x, &y)?.into();
-            weighted(&loss, weight * scale)?.backward()?;
+            scale(&share.of(&loss)?)?.backward()?;
             let add = |sum: Option<&Tensor>, t: &Tensor| {
-                let t = t.detach().mul(weight)?;
+                let t = share.of(&t.detach())?;
                 sum.map_or(Ok(t.clone()), |s| s.add(&t))
             };
             let before = sum.as_ref();
@@ -61,6 +74,11 @@ impl MicroBatch {
             sum = Some(Outcome { loss: add(before.map(|s| &s.loss), &loss)?, accuracy });
         }
         sum.ok_or_else(|| Error::argument("fit", "a batch has no rows"))
+    }
+
+    /// How many targets count, on the device; `None` if all do.
+    fn counted(self, y: &Tensor) -> Result<Option<Tensor>> {
+        self.ignored.map(|ignored| y.ne(ignored)?.to_dtype(DType::F32)?.sum_all()).transpose()
     }
 
     /// After `error`: half as many rows, if that is what could help; else the error.
@@ -88,6 +106,19 @@ fn rows(x: &Tensor, y: &Tensor) -> Option<usize> {
     (x == y).then_some(*x)
 }
 
-fn weighted(loss: &Tensor, weight: f64) -> Result<Tensor> {
-    if weight == 1.0 { Ok(loss.clone()) } else { loss.mul(weight) }
+/// The part of a batch's mean that a part of the batch is.
+enum Share {
+    Rows(f64),
+    /// Known to the device alone.
+    Counted(Tensor),
+}
+
+impl Share {
+    fn of(&self, mean: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Rows(share) => mean.mul(*share),
+            // The mean of nothing is NaN, and counts nothing.
+            Self::Counted(share) => mean.mul(share)?.masked_fill(&share.eq(0.0)?, 0.0),
+        }
+    }
 }

@@ -97,9 +97,16 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
     /// halves this by itself, and is made again; later steps stay with it.
     ///
-    /// The loss is taken as a mean over the rows: the gradients are those of the whole batch, but for the order of sums.
+    /// The loss is taken as a mean over the rows (see [`ignore_index`](Self::ignore_index) for one that is not): the
+    /// gradients are those of the whole batch, but for the order of sums.
     pub fn micro_batch(self, rows: usize) -> Self {
-        Self { micro_batch: MicroBatch::of(rows), ..self }
+        Self { micro_batch: self.micro_batch.at_most(rows), ..self }
+    }
+
+    /// Says that the loss is a mean over the targets that are not `target`, as
+    /// [`CrossEntropy::ignore_index`](crate::ops::CrossEntropy) has it: parts of a batch are weighted by those.
+    pub fn ignore_index(self, target: i64) -> Self {
+        Self { micro_batch: self.micro_batch.ignore(target), ..self }
     }
 
     /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
@@ -236,41 +243,54 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loop {
             // Also what an earlier step left that failed midway.
             self.optimizer.zero_grad();
-            match self.gradients(batches, &mut taken, loss) {
+            let made = self.attempt(batches, &mut taken, loss);
+            self.optimizer.zero_grad();
+            match made {
                 Ok(Some(outcomes)) => {
                     outcomes.iter().for_each(|o| pending.push(o, self.accumulate));
-                    break;
+                    return Ok(true);
                 }
-                Ok(None) => {
-                    self.optimizer.zero_grad();
-                    return Ok(false);
-                }
+                Ok(None) => return Ok(false),
                 Err(error) => self.micro_batch.halve(error, &taken)?,
             }
             device.set_random_state(random);
         }
+    }
+
+    /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
+    /// if it does. Returns the outcomes of the batches; `None` if there are none left for a step.
+    fn attempt<L: Into<Outcome>>(
+        &mut self,
+        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+        taken: &mut Vec<(Tensor, Tensor)>,
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Option<Vec<Outcome>>> {
+        let Some(outcomes) = self.gradients(batches, taken, loss)? else { return Ok(None) };
         if let Some(max) = self.clip {
             clip_grad_norm_(self.optimizer.parameters(), max)?;
         }
         self.optimizer.step()?;
-        self.optimizer.zero_grad();
-        Ok(true)
+        Ok(Some(outcomes))
     }
 
-    /// The gradients of a step's batches, and their outcomes; `None` if there are no batches left for it.
+    /// The gradients of a step's batches, and their outcomes.
     fn gradients<L: Into<Outcome>>(
         &self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
+        let scale = |loss: &Tensor| match self.accumulate {
+            1 => Ok(loss.clone()),
+            n => loss.div(f64::from(n)),
+        };
         let mut outcomes = Vec::new();
         for micro in 0..self.accumulate as usize {
             if taken.len() == micro {
                 let Some(batch) = batches.next() else { return Ok(None) };
                 taken.push(batch?);
             }
-            outcomes.push(self.micro_batch.run(&taken[micro], 1.0 / f64::from(self.accumulate), loss)?);
+            outcomes.push(self.micro_batch.run(&taken[micro], scale, loss)?);
         }
         Ok(Some(outcomes))
     }

@@ -25,6 +25,7 @@ tests![
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
     a_step_without_memory_is_made_again_of_halves,
+    parts_are_weighted_by_the_targets_that_count,
 ];
 
 /// A file that is removed when the test ends.
@@ -68,6 +69,34 @@ impl Dataset for Points {
             *x = ((index * 37 + k * 101) % 53) as f32 / 26.0 - 1.0;
         }
         target[0] = (index % 3) as i64;
+        Ok(())
+    }
+}
+
+/// The same, every third and the last three targets ignored.
+struct Ignoring(Points);
+
+impl Dataset for Ignoring {
+    type Input = f32;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        self.0.input_shape()
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+
+    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
+        self.0.get(index, input, target)?;
+        if target[0] == 2 || index + 3 >= self.len() {
+            target[0] = -100;
+        }
         Ok(())
     }
 }
@@ -246,4 +275,19 @@ fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> 
     ensure!(rows.is_some_and(|rows| rows < 64), "{rows:?} rows at once fit 60 % of the memory");
     ensure!(device.memory().allocated() == before, "memory is left");
     close(&halved, &expected, 1e-4, 1e-5)
+}
+
+fn parts_are_weighted_by_the_targets_that_count(device: &Device) -> Result<()> {
+    let step = |micro: usize| -> Result<Vec<f64>> {
+        let net = Net::new(device)?;
+        let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.5)).steps(1).quiet();
+        run = run.micro_batch(micro).ignore_index(-100);
+        run.fit(&Ignoring(Points(12)).batches(12), |x, y| {
+            net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
+        })?;
+        let mut all = vec![f64::from(run.history().losses[0])];
+        all.extend(net.fc1.weight.to_f64s()?);
+        Ok(all)
+    };
+    close(&step(3)?, &step(0)?, 1e-5, 1e-6)
 }
