@@ -3,8 +3,8 @@
 use thiserror::Error;
 
 use crate::dtype::DType;
-use crate::memory::OutOfMemory;
 use crate::memory::source::SourceError;
+use crate::memory::{Growth, OutOfMemory};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -75,6 +75,12 @@ pub enum Error {
     /// The memory pool could not serve a request.
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
+    /// Steps left memory behind.
+    #[error(transparent)]
+    Growth(#[from] Box<Growth>),
+    /// A snapshot of memory that cannot be read.
+    #[error("{0}")]
+    Snapshot(String),
     /// A driver call failed.
     #[error(transparent)]
     Source(#[from] SourceError),

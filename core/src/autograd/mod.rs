@@ -47,6 +47,8 @@ pub(crate) struct Leaf {
 pub(crate) struct Node {
     op: &'static str,
     module: memory::scope::ModulePath,
+    /// The line that asked for it.
+    site: Option<&'static std::panic::Location<'static>>,
     id: u64,
     inputs: SmallVec<[Option<Edge>; 4]>,
     backward: Mutex<Option<Box<Backward>>>,
@@ -206,6 +208,7 @@ pub fn attach(
     let node = Node {
         op,
         module: memory::scope::current().module,
+        site: memory::scope::current().site,
         id: next_id(),
         inputs,
         backward: Mutex::new(Some(Box::new(backward))),
@@ -327,6 +330,7 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
                 module: node.module,
                 tag: Tag::Gradient,
                 op: node.op,
+                site: node.site,
             });
             backward(&grad, &wants)?
         };

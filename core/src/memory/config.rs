@@ -1,5 +1,7 @@
 //! The pool's settings, in PyTorch's syntax and with PyTorch's meanings.
 
+use std::fmt;
+
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -203,6 +205,34 @@ impl Config {
     }
 }
 
+impl fmt::Display for Config {
+    /// The settings that [`Config::parse`] reads, all of them, in whole MiB (KiB for `small_size_kb`).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let truth = |b: bool| if b { "True" } else { "False" };
+        let fit = if self.fit == Fit::Best { "best" } else { "low" };
+        write!(f, "expandable_segments:{},fit:{fit}", truth(self.expandable_segments))?;
+        write!(f, ",small_size_kb:{}", self.small_size >> 10)?;
+        write!(f, ",large_segment_size_mb:{}", self.large_segment_size / MIB)?;
+        if let Some(size) = self.max_split_size {
+            write!(f, ",max_split_size_mb:{}", size / MIB)?;
+        }
+        write!(f, ",max_non_split_rounding_mb:{}", self.max_non_split_rounding / MIB)?;
+        let Divisions(steps) = self.roundup_power2_divisions;
+        if steps != Divisions::default().0 {
+            let list = steps.iter().enumerate().map(|(at, n)| format!("{}:{n}", 1u64 << at));
+            write!(f, ",roundup_power2_divisions:[{}]", list.collect::<Vec<_>>().join(","))?;
+        }
+        write!(f, ",garbage_collection_threshold:{}", self.garbage_collection_threshold)?;
+        write!(f, ",per_process_memory_fraction:{}", self.per_process_memory_fraction)?;
+        if let Some(size) = self.max_memory {
+            write!(f, ",max_memory_mb:{}", size / MIB)?;
+        }
+        write!(f, ",throw_on_cudamalloc_oom:{}", truth(self.fail_fast))?;
+        write!(f, ",release_before_growth:{}", truth(self.release_before_growth))?;
+        write!(f, ",growth_slack:{}", self.growth_slack)
+    }
+}
+
 /// The valid keys.
 pub const KEYS: [&str; 14] = [
     "backend",
@@ -359,6 +389,7 @@ mod tests {
             growth_slack: 0.25,
         };
         assert_eq!(config, expected);
+        assert_eq!(Config::parse(&config.to_string())?, config);
         assert_eq!(
             Config::parse("roundup_power2_divisions:4")?.roundup_power2_divisions,
             Divisions::uniform(4)

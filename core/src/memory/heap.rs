@@ -5,6 +5,7 @@
 
 use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
+use super::record::{Action, Holder, Record, Recorder, Site};
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
 use super::{Block, Change, Tag};
@@ -127,6 +128,8 @@ pub(super) struct Heap {
     pub(super) clock: u64,
     /// What was lent and taken back, while somebody wants to know.
     pub(super) changes: Option<Vec<Change>>,
+    /// Present while the pool records.
+    pub(super) recorder: Option<Box<Recorder>>,
 }
 
 impl Heap {
@@ -141,6 +144,7 @@ impl Heap {
             rules,
             clock: 0,
             changes: None,
+            recorder: None,
         }
     }
 
@@ -181,13 +185,14 @@ impl Heap {
         self.segments.iter().flatten()
     }
 
-    /// The blocks of a segment, by address.
-    pub(super) fn blocks(&self, segment: &Segment) -> impl Iterator<Item = &Slot> {
-        let mut at = segment.first;
+    /// The blocks of a segment with their slots, by address.
+    pub(super) fn blocks(&self, segment: &Segment) -> impl Iterator<Item = (u32, &Slot)> {
+        let mut next = segment.first;
         std::iter::from_fn(move || {
+            let at = next;
             let slot = self.slots.get(at as usize)?;
-            at = slot.next;
-            Some(slot)
+            next = slot.next;
+            Some((at, slot))
         })
     }
 
@@ -286,6 +291,9 @@ impl Heap {
         let small = self.arenas[need.arena as usize].small;
         self.counters.hold(small, size, need.requested, need.scope.tag);
         self.changed(size as i64, need.scope);
+        if self.recorder.is_some() {
+            self.record_lent(at, need);
+        }
         Block { segment: self.segment(segment).id, offset, bytes: need.requested, size, slot: at, generation }
     }
 
@@ -299,12 +307,14 @@ impl Heap {
     /// Frees a held block.
     #[inline]
     pub(super) fn free(&mut self, at: u32) {
+        self.record_block(Action::Free, at);
         self.drop_hold(at);
         self.reuse(at);
     }
 
     /// A held block that waits for a fence from now on.
     pub(super) fn pend(&mut self, at: u32) {
+        self.record_block(Action::FreeRequested, at);
         self.drop_hold(at);
         let slot = &mut self.slots[at as usize];
         slot.state = State::Pending;
@@ -313,6 +323,7 @@ impl Heap {
 
     /// A pending block whose fence has passed.
     pub(super) fn unpend(&mut self, at: u32) {
+        self.record_block(Action::FreeCompleted, at);
         let Slot { size, arena, .. } = *self.slot(at);
         self.counters.unpend(self.arenas[arena as usize].small, size);
         self.reuse(at);
@@ -323,7 +334,7 @@ impl Heap {
         let slot = &mut self.slots[at as usize];
         slot.generation = slot.generation.wrapping_add(1);
         let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
-        let scope = Scope { tag, module: slot.module, op: slot.op };
+        let scope = Scope { tag, module: slot.module, op: slot.op, site: None };
         let small = self.arenas[slot.arena as usize].small;
         self.counters.drop_hold(small, size, requested, tag);
         self.changed(-(size as i64), scope);
@@ -532,6 +543,7 @@ impl Heap {
         self.counters.reserve(small, size, size >= self.rules.max_split);
         let first = self.segment(segment).first;
         self.list(first);
+        self.record_segment(Action::SegmentAlloc, id, 0, size, arena);
     }
 
     /// A new range of addresses, without memory.
@@ -560,6 +572,7 @@ impl Heap {
         if gone.range.is_none() {
             self.counters.leaving_bytes -= gone.size;
             self.counters.unreserve(small, gone.size, gone.size >= self.rules.max_split);
+            self.record_segment(Action::SegmentFree, gone.id, 0, gone.size, gone.arena);
         }
         Some(gone)
     }
@@ -581,6 +594,8 @@ impl Heap {
     /// Memory was mapped at `offset` of a range, inside the hole at `at`. Returns the free block that it became part of.
     pub(super) fn mapped(&mut self, at: u32, offset: u64, size: u64) -> u32 {
         self.drop_hole(at);
+        let Segment { id, arena, .. } = *self.segment(self.slot(at).segment);
+        self.record_segment(Action::SegmentMap, id, offset, size, arena);
         let at = self.carve(at, offset, size, Self::add_hole);
         let at = self.merge(at, State::Free);
         self.list(at);
@@ -625,7 +640,9 @@ impl Heap {
         if let Some(range) = &mut segment.range {
             range.extents.retain(|e| e.0 != offset);
         }
-        (segment.id, offset, size)
+        let (id, arena) = (segment.id, segment.arena);
+        self.record_segment(Action::SegmentUnmap, id, offset, size, arena);
+        (id, offset, size)
     }
 
     fn add_hole(&mut self, at: u32) {
@@ -640,5 +657,73 @@ impl Heap {
         if let Some(range) = &mut self.segment_mut(segment).range {
             range.holes.retain(|h| *h != at);
         }
+    }
+
+    /// Records that a block was lent.
+    fn record_lent(&mut self, at: u32, need: &Need) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let Slot { segment, offset, size, .. } = self.slots[at as usize];
+        let Some(segment) = &self.segments[segment as usize] else { return };
+        let Scope { tag, module, op, site } = need.scope;
+        let site = recorder.lent(at, site);
+        recorder.push(Record {
+            time: recorder.now(),
+            segment: segment.id,
+            offset,
+            size,
+            requested: need.requested,
+            action: Action::Alloc,
+            queue: self.arenas[need.arena as usize].queue,
+            holder: Holder { tag, module, op, site },
+        });
+    }
+
+    /// Records what happens to a block that is, or was, lent.
+    #[inline]
+    fn record_block(&mut self, action: Action, at: u32) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = self.slots[at as usize];
+        let Some(segment) = &self.segments[segment as usize] else { return };
+        recorder.push(Record {
+            time: recorder.now(),
+            segment: segment.id,
+            offset,
+            size,
+            requested,
+            action,
+            queue: self.arenas[arena as usize].queue,
+            holder: Holder { tag, module, op, site: recorder.site(at) },
+        });
+    }
+
+    fn record_segment(&mut self, action: Action, segment: SegmentId, offset: u64, size: u64, arena: u16) {
+        let Some(recorder) = &mut self.recorder else { return };
+        recorder.push(Record {
+            time: recorder.now(),
+            segment,
+            offset,
+            size,
+            requested: size,
+            action,
+            queue: self.arenas[arena as usize].queue,
+            holder: Holder::default(),
+        });
+    }
+
+    /// Records that a request was not served.
+    pub(super) fn record_oom(&mut self, need: &Need, device_free: u64) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let Scope { tag, module, op, site } = need.scope;
+        let site = Site { line: site, stack: recorder.stack.take() };
+        recorder.push(Record {
+            time: recorder.now(),
+            segment: SegmentId(0),
+            offset: 0,
+            size: need.requested,
+            requested: device_free,
+            action: Action::Oom,
+            queue: self.arenas[need.arena as usize].queue,
+            holder: Holder { tag, module, op, site },
+        });
     }
 }

@@ -15,7 +15,7 @@ impl Pool {
         let source = &*self.shared.source;
         if need.size > state.max_segment {
             state.num_ooms += 1;
-            return Err(self.out_of_memory(&state, &need, String::new()));
+            return Err(self.out_of_memory(&mut state, &need, String::new()));
         }
 
         if !state.waiting.is_empty() {
@@ -93,7 +93,7 @@ impl Pool {
             };
         }
         state.num_ooms += 1;
-        Err(self.out_of_memory(&state, &need, detail))
+        Err(self.out_of_memory(&mut state, &need, detail))
     }
 
     fn callbacks(&self) -> Vec<Callback> {

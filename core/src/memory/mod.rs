@@ -33,6 +33,7 @@
 mod bins;
 mod config;
 mod counters;
+mod diff;
 #[doc(hidden)]
 pub mod fake;
 mod grow;
@@ -40,6 +41,8 @@ mod heap;
 mod ladder;
 mod oom;
 mod pool;
+mod pytorch;
+mod record;
 pub mod scope;
 mod snapshot;
 pub mod source;
@@ -49,11 +52,15 @@ mod stats;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod timeline;
 pub mod trace;
 
 pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
+pub use diff::{Diff, Difference, Growth, Held};
 pub use oom::OutOfMemory;
 pub use pool::{Block, Change, Pool, Request};
+pub use record::{Action, Recording};
 pub use scope::Tag;
-pub use snapshot::{BlockInfo, SegmentInfo};
+pub use snapshot::{BlockInfo, BlockState, EventInfo, Frame, SegmentInfo, Snapshot, Who};
 pub use stats::{Bytes, Line, PoolStat, Rung, Rungs, Stat, Stats};
+pub use timeline::Moment;

@@ -1,6 +1,8 @@
 //! The pool that programs allocate from.
 
+use std::backtrace::Backtrace;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::config::Config;
@@ -26,9 +28,10 @@ pub struct Request {
 impl Request {
     /// A request on queue 0, for what the thread's scopes say.
     #[must_use]
+    #[track_caller]
     #[inline]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, queue: 0, scope: scope::current() }
+        Self { bytes, queue: 0, scope: scope::current().here() }
     }
 
     /// On another queue.
@@ -103,6 +106,8 @@ pub(super) struct Shared {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) state: Mutex<State>,
     pub(super) callbacks: RwLock<Vec<Callback>>,
+    /// Whether stacks are recorded.
+    pub(super) stacks: AtomicBool,
 }
 
 impl Shared {
@@ -131,7 +136,14 @@ impl Pool {
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
         let state = Mutex::new(State::new(&*source, config));
-        Self { shared: Arc::new(Shared { source, state, callbacks: RwLock::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                source,
+                state,
+                callbacks: RwLock::default(),
+                stacks: AtomicBool::new(false),
+            }),
+        }
     }
 
     /// The same, with the device's name for messages.
@@ -145,7 +157,12 @@ impl Pool {
     /// [`Error::OutOfMemory`]; a lost device or a refusing driver is [`Error::Source`].
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Block> {
+        // Captured before the lock is taken: it is slow.
+        let stack = self.shared.stacks.load(Ordering::Relaxed).then(|| Arc::new(Backtrace::force_capture()));
         let mut state = self.shared.lock();
+        if let Some(recorder) = &mut state.heap.recorder {
+            recorder.stack = stack;
+        }
         state.heap.clock += 1;
         let need = state.need(&request);
         match state.heap.take(&need) {
@@ -280,8 +297,9 @@ impl Pool {
     }
 
     /// The error of a request.
-    pub(super) fn out_of_memory(&self, state: &State, need: &Need, detail: String) -> Error {
+    pub(super) fn out_of_memory(&self, state: &mut State, need: &Need, detail: String) -> Error {
         let memory = self.shared.source.device_memory();
+        state.heap.record_oom(need, memory.free.unwrap_or(0));
         let error: OutOfMemory = state.out_of_memory(need, memory, detail);
         Error::OutOfMemory(Box::new(error))
     }

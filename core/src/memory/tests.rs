@@ -1,5 +1,7 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
+mod recording;
+
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -476,28 +478,6 @@ fn a_table_and_a_line_show_the_figures() -> Result<()> {
     non-releasable blocks              1           1            1            0
     --------------------------------------------------------------------------
     ");
-    Ok(())
-}
-
-#[test]
-fn a_snapshot_shows_blocks() -> Result<()> {
-    let (pool, source) = plain(100, "")?;
-    source.hold_fences();
-    let _module = scope::module("net");
-    let (a, _b) = (pool.alloc(Request::new(1000).op("relu"))?, pool.alloc(Request::new(2000))?);
-    pool.free_after(a, source.fence()?);
-    let segments = pool.snapshot();
-    assert_eq!(segments.len(), 1);
-    let states = segments[0].blocks.iter().map(|b| (b.offset, b.size, b.state, b.module.as_str()));
-    assert_eq!(
-        states.collect::<Vec<_>>(),
-        [
-            (0, 1024, "active_awaiting_free", ""),
-            (1024, 2048, "active_allocated", "net"),
-            (3072, 2 * MIB - 3072, "inactive", "")
-        ]
-    );
-    assert_eq!((segments[0].total_size, segments[0].active_size), (2 * MIB, 3072));
     Ok(())
 }
 

@@ -35,13 +35,14 @@ impl ModuleScope {
     }
 
     /// Memory allocated until the guard is dropped is this module's; what has no tag yet is an activation.
+    #[track_caller]
     pub fn enter(&self) -> Guard {
         let now = scope::current();
         let path = self.path();
         scope::enter_scope(scope::Scope {
             module: if path.is_root() { now.module } else { path },
             tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
-            op: now.op,
+            ..now.here()
         })
     }
 
@@ -49,6 +50,7 @@ impl ModuleScope {
     ///
     /// # Errors
     /// What `body` returns.
+    #[track_caller]
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _guard = self.enter();
         body().map_err(|error| match error {

@@ -1,0 +1,290 @@
+//! A snapshot in PyTorch's own form: the pickle that `torch.cuda.memory._dump_snapshot` writes, for its viewer at
+//! pytorch.org/memory_viz and the tools of `torch.cuda._memory_viz`.
+//!
+//! The writer is here, and not a crate, because text and stacks must be written once and referred to after that: a
+//! file of a million events names each of its keys a million times.
+
+use std::io::{self, Write};
+
+use rustc_hash::FxHashMap;
+
+use super::Config;
+use super::record::Action;
+use super::snapshot::{BlockState, Snapshot, Who};
+
+/// Protocol 2 of Python's pickle, with as much of it as a snapshot needs. Text is written once.
+struct Pickle<W> {
+    out: W,
+    text: FxHashMap<String, u32>,
+    memo: u32,
+}
+
+impl<W: Write> Pickle<W> {
+    fn new(mut out: W) -> io::Result<Self> {
+        out.write_all(b"\x80\x02")?;
+        Ok(Self { out, text: FxHashMap::default(), memo: 0 })
+    }
+
+    fn finish(mut self) -> io::Result<()> {
+        self.out.write_all(b".")
+    }
+
+    /// Remembers what was written last; [`get`](Self::get) repeats it.
+    fn put(&mut self) -> io::Result<u32> {
+        let place = self.memo;
+        self.memo += 1;
+        self.out.write_all(b"r")?;
+        self.out.write_all(&place.to_le_bytes())?;
+        Ok(place)
+    }
+
+    fn get(&mut self, place: u32) -> io::Result<()> {
+        match u8::try_from(place) {
+            Ok(short) => self.out.write_all(&[b'h', short]),
+            Err(_) => {
+                self.out.write_all(b"j")?;
+                self.out.write_all(&place.to_le_bytes())
+            }
+        }
+    }
+
+    fn text(&mut self, text: &str) -> io::Result<()> {
+        if let Some(&place) = self.text.get(text) {
+            return self.get(place);
+        }
+        let length = u32::try_from(text.len()).map_err(|_| io::Error::other("text of more than 4 GiB"))?;
+        self.out.write_all(b"X")?;
+        self.out.write_all(&length.to_le_bytes())?;
+        self.out.write_all(text.as_bytes())?;
+        let place = self.put()?;
+        self.text.insert(text.to_owned(), place);
+        Ok(())
+    }
+
+    fn int(&mut self, value: u64) -> io::Result<()> {
+        if let Ok(byte) = u8::try_from(value) {
+            return self.out.write_all(&[b'K', byte]);
+        }
+        if let Ok(value) = i32::try_from(value) {
+            self.out.write_all(b"J")?;
+            return self.out.write_all(&value.to_le_bytes());
+        }
+        // A signed number of as many bytes as are told: one more, where the highest bit is set.
+        let bytes = value.to_le_bytes();
+        let length = if value >> 63 == 0 { 8 } else { 9 };
+        self.out.write_all(&[0x8a, length])?;
+        self.out.write_all(&bytes)?;
+        self.out.write_all(&[0][..usize::from(length) - 8])
+    }
+
+    fn bool(&mut self, value: bool) -> io::Result<()> {
+        self.out.write_all(if value { b"\x88" } else { b"\x89" })
+    }
+
+    fn none(&mut self) -> io::Result<()> {
+        self.out.write_all(b"N")
+    }
+
+    fn float(&mut self, value: f64) -> io::Result<()> {
+        self.out.write_all(b"G")?;
+        self.out.write_all(&value.to_be_bytes())
+    }
+
+    fn dict(&mut self, items: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
+        self.out.write_all(b"}(")?;
+        items(self)?;
+        self.out.write_all(b"u")
+    }
+
+    fn list<T>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        mut each: impl FnMut(&mut Self, T) -> io::Result<()>,
+    ) -> io::Result<()> {
+        self.out.write_all(b"](")?;
+        for item in items {
+            each(self, item)?;
+        }
+        self.out.write_all(b"e")
+    }
+
+    fn field(&mut self, key: &str, value: u64) -> io::Result<()> {
+        self.text(key)?;
+        self.int(value)
+    }
+
+    fn text_field(&mut self, key: &str, value: &str) -> io::Result<()> {
+        self.text(key)?;
+        self.text(value)
+    }
+
+    /// `(0, 0)`: the pool that is no private one.
+    fn no_pool(&mut self, key: &str) -> io::Result<()> {
+        self.text(key)?;
+        self.out.write_all(b"K\x00K\x00\x86")
+    }
+}
+
+/// Where the frames of each holder were written.
+type Frames = FxHashMap<Option<usize>, u32>;
+
+impl Snapshot {
+    /// Writes the snapshot as PyTorch writes its own. What PyTorch has no place for is in the frames: below the lines
+    /// of the program stand the operation, the module and the tag.
+    ///
+    /// # Errors
+    /// What `out` returns.
+    pub fn write_pickle(&self, out: impl Write) -> io::Result<()> {
+        let mut p = Pickle::new(out)?;
+        let mut frames = Frames::default();
+        p.dict(|p| {
+            p.text("segments")?;
+            p.list(&self.segments, |p, s| {
+                p.dict(|p| {
+                    p.field("device", 0)?;
+                    p.field("address", s.address)?;
+                    p.field("total_size", s.total_size)?;
+                    p.field("allocated_size", s.allocated_size)?;
+                    p.field("active_size", s.active_size)?;
+                    p.field("requested_size", s.requested_size)?;
+                    p.field("stream", s.stream.into())?;
+                    p.text_field("segment_type", if s.small { "small" } else { "large" })?;
+                    p.no_pool("segment_pool_id")?;
+                    p.text("is_expandable")?;
+                    p.bool(s.is_expandable)?;
+                    self.frames(p, &mut frames, None)?;
+                    p.text("blocks")?;
+                    p.list(&s.blocks, |p, b| {
+                        p.dict(|p| {
+                            p.field("address", b.address)?;
+                            p.field("size", b.size)?;
+                            p.field("requested_size", b.requested_size)?;
+                            p.text_field("state", state(b.state))?;
+                            self.frames(p, &mut frames, b.who)
+                        })
+                    })
+                })
+            })?;
+            p.text("device_traces")?;
+            let events = self.events.iter().flat_map(|e| actions(e.action).iter().map(move |a| (*a, e)));
+            p.list([events], |p, events| {
+                p.list(events, |p, (action, e)| {
+                    p.dict(|p| {
+                        p.text_field("action", action)?;
+                        p.field(
+                            if action == "oom" { "device_free" } else { "addr" },
+                            match action {
+                                "oom" => e.requested_size,
+                                _ => e.address,
+                            },
+                        )?;
+                        p.field("size", e.size)?;
+                        p.field("stream", e.stream.into())?;
+                        p.field("time_us", e.time_us)?;
+                        p.no_pool("pool_id")?;
+                        p.text_field("compile_context", "N/A")?;
+                        p.text_field(
+                            "user_metadata",
+                            &self.who(e.who).map_or(String::new(), |w| w.to_string()),
+                        )?;
+                        self.frames(p, &mut frames, e.who)
+                    })
+                })
+            })?;
+            p.text("allocator_settings")?;
+            self.settings(p)?;
+            p.text("external_annotations")?;
+            p.list::<()>([], |_, ()| Ok(()))
+        })?;
+        p.finish()
+    }
+
+    /// The frames of a holder, once; after that a reference.
+    fn frames<W: Write>(&self, p: &mut Pickle<W>, known: &mut Frames, who: Option<usize>) -> io::Result<()> {
+        p.text("frames")?;
+        if let Some(&place) = known.get(&who) {
+            return p.get(place);
+        }
+        let lines = self.who(who).map(lines).unwrap_or_default();
+        p.list(lines, |p, (name, filename, line)| {
+            p.dict(|p| {
+                p.text_field("name", &name)?;
+                p.text_field("filename", &filename)?;
+                p.field("line", line.into())
+            })
+        })?;
+        known.insert(who, p.put()?);
+        Ok(())
+    }
+
+    fn settings<W: Write>(&self, p: &mut Pickle<W>) -> io::Result<()> {
+        // A snapshot that was read may hold any text.
+        let config = Config::parse(&self.config).unwrap_or_default();
+        p.dict(|p| {
+            p.text_field("PYTORCH_CUDA_ALLOC_CONF", &self.config)?;
+            p.text("max_split_size")?;
+            match config.max_split_size {
+                Some(size) => p.int(size)?,
+                // As PyTorch shows that there is no limit.
+                None => p.out.write_all(b"J\xff\xff\xff\xff")?,
+            }
+            p.text("garbage_collection_threshold")?;
+            p.float(config.garbage_collection_threshold)?;
+            p.text("expandable_segments")?;
+            p.bool(config.expandable_segments)?;
+            p.field("pinned_num_register_threads", 1)?;
+            p.text("release_lock_on_cudamalloc")?;
+            p.bool(false)?;
+            p.text("pinned_use_cuda_host_register")?;
+            p.bool(false)?;
+            p.text("roundup_power2_divisions")?;
+            let steps = (0..16).map(|power| (power, config.roundup_power2_divisions.of(1 << (20 + power))));
+            p.dict(|p| {
+                for (power, steps) in steps {
+                    p.field(&(1u64 << power).to_string(), steps)?;
+                }
+                Ok(())
+            })?;
+            p.text("graph_capture_record_stream_reuse")?;
+            p.none()
+        })
+    }
+}
+
+/// What of PyTorch's stands for one of ours: a free is requested and completed at once.
+fn actions(action: Action) -> &'static [&'static str] {
+    match action {
+        Action::Alloc => &["alloc"],
+        Action::Free => &["free_requested", "free_completed"],
+        Action::FreeRequested => &["free_requested"],
+        Action::FreeCompleted => &["free_completed"],
+        Action::SegmentAlloc => &["segment_alloc"],
+        Action::SegmentFree => &["segment_free"],
+        Action::SegmentMap => &["segment_map"],
+        Action::SegmentUnmap => &["segment_unmap"],
+        Action::Oom => &["oom"],
+    }
+}
+
+fn state(state: BlockState) -> &'static str {
+    match state {
+        BlockState::ActiveAllocated => "active_allocated",
+        BlockState::ActiveAwaitingFree => "active_awaiting_free",
+        // PyTorch has no word for memory on its way back.
+        BlockState::Inactive | BlockState::Leaving => "inactive",
+    }
+}
+
+/// The frames of a holder: its lines, and what else is known of it.
+fn lines(who: &Who) -> Vec<(String, String, u32)> {
+    let mut lines: Vec<_> = who.frames.iter().map(|f| (f.name.clone(), f.filename.clone(), f.line)).collect();
+    let mut tell = |what: &str, name: &str| {
+        if !name.is_empty() {
+            lines.push((name.to_owned(), what.to_owned(), 0));
+        }
+    };
+    tell("operation", &who.op);
+    tell("module", &who.module);
+    tell("tag", who.tag.name());
+    lines
+}

@@ -1,0 +1,83 @@
+//! What was held over the time that a pool recorded, reconstructed from the end: what is lent now is known, and each
+//! event can be undone.
+
+use super::Tag;
+use super::record::Action;
+use super::snapshot::{EventInfo, Snapshot, Who};
+
+/// What was held after an event.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moment {
+    /// The event: a place in [`Snapshot::events`].
+    pub event: usize,
+    /// When, in microseconds of the Unix time.
+    pub time_us: u64,
+    /// Bytes lent for each tag, in the order of [`Tag::ALL`].
+    pub by_tag: [u64; Tag::COUNT],
+    /// Bytes taken from the device.
+    pub reserved: u64,
+}
+
+impl Moment {
+    /// Bytes lent.
+    #[must_use]
+    pub fn allocated(&self) -> u64 {
+        self.by_tag.iter().sum()
+    }
+}
+
+/// Takes an event's change of a sum back.
+fn undo(sum: &mut u64, event: &EventInfo) {
+    *sum = match event.action {
+        Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => sum.saturating_sub(event.size),
+        Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
+            sum.saturating_add(event.size)
+        }
+        Action::FreeCompleted | Action::Oom => *sum,
+    };
+}
+
+impl Snapshot {
+    /// What was held after each event that was kept.
+    #[must_use]
+    pub fn timeline(&self) -> Vec<Moment> {
+        let mut now =
+            Moment { reserved: self.segments.iter().map(|s| s.total_size).sum(), ..Moment::default() };
+        for (block, who) in self.live() {
+            now.by_tag[who.tag as usize] += block.size;
+        }
+        let mut moments = vec![now; self.events.len()];
+        for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
+            *moment = Moment { event: at, time_us: event.time_us, ..now };
+            match self.who(event.who) {
+                Some(who) => undo(&mut now.by_tag[who.tag as usize], event),
+                None => undo(&mut now.reserved, event),
+            }
+        }
+        moments
+    }
+
+    /// When the most was held, of the time that was recorded; the first such moment.
+    #[must_use]
+    pub fn peak(&self) -> Option<Moment> {
+        self.timeline().into_iter().reduce(|peak, m| if m.allocated() > peak.allocated() { m } else { peak })
+    }
+
+    /// Who held how many bytes after an event, the most first.
+    #[must_use]
+    pub fn held_at(&self, event: usize) -> Vec<(&Who, u64)> {
+        let mut sums = vec![0; self.holders.len()];
+        let blocks = self.segments.iter().flat_map(|s| &s.blocks);
+        for (who, size) in blocks.filter_map(|b| Some((b.who?, b.size))) {
+            sums[who] += size;
+        }
+        for event in self.events.iter().skip(event + 1).rev() {
+            if let Some(sum) = event.who.and_then(|who| sums.get_mut(who)) {
+                undo(sum, event);
+            }
+        }
+        let mut held: Vec<_> = self.holders.iter().zip(sums).filter(|(_, bytes)| *bytes > 0).collect();
+        held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+        held
+    }
+}
