@@ -5,10 +5,10 @@
 
 use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
-use super::record::{Action, Holder, Record, Recorder, Site};
+use super::record::{Action, Recorder};
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
-use super::{Block, Change, Tag};
+use super::{Block, Tag};
 
 /// No block. All bits are set: `a & b` is no block if neither is one.
 pub(super) const NONE: u32 = u32::MAX;
@@ -126,8 +126,6 @@ pub(super) struct Heap {
     pub(super) rules: Splitting,
     /// Requests so far: the clock of idleness.
     pub(super) clock: u64,
-    /// What was lent and taken back, while somebody wants to know.
-    pub(super) changes: Option<Vec<Change>>,
     /// Present while the pool records.
     pub(super) recorder: Option<Box<Recorder>>,
 }
@@ -143,7 +141,6 @@ impl Heap {
             counters: Counters::default(),
             rules,
             clock: 0,
-            changes: None,
             recorder: None,
         }
     }
@@ -290,7 +287,6 @@ impl Heap {
         let (segment, offset, size, generation) = (slot.segment, slot.offset, slot.size, slot.generation);
         let small = self.arenas[need.arena as usize].small;
         self.counters.hold(small, size, need.requested, need.scope.tag);
-        self.changed(size as i64, need.scope);
         if self.recorder.is_some() {
             self.record_lent(at, need);
         }
@@ -334,18 +330,8 @@ impl Heap {
         let slot = &mut self.slots[at as usize];
         slot.generation = slot.generation.wrapping_add(1);
         let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
-        let scope = Scope { tag, module: slot.module, op: slot.op, site: None };
         let small = self.arenas[slot.arena as usize].small;
         self.counters.drop_hold(small, size, requested, tag);
-        self.changed(-(size as i64), scope);
-    }
-
-    #[inline]
-    fn changed(&mut self, bytes: i64, scope: Scope) {
-        if let Some(changes) = &mut self.changes {
-            let (allocated, reserved) = (self.counters.allocated(), self.counters.reserved());
-            changes.push(Change { bytes, allocated, reserved, scope });
-        }
     }
 
     /// Makes a block free, and one with its free neighbours.
@@ -657,73 +643,5 @@ impl Heap {
         if let Some(range) = &mut self.segment_mut(segment).range {
             range.holes.retain(|h| *h != at);
         }
-    }
-
-    /// Records that a block was lent.
-    fn record_lent(&mut self, at: u32, need: &Need) {
-        let Some(recorder) = &mut self.recorder else { return };
-        let Slot { segment, offset, size, .. } = self.slots[at as usize];
-        let Some(segment) = &self.segments[segment as usize] else { return };
-        let Scope { tag, module, op, site } = need.scope;
-        let site = recorder.lent(at, site);
-        recorder.push(Record {
-            time: recorder.now(),
-            segment: segment.id,
-            offset,
-            size,
-            requested: need.requested,
-            action: Action::Alloc,
-            queue: self.arenas[need.arena as usize].queue,
-            holder: Holder { tag, module, op, site },
-        });
-    }
-
-    /// Records what happens to a block that is, or was, lent.
-    #[inline]
-    fn record_block(&mut self, action: Action, at: u32) {
-        let Some(recorder) = &mut self.recorder else { return };
-        let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = self.slots[at as usize];
-        let Some(segment) = &self.segments[segment as usize] else { return };
-        recorder.push(Record {
-            time: recorder.now(),
-            segment: segment.id,
-            offset,
-            size,
-            requested,
-            action,
-            queue: self.arenas[arena as usize].queue,
-            holder: Holder { tag, module, op, site: recorder.site(at) },
-        });
-    }
-
-    fn record_segment(&mut self, action: Action, segment: SegmentId, offset: u64, size: u64, arena: u16) {
-        let Some(recorder) = &mut self.recorder else { return };
-        recorder.push(Record {
-            time: recorder.now(),
-            segment,
-            offset,
-            size,
-            requested: size,
-            action,
-            queue: self.arenas[arena as usize].queue,
-            holder: Holder::default(),
-        });
-    }
-
-    /// Records that a request was not served.
-    pub(super) fn record_oom(&mut self, need: &Need, device_free: u64) {
-        let Some(recorder) = &mut self.recorder else { return };
-        let Scope { tag, module, op, site } = need.scope;
-        let site = Site { line: site, stack: recorder.stack.take() };
-        recorder.push(Record {
-            time: recorder.now(),
-            segment: SegmentId(0),
-            offset: 0,
-            size: need.requested,
-            requested: device_free,
-            action: Action::Oom,
-            queue: self.arenas[need.arena as usize].queue,
-            holder: Holder { tag, module, op, site },
-        });
     }
 }

@@ -76,19 +76,6 @@ pub struct Block {
     pub(super) generation: u32,
 }
 
-/// A block that was lent or taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
-    /// Bytes after rounding; negative where it was taken back.
-    pub bytes: i64,
-    /// Bytes that are lent after it.
-    pub allocated: u64,
-    /// Bytes that the pool holds then.
-    pub reserved: u64,
-    /// What the block was lent for.
-    pub scope: Scope,
-}
-
 /// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
 pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
@@ -115,6 +102,17 @@ impl Shared {
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere under the lock could only come from a broken invariant; the counters are still worth having.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The same, with the caller's stack for the recorder. It is slow, and captured before the lock is taken.
+    #[cold]
+    fn lock_with_stack(&self) -> MutexGuard<'_, State> {
+        let stack = Some(Arc::new(Backtrace::force_capture()));
+        let mut state = self.lock();
+        if let Some(recorder) = &mut state.heap.recorder {
+            recorder.stack = stack;
+        }
+        state
     }
 }
 
@@ -157,12 +155,10 @@ impl Pool {
     /// [`Error::OutOfMemory`]; a lost device or a refusing driver is [`Error::Source`].
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Block> {
-        // Captured before the lock is taken: it is slow.
-        let stack = self.shared.stacks.load(Ordering::Relaxed).then(|| Arc::new(Backtrace::force_capture()));
-        let mut state = self.shared.lock();
-        if let Some(recorder) = &mut state.heap.recorder {
-            recorder.stack = stack;
-        }
+        let mut state = match self.shared.stacks.load(Ordering::Relaxed) {
+            false => self.shared.lock(),
+            true => self.shared.lock_with_stack(),
+        };
         state.heap.clock += 1;
         let need = state.need(&request);
         match state.heap.take(&need) {
@@ -271,17 +267,6 @@ impl Pool {
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         self.shared.lock().limit
-    }
-
-    /// Keeps every change from now on, until they are taken: for dry runs, whose every step counts.
-    pub fn keep_changes(&self) {
-        self.shared.lock().heap.changes = Some(Vec::new());
-    }
-
-    /// The changes since [`keep_changes`](Self::keep_changes), which ends here.
-    #[must_use]
-    pub fn take_changes(&self) -> Vec<Change> {
-        self.shared.lock().heap.changes.take().unwrap_or_default()
     }
 
     /// The configuration in force.

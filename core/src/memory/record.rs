@@ -13,9 +13,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::Tag;
+use super::heap::{Heap, Need, Slot};
 use super::pool::Pool;
-use super::scope::ModulePath;
+use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
+use super::state::State;
 
 /// What happened; the names are PyTorch's, but for `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -44,7 +46,7 @@ pub enum Action {
 /// How much a pool records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Recording {
-    /// Events that are kept; each takes 80 bytes.
+    /// Events that are kept; each takes about 90 bytes.
     pub capacity: usize,
     /// Whether the stack of every request is captured: some microseconds each, and some kilobytes.
     pub stacks: bool,
@@ -55,6 +57,12 @@ impl Recording {
     #[must_use]
     pub fn new(capacity: usize) -> Self {
         Self { capacity, stacks: false }
+    }
+
+    /// Keeps every event, and grows with them: for what ends soon, such as a dry run.
+    #[must_use]
+    pub fn everything() -> Self {
+        Self::new(usize::MAX)
     }
 
     /// Captures the stack of every request too.
@@ -107,6 +115,8 @@ pub(super) struct Record {
 pub(super) struct Recorder {
     ring: Vec<Record>,
     capacity: usize,
+    /// Where the next event goes: behind the newest, in place of the oldest.
+    next: usize,
     /// Events so far, those included that the ring has no more.
     total: u64,
     start: Instant,
@@ -123,8 +133,9 @@ impl Recorder {
         let capacity = recording.capacity.max(1);
         let start_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         Self {
-            ring: Vec::with_capacity(capacity),
+            ring: if capacity == usize::MAX { Vec::new() } else { Vec::with_capacity(capacity) },
             capacity,
+            next: 0,
             total: 0,
             start: Instant::now(),
             start_us,
@@ -142,25 +153,25 @@ impl Recorder {
 
     #[inline]
     pub(super) fn push(&mut self, record: Record) {
-        if self.ring.len() < self.capacity {
-            self.ring.push(record);
-        } else {
-            let at = (self.total % self.capacity as u64) as usize;
-            self.ring[at] = record;
+        match self.ring.get_mut(self.next) {
+            Some(oldest) => *oldest = record,
+            None => self.ring.push(record),
+        }
+        self.next += 1;
+        if self.next == self.capacity {
+            self.next = 0;
         }
         self.total += 1;
     }
 
     /// A block was lent in a slot.
     #[inline]
-    pub(super) fn lent(&mut self, slot: u32, line: Option<&'static Location<'static>>) -> Site {
-        let site = Site { line, stack: self.stack.take() };
+    fn lent(&mut self, slot: u32, line: Option<&'static Location<'static>>) {
         let slot = slot as usize;
         if slot >= self.sites.len() {
             self.sites.resize(slot + 1, Site::default());
         }
-        self.sites[slot].clone_from(&site);
-        site
+        self.sites[slot] = Site { line, stack: self.stack.take() };
     }
 
     /// Where the block in a slot came from; nothing, if it was lent before recording began.
@@ -170,15 +181,119 @@ impl Recorder {
     }
 
     /// What is kept, in order.
-    pub(super) fn records(&self) -> impl Iterator<Item = &Record> {
-        let oldest = if self.total > self.capacity as u64 { self.total % self.capacity as u64 } else { 0 };
-        let (newer, older) = self.ring.split_at(oldest as usize);
+    pub(super) fn records(&self) -> impl DoubleEndedIterator<Item = &Record> {
+        let (newer, older) = self.ring.split_at(self.next);
         older.iter().chain(newer)
     }
 
     /// How many events are not kept any more.
     pub(super) fn dropped(&self) -> u64 {
         self.total - self.ring.len() as u64
+    }
+}
+
+/// What the heap tells its recorder. Nobody else sees a block lent or taken back.
+impl Heap {
+    /// A block was lent.
+    #[inline(never)]
+    pub(super) fn record_lent(&mut self, at: u32, need: &Need) {
+        let Some(recorder) = &mut self.recorder else { return };
+        recorder.lent(at, need.scope.site);
+        self.record_slot(Action::Alloc, at);
+    }
+
+    /// Something happens to a block that is, or was, lent.
+    #[inline]
+    pub(super) fn record_block(&mut self, action: Action, at: u32) {
+        if self.recorder.is_some() {
+            self.record_slot(action, at);
+        }
+    }
+
+    #[inline(never)]
+    fn record_slot(&mut self, action: Action, at: u32) {
+        let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = *self.slot(at);
+        let (segment, queue) = (self.segment(segment).id, self.arenas[arena as usize].queue);
+        let Some(recorder) = &mut self.recorder else { return };
+        let holder = Holder { tag, module, op, site: recorder.site(at) };
+        let time = recorder.now();
+        recorder.push(Record { time, segment, offset, size, requested, action, queue, holder });
+    }
+
+    /// The pool took memory from the device, or gave it back.
+    pub(super) fn record_segment(
+        &mut self,
+        action: Action,
+        segment: SegmentId,
+        offset: u64,
+        size: u64,
+        arena: u16,
+    ) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let (time, queue, holder) = (recorder.now(), self.arenas[arena as usize].queue, Holder::default());
+        recorder.push(Record { time, segment, offset, size, requested: size, action, queue, holder });
+    }
+
+    /// A request was not served.
+    pub(super) fn record_oom(&mut self, need: &Need, device_free: u64) {
+        let Some(recorder) = &mut self.recorder else { return };
+        let Scope { tag, module, op, site } = need.scope;
+        let site = Site { line: site, stack: recorder.stack.take() };
+        recorder.push(Record {
+            time: recorder.now(),
+            segment: SegmentId(0),
+            offset: 0,
+            size: need.requested,
+            requested: device_free,
+            action: Action::Oom,
+            queue: self.arenas[need.arena as usize].queue,
+            holder: Holder { tag, module, op, site },
+        });
+    }
+}
+
+/// A block that was lent or taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// Bytes after rounding; negative where it was taken back.
+    pub bytes: i64,
+    /// Bytes that are lent after it.
+    pub allocated: u64,
+    /// Bytes that the pool holds then.
+    pub reserved: u64,
+    /// What the block was lent for.
+    pub scope: Scope,
+}
+
+impl State {
+    /// The blocks that were lent or taken back while it recorded: undone one by one, from what is so now.
+    fn changes(&self) -> Vec<Change> {
+        let Some(recorder) = &self.heap.recorder else { return Vec::new() };
+        let counters = &self.heap.counters;
+        let (mut allocated, mut reserved) = (counters.allocated(), counters.reserved());
+        let mut changes = Vec::new();
+        for record in recorder.records().rev() {
+            let size = record.size as i64;
+            let bytes = match record.action {
+                Action::Alloc => size,
+                Action::Free | Action::FreeRequested => -size,
+                Action::SegmentAlloc | Action::SegmentMap => {
+                    reserved = reserved.saturating_sub(record.size);
+                    continue;
+                }
+                Action::SegmentFree | Action::SegmentUnmap => {
+                    reserved += record.size;
+                    continue;
+                }
+                Action::FreeCompleted | Action::Oom => continue,
+            };
+            let Holder { tag, module, op, ref site } = record.holder;
+            let scope = Scope { tag, module, op, site: site.line };
+            changes.push(Change { bytes, allocated, reserved, scope });
+            allocated = allocated.saturating_add_signed(-bytes);
+        }
+        changes.reverse();
+        changes
     }
 }
 
@@ -190,6 +305,13 @@ impl Pool {
         let mut state = self.shared.lock();
         state.heap.recorder = Some(Box::new(Recorder::new(recording)));
         self.shared.stacks.store(recording.stacks, Ordering::Relaxed);
+    }
+
+    /// The blocks that were lent or taken back while the pool recorded, in order, as far as the events are kept:
+    /// figures of this run of the program. [`snapshot`](Self::snapshot) has all that happened, as a value.
+    #[must_use]
+    pub fn changes(&self) -> Vec<Change> {
+        self.shared.lock().changes()
     }
 
     /// Whether it records.

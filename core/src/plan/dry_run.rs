@@ -10,7 +10,7 @@ use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
-use crate::memory::{Bytes, Change, Config, OutOfMemory, Tag};
+use crate::memory::{Bytes, Change, Config, OutOfMemory, Recording, Tag};
 
 /// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
 const BOUNDLESS: u64 = 1 << 44;
@@ -35,7 +35,7 @@ pub struct DryRun {
     pub peak_by_tag: [u64; Tag::COUNT],
     /// The moment at which most was held.
     pub peak: Peak,
-    /// Every block that was lent or taken back, in order.
+    /// Every block that was lent or taken back, in order, as far as the step starts no recording of its own.
     pub timeline: Vec<Change>,
     /// What ran.
     pub work: Work,
@@ -108,9 +108,9 @@ fn once<T>(
 ) -> Result<(DryRun, T)> {
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
-    device.pool().keep_changes();
+    device.pool().record(Recording::everything());
     let value = step(&device, &backend)?;
-    let timeline = device.pool().take_changes();
+    let timeline = device.pool().changes();
     let stats = device.memory();
     let run = DryRun {
         card: profile.name.clone(),
