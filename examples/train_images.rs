@@ -6,7 +6,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use forebay::amp::GradScaler;
 use forebay::ops::Pool2d;
 use forebay::optim::schedule::OneCycle;
 use forebay::prelude::*;
@@ -39,12 +40,25 @@ struct Options {
     /// Where weights go; the curves (.svg) and the checkpoint (.checkpoint) go beside them.
     #[arg(long, default_value = "out/train_images.safetensors")]
     save: PathBuf,
+    /// Mixed precision: products in f16, with scaled losses, or in bf16.
+    #[arg(long)]
+    amp: Option<Amp>,
+    /// Batches in a step, whose gradients are added up.
+    #[arg(long, default_value_t = 1)]
+    accumulate: u32,
     /// Goes on from a checkpoint.
     #[arg(long)]
     resume: Option<PathBuf>,
     /// Also writes step, loss and accuracy as CSV.
     #[arg(long)]
     curve: Option<PathBuf>,
+}
+
+/// The type of products in mixed precision.
+#[derive(Clone, Copy, ValueEnum)]
+enum Amp {
+    F16,
+    Bf16,
 }
 
 #[derive(Module)]
@@ -106,8 +120,14 @@ fn main() -> Result<()> {
     let checkpoint = options.save.with_extension("checkpoint");
     let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
         .schedule(OneCycle::new(options.lr, steps))
+        .accumulate(options.accumulate)
         .steps(steps)
         .checkpoint(&checkpoint, 1000);
+    trainer = match options.amp {
+        Some(Amp::F16) => trainer.autocast(DType::F16).scaler(GradScaler::new()),
+        Some(Amp::Bf16) => trainer.autocast(DType::BF16),
+        None => trainer,
+    };
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
     }

@@ -6,7 +6,8 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::Parser;
+use clap::{Parser, ValueEnum};
+use forebay::amp::GradScaler;
 use forebay::autograd::no_grad;
 use forebay::optim::schedule::WarmupCosine;
 use forebay::prelude::*;
@@ -45,6 +46,12 @@ struct Options {
     /// Where weights go; the curves (.svg) and the checkpoint (.checkpoint) go beside them.
     #[arg(long, default_value = "out/train_text.safetensors")]
     save: PathBuf,
+    /// Mixed precision: products in f16, with scaled losses, or in bf16.
+    #[arg(long)]
+    amp: Option<Amp>,
+    /// Batches in a step, whose gradients are added up.
+    #[arg(long, default_value_t = 1)]
+    accumulate: u32,
     /// Goes on from a checkpoint.
     #[arg(long)]
     resume: Option<PathBuf>,
@@ -54,6 +61,13 @@ struct Options {
     /// Characters to write at the end.
     #[arg(long)]
     write: Option<usize>,
+}
+
+/// The type of products in mixed precision.
+#[derive(Clone, Copy, ValueEnum)]
+enum Amp {
+    F16,
+    Bf16,
 }
 
 /// A block of the model: attention, then two layers for each character alone; each on normalised values, and added.
@@ -173,8 +187,14 @@ fn main() -> Result<()> {
     let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
         .schedule(WarmupCosine::new(options.lr, steps / 20, steps).to(options.lr / 10.0))
         .clip_grad_norm(1.0)
+        .accumulate(options.accumulate)
         .steps(steps)
         .checkpoint(&checkpoint, 500);
+    trainer = match options.amp {
+        Some(Amp::F16) => trainer.autocast(DType::F16).scaler(GradScaler::new()),
+        Some(Amp::Bf16) => trainer.autocast(DType::BF16),
+        None => trainer,
+    };
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
     }

@@ -27,6 +27,7 @@ templates! {
     "optim",
     "optim_norm",
     "optim_scale",
+    "amp_update",
     "math/philox",
     "math/normal",
     "matmul",

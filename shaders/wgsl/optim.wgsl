@@ -4,10 +4,14 @@ One step of an optimiser over up to p.items.length parameters: reads the gradien
 algorithm: `sgd`, `adam`, `rmsprop`, with their flags · states: numbers kept for each element
 dtypes: of the parameters, and of their gradients · modes: `vec4` (f32, length and offsets multiples of 4), `packed`,
 `scattered`, one for each parameter
+counted: the device counts the steps, as the host does not know which were made · skip: one word says not to make this one
 A thread makes four neighbouring elements. Each state of a parameter is padded to whole vec4s; padding stays padding.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
+{% if counted and algorithm == "adam" %}
+{% include "math/exp" %}
+{% endif %}
 {{ t.prelude() }}
 {% set first = 1 if states > 0 else 0 %}
 struct Item {
@@ -19,9 +23,16 @@ struct Item {
     // In vec4s: the first state, and from one state to the next.
     state: u32,
     stride: u32,
+    {% if counted %}
+    // Where the steps that were made are counted. Those after this one are at `count ^ 1`: nobody reads what another writes.
+    count: u32,
+    // The word of `flags` that says to skip.
+    flag: u32,
+    {% else %}
     // What depends on the number of steps.
     x: f32,
     y: f32,
+    {% endif %}
 }
 struct Params {
     c: array<vec4<f32>, 2>,
@@ -30,6 +41,14 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% if states > 0 %}
 @group(0) @binding(0) var<storage, read_write> state: array<vec4<f32>>;
+{% endif %}
+{% if counted %}
+@group(0) @binding({{ first }}) var<storage, read_write> counts: array<f32>;
+{% set first = first + 1 %}
+{% endif %}
+{% if skip %}
+@group(0) @binding({{ first }}) var<storage, read> flags: array<u32>;
+{% set first = first + 1 %}
 {% endif %}
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
@@ -42,8 +61,23 @@ struct Params {
 {% endif %}
 {% endfor %}
 
+{% if counted %}
+// What depends on the number of steps, this one included.
+fn at_step(n: f32) -> vec2<f32> {
+    {% if algorithm == "adam" %}
+    // 1 - beta^n, without losing digits where beta is close to 1. c[1]: eps, the logarithms of the betas, learning rate.
+    return vec2<f32>(p.c[1].w / -m_expm1(n * p.c[1].y), sqrt(-m_expm1(n * p.c[1].z)));
+    {% elif algorithm == "sgd" %}
+    // The first buffer is the gradient itself.
+    return select(vec2<f32>(p.c[0].z, p.c[0].w), vec2<f32>(0.0, 1.0), n < 1.5);
+    {% else %}
+    return vec2<f32>();
+    {% endif %}
+}
+{% endif %}
+
 // The new values of quad `q`.
-fn update(item: Item, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
+fn update(item: Item, at: vec2<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
     var w = before;
     var g = grad;
     {% if maximize %}
@@ -53,10 +87,10 @@ fn update(item: Item, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
     let s = item.state + q;
     {% endif %}
     {% if algorithm == "sgd" %}
-    // c: weight decay, learning rate, momentum.
+    // c: weight decay, learning rate, momentum, 1 - dampening.
     g += p.c[0].x * w;
     {% if states > 0 %}
-    let buffer = item.x * state[s] + item.y * g;
+    let buffer = at.x * state[s] + at.y * g;
     state[s] = buffer;
     g = {{ "g + p.c[0].z * buffer" if nesterov else "buffer" }};
     {% endif %}
@@ -80,7 +114,7 @@ fn update(item: Item, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
         m_max(largest.z, square.z), m_max(largest.w, square.w));
     state[s + 2u * item.stride] = square;
     {% endif %}
-    return w - item.x * (mean / (sqrt(square) / item.y + p.c[1].x));
+    return w - at.x * (mean / (sqrt(square) / at.y + p.c[1].x));
     {% else %}
     // c: weight decay, learning rate, alpha, 1 - alpha; eps, momentum.
     g += p.c[0].x * w;
@@ -108,11 +142,24 @@ fn update(item: Item, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
 fn step{{ k }}(item: Item, q: u32) {
+    {% if counted %}
+    let made = counts[item.count];
+    {% if skip %}
+    if (flags[item.flag] & 0x7fffffffu) != 0u {
+        if q == 0u { counts[item.count ^ 1u] = made; }
+        return;
+    }
+    {% endif %}
+    if q == 0u { counts[item.count ^ 1u] = made + 1.0; }
+    let at = at_step(made + 1.0);
+    {% else %}
+    let at = vec2<f32>(item.x, item.y);
+    {% endif %}
     let start = q * 4u;
     if start >= item.n { return; }
     {% if modes[k] == "vec4" %}
-    let at = item.param / 4u + q;
-    w{{ k }}[at] = update(item, q, w{{ k }}[at], g{{ k }}[item.grad / 4u + q]);
+    let quad = item.param / 4u + q;
+    w{{ k }}[quad] = update(item, at, q, w{{ k }}[quad], g{{ k }}[item.grad / 4u + q]);
     {% else %}
     var w: vec4<f32>;
     var g: vec4<f32>;
@@ -121,7 +168,7 @@ fn step{{ k }}(item: Item, q: u32) {
         w[i] = w{{ k }}_at(item.param + start + i);
         g[i] = g{{ k }}_at(item.grad + start + i);
     }
-    w = update(item, q, w, g);
+    w = update(item, at, q, w, g);
     {% if modes[k] == "packed" %}
     w{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
     {% else %}

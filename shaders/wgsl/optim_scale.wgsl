@@ -1,12 +1,13 @@
 {#-
-Changes several gradients in place. change `scale`: times the number in `factor`; `clamp`: between p.low and p.high.
+Changes several gradients in place. change `scale`: times the number in `factor`; `clamp`: between p.low and p.high;
+`unscale`: times the inverse scale of a scaler (see amp_update), whose flag is set if one is infinite or NaN.
 
 change · dtypes, modes: as in optim.wgsl
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
 {{ t.prelude() }}
-{% set first = 1 if change == "scale" else 0 %}
+{% set first = 0 if change == "clamp" else 1 %}
 struct Item {
     n: u32,
     // The first workgroup of this gradient.
@@ -17,16 +18,26 @@ struct Item {
 struct Params {
     low: f32,
     high: f32,
-    unused0: u32,
-    unused1: u32,
+    // The word of the flag.
+    flag: u32,
+    unused: u32,
     items: array<Item, {{ dtypes | length }}>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% if change == "scale" %}
 @group(0) @binding(0) var<storage, read> factor: array<f32>;
-fn changed(g: f32) -> f32 { return g * factor[0]; }
+fn multiplier() -> f32 { return factor[0]; }
+fn changed(g: f32, by: f32) -> f32 { return g * by; }
+{% elif change == "unscale" %}
+@group(0) @binding(0) var<storage, read_write> scaler: array<atomic<u32>>;
+fn multiplier() -> f32 { return bitcast<f32>(atomicLoad(&scaler[1])); }
+fn changed(g: f32, by: f32) -> f32 {
+    if !m_isfinite(g) { atomicStore(&scaler[p.flag], 0x3f800000u); }
+    return g * by;
+}
 {% else %}
-fn changed(g: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
+fn multiplier() -> f32 { return 1.0; }
+fn changed(g: f32, by: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
 {% endif %}
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
@@ -38,13 +49,14 @@ fn changed(g: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
 fn change{{ k }}(item: Item, q: u32) {
     let start = q * 4u;
     if start >= item.n { return; }
+    let by = multiplier();
     {% if modes[k] == "vec4" %}
     let g = g{{ k }}[item.offset / 4u + q];
-    g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x), changed(g.y), changed(g.z), changed(g.w));
+    g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
     {% else %}
     var g: array<f32, 4>;
     let count = min(4u, item.n - start);
-    for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i)); }
+    for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i), by); }
     {% if modes[k] == "packed" %}
     g{{ k }}_put4(start, g, item.n);
     {% else %}

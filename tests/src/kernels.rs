@@ -13,11 +13,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
+use forebay::amp::GradScaler;
 use forebay::backend::null::{Compiled, NullBackend, Profile};
 use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
+use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
 use forebay::tensor::Tensor;
 use forebay_cuda::nvrtc;
 use forebay_cuda::translate::{Translated, translate};
@@ -60,8 +62,9 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks all kernels, for every architecture: five minutes on two cores. `golden` is the folder of the golden calls.
-pub fn check(golden: &Path) -> Result<Report> {
+/// Checks all kernels, for every architecture: five minutes on two cores; or those whose label (template and words) contains
+/// one of `filters`. `golden` is the folder of the golden calls.
+pub fn check(golden: &Path, filters: &[String]) -> Result<Report> {
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
     let there = nvrtc::is_present();
     if required && !there {
@@ -78,6 +81,9 @@ pub fn check(golden: &Path) -> Result<Report> {
         [(everything, false, Capabilities::all()), (Features::default(), true, bare)]
     {
         for kernel in collect(features, software, golden)? {
+            if !filters.is_empty() && !filters.iter().any(|f| kernel.label.contains(f.as_str())) {
+                continue;
+            }
             if !seen.insert((kernel.wgsl.clone(), allowed.bits())) {
                 continue;
             }
@@ -124,8 +130,49 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
         drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
         drop(x.dropout(0.5, true));
     }
+    train(&device)?;
     Golden::load(golden)?.run(&device, &[])?;
     Ok(backend.compiled())
+}
+
+/// Optimisers, clipping and the scaling of losses, on parameters of every type and alignment.
+fn train(device: &Device) -> Result<()> {
+    let mut parameters = Vec::new();
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for size in [8, 3] {
+            let p = Tensor::zeros(&[size], dtype, device)?.requires_grad_()?;
+            p.set_grad(Some(p.ones_like()?));
+            parameters.push(p);
+        }
+    }
+    clip_grad_norm_(&parameters, 1.0)?;
+    clip_grad_value_(&parameters, 1.0)?;
+    let all = || parameters.clone();
+    let optimizers: Vec<Box<dyn Optimizer>> = vec![
+        Box::new(Sgd::new(all(), 0.1)),
+        Box::new(Sgd::new(all(), 0.1).momentum(0.9)),
+        Box::new(Sgd::new(all(), 0.1).momentum(0.9).nesterov(true).maximize(true)),
+        Box::new(Adam::new(all(), 0.1)),
+        Box::new(Adam::new(all(), 0.1).amsgrad(true).maximize(true)),
+        Box::new(AdamW::new(all(), 0.1)),
+        Box::new(AdamW::new(all(), 0.1).amsgrad(true)),
+        Box::new(RmsProp::new(all(), 0.1)),
+        Box::new(RmsProp::new(all(), 0.1).momentum(0.9)),
+        Box::new(RmsProp::new(all(), 0.1).momentum(0.9).centered(true).maximize(true)),
+    ];
+    let skip = Tensor::zeros(&[], DType::F32, device)?;
+    for mut optimizer in optimizers {
+        optimizer.step()?;
+        optimizer.step_unless(&skip)?;
+        // The device goes on counting.
+        optimizer.step()?;
+    }
+    // Gradients of f16 are refused.
+    let mut optimizer = Sgd::new(parameters[..4].to_vec(), 0.1);
+    let mut scaler = GradScaler::new();
+    scaler.scale(&skip)?;
+    scaler.step(&mut optimizer)?;
+    Ok(scaler.update()?)
 }
 
 /// A case and its gradients, on dense and on strided inputs.

@@ -58,6 +58,8 @@ enum Command {
         /// The folder of the golden calls, whose kernels are compiled too.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
+        /// Only kernels whose label (`optim algorithm=adam`) contains one of these.
+        filter: Vec<String>,
     },
     /// Replays allocator traces of real workloads, and compares with PyTorch's allocator.
     Traces {
@@ -158,8 +160,8 @@ fn main() -> Result<()> {
                 bail!("{failed} golden calls failed");
             }
         }
-        Command::Kernels { dir } => {
-            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")))?;
+        Command::Kernels { dir, filter } => {
+            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());

@@ -161,8 +161,8 @@ impl Drop for Autocast {
 /// while.
 ///
 /// It is meant for the forward pass and the loss. The backward pass runs each operation in the type that the forward
-/// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost:
-/// multiply the loss by a constant and divide the gradients by it.
+/// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost,
+/// unless a [`GradScaler`](super::GradScaler) scales the loss.
 ///
 /// A parameter that is used several times is cast once: the casts are kept until the outermost scope ends, a
 /// backward pass has used them, or an optimiser of this thread steps. Who changes a parameter in another way, within a

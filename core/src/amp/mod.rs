@@ -2,7 +2,7 @@
 //!
 //! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
 //! ([`Policy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
-//! on their way.
+//! on their way. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -16,8 +16,11 @@
 //! ```
 
 mod autocast;
+mod scaler;
 
 pub use autocast::{
     Autocast, Policy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
 };
+pub use scaler::GradScaler;
+
 pub(crate) use autocast::{Cast, Mode, Recast, recast, suspend};

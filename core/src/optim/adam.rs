@@ -89,7 +89,10 @@ impl Rule for Options {
 
     fn constants(&self) -> [f64; 8] {
         let decay = if self.decoupled { 1.0 - self.lr * self.weight_decay } else { self.weight_decay };
-        [decay, 1.0 - self.betas.0, self.betas.1, 1.0 - self.betas.1, self.eps, 0.0, 0.0, 0.0]
+        // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
+        let ln = |beta: f64| beta.ln().max(-1e3);
+        let (b1, b2) = self.betas;
+        [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln(b1), ln(b2), self.lr]
     }
 
     fn at_step(&self, step: u64) -> [f64; 2] {

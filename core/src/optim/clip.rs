@@ -60,7 +60,7 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     let spec = KernelSpec::new("optim_norm").def("stage", "total");
     let params = Params::new().size(count).f32(max_norm as f32);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
-    change(&grads, Some(&factor), [0.0, 0.0])?;
+    change(&grads, Change::Scale(&factor))?;
     Ok(norm)
 }
 
@@ -74,7 +74,20 @@ pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     if value.is_nan() || value < 0.0 {
         return Err(Error::argument(OP, format!("takes a value of at least 0, got {value}")));
     }
-    change(&grads(OP, parameters)?, None, [-value as f32, value as f32])
+    change(&grads(OP, parameters)?, Change::Clamp([-value as f32, value as f32]))
+}
+
+/// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
+pub(crate) fn unscale(op: &'static str, parameters: &[Tensor], scaler: &Tensor, flag: usize) -> Result<()> {
+    let grads = grads(op, parameters)?;
+    for grad in &grads {
+        scaler.same_device(op, grad)?;
+        if grad.dtype() == DType::F16 {
+            let rule = "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them";
+            return Err(Error::dtype(op, DType::F16, rule));
+        }
+    }
+    change(&grads, Change::Unscale(scaler, flag))
 }
 
 /// The gradients there are, each once, contiguous.
@@ -109,11 +122,26 @@ fn dtypes(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
     grads.iter().map(|g| g.dtype().name()).collect()
 }
 
-/// Scales the gradients by a number on the device, or clamps them between two of the host.
-fn change(grads: &[Tensor], factor: Option<&Tensor>, [low, high]: [f32; 2]) -> Result<()> {
-    for batch in batches(grads, usize::from(factor.is_some())) {
-        let mut params = Params::new().f32(low).f32(high).align();
-        let mut tensors: SmallVec<[&Tensor; 17]> = factor.into_iter().collect();
+/// What becomes of gradients.
+#[derive(Clone, Copy)]
+enum Change<'a> {
+    /// Times a number on the device.
+    Scale(&'a Tensor),
+    /// Between two numbers.
+    Clamp([f32; 2]),
+    /// Times the inverse scale in the buffer of a scaler, whose flag at this place is set if one is infinite or NaN.
+    Unscale(&'a Tensor, usize),
+}
+
+fn change(grads: &[Tensor], how: Change<'_>) -> Result<()> {
+    let (name, operand, [low, high], flag) = match how {
+        Change::Scale(factor) => ("scale", Some(factor), [0.0; 2], 0),
+        Change::Clamp(bounds) => ("clamp", None, bounds, 0),
+        Change::Unscale(scaler, flag) => ("unscale", Some(scaler), [0.0; 2], flag),
+    };
+    for batch in batches(grads, usize::from(operand.is_some())) {
+        let mut params = Params::new().f32(low).f32(high).size(flag).align();
+        let mut tensors: SmallVec<[&Tensor; 17]> = operand.into_iter().collect();
         let mut groups = 0;
         for grad in batch {
             params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).u32(0);
@@ -122,7 +150,7 @@ fn change(grads: &[Tensor], factor: Option<&Tensor>, [low, high]: [f32; 2]) -> R
         }
         let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::mode(g, None)).collect();
         let spec = KernelSpec::new("optim_scale")
-            .def("change", if factor.is_some() { "scale" } else { "clamp" })
+            .def("change", name)
             .def("dtypes", &dtypes(batch)[..])
             .def("modes", &modes[..]);
         launch::launch(&spec, &tensors, params, groups)?;

@@ -40,6 +40,7 @@ pub(super) trait Rule {
 #[derive(Debug)]
 pub(super) struct Fused {
     parameters: Vec<Tensor>,
+    /// Steps of each parameter; those that the device may have skipped are among them.
     steps: Vec<u64>,
     groups: Vec<Group>,
 }
@@ -53,6 +54,8 @@ struct Group {
     offsets: Vec<usize>,
     /// The state of all; `None` where the rule keeps none.
     state: Option<Tensor>,
+    /// Steps that each member has made, twice: a step reads one number and writes the other. `None` while the host knows.
+    counts: Option<Tensor>,
 }
 
 /// How many tensors one launch takes, if each needs `each` bindings and all share `shared`.
@@ -87,6 +90,11 @@ pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
 }
 
 impl Group {
+    /// Where in `counts` the steps of a member are, of which the host knows `steps`.
+    fn count(member: usize, steps: u64) -> usize {
+        2 * member + (steps % 2) as usize
+    }
+
     /// The view of one state of a member.
     fn view(&self, member: usize, kind: usize, shape: &[usize]) -> Option<Tensor> {
         let n: usize = shape.iter().product();
@@ -136,7 +144,7 @@ impl Fused {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(Group { members: vec![k], offsets: vec![0], state: None });
+                groups.push(Group { members: vec![k], offsets: vec![0], state: None, counts: None });
                 sizes.push(size);
             }
         }
@@ -150,16 +158,32 @@ impl Fused {
         Ok(())
     }
 
-    pub(super) fn step(&mut self, rule: &dyn Rule) -> Result<()> {
+    /// Lets the device count the steps from here on.
+    fn count_on_device(&mut self) -> Result<()> {
+        let _tag = memory::scope::tag(Tag::OptimizerState);
+        for group in self.groups.iter_mut().filter(|group| group.counts.is_none()) {
+            let steps: Vec<f32> = group.members.iter().flat_map(|&k| [self.steps[k] as f32; 2]).collect();
+            let device = self.parameters[group.members[0]].device();
+            group.counts = Some(Tensor::from_slice(&steps, &[steps.len()], device)?);
+        }
+        Ok(())
+    }
+
+    /// Steps all parameters that have gradients; unless the number in `skip` is other than zero.
+    pub(super) fn step(&mut self, rule: &dyn Rule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
         // Casts of the parameters as they were.
         amp::clear_autocast_cache();
         self.prepare(rule)?;
+        if let Some(skip) = skip {
+            check_skip(skip, &self.parameters)?;
+            self.count_on_device()?;
+        }
         // All that takes memory comes first: a step that runs out of it has changed nothing.
         let grads: Vec<Grads> =
             self.groups.iter().map(|group| grads(group, &self.parameters)).collect::<Result<_>>()?;
         for (group, grads) in self.groups.iter().zip(&grads) {
-            launch_group(rule, group, grads, &self.parameters, &mut self.steps)?;
+            launch_group(rule, group, grads, skip, &self.parameters, &mut self.steps)?;
         }
         Ok(())
     }
@@ -172,7 +196,13 @@ impl Fused {
                 if self.steps[k] == 0 {
                     continue;
                 }
-                let step = Tensor::from_slice(&[self.steps[k] as i64], &[], p.device())?;
+                let step = match &group.counts {
+                    Some(counts) => {
+                        let at = Group::count(member, self.steps[k]);
+                        counts.select(0, at as isize)?.to_dtype(DType::I64)?
+                    }
+                    None => Tensor::from_slice(&[self.steps[k] as i64], &[], p.device())?,
+                };
                 found.insert(format!("{k}.step"), step);
                 for (kind, name) in rule.states().into_iter().enumerate() {
                     found.extend(group.view(member, kind, p.shape()).map(|t| (format!("{k}.{name}"), t)));
@@ -188,6 +218,10 @@ impl Fused {
         given: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
         self.prepare(rule)?;
+        for group in &mut self.groups {
+            // The host knows again.
+            group.counts = None;
+        }
         let names = rule.states();
         let mut expected = FxHashSet::default();
         for group in &self.groups {
@@ -245,46 +279,74 @@ fn grads(group: &Group, parameters: &[Tensor]) -> Result<Grads> {
     Ok(grads)
 }
 
-/// Steps the members of a group that have gradients.
+/// Fails for what a kernel cannot decide by.
+fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
+    const OP: &str = "step_unless";
+    if skip.dtype() != DType::F32 {
+        return Err(Error::dtype(OP, skip.dtype(), "takes one number of f32"));
+    }
+    if skip.numel() != 1 {
+        return Err(Error::shape(OP, "takes one number", &[skip.shape()]));
+    }
+    parameters.iter().try_for_each(|p| skip.same_device(OP, p))
+}
+
+/// Steps the members of a group that have gradients, by as many launches as the bindings take.
 fn launch_group(
     rule: &dyn Rule,
     group: &Group,
     grads: &Grads,
+    skip: Option<&Tensor>,
     parameters: &[Tensor],
     steps: &mut [u64],
 ) -> Result<()> {
     let states = rule.states().len();
-    let mut dtypes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
-    let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
-    let mut tensors: SmallVec<[&Tensor; 2 * ITEMS + 1]> = group.state.iter().collect();
-    let mut params = Params::new();
-    for c in rule.constants() {
-        params = params.f32(c as f32);
+    let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.counts).chain(skip).collect();
+    let most = per_launch(parameters[group.members[0]].device(), 2, shared.len());
+    for grads in grads.chunks(most) {
+        let mut dtypes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
+        let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
+        let mut tensors: SmallVec<[&Tensor; 2 * ITEMS + 3]> = SmallVec::from_slice(&shared);
+        let mut params = Params::new();
+        for c in rule.constants() {
+            params = params.f32(c as f32);
+        }
+        let mut groups = 0;
+        for (member, grad) in grads {
+            let k = group.members[*member];
+            let p = &parameters[k];
+            let n = p.numel();
+            params = params
+                .size(n)
+                .size(groups)
+                .size(p.layout().offset())
+                .size(grad.layout().offset())
+                .size(group.offsets[*member] / 4)
+                .size(n.div_ceil(4));
+            let before = steps[k];
+            steps[k] += 1;
+            params = if group.counts.is_some() {
+                params.size(Group::count(*member, before)).size(skip.map_or(0, |s| s.layout().offset()))
+            } else {
+                let [x, y] = rule.at_step(steps[k]);
+                params.f32(x as f32).f32(y as f32)
+            };
+            groups += n.div_ceil(CHUNK);
+            dtypes.push(p.dtype().name());
+            modes.push(mode(p, Some(grad)));
+            tensors.push(p);
+            tensors.push(grad);
+        }
+        let spec = rule
+            .kernel()
+            .def("states", states)
+            .def("counted", group.counts.is_some())
+            .def("skip", skip.is_some())
+            .def("dtypes", &dtypes[..])
+            .def("modes", &modes[..]);
+        launch::launch(&spec, &tensors, params, groups)?;
     }
-    let mut groups = 0;
-    for (member, grad) in grads {
-        let k = group.members[*member];
-        let p = &parameters[k];
-        steps[k] += 1;
-        let n = p.numel();
-        let [x, y] = rule.at_step(steps[k]);
-        params = params
-            .size(n)
-            .size(groups)
-            .size(p.layout().offset())
-            .size(grad.layout().offset())
-            .size(group.offsets[*member] / 4)
-            .size(n.div_ceil(4))
-            .f32(x as f32)
-            .f32(y as f32);
-        groups += n.div_ceil(CHUNK);
-        dtypes.push(p.dtype().name());
-        modes.push(mode(p, Some(grad)));
-        tensors.push(p);
-        tensors.push(grad);
-    }
-    let spec = rule.kernel().def("states", states).def("dtypes", &dtypes[..]).def("modes", &modes[..]);
-    if groups == 0 { Ok(()) } else { launch::launch(&spec, &tensors, params, groups) }
+    Ok(())
 }
 
 /// The gradient of a parameter, contiguous, to be changed in place.

@@ -2,7 +2,8 @@
 //!
 //! A step is one kernel over several parameters at a time, which reads the gradients and changes parameters and state
 //! in place; the state of parameters that are stepped together lies in one buffer. Corrections of bias are worked out
-//! on the host, in f64. Hyper-parameters are the program's; [`Optimizer::state_dict`] saves what training has made.
+//! on the host, in f64; or, from the first step that the device may skip on, by the device, which then counts the steps.
+//! Hyper-parameters are the program's; [`Optimizer::state_dict`] saves what training has made.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 mod adam;
-mod clip;
+pub(crate) mod clip;
 mod fused;
 mod rmsprop;
 pub mod schedule;
@@ -30,6 +31,17 @@ pub trait Optimizer {
     /// A parameter's type or layout is not taken; memory runs out (for the state, at the first step). Nothing has been
     /// changed then.
     fn step(&mut self) -> Result<()>;
+
+    /// Steps, unless the one number in `skip` (f32, on the device) is other than zero: then nothing changes, and the step does
+    /// not count. This is how a [`GradScaler`](crate::amp::GradScaler) steps.
+    ///
+    /// The optimisers here leave that to the device; what is not overridden reads the number, and waits for it.
+    ///
+    /// # Errors
+    /// As [`step`](Self::step); `skip` is no f32, not one number, or on another device.
+    fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
+        if skip.item()? == 0.0 { self.step() } else { Ok(()) }
+    }
 
     /// What it trains, each once.
     fn parameters(&self) -> &[Tensor];
@@ -84,7 +96,10 @@ macro_rules! optimizer {
         }
         impl $crate::optim::Optimizer for $name {
             fn step(&mut self) -> $crate::error::Result<()> {
-                self.fused.step(&self.rule)
+                self.fused.step(&self.rule, None)
+            }
+            fn step_unless(&mut self, skip: &$crate::tensor::Tensor) -> $crate::error::Result<()> {
+                self.fused.step(&self.rule, Some(skip))
             }
             fn parameters(&self) -> &[$crate::tensor::Tensor] {
                 self.fused.parameters()

@@ -66,7 +66,7 @@ impl Rule for Options {
     }
 
     fn constants(&self) -> [f64; 8] {
-        [self.weight_decay, self.lr, self.momentum, 0.0, 0.0, 0.0, 0.0, 0.0]
+        [self.weight_decay, self.lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
     }
 
     fn at_step(&self, step: u64) -> [f64; 2] {

@@ -6,6 +6,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::{History, device_of};
+use crate::amp::GradScaler;
 use crate::autograd;
 use crate::data::Cursor;
 use crate::device::RandomState;
@@ -19,6 +20,7 @@ const KEY: &str = "forebay.checkpoint";
 const VERSION: u32 = 1;
 const MODEL: &str = "model.";
 const OPTIMIZER: &str = "optimizer.";
+const SCALER: &str = "scaler.";
 
 /// Where a run stands. Saved with the model's tensors, the optimiser's state and the device's random numbers, it lets
 /// another process go on with the same bits.
@@ -73,9 +75,24 @@ impl Checkpoint {
         model: &(impl Module + ?Sized),
         optimizer: &(impl Optimizer + ?Sized),
     ) -> Result<()> {
+        self.save_with_scaler(path, model, optimizer, None)
+    }
+
+    /// As [`save`](Self::save), with the state of a scaler.
+    ///
+    /// # Errors
+    /// As [`save`](Self::save).
+    pub fn save_with_scaler(
+        &self,
+        path: impl AsRef<Path>,
+        model: &(impl Module + ?Sized),
+        optimizer: &(impl Optimizer + ?Sized),
+        scaler: Option<&GradScaler>,
+    ) -> Result<()> {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
-        let random = device_of("save", model)?.random_state();
+        let device = device_of("save", model)?;
+        let random = device.random_state();
         let header = Header {
             version: VERSION,
             step: self.step,
@@ -89,7 +106,9 @@ impl Checkpoint {
         let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
         let model = model.state_dict().into_iter().map(named(MODEL));
         let optimizer = optimizer.state_dict()?.into_iter().map(named(OPTIMIZER));
-        safetensors::save(path, &model.chain(optimizer).collect(), &BTreeMap::from([(KEY.into(), header)]))
+        let scaler = scaler.map(|s| s.state_dict(&device)).transpose()?.unwrap_or_default();
+        let all = model.chain(optimizer).chain(scaler.into_iter().map(named(SCALER))).collect();
+        safetensors::save(path, &all, &BTreeMap::from([(KEY.into(), header)]))
     }
 
     /// Reads the file, and puts model, optimiser and random numbers where they stood.
@@ -100,6 +119,19 @@ impl Checkpoint {
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
         optimizer: &mut (impl Optimizer + ?Sized),
+    ) -> Result<Self> {
+        Self::resume_with_scaler(path, model, optimizer, None)
+    }
+
+    /// As [`resume`](Self::resume), with a scaler. One that the file knows nothing of stays as it is.
+    ///
+    /// # Errors
+    /// As [`resume`](Self::resume).
+    pub fn resume_with_scaler(
+        path: impl AsRef<Path>,
+        model: &(impl Module + ?Sized),
+        optimizer: &mut (impl Optimizer + ?Sized),
+        scaler: Option<&mut GradScaler>,
     ) -> Result<Self> {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
@@ -119,11 +151,14 @@ impl Checkpoint {
             return Err(file_error(path, message));
         }
         let (mut of_model, mut of_optimizer) = (BTreeMap::new(), BTreeMap::new());
+        let mut of_scaler = BTreeMap::new();
         for (name, tensor) in tensors {
             if let Some(name) = name.strip_prefix(MODEL) {
                 of_model.insert(name.to_owned(), tensor);
             } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
                 of_optimizer.insert(name.to_owned(), tensor);
+            } else if let Some(name) = name.strip_prefix(SCALER) {
+                of_scaler.insert(name.to_owned(), tensor);
             } else {
                 return Err(file_error(
                     path,
@@ -134,6 +169,13 @@ impl Checkpoint {
         let at = |e: Error| e.at(path.display().to_string());
         model.load_state_dict(&of_model).map_err(at)?;
         optimizer.load_state_dict(&of_optimizer).map_err(at)?;
+        match scaler {
+            Some(scaler) if !of_scaler.is_empty() => scaler.load_state_dict(&of_scaler).map_err(at)?,
+            None if !of_scaler.is_empty() => {
+                log::warn!("{} holds the state of a scaler, and the run has none", path.display());
+            }
+            _ => {}
+        }
         device.set_random_state(RandomState { seed: header.seed, offset: header.offset });
         Ok(Self {
             step: header.step,

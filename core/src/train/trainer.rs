@@ -6,8 +6,10 @@ use super::interrupt::Watch;
 use super::progress::{Progress, Status};
 use super::retry::MicroBatch;
 use super::{Checkpoint, History, MemoryPoint, device_of};
+use crate::amp::{self, GradScaler};
 use crate::data::{Cursor, Dataset, Loader};
 use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::ops::stack;
@@ -56,6 +58,8 @@ pub struct Trainer<'a, M: ?Sized, O> {
     clip: Option<f64>,
     accumulate: u32,
     micro_batch: MicroBatch,
+    autocast: Option<DType>,
+    scaler: Option<GradScaler>,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
     quiet: bool,
@@ -72,6 +76,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             clip: None,
             accumulate: 1,
             micro_batch: MicroBatch::default(),
+            autocast: None,
+            scaler: None,
             steps: None,
             save: None,
             quiet: false,
@@ -109,6 +115,17 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { micro_batch: self.micro_batch.ignore(target), ..self }
     }
 
+    /// Runs the loss function under [`autocast`](amp::autocast) to this type, f16 or bf16.
+    pub fn autocast(self, dtype: DType) -> Self {
+        Self { autocast: Some(dtype), ..self }
+    }
+
+    /// Scales the losses, and skips the steps whose gradients are not finite: f16 needs it. Checkpoints hold its state: it
+    /// is set before [`resume`](Self::resume).
+    pub fn scaler(self, scaler: GradScaler) -> Self {
+        Self { scaler: Some(scaler), ..self }
+    }
+
     /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
     /// loader has.
     pub fn steps(self, n: u64) -> Self {
@@ -130,7 +147,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// # Errors
     /// As [`Checkpoint::resume`].
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
-        self.done = Checkpoint::resume(path, self.model, &mut self.optimizer)?;
+        let Self { model, optimizer, scaler, .. } = &mut self;
+        self.done = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
         Ok(self)
     }
 
@@ -158,12 +176,18 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         &self.optimizer
     }
 
+    /// What scales the losses, if anything does.
+    #[must_use]
+    pub fn grad_scaler(&self) -> Option<&GradScaler> {
+        self.scaler.as_ref()
+    }
+
     /// Saves a checkpoint.
     ///
     /// # Errors
     /// As [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.done.save(path, self.model, &self.optimizer)
+        self.done.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
 
     /// Runs the loop: `loss` gets the inputs and the targets of a batch. Ctrl-C ends it after a step.
@@ -265,11 +289,23 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
+        if let Some(scaler) = &mut self.scaler {
+            scaler.restart()?;
+        }
         let Some(outcomes) = self.gradients(batches, taken, loss)? else { return Ok(None) };
+        if let Some(scaler) = &mut self.scaler {
+            scaler.unscale_(&self.optimizer)?;
+        }
         if let Some(max) = self.clip {
             clip_grad_norm_(self.optimizer.parameters(), max)?;
         }
-        self.optimizer.step()?;
+        match &mut self.scaler {
+            Some(scaler) => {
+                scaler.step(&mut self.optimizer)?;
+                scaler.update()?;
+            }
+            None => self.optimizer.step()?,
+        }
         Ok(Some(outcomes))
     }
 
@@ -280,9 +316,16 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
-        let scale = |loss: &Tensor| match self.accumulate {
-            1 => Ok(loss.clone()),
-            n => loss.div(f64::from(n)),
+        let scale = |loss: &Tensor| {
+            let share = match self.accumulate {
+                1 => loss.clone(),
+                n => loss.div(f64::from(n))?,
+            };
+            self.scaler.as_ref().map_or(Ok(share.clone()), |scaler| scaler.scale(&share))
+        };
+        let mut loss = |x: &Tensor, y: &Tensor| {
+            let _autocast = self.autocast.map(amp::autocast).transpose()?;
+            loss(x, y)
         };
         let mut outcomes = Vec::new();
         for micro in 0..self.accumulate as usize {
@@ -290,7 +333,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 let Some(batch) = batches.next() else { return Ok(None) };
                 taken.push(batch?);
             }
-            outcomes.push(self.micro_batch.run(&taken[micro], scale, loss)?);
+            outcomes.push(self.micro_batch.run(&taken[micro], scale, &mut loss)?);
         }
         Ok(Some(outcomes))
     }

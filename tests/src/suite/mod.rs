@@ -27,6 +27,7 @@ mod plan;
 mod pointwise;
 mod random;
 mod runs;
+mod scaler;
 mod tensors;
 mod training;
 mod wgsl;
@@ -54,6 +55,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
     ("amp", amp::TESTS),
+    ("scaler", scaler::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
     ("plan", plan::TESTS),

@@ -29,10 +29,10 @@ tests![
 ];
 
 /// A file that is removed when the test ends.
-struct Temporary(PathBuf);
+pub(super) struct Temporary(pub(super) PathBuf);
 
 impl Temporary {
-    fn new(device: &Device, name: &str) -> Self {
+    pub(super) fn new(device: &Device, name: &str) -> Self {
         let name = format!("forebay-{}-{}-{name}", std::process::id(), device.to_string().replace(':', "-"));
         Self(std::env::temp_dir().join(name))
     }
@@ -46,7 +46,7 @@ impl Drop for Temporary {
 }
 
 /// Points, and the class of each: which of three lines it is closest to.
-struct Points(usize);
+pub(super) struct Points(pub(super) usize);
 
 impl Dataset for Points {
     type Input = f32;
