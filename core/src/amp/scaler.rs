@@ -245,8 +245,11 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Forgets what was unscaled since the last update: the step is made again.
-    pub(crate) fn restart(&mut self) -> Result<()> {
+    /// Forgets what was unscaled since the last update: for a step that ran out of memory midway, and is made again.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn restart(&mut self) -> Result<()> {
         if let Some(state) = self.state.get().filter(|_| !self.optimizers.is_empty()) {
             let flags = state.narrow(0, FLAGS, WORDS - FLAGS)?;
             flags.device().backend().fill(flags.bytes(), 0)?;

@@ -161,6 +161,9 @@ impl Pool {
         };
         state.heap.clock += 1;
         let need = state.need(&request);
+        if state.heap.clock == state.fails {
+            return self.fail(&mut state, &need);
+        }
         match state.heap.take(&need) {
             Some(block) => Ok(block),
             None => self.climb(state, need),
@@ -279,6 +282,13 @@ impl Pool {
     /// lock, with the bytes that are wanted, and returns whether it freed something.
     pub fn on_low_memory(&self, callback: impl Fn(u64) -> bool + Send + Sync + 'static) {
         self.shared.callbacks.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(callback));
+    }
+
+    /// Refuses a request that a test has chosen.
+    #[cold]
+    fn fail(&self, state: &mut State, need: &Need) -> Result<Block> {
+        state.num_ooms += 1;
+        Err(self.out_of_memory(state, need, "a test said so".to_owned()))
     }
 
     /// The error of a request.

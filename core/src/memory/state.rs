@@ -35,6 +35,8 @@ pub(super) enum Growth {
 
 #[derive(Debug)]
 pub(super) struct State {
+    /// The request that fails on purpose, by the heap's clock; 0 is none.
+    pub(super) fails: u64,
     pub(super) heap: Heap,
     pub(super) config: Config,
     pub(super) device: Option<String>,
@@ -83,6 +85,7 @@ impl State {
         heap.counters.max_split = rules.max_split;
         let mut state = Self {
             heap,
+            fails: 0,
             config,
             device: None,
             limit: None,

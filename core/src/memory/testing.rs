@@ -11,6 +11,18 @@ use super::{Block, Pool, Request, Stats, Tag};
 use crate::backend::{Backend, Slice};
 use crate::error::{Error, Result};
 
+/// Lets the `n`-th request from now fail as on a full device (1 is the next one); 0 lets none fail.
+pub fn fail_request(pool: &Pool, n: u64) {
+    let mut state = pool.shared.lock();
+    state.fails = if n == 0 { 0 } else { state.heap.clock + n };
+}
+
+/// Requests that a pool has had.
+#[must_use]
+pub fn requests(pool: &Pool) -> u64 {
+    pool.shared.lock().heap.clock
+}
+
 /// A device whose memory can be written and read.
 pub trait Contents {
     /// Writes all of a block: `data` has its rounded size.

@@ -219,11 +219,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 break;
             }
             let step = self.done.step + 1;
-            let one = self
-                .one_step(&mut batches, &mut loss, &mut pending)
-                .map_err(|e| e.at(format!("step {step}")))?;
-            if !one {
-                break;
+            match self.one_step(&mut batches, &mut loss, &mut pending) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(error) => {
+                    // The steps before it stay recorded, as far as they can be read.
+                    let _ = pending.read(&mut self.done.history);
+                    return Err(error.at(format!("step {step}")));
+                }
             }
             self.done.step = step;
             self.done.cursor = batches.cursor();
@@ -275,9 +278,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                     return Ok(true);
                 }
                 Ok(None) => return Ok(false),
-                Err(error) => self.micro_batch.halve(error, &taken)?,
+                Err(error) => {
+                    device.set_random_state(random);
+                    self.micro_batch.halve(error, &taken)?;
+                }
             }
-            device.set_random_state(random);
         }
     }
 
@@ -392,7 +397,13 @@ impl Pending {
             if list.is_empty() {
                 continue;
             }
-            let values = stack(&list.iter().collect::<Vec<_>>(), 0)?.to_f64s()?;
+            let values = match stack(&list.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
+                // One by one takes no memory.
+                Err(error) if error.is_out_of_memory() => {
+                    list.iter().map(Tensor::item).collect::<Result<_>>()?
+                }
+                values => values?,
+            };
             list.clear();
             let means = values.chunks(self.micro).map(|c| (c.iter().sum::<f64>() / c.len() as f64) as f32);
             into.extend(means);

@@ -20,6 +20,7 @@ mod amp;
 mod autograd;
 mod custom;
 mod errors;
+mod faults;
 mod faulty;
 mod host;
 mod memory;
@@ -56,6 +57,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autograd", autograd::TESTS),
     ("amp", amp::TESTS),
     ("scaler", scaler::TESTS),
+    ("faults", faults::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
     ("plan", plan::TESTS),
