@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod plan;
 mod replay;
 
 #[derive(Parser)]
@@ -14,12 +15,15 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The fastest way to train a model within given bytes on a card, and a table of the others.
+    Plan(plan::Plan),
     /// What the pool would make of a recorded workload, under one configuration or several.
     Replay(replay::Replay),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
+        Command::Plan(plan) => plan.run(),
         Command::Replay(replay) => replay.run(),
     }
 }

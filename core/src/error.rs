@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::dtype::DType;
 use crate::memory::source::SourceError;
-use crate::memory::{Growth, OutOfMemory};
+use crate::memory::{Bytes, Growth, OutOfMemory};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -81,6 +81,21 @@ pub enum Error {
     /// A snapshot of memory that cannot be read.
     #[error("{0}")]
     Snapshot(String),
+    /// No way to run a step fits the bytes that were given.
+    #[error(
+        "no way to run this step fits {} on {card}; the smallest budget that would do is {} ({needed} bytes): {choice}",
+        Bytes(*budget), Bytes(*needed)
+    )]
+    Budget {
+        /// The card's name.
+        card: String,
+        /// The bytes that were given.
+        budget: u64,
+        /// The bytes that would do.
+        needed: u64,
+        /// The way to run the step then.
+        choice: String,
+    },
     /// A driver call failed.
     #[error(transparent)]
     Source(#[from] SourceError),

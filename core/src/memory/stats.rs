@@ -2,8 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::str::FromStr;
 
 use super::Tag;
+use crate::error::{Error, Result};
 
 /// One counter.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -312,9 +314,41 @@ impl fmt::Display for Stats {
     }
 }
 
-/// A number of bytes, shown as PyTorch shows it: `12.3 MiB`.
+/// A number of bytes, shown as PyTorch shows it, `12.3 MiB`, and read with or without a unit.
+///
+/// ```
+/// # use forebay_core::memory::Bytes;
+/// assert_eq!("4GiB".parse::<Bytes>()?, Bytes(4 << 30));
+/// assert_eq!("1.5 GB".parse::<Bytes>()?.to_string(), "1.4 GiB");
+/// assert!("4 gallons".parse::<Bytes>().is_err());
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Bytes(pub u64);
+
+impl FromStr for Bytes {
+    type Err = Error;
+
+    /// A number and a unit: `4GiB`, `1.5 GB`, `512M` (of 1024), `1048576`.
+    fn from_str(text: &str) -> Result<Self> {
+        let text = text.trim();
+        let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+        let (number, unit) = text.split_at(end);
+        let unit = unit.trim().to_lowercase();
+        let (letter, base) = match unit.strip_suffix("ib").or_else(|| unit.strip_suffix('b')) {
+            Some(letter) if !unit.ends_with("ib") && !letter.is_empty() => (letter, 1000f64),
+            Some(letter) => (letter, 1024.0),
+            None => (unit.as_str(), 1024.0),
+        };
+        let power = ["", "k", "m", "g", "t"].iter().position(|known| *known == letter);
+        match (number.parse::<f64>(), power) {
+            (Ok(number), Some(power)) => Ok(Self((number * base.powi(power as i32)) as u64)),
+            _ => {
+                Err(Error::argument("bytes", format!("expected a number and a unit, as 4GiB, got `{text}`")))
+            }
+        }
+    }
+}
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,7 @@
 //! Knowing before running: what a step takes, and how to make it fit.
 //!
 //! - [`dry_run`] runs a step on the null device, through the real pool: its peak is the real one.
+//! - [`Budget`] finds the fastest way to run a step within given bytes; [`segment`] marks what it may compute twice.
 //! - [`Profile::card`](crate::backend::null::Profile::card) says what real cards are, without one.
 //!
 //! ```
@@ -21,8 +22,12 @@
 //! # Ok::<(), forebay_core::error::Error>(())
 //! ```
 
+mod budget;
 mod dry_run;
 mod profile;
+mod segment;
 
+pub use budget::{Budget, Choice, Estimate, Plan};
 pub use dry_run::{DryRun, Peak, dry_run};
 pub use profile::CARDS;
+pub use segment::{Segments, segment};

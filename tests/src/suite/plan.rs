@@ -3,18 +3,17 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::autograd::checkpoint;
 use forebay::backend::null::Profile;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::Result as CoreResult;
-use forebay::memory::{Stats, Tag};
-use forebay::nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, LayerNorm, Linear, Module, SelfAttention,
-};
+use forebay::error::{Error, Result as CoreResult};
+use forebay::memory::{Config, Stats, Tag};
+use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Gpt, GptOptions, Linear, Module};
 use forebay::ops::Pool2d;
 use forebay::optim::{AdamW, Optimizer, Sgd, clip_grad_norm_};
-use forebay::plan::{DryRun, dry_run};
+use forebay::plan::{Budget, Choice, DryRun, dry_run};
 use forebay::tensor::Tensor;
 
 use super::tests;
@@ -23,17 +22,20 @@ tests![
     a_perceptron_takes_the_predicted_bytes,
     a_convolutional_network_takes_the_predicted_bytes,
     a_transformer_takes_the_predicted_bytes,
+    a_budget_is_kept_and_changes_no_result,
     a_step_that_does_not_fit_says_what_it_needs,
 ];
 
 /// What is done to save memory.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Plain,
     /// Two halves of the batch, one after the other.
     Accumulated,
     /// Blocks are computed again in the backward pass.
     Checkpointed,
+    /// In 16 bits, by PyTorch's lists.
+    Mixed,
 }
 
 impl Way {
@@ -52,7 +54,10 @@ fn steps(
     let count = way.micro_batches();
     for _ in 0..2 {
         for _ in 0..count {
-            loss(count)?.div(count as f64)?.backward()?;
+            let autocast = matches!(way, Way::Mixed).then(|| autocast(DType::F16)).transpose()?;
+            let loss = loss(count)?;
+            drop(autocast);
+            loss.div(count as f64)?.backward()?;
         }
         clip_grad_norm_(&parameters, 1.0)?;
         optimizer.step()?;
@@ -64,7 +69,7 @@ fn steps(
 /// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
 fn compare(device: &Device, run: impl Fn(&Device, Way) -> CoreResult<()>) -> Result<()> {
     let profile = Profile::of(device);
-    for way in [Way::Plain, Way::Accumulated, Way::Checkpointed] {
+    for way in [Way::Plain, Way::Accumulated, Way::Checkpointed, Way::Mixed] {
         let predicted = dry_run(&profile, |dry| run(dry, way))?;
         ensure!(predicted.out_of_memory.is_none(), "{way:?}: {predicted}");
         let real = Device::with_config(Arc::clone(device.backend()), profile.config);
@@ -130,59 +135,94 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
     })
 }
 
-/// A block of `examples/train_text.rs`.
-#[derive(Module)]
-struct Block {
-    norm1: LayerNorm,
-    attention: SelfAttention,
-    norm2: LayerNorm,
-    up: Linear,
-    down: Linear,
-    dropout: Dropout,
-}
-
-impl Block {
-    fn new(width: usize, device: &Device) -> CoreResult<Self> {
-        Ok(Self {
-            norm1: LayerNorm::new(&[width], device)?,
-            attention: SelfAttention::new(width, width / 32, device)?.causal().with_dropout(0.1),
-            norm2: LayerNorm::new(&[width], device)?,
-            up: Linear::new(width, 4 * width, device)?,
-            down: Linear::new(4 * width, width, device)?,
-            dropout: Dropout::new(0.1),
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> CoreResult<Tensor> {
-        let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
-        let wide = self.up.forward(&self.norm2.forward(&x)?)?.gelu()?;
-        x.add(&self.dropout.forward(&self.down.forward(&wide)?)?)
-    }
+/// Tokens and the ones after them.
+fn passages(rows: usize, length: usize, vocabulary: usize, device: &Device) -> CoreResult<[Tensor; 2]> {
+    let text = || Tensor::randint(0, vocabulary as i64, &[rows, length], DType::I64, device);
+    Ok([text()?, text()?])
 }
 
 fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
-    const LENGTH: usize = 32;
+    let options = GptOptions { vocabulary: 65, context: 32, layers: 2, heads: 2, width: 64, dropout: 0.1 };
     compare(device, |device, way| {
-        let embedding = Embedding::new(65, 64, device)?;
-        let blocks = (0..2).map(|_| Ok(Arc::new(Block::new(64, device)?))).collect::<CoreResult<Vec<_>>>()?;
-        let head = Linear::new(64, 65, device)?;
-        let parameters = [embedding.parameters(), blocks.parameters(), head.parameters()].concat();
-        let mut optimizer = AdamW::new(parameters.clone(), 1e-3);
-        steps(parameters, &mut optimizer, way, |count| {
-            let shape = [8 / count, LENGTH];
-            let text = Tensor::randint(0, 65, &shape, DType::I64, device)?;
-            let next = Tensor::randint(0, 65, &shape, DType::I64, device)?;
-            let mut x = embedding.forward(&text)?;
-            for block in &blocks {
-                let block = Arc::clone(block);
-                x = match way {
-                    Way::Checkpointed => checkpoint(&[&x], move |x| block.forward(&x[0]))?,
-                    _ => block.forward(&x)?,
-                };
-            }
-            head.forward(&x)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)
+        let net = Gpt::new(&options, device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+        let again = way == Way::Checkpointed;
+        let _segments = Choice::new(8, 1).recompute([again, again]).segments();
+        steps(net.parameters(), &mut optimizer, way, |count| {
+            let [text, next] = passages(8 / count, 32, 65, device)?;
+            net.forward(&text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)
         })
     })
+}
+
+/// A training step of a small GPT by a choice. It returns the loss.
+fn training(
+    batch: usize,
+    options: &GptOptions,
+    device: &Device,
+) -> CoreResult<impl FnMut(&Choice) -> CoreResult<Tensor> + use<>> {
+    device.manual_seed(3);
+    let net = Gpt::new(options, device)?;
+    let [text, next] = passages(batch, options.context, options.vocabulary, device)?;
+    let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+    Ok(move |choice: &Choice| {
+        let _segments = choice.segments();
+        let mut sum = None;
+        for k in 0..choice.count {
+            let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows)?.flatten(0, 1);
+            let autocast = choice.autocast()?;
+            let logits = net.forward(&text.narrow(0, k * choice.rows, choice.rows)?)?;
+            let loss = logits.flatten(0, 1)?.cross_entropy(&part(&next)?)?.div(choice.count as f64)?;
+            drop((logits, autocast));
+            loss.backward()?;
+            let loss = loss.detach();
+            sum = Some(match sum {
+                None => loss,
+                Some(sum) => loss.add(&sum)?,
+            });
+        }
+        optimizer.step()?;
+        optimizer.zero_grad();
+        sum.ok_or_else(|| Error::argument("train", "no rows"))
+    })
+}
+
+fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
+    const BATCH: usize = 8;
+    let options = GptOptions { vocabulary: 128, context: 128, layers: 6, heads: 4, width: 64, dropout: 0.0 };
+    let profile = Profile::of(device);
+    let plan = |bytes| {
+        Budget::new(bytes, BATCH).measure_all().plan(&profile, |dry| {
+            let mut step = training(BATCH, &options, dry)?;
+            Ok(move |choice: &Choice| step(choice).map(drop))
+        })
+    };
+    let all = plan(u64::MAX)?;
+    let mut peaks: Vec<u64> = all.table.iter().filter_map(|e| e.peak).collect();
+    peaks.sort_unstable();
+    peaks.dedup();
+    ensure!(peaks.len() >= 3, "the choices take the same bytes: {all}");
+    let losses = |choice: &Choice, config| -> Result<(Vec<f64>, Stats)> {
+        let real = Device::with_config(Arc::clone(device.backend()), config);
+        let mut step = training(BATCH, &options, &real)?;
+        let losses = [step(choice)?, step(choice)?];
+        Ok((losses.iter().map(|l| Ok(l.item()?)).collect::<Result<_>>()?, real.memory()))
+    };
+    let (expected, _) = losses(&Choice::new(BATCH, 1), profile.config)?;
+    for budget in [peaks[0], peaks[peaks.len() / 2], peaks[peaks.len() - 1] - 1] {
+        let best = plan(budget)?.best;
+        let config = Config { max_memory: Some(budget), ..profile.config };
+        let (got, stats) = losses(&best.choice, config).with_context(|| best.choice.to_string())?;
+        ensure!(best.peak == Some(stats.peak_reserved()), "{best:?}, measured {}", stats.peak_reserved());
+        for (got, expected) in got.iter().zip(&expected) {
+            // Sums of the parts of a batch are taken in another order.
+            ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.choice);
+        }
+    }
+    match plan(peaks[0] - 1) {
+        Err(Error::Budget { needed, .. }) if needed == peaks[0] => Ok(()),
+        other => anyhow::bail!("a budget one byte too small: {other:?}"),
+    }
 }
 
 fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {

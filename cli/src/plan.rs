@@ -1,0 +1,91 @@
+//! `forebay plan`: how to train a model within given bytes, without a GPU.
+
+use anyhow::Result;
+use clap::Args;
+use forebay::backend::null::Profile;
+use forebay::dtype::DType;
+use forebay::memory::Bytes;
+use forebay::nn::{Gpt, GptOptions, Module};
+use forebay::optim::{AdamW, Optimizer};
+use forebay::plan::{Budget, CARDS, Choice};
+use forebay::tensor::Tensor;
+
+#[derive(Args)]
+pub(crate) struct Plan {
+    /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b.
+    #[arg(long, default_value = "gpt2-124m")]
+    model: String,
+    /// Passages in a step.
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Tokens in a passage; all that the model takes if not given.
+    #[arg(long)]
+    context: Option<usize>,
+    /// Bytes that training may take, as 4GiB; all of the card's if not given.
+    #[arg(long)]
+    budget: Option<Bytes>,
+    /// The card: rtx4090, h100, t4, ...
+    #[arg(long, default_value = "rtx4090")]
+    card: String,
+    /// Through wgpu, on a card that is used through CUDA else.
+    #[arg(long)]
+    wgpu: bool,
+    /// Also allows a 16-bit precision: bf16 or f16.
+    #[arg(long, value_name = "DTYPE", value_parser = half)]
+    allow: Vec<DType>,
+    /// Only the choices up to the one that fits; else all of them are measured.
+    #[arg(long)]
+    quick: bool,
+}
+
+fn half(name: &str) -> Result<DType, String> {
+    match name {
+        "bf16" => Ok(DType::BF16),
+        "f16" => Ok(DType::F16),
+        other => Err(format!("`{other}` is neither bf16 nor f16; f32 is always allowed")),
+    }
+}
+
+impl Plan {
+    pub(crate) fn run(self) -> Result<()> {
+        let options = GptOptions::preset(&self.model)?;
+        let context = self.context.unwrap_or(options.context);
+        let options = GptOptions { context: context.max(options.context), ..options };
+        let mut card = Profile::card(&self.card)?;
+        if self.wgpu {
+            card = card.through_wgpu();
+        }
+        let budget = self.budget.map_or(card.room(), |b| b.0);
+        let mut budget = Budget::new(budget, self.batch);
+        for dtype in &self.allow {
+            budget = budget.allow(*dtype);
+        }
+        if !self.quick {
+            budget = budget.measure_all();
+        }
+        let plan = budget.plan(&card, |device| {
+            let net = Gpt::new(&options, device)?;
+            let mut optimizer = AdamW::new(net.parameters(), 3e-4);
+            let device = device.clone();
+            Ok(move |choice: &Choice| {
+                for _ in 0..choice.count {
+                    let text = Tensor::zeros(&[choice.rows, context], DType::I64, &device)?;
+                    let autocast = choice.autocast()?;
+                    let logits = net.forward(&text)?.flatten(0, 1)?;
+                    let loss = logits.cross_entropy(&text.flatten(0, 1)?)?;
+                    drop((logits, autocast));
+                    loss.backward()?;
+                }
+                optimizer.step()?;
+                optimizer.zero_grad();
+                Ok(())
+            })
+        });
+        println!(
+            "{}, {} passages of {context} tokens a step, AdamW, on {}",
+            self.model, self.batch, card.name
+        );
+        println!("{}", plan.map_err(|error| anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")))?);
+        Ok(())
+    }
+}

@@ -1,0 +1,387 @@
+//! Making a step fit: of all ways to run it, the fastest whose peak is within the budget.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::dry_run::boundless;
+use super::segment::{Part, Segments, sets};
+use crate::amp::{Autocast, autocast};
+use crate::backend::null::{NullBackend, Profile};
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::Bytes;
+
+/// Sets of segments that are tried for each micro-batch and precision.
+const SETS: usize = 25;
+
+/// One way to run a step.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Choice {
+    /// Rows of the batch that run at once.
+    pub rows: usize,
+    /// How many micro-batches of so many rows make a step: their gradients add up.
+    pub count: usize,
+    /// The type of [`autocast`]; `None`: everything is f32.
+    pub precision: Option<DType>,
+    /// Which segments are computed again in the backward pass, in the order of the forward pass.
+    pub again: Arc<[bool]>,
+}
+
+impl Choice {
+    /// A step of `count` times `rows` rows in f32 that computes nothing again.
+    #[must_use]
+    pub fn new(rows: usize, count: usize) -> Self {
+        Self { rows, count, precision: None, again: Arc::default() }
+    }
+
+    /// The same in f16 or bf16, by [`autocast`].
+    #[must_use]
+    pub fn with_precision(self, dtype: DType) -> Self {
+        Self { precision: Some(dtype), ..self }
+    }
+
+    /// The same with these segments computed again, in the order of the forward pass.
+    #[must_use]
+    pub fn recompute(self, again: impl Into<Arc<[bool]>>) -> Self {
+        Self { again: again.into(), ..self }
+    }
+
+    /// Segments are computed again as this says while the guard lives: around forward and backward passes.
+    pub fn segments(&self) -> Segments {
+        Segments::enter(Arc::clone(&self.again))
+    }
+
+    /// The precision's [`autocast`], for the forward pass and the loss; `None` in f32.
+    ///
+    /// # Errors
+    /// As `autocast`.
+    pub fn autocast(&self) -> Result<Option<Autocast>> {
+        self.precision.map(autocast).transpose()
+    }
+
+    /// How many segments are computed again.
+    #[must_use]
+    pub fn recomputed(&self) -> usize {
+        self.again.iter().filter(|again| **again).count()
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} rows, ", self.count, self.rows)?;
+        match self.precision {
+            Some(dtype) => write!(f, "{dtype}")?,
+            None => f.write_str("f32")?,
+        }
+        write!(f, ", {} of {} segments computed again", self.recomputed(), self.again.len())
+    }
+}
+
+/// A choice and what it takes.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// The way to run the step.
+    pub choice: Choice,
+    /// The most bytes that the pool takes from the device; `None` if a faster choice made it needless to know.
+    pub peak: Option<u64>,
+    /// The time of a step by the cost model of [`Budget`].
+    pub seconds: f64,
+}
+
+/// What was chosen, and among what.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Plan {
+    /// The card's name.
+    pub card: String,
+    /// The bytes that the step may take.
+    pub budget: u64,
+    /// The fastest choice that fits.
+    pub best: Estimate,
+    /// All choices, the fastest first.
+    pub table: Vec<Estimate>,
+}
+
+/// Bytes for a training step, and what may be changed to fit them.
+///
+/// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision and a set
+/// of [segments](super::segment) that are computed again, and takes the fastest whose peak is within the budget. The peak
+/// is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its
+/// operations over its rate, and a launch ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its
+/// forward pass once more. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
+/// smaller.
+///
+/// ```
+/// use forebay_core::backend::null::Profile;
+/// use forebay_core::nn::{Gpt, GptOptions, Module};
+/// use forebay_core::optim::{AdamW, Optimizer};
+/// use forebay_core::plan::Budget;
+/// use forebay_core::{dtype::DType, tensor::Tensor};
+///
+/// let options = GptOptions { layers: 4, ..GptOptions::preset("gpt2-124m")? };
+/// let plan = Budget::new(2 << 30, 8).plan(&Profile::card("rtx4090")?, |device| {
+///     let net = Gpt::new(&options, device)?;
+///     let mut optimizer = AdamW::new(net.parameters(), 3e-4);
+///     let device = device.clone();
+///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
+///         let choice: &forebay_core::plan::Choice = choice;
+///         for _ in 0..choice.count {
+///             let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
+///             let autocast = choice.autocast()?;
+///             let loss = net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
+///             drop(autocast);
+///             loss.backward()?;
+///         }
+///         optimizer.step()?;
+///         optimizer.zero_grad();
+///         Ok(())
+///     })
+/// })?;
+/// assert!(plan.best.peak <= Some(2 << 30));
+/// println!("{plan}");
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Budget {
+    bytes: u64,
+    batch: usize,
+    precisions: Vec<Option<DType>>,
+    everything: bool,
+}
+
+impl Budget {
+    /// A step of `batch` rows may take so many bytes of the device's memory, in f32.
+    #[must_use]
+    pub fn new(bytes: u64, batch: usize) -> Self {
+        Self { bytes, batch: batch.max(1), precisions: vec![None], everything: false }
+    }
+
+    /// Also allows this precision: f16 or bf16. (f16 needs a `GradScaler` to train.)
+    #[must_use]
+    pub fn allow(mut self, precision: DType) -> Self {
+        if !self.precisions.contains(&Some(precision)) {
+            self.precisions.push(Some(precision));
+        }
+        self
+    }
+
+    /// Measures the peaks of all choices, for a table of them; else only of those that are faster than the one that fits.
+    #[must_use]
+    pub fn measure_all(self) -> Self {
+        Self { everything: true, ..self }
+    }
+
+    /// Finds the fastest choice that fits. `setup` makes the model and everything that stays, and returns the step: one
+    /// optimiser step of [`Choice::count`] micro-batches of [`Choice::rows`] rows. Peaks are those of the second step.
+    ///
+    /// # Errors
+    /// What the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
+    pub fn plan<S: FnMut(&Choice) -> Result<()>>(
+        &self,
+        profile: &Profile,
+        setup: impl Fn(&Device) -> Result<S>,
+    ) -> Result<Plan> {
+        let profile = &boundless(profile).within(profile);
+        let mut table = Vec::new();
+        for rows in (1..=self.batch).rev().filter(|rows| self.batch.is_multiple_of(*rows)) {
+            for &precision in &self.precisions {
+                table.extend(self.ways(rows, precision, profile, &setup)?);
+            }
+        }
+        table.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.choice.rows.cmp(&a.choice.rows)));
+        let room = self.bytes.min(profile.room);
+        let mut best: Option<usize> = None;
+        for (k, estimate) in table.iter_mut().enumerate() {
+            let peak = run(&profile.card, &setup, &estimate.choice.short(), |_, _, step| step())?.1;
+            estimate.peak = Some(peak);
+            if best.is_none() && peak <= room {
+                best = Some(k);
+                if !self.everything {
+                    break;
+                }
+            }
+        }
+        match best {
+            Some(k) => {
+                Ok(Plan { card: profile.card.name.clone(), budget: room, best: table[k].clone(), table })
+            }
+            None => {
+                let smallest = table.iter().min_by_key(|e| e.peak);
+                Err(Error::Budget {
+                    card: profile.card.name.clone(),
+                    budget: room,
+                    needed: smallest.and_then(|e| e.peak).unwrap_or(u64::MAX),
+                    choice: smallest.map(|e| e.choice.to_string()).unwrap_or_default(),
+                })
+            }
+        }
+    }
+
+    /// The choices of one micro-batch and precision.
+    fn ways<S: FnMut(&Choice) -> Result<()>>(
+        &self,
+        rows: usize,
+        precision: Option<DType>,
+        profile: &Room,
+        setup: &impl Fn(&Device) -> Result<S>,
+    ) -> Result<Vec<Estimate>> {
+        let count = self.batch / rows;
+        let mut parts: Vec<Part> = Vec::new();
+        let mut seconds = |count: usize| -> Result<f64> {
+            let choice = Choice { rows, count, precision, again: Arc::default() };
+            let measured = run(&profile.card, setup, &choice, |_, backend, step| {
+                let probe = Segments::measure(Arc::clone(backend));
+                let before = backend.work().seconds;
+                step()?;
+                parts = probe.measured();
+                // One forward pass' segments, of those of all.
+                parts.truncate(parts.len() / count);
+                Ok(backend.work().seconds - before)
+            });
+            Ok(measured?.0)
+        };
+        let one = seconds(1)?;
+        // Each further micro-batch takes what the second one does.
+        let whole = if count > 1 { one + (count - 1) as f64 * (seconds(2)? - one) } else { one };
+        let estimate = |again: Arc<[bool]>| {
+            let twice: f64 = parts.iter().zip(&*again).filter(|(_, a)| **a).map(|(p, _)| p.seconds).sum();
+            let choice = Choice { rows, count, precision, again };
+            Estimate { choice, peak: None, seconds: whole + count as f64 * twice }
+        };
+        Ok(sets(&parts, SETS).into_iter().map(estimate).collect())
+    }
+}
+
+impl Choice {
+    /// The same with two micro-batches at most: further ones take no more memory.
+    fn short(&self) -> Self {
+        Self { count: self.count.min(2), ..self.clone() }
+    }
+}
+
+/// A card without a bound, and the bound.
+struct Room {
+    card: Profile,
+    room: u64,
+}
+
+impl Profile {
+    fn within(self, bounded: &Self) -> Room {
+        let limits = [bounded.config.max_memory, Some(bounded.room())];
+        Room { room: limits.into_iter().flatten().min().unwrap_or(u64::MAX), card: self }
+    }
+}
+
+/// Runs a step twice on a null device: `second` runs the second one, and may look at it. Also the most bytes that the pool
+/// took.
+fn run<S: FnMut(&Choice) -> Result<()>, T>(
+    card: &Profile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &Choice,
+    second: impl FnOnce(&Device, &Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+) -> Result<(T, u64)> {
+    let backend = Arc::new(NullBackend::new(card.clone()));
+    let device = Device::with_config(backend.clone(), card.config);
+    let mut step = setup(&device)?;
+    let _segments = choice.segments();
+    step(choice)?;
+    let value = second(&device, &backend, &mut || step(choice))?;
+    Ok((value, device.memory().peak_reserved()))
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12}",
+            "rows", "parts", "precision", "again", "peak", "step"
+        )?;
+        for estimate in self.table.iter().filter(|e| e.peak.is_some()) {
+            let Estimate { choice, peak, seconds } = estimate;
+            let mark = if *estimate == self.best {
+                "  <- chosen"
+            } else if *peak > Some(self.budget) {
+                "  does not fit"
+            } else {
+                ""
+            };
+            writeln!(
+                f,
+                "{:>5} {:>6} {:>9} {:>12} {:>12} {:>9.1} ms{mark}",
+                choice.rows,
+                choice.count,
+                choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
+                format!("{} of {}", choice.recomputed(), choice.again.len()),
+                Bytes(peak.unwrap_or(0)).to_string(),
+                seconds * 1e3,
+            )?;
+        }
+        write!(
+            f,
+            "within {} on {}: {}; peak {}, at least {:.1} ms a step",
+            Bytes(self.budget),
+            self.card,
+            self.best.choice,
+            Bytes(self.best.peak.unwrap_or(0)),
+            self.best.seconds * 1e3
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{Gpt, GptOptions, Module};
+    use crate::optim::{AdamW, Optimizer};
+    use crate::tensor::Tensor;
+
+    fn plan(budget: u64) -> Result<Plan> {
+        let options =
+            GptOptions { vocabulary: 1000, context: 256, layers: 3, heads: 4, width: 256, dropout: 0.0 };
+        Budget::new(budget, 4).allow(DType::BF16).plan(&Profile::card("t4")?, |device| {
+            let net = Gpt::new(&options, device)?;
+            let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+            let device = device.clone();
+            Ok(move |choice: &Choice| {
+                for _ in 0..choice.count {
+                    let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
+                    let autocast = choice.autocast()?;
+                    let loss = net.forward(&text)?.mean_all()?;
+                    drop(autocast);
+                    loss.backward()?;
+                }
+                optimizer.step()?;
+                optimizer.zero_grad();
+                Ok(())
+            })
+        })
+    }
+
+    #[test]
+    fn more_memory_is_never_slower_and_less_is_refused_with_what_would_do() -> Result<()> {
+        let needed = match plan(1 << 20) {
+            Err(Error::Budget { needed, choice, .. }) => {
+                assert!(choice.contains("of 3 segments computed again"), "{choice}");
+                needed
+            }
+            other => panic!("1 MiB is enough: {other:?}"),
+        };
+        assert!(matches!(plan(needed - 1), Err(Error::Budget { .. })));
+        let mut before = plan(needed)?.best;
+        assert_eq!(before.peak, Some(needed));
+        for budget in (1..40).map(|k| needed + k * needed / 16) {
+            let best = plan(budget)?.best;
+            assert!(best.peak <= Some(budget) && best.peak >= before.peak, "{best:?} after {before:?}");
+            assert!(best.seconds <= before.seconds, "{best:?} after {before:?}");
+            before = best;
+        }
+        assert_eq!(
+            before.choice,
+            Choice { again: [false; 3].into(), ..Choice::new(4, 1) }.with_precision(DType::BF16)
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! Segments: the parts of a model that a plan may compute twice.
+
+use std::cell::RefCell;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use crate::autograd::{self, checkpoint};
+use crate::backend::null::NullBackend;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// What a plan, or the planner, does with the segments of this thread's forward passes.
+#[derive(Debug, Default)]
+struct Pass {
+    /// Which of them are computed again in the backward pass.
+    again: Arc<[bool]>,
+    /// The number of the next one.
+    next: usize,
+    probe: Option<Probe>,
+}
+
+/// What one segment costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Part {
+    /// Bytes that it keeps for the backward pass, its result left out.
+    pub(super) bytes: u64,
+    /// Seconds that it takes, at the profile's speed.
+    pub(super) seconds: f64,
+}
+
+/// Measures segments.
+#[derive(Debug)]
+struct Probe {
+    backend: Arc<NullBackend>,
+    seen: Vec<Part>,
+}
+
+thread_local! {
+    static PASS: RefCell<Option<Pass>> = const { RefCell::new(None) };
+}
+
+/// Puts back what was before; a plan holds while it lives.
+#[derive(Debug)]
+#[must_use = "segments are computed again only while the guard lives"]
+pub struct Segments {
+    before: Option<Pass>,
+    // The pass is this thread's.
+    here: PhantomData<*const ()>,
+}
+
+impl Segments {
+    fn set(pass: Option<Pass>) -> Self {
+        Self { before: PASS.replace(pass), here: PhantomData }
+    }
+
+    /// From here on the segments that `again` names are computed again, in the order in which a forward pass meets them.
+    pub(super) fn enter(again: Arc<[bool]>) -> Self {
+        Self::set(Some(Pass { again, ..Pass::default() }))
+    }
+
+    /// From here on segments are measured, and none is computed again.
+    pub(super) fn measure(backend: Arc<NullBackend>) -> Self {
+        Self::set(Some(Pass { probe: Some(Probe { backend, seen: Vec::new() }), ..Pass::default() }))
+    }
+
+    /// What was measured since [`measure`](Self::measure), or the last call of this.
+    pub(super) fn measured(&self) -> Vec<Part> {
+        PASS.with_borrow_mut(|pass| {
+            pass.as_mut()
+                .and_then(|p| p.probe.as_mut())
+                .map(|p| std::mem::take(&mut p.seen))
+                .unwrap_or_default()
+        })
+    }
+}
+
+impl Drop for Segments {
+    fn drop(&mut self) {
+        drop(PASS.replace(self.before.take()));
+    }
+}
+
+/// Runs `body` on `inputs`: a part of a model that a [`Plan`](super::Plan) may choose to compute again in the backward pass,
+/// as a [`checkpoint`] does, to save the memory of what it keeps. Without a plan it is a plain call.
+///
+/// A forward pass must meet the same segments in the same order each time; segments inside a segment belong to it.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use forebay_core::{device::Device, dtype::DType, nn::{Linear, Module}, plan::segment, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let layers: Vec<_> = (0..8).map(|_| Linear::new(64, 64, &device).map(Arc::new)).collect::<Result<_, _>>()?;
+/// let mut x = Tensor::zeros(&[16, 64], DType::F32, &device)?;
+/// for layer in &layers {
+///     let layer = Arc::clone(layer);
+///     x = segment(&[&x], move |x| layer.forward(&x[0])?.gelu())?;
+/// }
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// What `body` returns.
+pub fn segment(
+    inputs: &[&Tensor],
+    body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let plain = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
+        body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
+    };
+    if !autograd::is_enabled() {
+        return plain(&body);
+    }
+    let Some((again, backend)) = PASS.with_borrow_mut(|pass| {
+        let pass = pass.as_mut()?;
+        let again = pass.again.get(pass.next).copied().unwrap_or(false);
+        pass.next = (pass.next + 1) % pass.again.len().max(1);
+        Some((again, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
+    }) else {
+        return plain(&body);
+    };
+    // Segments inside this one are parts of it, now and when it runs again.
+    let whole = move |x: &[Tensor]| {
+        let _inside = Segments::set(None);
+        body(x)
+    };
+    if again {
+        return checkpoint(inputs, whole);
+    }
+    let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
+        return plain(&whole);
+    };
+    let (held, spent) = (device.memory().allocated(), backend.work().seconds);
+    let out = plain(&whole)?;
+    let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
+    let part = Part { bytes, seconds: backend.work().seconds - spent };
+    PASS.with_borrow_mut(|pass| {
+        if let Some(probe) = pass.as_mut().and_then(|p| p.probe.as_mut()) {
+            probe.seen.push(part);
+        }
+    });
+    Ok(out)
+}
+
+/// The sets of segments worth computing again: none saves as many bytes in less time than another. By time; the first
+/// has none, but such as take no time; the last has all that save anything.
+///
+/// Of equal segments the earlier are taken: when the backward pass comes to them, the later ones have been freed, and what
+/// they compute again stands beside less (a later one's would stand beside everything).
+pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
+    #[derive(Clone)]
+    struct Set {
+        bytes: u64,
+        seconds: f64,
+        chosen: Vec<bool>,
+    }
+    let none = Set { bytes: 0, seconds: 0.0, chosen: vec![false; parts.len()] };
+    let mut front = vec![none];
+    for (k, part) in parts.iter().enumerate().filter(|(_, p)| p.bytes > 0) {
+        let with = front.iter().map(|set| {
+            let mut chosen = set.chosen.clone();
+            chosen[k] = true;
+            Set { bytes: set.bytes + part.bytes, seconds: set.seconds + part.seconds, chosen }
+        });
+        let with: Vec<Set> = with.collect();
+        front.extend(with);
+        // Of the same time and bytes, the set of earlier segments first.
+        front.sort_by(|a, b| {
+            a.seconds.total_cmp(&b.seconds).then(b.bytes.cmp(&a.bytes)).then(b.chosen.cmp(&a.chosen))
+        });
+        let mut saved = None;
+        front.retain(|set| {
+            // Sums of the same times in another order differ in their last bits: more bytes by less than that is no gain.
+            let better = saved.is_none_or(|s| set.bytes > s);
+            saved = saved.max(Some(set.bytes));
+            better
+        });
+        thin(&mut front, 4 * most);
+    }
+    thin(&mut front, most);
+    front.into_iter().map(|set| set.chosen.into()).collect()
+}
+
+/// Keeps at most `most` of them, evenly spread, the first and the last among them.
+fn thin<T>(list: &mut Vec<T>, most: usize) {
+    let n = list.len();
+    if n > most.max(2) {
+        let most = most.max(2);
+        let mut kept = (0..most).map(|k| k * (n - 1) / (most - 1)).peekable();
+        let mut at = 0;
+        list.retain(|_| {
+            let keep = kept.peek() == Some(&at);
+            if keep {
+                kept.next();
+            }
+            at += 1;
+            keep
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(bytes: u64, seconds: f64) -> Part {
+        Part { bytes, seconds }
+    }
+
+    #[test]
+    fn equal_segments_are_taken_from_the_front() {
+        let sets = sets(&[part(10, 1.0); 4], 16);
+        let counts: Vec<usize> = sets.iter().map(|s| s.iter().filter(|c| **c).count()).collect();
+        assert_eq!(counts, [0, 1, 2, 3, 4]);
+        assert_eq!(*sets[2], [true, true, false, false]);
+    }
+
+    #[test]
+    fn cheap_bytes_come_first_and_none_is_dominated() {
+        let parts = [part(10, 5.0), part(100, 1.0), part(0, 1.0), part(50, 0.5), part(60, 4.0)];
+        let sets = sets(&parts, 64);
+        let cost = |set: &[bool]| {
+            let of = |f: fn(&Part) -> f64| -> f64 {
+                parts.iter().zip(set).filter(|(_, c)| **c).map(|(p, _)| f(p)).sum()
+            };
+            (of(|p| p.seconds), of(|p| p.bytes as f64))
+        };
+        // Against every subset.
+        for mask in 0..1 << parts.len() {
+            let subset: Vec<bool> = (0..parts.len()).map(|k| mask >> k & 1 == 1).collect();
+            let (seconds, bytes) = cost(&subset);
+            assert!(
+                sets.iter().map(|s| cost(s)).any(|(s, b)| s <= seconds && b >= bytes),
+                "{subset:?} is better than what was found"
+            );
+        }
+        assert_eq!(*sets[0], [false; 5]);
+        assert_eq!(sets.last().map(|s| s.to_vec()), Some(vec![true, true, false, true, true]));
+        assert!(!sets.iter().any(|s| s[2]), "a segment that keeps nothing is never computed again");
+    }
+
+    #[test]
+    fn many_different_segments_stay_manageable() {
+        let parts: Vec<Part> = (0..60).map(|k| part(1 << (k % 13), (k * 7 % 11 + 1) as f64)).collect();
+        let sets = sets(&parts, 24);
+        assert_eq!(sets.len(), 24);
+        assert!(sets[0].iter().all(|c| !c) && sets[23].iter().all(|c| *c));
+    }
+}
