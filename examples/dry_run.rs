@@ -2,6 +2,7 @@
 //!
 //! `cargo run --release --example dry_run -- --card h200`
 
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Result;
@@ -32,6 +33,9 @@ struct Options {
     /// Words in a passage.
     #[arg(long, default_value_t = 1024)]
     length: usize,
+    /// Also writes a snapshot of the end of the step, with all that happened, for `forebay memory`.
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
 }
 
 #[derive(Module)]
@@ -96,6 +100,10 @@ fn main() -> Result<()> {
             drop(logits);
             optimizer.step()?;
             optimizer.zero_grad();
+        }
+        // A dry run records.
+        if let Some(path) = &options.memory_snapshot {
+            device.pool().snapshot().save(path)?;
         }
         Ok(())
     })?;

@@ -52,6 +52,9 @@ struct Options {
     /// Also writes step, loss and accuracy as CSV.
     #[arg(long)]
     curve: Option<PathBuf>,
+    /// Also records what happens to memory, for `forebay memory`; PyTorch's form if the name ends in .pickle.
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
 }
 
 /// The type of products in mixed precision.
@@ -114,6 +117,9 @@ fn main() -> Result<()> {
     println!("{}", device.info());
     println!("{} training and {} test pictures of {}", train.len(), test.len(), train.folder().display());
 
+    if options.memory_snapshot.is_some() {
+        device.pool().record(100_000);
+    }
     device.manual_seed(options.seed);
     let net = Net::new(width, &device)?;
     println!("{} parameters, {steps} steps of {batch} pictures", net.num_parameters());
@@ -134,7 +140,12 @@ fn main() -> Result<()> {
     let ended = trainer.fit(&train.shuffle(options.seed).batches(batch).drop_last(), |x, y| {
         let logits = net.forward(x)?;
         Ok((logits.cross_entropy(y)?, train::accuracy(&logits, y)?))
-    })?;
+    });
+    // Of a training that ran out of memory too.
+    if let Some(path) = &options.memory_snapshot {
+        device.pool().snapshot().save(path)?;
+    }
+    let ended = ended?;
 
     let history = trainer.history();
     history.write_svg(options.save.with_extension("svg"))?;

@@ -58,6 +58,9 @@ struct Options {
     /// Also writes step and loss as CSV.
     #[arg(long)]
     curve: Option<PathBuf>,
+    /// Also records what happens to memory, for `forebay memory`; PyTorch's form if the name ends in .pickle.
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
     /// Characters to write at the end.
     #[arg(long)]
     write: Option<usize>,
@@ -179,6 +182,9 @@ fn main() -> Result<()> {
     println!("{}", device.info());
     println!("{} characters, {} different ones", text.len(), text.vocabulary().len());
 
+    if options.memory_snapshot.is_some() {
+        device.pool().record(100_000);
+    }
     device.manual_seed(options.seed);
     let (layers, width) = (pick(options.layers, 4, 2), pick(options.width, 128, 64));
     let net = Gpt::new(text.vocabulary().len(), length, layers, width, &device)?;
@@ -200,7 +206,12 @@ fn main() -> Result<()> {
     }
     let passages = text.windows(length).shuffle(options.seed).batches(batch).drop_last();
     let ended =
-        trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?))?;
+        trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?));
+    // Of a training that ran out of memory too.
+    if let Some(path) = &options.memory_snapshot {
+        device.pool().snapshot().save(path)?;
+    }
+    let ended = ended?;
 
     trainer.history().write_svg(options.save.with_extension("svg"))?;
     if let Some(path) = &options.curve {

@@ -17,6 +17,7 @@ ACTIONS = {
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap",
     "oom", "snapshot",
 }
+STATES = {"active_allocated", "active_pending_free", "inactive"}
 
 
 def lines(text):
@@ -29,6 +30,8 @@ def check_contents(data):
         blocks = segment["blocks"]
         sizes = sum(b["size"] for b in blocks)
         assert sizes == segment["total_size"], f"blocks of {sizes} bytes in a segment of {segment['total_size']}"
+        unknown = {b["state"] for b in blocks} - STATES
+        assert not unknown, f"unknown states: {unknown}"
         live = [b for b in blocks if b["state"] == "active_allocated"]
         assert sum(b["size"] for b in live) == segment["allocated_size"], "allocated_size is not the sum of live blocks"
         for one, other in zip(blocks, blocks[1:]):
@@ -38,6 +41,38 @@ def check_contents(data):
         assert not unknown, f"unknown actions: {unknown}"
         times = [e["time_us"] for e in trace]
         assert times == sorted(times), "events are out of order"
+
+
+def check_history(data):
+    """Takes every event back, as the viewer's script does: it fails where an event contradicts what came after it."""
+    memory, blocks = set(), {}
+    for segment in data["segments"]:
+        memory.add((segment["address"], segment["address"] + segment["total_size"]))
+        for block in segment["blocks"]:
+            if block["state"] != "inactive":
+                blocks[block["address"]] = block["state"]
+    for event in (e for trace in data["device_traces"] for e in reversed(trace)):
+        action, start = event["action"], event.get("addr")
+        end = None if start is None else start + event["size"]
+        if action == "alloc":
+            assert blocks.pop(start, None) == "active_allocated", f"what {event} lent is not there"
+        elif action == "free_completed":
+            assert start not in blocks, f"what {event} freed is there"
+            blocks[start] = "active_pending_free"
+        elif action == "free_requested":
+            assert blocks.get(start) == "active_pending_free", f"what {event} freed does not wait"
+            blocks[start] = "active_allocated"
+        elif action in ("segment_free", "segment_unmap"):
+            memory.add((start, end))
+        elif action in ("segment_alloc", "segment_map"):
+            # Mapped memory is told in stretches; those that meet in a part that goes are one.
+            parts = sorted(m for m in memory if m[0] < end and start < m[1])
+            assert parts and parts[0][0] <= start and end <= parts[-1][1], f"the memory of {event} is not there"
+            assert all(a[1] == b[0] for a, b in zip(parts, parts[1:])), f"the memory of {event} has a gap"
+            memory -= set(parts)
+            memory |= {m for m in ((parts[0][0], start), (end, parts[-1][1])) if m[0] < m[1]}
+        if action.startswith("free"):
+            assert any(m[0] <= start < m[1] for m in memory), f"the block of {event} lies in no segment"
 
 
 def main():
@@ -50,6 +85,7 @@ def main():
 
     tools = {
         "contents": lambda: check_contents(data),
+        "history": lambda: check_history(data),
         "segsum": lambda: _memory_viz.segsum(data),
         "trace": lambda: _memory_viz.trace(data),
         "memory": lambda: _memory_viz.memory(data, format_flamegraph=lines),

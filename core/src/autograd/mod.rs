@@ -325,15 +325,14 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
             })?
         };
         let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(Option::is_some).collect();
-        let grads = {
-            let _scope = memory::scope::enter_scope(memory::scope::Scope {
-                module: node.module,
-                tag: Tag::Gradient,
-                op: node.op,
-                site: node.site,
-            });
-            backward(&grad, &wants)?
-        };
+        // Until the gradients are delivered: one that must be copied or summed is this node's as well.
+        let _scope = memory::scope::enter_scope(memory::scope::Scope {
+            module: node.module,
+            tag: Tag::Gradient,
+            op: node.op,
+            site: node.site,
+        });
+        let grads = backward(&grad, &wants)?;
         drop(grad);
         if options.retain_graph {
             *lock(&node.backward) = Some(backward);

@@ -12,6 +12,10 @@ use super::Config;
 use super::record::Action;
 use super::snapshot::{BlockState, Snapshot, Who};
 
+/// Items of a list that are appended at once, as Python does: the viewer's script passes each as an argument of a call,
+/// and engines bound how many a call has.
+const BATCH: usize = 1000;
+
 /// Protocol 2 of Python's pickle, with as much of it as a snapshot needs. Text is written once.
 struct Pickle<W> {
     out: W,
@@ -102,7 +106,10 @@ impl<W: Write> Pickle<W> {
         mut each: impl FnMut(&mut Self, T) -> io::Result<()>,
     ) -> io::Result<()> {
         self.out.write_all(b"](")?;
-        for item in items {
+        for (at, item) in items.into_iter().enumerate() {
+            if at > 0 && at % BATCH == 0 {
+                self.out.write_all(b"e(")?;
+            }
             each(self, item)?;
         }
         self.out.write_all(b"e")
@@ -269,7 +276,8 @@ fn actions(action: Action) -> &'static [&'static str] {
 fn state(state: BlockState) -> &'static str {
     match state {
         BlockState::ActiveAllocated => "active_allocated",
-        BlockState::ActiveAwaitingFree => "active_awaiting_free",
+        // So it writes and its viewer reads it; its documentation has `active_awaiting_free`.
+        BlockState::ActiveAwaitingFree => "active_pending_free",
         // PyTorch has no word for memory on its way back.
         BlockState::Inactive | BlockState::Leaving => "inactive",
     }

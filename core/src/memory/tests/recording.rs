@@ -199,7 +199,7 @@ for s in data["segments"]:
     for b in s["blocks"]:
         assert set(b) == {"address", "size", "requested_size", "state", "frames"}, b.keys()
         assert b["address"] == at
-        assert b["state"] in ("active_allocated", "active_awaiting_free", "inactive"), b["state"]
+        assert b["state"] in ("active_allocated", "active_pending_free", "inactive"), b["state"]
         at += b["size"]
 (trace,) = data["device_traces"]
 for e in trace:
