@@ -3,6 +3,7 @@
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod memory;
 mod plan;
 mod replay;
 
@@ -19,11 +20,14 @@ enum Command {
     Plan(plan::Plan),
     /// What the pool would make of a recorded workload, under one configuration or several.
     Replay(replay::Replay),
+    /// What snapshots of a pool say: as text, as a page for a browser, and what two of them differ in.
+    Memory(memory::Memory),
 }
 
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Plan(plan) => plan.run(),
         Command::Replay(replay) => replay.run(),
+        Command::Memory(memory) => memory.run(),
     }
 }

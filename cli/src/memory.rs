@@ -1,0 +1,59 @@
+//! `forebay memory`: what snapshots of a pool say.
+
+mod report;
+mod view;
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use clap::{Args, Subcommand};
+use forebay::memory::Snapshot;
+
+#[derive(Args)]
+pub(crate) struct Memory {
+    #[command(subcommand)]
+    question: Question,
+}
+
+#[derive(Subcommand)]
+enum Question {
+    /// Who holds memory, now and when most was held; what is free, and in how many pieces.
+    Report {
+        /// What `Snapshot::save` wrote.
+        snapshot: PathBuf,
+        /// Lines of every table.
+        #[arg(long, default_value_t = 10)]
+        top: usize,
+    },
+    /// Writes a page that shows it all, for any browser: one file, which needs nothing else.
+    View {
+        /// What `Snapshot::save` wrote.
+        snapshot: PathBuf,
+        /// The page.
+        #[arg(long, short, default_value = "memory.html")]
+        out: PathBuf,
+    },
+    /// Who holds more in the second snapshot than in the first.
+    Diff {
+        /// The earlier one.
+        before: PathBuf,
+        /// The later one.
+        after: PathBuf,
+    },
+}
+
+impl Memory {
+    pub(crate) fn run(self) -> Result<()> {
+        match self.question {
+            Question::Report { snapshot, top } => print!("{}", report::text(&Snapshot::open(snapshot)?, top)),
+            Question::View { snapshot, out } => {
+                view::write(&Snapshot::open(snapshot)?, &out)?;
+                println!("{}", out.display());
+            }
+            Question::Diff { before, after } => {
+                println!("{}", Snapshot::open(before)?.diff(&Snapshot::open(after)?));
+            }
+        }
+        Ok(())
+    }
+}

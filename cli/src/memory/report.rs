@@ -1,0 +1,195 @@
+//! `forebay memory report`: a snapshot as text.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use forebay::memory::{BlockState, Bytes, Moment, SegmentInfo, Snapshot, Tag};
+
+/// The whole report; every table has at most `top` lines.
+pub(super) fn text(snapshot: &Snapshot, top: usize) -> String {
+    let mut text = String::new();
+    // Writing to a string cannot fail.
+    let _ = write(&mut text, snapshot, top);
+    text
+}
+
+fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
+    let stat = |key: &str| Bytes(snapshot.stats.get(key).copied().unwrap_or(0));
+    let device = if snapshot.device.is_empty() { "a pool" } else { &snapshot.device };
+    writeln!(
+        out,
+        "memory of {device}: {} allocated, {} pending, {} reserved; peak {} allocated, {} reserved",
+        stat("allocated_bytes.all.current"),
+        stat("pending_bytes"),
+        stat("reserved_bytes.all.current"),
+        stat("allocated_bytes.all.peak"),
+        stat("reserved_bytes.all.peak"),
+    )?;
+    writeln!(out, "settings: {}", snapshot.config)?;
+    let peak = snapshot.peak();
+    match &peak {
+        None => writeln!(out, "nothing was recorded: lines are unknown, and what was held before")?,
+        Some(peak) => {
+            let (kept, dropped) = (snapshot.events.len(), snapshot.dropped_events);
+            write!(out, "recorded: {kept} events")?;
+            if dropped > 0 {
+                write!(out, " ({dropped} older ones were not kept)")?;
+            }
+            write!(out, "; most was held after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
+            let asked = snapshot.events.get(peak.event).and_then(|e| snapshot.who(e.who));
+            writeln!(out, "{}", asked.map_or(String::new(), |who| format!(", by {who}")))?;
+        }
+    }
+
+    writeln!(out, "\n{:<44} {:>12} {:>12}", "by tag", "now", "at the peak")?;
+    let now = sums(snapshot.held().into_iter().map(|(who, held)| (who.tag, held.bytes)));
+    for tag in Tag::ALL {
+        let now = now.get(&tag).copied().unwrap_or(0);
+        line(out, tag.name(), now, peak.map(|p: Moment| p.by_tag[tag as usize]))?;
+    }
+
+    writeln!(out, "\nby module")?;
+    let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
+    let now = sums(snapshot.held().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
+    let then = peak.map(|p| {
+        sums(snapshot.held_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
+    });
+    let bytes = |of: &BTreeMap<String, u64>, name: &str| of.get(name).copied().unwrap_or(0);
+    let most = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
+    let mut names: Vec<&String> = now.keys().chain(then.iter().flat_map(BTreeMap::keys)).collect();
+    names.sort_by_key(|name| (std::cmp::Reverse(most(name)), *name));
+    names.dedup();
+    for name in names.iter().take(top) {
+        line(out, name, bytes(&now, name), then.as_ref().map(|then| bytes(then, name)))?;
+    }
+    rest(out, names.len(), top)?;
+
+    holders(out, snapshot, peak, top)?;
+    segments(out, snapshot, top)
+}
+
+fn sums<K: Ord>(parts: impl Iterator<Item = (K, u64)>) -> BTreeMap<K, u64> {
+    let mut sums = BTreeMap::new();
+    for (key, bytes) in parts {
+        *sums.entry(key).or_default() += bytes;
+    }
+    sums
+}
+
+fn line(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::Result {
+    if now == 0 && then.unwrap_or(0) == 0 {
+        return Ok(());
+    }
+    write!(out, "{name:<44} {:>12}", Bytes(now).to_string())?;
+    match then {
+        Some(then) => writeln!(out, " {:>12}", Bytes(then).to_string()),
+        None => writeln!(out),
+    }
+}
+
+/// What a table has no lines for.
+fn rest(out: &mut String, all: usize, top: usize) -> fmt::Result {
+    if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
+}
+
+fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<Moment>, top: usize) -> fmt::Result {
+    let held = snapshot.held();
+    writeln!(out, "\ntop holders now")?;
+    for (who, held) in held.iter().take(top) {
+        writeln!(out, "{:>12} {:>6} blocks  {who}", Bytes(held.bytes).to_string(), held.blocks)?;
+    }
+    rest(out, held.len(), top)?;
+    let Some(peak) = peak else { return Ok(()) };
+    let held = snapshot.held_at(peak.event);
+    writeln!(out, "\ntop holders at the peak")?;
+    for (who, bytes) in held.iter().take(top) {
+        writeln!(out, "{:>12}  {who}", Bytes(*bytes).to_string())?;
+    }
+    rest(out, held.len(), top)
+}
+
+/// Free bytes of a segment, and the largest free piece.
+fn free(segment: &SegmentInfo) -> (u64, u64) {
+    let pieces = segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size);
+    pieces.fold((0, 0), |(sum, largest), size| (sum + size, largest.max(size)))
+}
+
+fn segments(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
+    let (sum, largest) = snapshot
+        .segments
+        .iter()
+        .map(free)
+        .fold((0, 0), |(sum, most), (free, largest)| (sum + free, most.max(largest)));
+    let fragmentation = if sum == 0 { 0.0 } else { 100.0 * (1.0 - largest as f64 / sum as f64) };
+    writeln!(
+        out,
+        "\nfree: {}, of them {} in one piece (fragmentation {fragmentation:.0} %)",
+        Bytes(sum),
+        Bytes(largest)
+    )?;
+    writeln!(
+        out,
+        "\n{:<18} {:>12} {:>12} {:>12} {:>13} {:>7}  kind",
+        "segments", "bytes", "allocated", "free", "largest free", "blocks"
+    )?;
+    let mut segments: Vec<&SegmentInfo> = snapshot.segments.iter().collect();
+    segments.sort_by_key(|s| (std::cmp::Reverse(s.total_size), s.address));
+    for segment in segments.iter().take(top) {
+        let (sum, largest) = free(segment);
+        let kind = if segment.small { "small" } else { "large" };
+        let mapped = if segment.is_expandable { ", mapped" } else { "" };
+        let sizes = [segment.total_size, segment.allocated_size, sum].map(|n| Bytes(n).to_string());
+        let [total, allocated, sum] = sizes;
+        writeln!(
+            out,
+            "{:<#18x} {total:>12} {allocated:>12} {sum:>12} {:>13} {:>7}  {kind}{mapped}",
+            segment.address,
+            Bytes(largest).to_string(),
+            segment.blocks.len()
+        )?;
+    }
+    rest(out, segments.len(), top)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use anyhow::Result;
+    use forebay::memory::fake::FakeSource;
+    use forebay::memory::{Config, Pool, Request, scope};
+
+    use super::*;
+
+    #[test]
+    fn a_report_says_who_holds_what_and_held_it_at_the_peak() -> Result<()> {
+        const MIB: u64 = 1 << 20;
+        let pool = Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).named("fake:0");
+        pool.record(100);
+        let _net = scope::module("net");
+        let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter))?;
+        let _layer = scope::module("fc1");
+        let value = pool.alloc(Request::new(60 * MIB).tag(Tag::Activation).op("relu"))?;
+        pool.free(value);
+        let report = text(&pool.snapshot(), 10);
+        let has = |line: &str| assert!(report.contains(line), "{line}\n{report}");
+        has(
+            "memory of fake:0: 40.0 MiB allocated, 0 B pending, 100.0 MiB reserved; peak 100.0 MiB allocated",
+        );
+        has(
+            "recorded: 5 events; most was held after event 4: 100.0 MiB, by activation of net.fc1, in relu (",
+        );
+        has("parameter                                        40.0 MiB     40.0 MiB");
+        has("activation                                            0 B     60.0 MiB");
+        has("net.fc1                                               0 B     60.0 MiB");
+        has("    60.0 MiB  activation of net.fc1, in relu (");
+        has("free: 60.0 MiB, of them 60.0 MiB in one piece (fragmentation 0 %)");
+        has("     60.0 MiB          0 B     60.0 MiB      60.0 MiB       1  large");
+
+        pool.stop_recording();
+        let report = text(&pool.snapshot(), 1);
+        assert!(report.contains("nothing was recorded"), "{report}");
+        assert!(report.contains("(1 more: --top)"), "{report}");
+        Ok(())
+    }
+}

@@ -1,0 +1,40 @@
+//! The page: a template with the snapshot's JSON inside.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use forebay::memory::Snapshot;
+
+/// Everything but the snapshot.
+const TEMPLATE: &str = include_str!("viewer.html");
+/// Where it goes.
+const PLACE: &str = "{{snapshot}}";
+
+pub(super) fn write(snapshot: &Snapshot, path: &Path) -> Result<()> {
+    fs::write(path, page(snapshot)?).with_context(|| path.display().to_string())
+}
+
+fn page(snapshot: &Snapshot) -> Result<String> {
+    // `<` stands in text only; written so, nothing in a name can end the script that it lies in.
+    let json = serde_json::to_string(snapshot)?.replace('<', "\\u003c");
+    let (before, after) = TEMPLATE.split_once(PLACE).context("the template has no place for the snapshot")?;
+    Ok([before, &json, after].concat())
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay::memory::Who;
+
+    use super::*;
+
+    #[test]
+    fn no_name_ends_the_script() -> Result<()> {
+        let who = Who { module: "</script><script>alert(1)".to_owned(), ..Who::default() };
+        let page = page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;
+        assert!(!page.contains("</script><script>alert"));
+        assert_eq!(page.matches("</script>").count(), TEMPLATE.matches("</script>").count());
+        assert!(!page.contains("http:") && !page.contains("https:"), "the page needs no network");
+        Ok(())
+    }
+}
