@@ -1,4 +1,4 @@
-//! A backend that stops giving memory at a chosen call, and is otherwise the one it wraps.
+//! A backend that stops giving memory at a chosen call, or has fewer bindings, and is otherwise the one it wraps.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,13 +13,21 @@ use forebay::error::Result;
 #[derive(Debug)]
 pub(super) struct Faulty {
     inner: Arc<dyn Backend>,
+    info: DeviceInfo,
     /// Calls for memory that are still served.
     left: AtomicU64,
 }
 
 impl Faulty {
     pub(super) fn new(inner: Arc<dyn Backend>) -> Self {
-        Self { inner, left: AtomicU64::new(u64::MAX) }
+        Self { info: inner.info().clone(), inner, left: AtomicU64::new(u64::MAX) }
+    }
+
+    /// A device whose kernels bind at most so many buffers.
+    pub(super) fn with_bindings(inner: Arc<dyn Backend>, bindings: u32) -> Self {
+        let mut faulty = Self::new(inner);
+        faulty.info.limits.max_bindings = faulty.info.limits.max_bindings.min(bindings);
+        faulty
     }
 
     /// Serves this many more calls for memory, and no other until the next call of this.
@@ -76,7 +84,7 @@ impl SegmentSource for Faulty {
 
 impl Backend for Faulty {
     fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+        &self.info
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.inner.compile(source)

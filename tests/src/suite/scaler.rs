@@ -1,16 +1,20 @@
 //! Scaled losses: the scale, steps that are skipped on the device, and that training in halves comes out as in f32.
 
+use std::sync::Arc;
+
 use anyhow::{Context, Result, ensure};
 use forebay::amp::{GradScaler, autocast};
 use forebay::data::Dataset;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
+use forebay::memory::Config;
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 
+use super::faulty::Faulty;
 use super::host::{Numbers, close, same_bits};
 use super::runs::{Points, Temporary};
 use super::tests;
@@ -20,6 +24,7 @@ tests![
     the_scale_stays_a_number_that_can_be_inverted,
     gradients_are_unscaled_and_clipped,
     a_step_with_an_infinity_changes_nothing,
+    skipping_takes_no_more_bindings_than_there_are,
     steps_counted_on_the_device_are_those_of_the_host,
     an_optimiser_is_skipped_for_its_own_gradients,
     calls_out_of_order_are_refused,
@@ -218,6 +223,14 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
         same(&run(true)?, &run(false)?).with_context(|| name)?;
     }
     Ok(())
+}
+
+fn skipping_takes_no_more_bindings_than_there_are(device: &Device) -> Result<()> {
+    // Seven: the state, the count and the flag leave room for two parameters in a launch, where three share their state.
+    let few = Arc::new(Faulty::with_bindings(device.backend().clone(), 7));
+    let few = Device::with_config(few, Config::default());
+    a_step_with_an_infinity_changes_nothing(&few)?;
+    steps_counted_on_the_device_are_those_of_the_host(&few)
 }
 
 fn steps_counted_on_the_device_are_those_of_the_host(device: &Device) -> Result<()> {
