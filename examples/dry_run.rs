@@ -9,6 +9,7 @@ use anyhow::Result;
 use clap::Parser;
 use forebay::backend::null::Profile;
 use forebay::memory::Bytes;
+use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::{CARDS, dry_run};
 use forebay::prelude::*;
 
@@ -38,59 +39,20 @@ struct Options {
     memory_snapshot: Option<PathBuf>,
 }
 
-#[derive(Module)]
-struct Block {
-    norm1: LayerNorm,
-    attention: SelfAttention,
-    norm2: LayerNorm,
-    up: Linear,
-    down: Linear,
-}
-
-#[derive(Module)]
-struct Net {
-    words: Embedding,
-    blocks: Vec<Block>,
-    norm: LayerNorm,
-    head: Linear,
-}
-
-impl Net {
-    fn new(options: &Options, device: &Device) -> Result<Self, Error> {
-        let width = options.width;
-        let block = |_| {
-            Ok(Block {
-                norm1: LayerNorm::new(&[width], device)?,
-                attention: SelfAttention::new(width, width / 128, device)?.causal(),
-                norm2: LayerNorm::new(&[width], device)?,
-                up: Linear::new(width, 4 * width, device)?,
-                down: Linear::new(4 * width, width, device)?,
-            })
-        };
-        Ok(Self {
-            words: Embedding::new(options.vocabulary, width, device)?,
-            blocks: (0..options.layers).map(block).collect::<Result<_, Error>>()?,
-            norm: LayerNorm::new(&[width], device)?,
-            head: Linear::without_bias(width, options.vocabulary, device)?,
-        })
-    }
-
-    fn forward(&self, text: &Tensor) -> Result<Tensor, Error> {
-        let mut x = self.words.forward(text)?;
-        for block in &self.blocks {
-            x = x.add(&block.attention.forward(&block.norm1.forward(&x)?)?)?;
-            x = x.add(&block.down.forward(&block.up.forward(&block.norm2.forward(&x)?)?.gelu()?)?)?;
-        }
-        self.head.forward(&self.norm.forward(&x)?)
-    }
-}
-
 fn main() -> Result<()> {
     let options = Options::parse();
     let start = Instant::now();
+    let sizes = GptOptions {
+        vocabulary: options.vocabulary,
+        context: options.length,
+        layers: options.layers,
+        heads: options.width / 128,
+        width: options.width,
+        dropout: 0.0,
+    };
     let mut parameters = 0;
     let run = dry_run(&Profile::card(&options.card)?, |device| {
-        let net = Net::new(&options, device)?;
+        let net = Gpt::new(&sizes, device)?;
         parameters = net.num_parameters();
         let mut optimizer = AdamW::new(net.parameters(), 1e-4);
         for _ in 0..2 {

@@ -9,7 +9,11 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use forebay::amp::GradScaler;
 use forebay::autograd::no_grad;
+use forebay::backend::null::Profile;
+use forebay::memory::Bytes;
+use forebay::nn::{Gpt, GptOptions};
 use forebay::optim::schedule::WarmupCosine;
+use forebay::plan::{Budget, Choice, Plan};
 use forebay::prelude::*;
 use forebay::train::Ended;
 
@@ -52,6 +56,10 @@ struct Options {
     /// Batches in a step, whose gradients are added up.
     #[arg(long, default_value_t = 1)]
     accumulate: u32,
+    /// Bytes that training may take, as 200MiB: passages at once, segments that are computed again, and the precision, if
+    /// `--amp` allows one, are chosen to fit.
+    #[arg(long)]
+    budget: Option<Bytes>,
     /// Goes on from a checkpoint.
     #[arg(long)]
     resume: Option<PathBuf>,
@@ -73,94 +81,65 @@ enum Amp {
     Bf16,
 }
 
-/// A block of the model: attention, then two layers for each character alone; each on normalised values, and added.
-#[derive(Module)]
-struct Block {
-    norm1: LayerNorm,
-    attention: SelfAttention,
-    norm2: LayerNorm,
-    up: Linear,
-    down: Linear,
-    dropout: Dropout,
-}
-
-impl Block {
-    fn new(width: usize, device: &Device) -> Result<Self, Error> {
-        Ok(Self {
-            norm1: LayerNorm::new(&[width], device)?,
-            attention: SelfAttention::new(width, width / 32, device)?.causal().with_dropout(0.1),
-            norm2: LayerNorm::new(&[width], device)?,
-            up: Linear::new(width, 4 * width, device)?,
-            down: Linear::new(4 * width, width, device)?,
-            dropout: Dropout::new(0.1),
-        })
-    }
-
-    fn forward(&self, x: &Tensor) -> Result<Tensor, Error> {
-        let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
-        let wide = self.up.forward(&self.norm2.forward(&x)?)?.gelu()?;
-        x.add(&self.dropout.forward(&self.down.forward(&wide)?)?)
-    }
-}
-
-#[derive(Module)]
-struct Gpt {
-    characters: Embedding,
-    positions: Embedding,
-    blocks: Vec<Block>,
-    norm: LayerNorm,
-    head: Linear,
-    length: usize,
-}
-
-impl Gpt {
-    fn new(
-        vocabulary: usize,
-        length: usize,
-        layers: usize,
-        width: usize,
-        device: &Device,
-    ) -> Result<Self, Error> {
-        Ok(Self {
-            characters: Embedding::new(vocabulary, width, device)?,
-            positions: Embedding::new(length, width, device)?,
-            blocks: (0..layers).map(|_| Block::new(width, device)).collect::<Result<_, _>>()?,
-            norm: LayerNorm::new(&[width], device)?,
-            head: Linear::new(width, vocabulary, device)?,
-            length,
-        })
-    }
-
-    /// Scores of the next character at every position: [batch, length] to [batch, length, vocabulary].
-    fn forward(&self, text: &Tensor) -> Result<Tensor, Error> {
-        let positions = Tensor::arange(0.0, text.dim(1)? as f64, 1.0, DType::I64, text.device())?;
-        let mut x = self.characters.forward(text)?.add(&self.positions.forward(&positions)?)?;
-        for block in &self.blocks {
-            x = block.forward(&x)?;
+impl Amp {
+    fn dtype(self) -> DType {
+        match self {
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
         }
-        self.head.forward(&self.norm.forward(&x)?)
     }
+}
 
-    /// Goes on from `start` for `n` characters, each drawn by its probability.
-    fn write(&self, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
-        let _no_grad = no_grad();
-        self.eval();
-        let mut text = start.to_vec();
-        for _ in 0..n {
-            let seen = &text[text.len().saturating_sub(self.length)..];
-            let scores = self.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
-            let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
-            // The first character at which the sum of the probabilities passes a random number.
-            let mut left = Tensor::rand(&[1], DType::F32, device)?.item()? as f32;
-            let next = last.iter().position(|p| {
-                left -= p;
-                left < 0.0
-            });
-            text.push(next.unwrap_or(last.len() - 1) as i64);
-        }
-        self.train(true);
-        Ok(text)
+/// The loss of passages `x`, whose next characters are `y`.
+fn loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
+    net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?)
+}
+
+/// The fastest way to run steps of `batch` passages within so many bytes.
+fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<Plan, Error> {
+    budget.plan(&Profile::of(device), |dry| {
+        let net = Gpt::new(sizes, dry)?;
+        let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+        let (dry, shape) = (dry.clone(), [batch, sizes.context]);
+        Ok(move |choice: &Choice| {
+            // The batch that is trained on, and the next one, which is on its way.
+            let text = || Tensor::zeros(&shape, DType::I64, &dry);
+            let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
+            for k in 0..choice.count {
+                let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+                let autocast = choice.autocast()?;
+                let loss = loss(&net, &part(&x)?, &part(&y)?)?;
+                drop(autocast);
+                loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
+            }
+            clip_grad_norm_(&net.parameters(), 1.0)?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(())
+        })
+    })
+}
+
+/// Goes on from `start` for `n` characters, each drawn by its probability.
+fn write(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
+    let _no_grad = no_grad();
+    net.eval();
+    let context = net.positions.dim(0)?;
+    let mut text = start.to_vec();
+    for _ in 0..n {
+        let seen = &text[text.len().saturating_sub(context)..];
+        let scores = net.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
+        let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
+        // The first character at which the sum of the probabilities passes a random number.
+        let mut left = Tensor::rand(&[1], DType::F32, device)?.item()? as f32;
+        let next = last.iter().position(|p| {
+            left -= p;
+            left < 0.0
+        });
+        text.push(next.unwrap_or(last.len() - 1) as i64);
     }
+    net.train(true);
+    Ok(text)
 }
 
 fn main() -> Result<()> {
@@ -187,7 +166,9 @@ fn main() -> Result<()> {
     }
     device.manual_seed(options.seed);
     let (layers, width) = (pick(options.layers, 4, 2), pick(options.width, 128, 64));
-    let net = Gpt::new(text.vocabulary().len(), length, layers, width, &device)?;
+    let vocabulary = text.vocabulary().len();
+    let sizes = GptOptions { vocabulary, context: length, layers, heads: width / 32, width, dropout: 0.1 };
+    let net = Gpt::new(&sizes, &device)?;
     println!("{} parameters, {steps} steps of {batch} x {length} characters", net.num_parameters());
     let checkpoint = options.save.with_extension("checkpoint");
     let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
@@ -197,10 +178,18 @@ fn main() -> Result<()> {
         .steps(steps)
         .checkpoint(&checkpoint, 500);
     trainer = match options.amp {
+        _ if options.budget.is_some() => trainer,
         Some(Amp::F16) => trainer.autocast(DType::F16).scaler(GradScaler::new()),
         Some(Amp::Bf16) => trainer.autocast(DType::BF16),
         None => trainer,
     };
+    if let Some(Bytes(bytes)) = options.budget {
+        let budget = Budget::new(bytes, batch);
+        let budget = options.amp.map_or(budget.clone(), |amp| budget.allow(amp.dtype()));
+        let plan = plan(&sizes, batch, budget, &device)?;
+        println!("{plan}");
+        trainer = trainer.plan(&plan);
+    }
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
     }
@@ -227,7 +216,7 @@ fn main() -> Result<()> {
     if let Some(loss) = trainer.history().losses.last() {
         println!("loss {loss:.3} after {} steps (device {device})\n", trainer.step());
     }
-    let written = net.write(&text.encode("\n")?, pick(options.write, 500, 200), &device)?;
+    let written = write(&net, &text.encode("\n")?, pick(options.write, 500, 200), &device)?;
     println!("{}", text.decode(&written).trim());
     Ok(())
 }

@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::nn::Module;
 use crate::ops::stack;
 use crate::optim::{Optimizer, Schedule, clip_grad_norm_};
+use crate::plan::{Choice, Plan};
 use crate::tensor::Tensor;
 
 /// Steps between two looks at losses and memory on a GPU; a look waits for the device.
@@ -60,6 +61,7 @@ pub struct Trainer<'a, M: ?Sized, O> {
     micro_batch: MicroBatch,
     autocast: Option<DType>,
     scaler: Option<GradScaler>,
+    budget: Option<(Choice, u64)>,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
     quiet: bool,
@@ -78,6 +80,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             micro_batch: MicroBatch::default(),
             autocast: None,
             scaler: None,
+            budget: None,
             steps: None,
             save: None,
             quiet: false,
@@ -130,6 +133,20 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// loader has.
     pub fn steps(self, n: u64) -> Self {
         Self { steps: Some(n), ..self }
+    }
+
+    /// Runs every step as a [`Plan`] has chosen, in its micro-batches, precision and segments, and holds the device's pool
+    /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
+    pub fn plan(mut self, plan: &Plan) -> Self {
+        let choice = &plan.best.choice;
+        self = self.micro_batch(choice.rows);
+        if let Some(dtype) = choice.precision {
+            self = self.autocast(dtype);
+            if dtype == DType::F16 && self.scaler.is_none() {
+                self = self.scaler(GradScaler::new());
+            }
+        }
+        Self { budget: Some((choice.clone(), plan.budget)), ..self }
     }
 
     /// Saves a [`Checkpoint`] after every `every` steps, at the end, and on Ctrl-C.
@@ -211,6 +228,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let mut progress = Progress::new(self.quiet, self.done.step, total);
         let mut pending = Pending::default();
         let watch = Watch::new();
+        if let Some((_, bytes)) = self.budget {
+            device.pool().set_limit(Some(bytes));
+        }
+        let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
         self.model.train(true);
         let mut ended = Ended::Finished;
         while total.is_none_or(|n| self.done.step < n) {
