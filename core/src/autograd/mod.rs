@@ -188,6 +188,7 @@ pub fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
 /// for each input, of that input's shape and dtype. It runs without recording. It may hold `out` itself and any
 /// input: whatever it holds stays in memory until the backward pass has used it.
 #[must_use]
+#[track_caller]
 pub fn attach(
     op: &'static str,
     out: Tensor,
@@ -208,7 +209,7 @@ pub fn attach(
     let node = Node {
         op,
         module: memory::scope::current().module,
-        site: memory::scope::current().site,
+        site: memory::scope::current().here().site,
         id: next_id(),
         inputs,
         backward: Mutex::new(Some(Box::new(backward))),
@@ -448,6 +449,7 @@ impl Tensor {
     ///
     /// # Errors
     /// It is not a scalar, has no history, or was walked before; or memory runs out.
+    #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(&self.seed()?)
     }
@@ -456,6 +458,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`backward`](Self::backward).
+    #[track_caller]
     pub fn backward_retain(&self) -> Result<()> {
         run(&[(self.clone(), self.seed()?)], Options { retain_graph: true })
     }
@@ -477,6 +480,7 @@ impl Tensor {
         run(&[(self.clone(), grad.detach())], Options::default())
     }
 
+    #[track_caller]
     fn seed(&self) -> Result<Tensor> {
         if self.numel() != 1 {
             return Err(Error::Backward(format!(

@@ -1,6 +1,7 @@
 //! The error of a request that no rung of the ladder could serve: who holds what, and what to do.
 
 use std::fmt;
+use std::panic::Location;
 
 use super::scope::{ModulePath, Tag};
 use super::stats::Bytes;
@@ -13,6 +14,8 @@ pub struct OutOfMemory {
     pub requested: u64,
     /// The operation that asked; empty if none was named.
     pub op: &'static str,
+    /// The line of the program that asked: that called the operation, or the module around it.
+    pub site: Option<&'static Location<'static>>,
     /// The module that asked.
     pub module: ModulePath,
     /// What the memory was for.
@@ -136,6 +139,9 @@ impl fmt::Display for OutOfMemory {
         }
         let asker = if self.op.is_empty() && self.module.is_root() { "a request" } else { "asked" };
         write!(f, "{asker} for {} ({})", Bytes(self.requested), self.tag)?;
+        if let Some(site) = self.site {
+            write!(f, "\n  at: {}:{}", site.file(), site.line())?;
+        }
         write!(f, "\n  device: ")?;
         match (self.total, self.free) {
             (Some(total), Some(free)) => write!(f, "{} free of {}", Bytes(free), Bytes(total))?,

@@ -293,6 +293,7 @@ impl State {
         OutOfMemory {
             requested: need.requested,
             op: need.scope.op,
+            site: need.scope.site,
             module: need.scope.module,
             tag: need.scope.tag,
             device: self.device.clone(),

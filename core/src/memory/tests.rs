@@ -77,7 +77,11 @@ fn take(pool: &Pool, mib: u64) -> Result<Block> {
 
 fn out_of_memory(result: Result<Block>) -> String {
     match result {
-        Err(Error::OutOfMemory(error)) => error.to_string(),
+        // The line is this file's, and another one in every version of it.
+        Err(Error::OutOfMemory(mut error)) => {
+            assert_eq!(error.site.take().map(std::panic::Location::file), Some(file!()));
+            error.to_string()
+        }
         other => format!("expected to be out of memory, got {other:?}"),
     }
 }

@@ -26,6 +26,7 @@ impl SelfAttention {
     ///
     /// # Errors
     /// The features do not divide by the heads; memory runs out.
+    #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
         if heads == 0 || !features.is_multiple_of(heads) {
             return Err(Error::argument(
@@ -61,6 +62,7 @@ impl SelfAttention {
     ///
     /// # Errors
     /// `x` has another shape; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             let &[batch, length, features] = x.shape() else {

@@ -44,6 +44,7 @@ impl Conv2d {
     ///
     /// # Errors
     /// The channels do not divide into the groups; memory runs out.
+    #[track_caller]
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -60,7 +61,10 @@ impl Conv2d {
         }
         let shape = [outputs, inputs / groups, kernel[0], kernel[1]];
         let fan_in = shape[1..].iter().product();
-        let bias = options.bias.then(|| init::layer_uniform(&[outputs], fan_in, device)).transpose()?;
+        let bias = match options.bias {
+            true => Some(init::layer_uniform(&[outputs], fan_in, device)?),
+            false => None,
+        };
         let weight = init::layer_uniform(&shape, fan_in, device)?;
         Ok(Self { weight, bias, options, scope: ModuleScope::new() })
     }
@@ -69,6 +73,7 @@ impl Conv2d {
     ///
     /// # Errors
     /// The channels of `x` are not the layer's; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Conv2dOptions { stride, padding, dilation, groups, .. } = self.options;
         self.scope.run(|| x.conv2d(&self.weight, self.bias.as_ref(), stride, padding, dilation, groups))

@@ -27,6 +27,7 @@ impl Dropout {
     ///
     /// # Errors
     /// `p` is no probability; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.dropout(self.p, self.training.load(Ordering::Relaxed)))
     }

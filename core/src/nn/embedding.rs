@@ -20,6 +20,7 @@ impl Embedding {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
         Ok(Self { weight, scope: ModuleScope::new() })
@@ -29,6 +30,7 @@ impl Embedding {
     ///
     /// # Errors
     /// `index` holds no integers; memory runs out.
+    #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| self.weight.embedding(index, None))
     }

@@ -11,6 +11,7 @@ use crate::tensor::Tensor;
 ///
 /// # Errors
 /// What `make` returns; its dtype is no float.
+#[track_caller]
 pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     buffer(make)?.requires_grad_()
 }
@@ -19,8 +20,13 @@ pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 ///
 /// # Errors
 /// What `make` returns.
+#[track_caller]
 pub fn buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let _tag = memory::scope::tag(Tag::Parameter);
+    // The line of the caller: what a closure calls would name the closure's.
+    let _scope = memory::scope::enter_scope(memory::scope::Scope {
+        tag: Tag::Parameter,
+        ..memory::scope::current().here()
+    });
     make()
 }
 
@@ -28,6 +34,7 @@ pub fn buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 ///
 /// # Errors
 /// There are fewer than two dimensions.
+#[track_caller]
 pub fn fans(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
         return Err(Error::shape("init", "takes a weight of at least two dimensions", &[weight.shape()]));
@@ -45,6 +52,7 @@ fn replace(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Ten
 ///
 /// # Errors
 /// The dtype is no float; memory runs out.
+#[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     replace(t, |shape, dtype, device| Tensor::uniform(shape, low, high, dtype, device))
 }
@@ -53,6 +61,7 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
 ///
 /// # Errors
 /// The dtype is no float; memory runs out.
+#[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     replace(t, |shape, dtype, device| Tensor::normal(shape, mean, std, dtype, device))
 }
@@ -61,6 +70,7 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 ///
 /// # Errors
 /// Memory runs out.
+#[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
     replace(t, |_, dtype, device| Tensor::full(&[], value, dtype, device))
 }
@@ -69,6 +79,7 @@ pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
 ///
 /// # Errors
 /// Memory runs out.
+#[track_caller]
 pub fn zeros_(t: &Tensor) -> Result<()> {
     constant_(t, 0.0)
 }
@@ -77,6 +88,7 @@ pub fn zeros_(t: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// Memory runs out.
+#[track_caller]
 pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
 }
@@ -86,6 +98,7 @@ pub fn ones_(t: &Tensor) -> Result<()> {
 ///
 /// # Errors
 /// The weight has fewer than two dimensions; the dtype is no float; memory runs out.
+#[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * fans(t)?.0 as f64)).sqrt();
     uniform_(t, -bound, bound)
@@ -95,6 +108,7 @@ pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
 ///
 /// # Errors
 /// As [`kaiming_uniform_`].
+#[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * fans(t)?.0 as f64)).sqrt())
 }
@@ -103,6 +117,7 @@ pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
 ///
 /// # Errors
 /// As [`kaiming_uniform_`].
+#[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     let (fan_in, fan_out) = fans(t)?;
     let bound = gain * (6.0 / (fan_in + fan_out) as f64).sqrt();
@@ -113,12 +128,14 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
 ///
 /// # Errors
 /// As [`kaiming_uniform_`].
+#[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     let (fan_in, fan_out) = fans(t)?;
     normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
 }
 
 /// The default of layers with a window or a matrix: uniform within 1/√fan_in, weight and bias alike.
+#[track_caller]
 pub(super) fn layer_uniform(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
     let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
     parameter(|| Tensor::uniform(shape, -bound, bound, DType::F32, device))

@@ -21,6 +21,7 @@ impl Linear {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let mut layer = Self::without_bias(inputs, outputs, device)?;
         layer.bias = Some(init::layer_uniform(&[outputs], inputs, device)?);
@@ -31,6 +32,7 @@ impl Linear {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let weight = init::layer_uniform(&[outputs, inputs], inputs, device)?;
         Ok(Self { weight, bias: None, scope: ModuleScope::new() })
@@ -40,6 +42,7 @@ impl Linear {
     ///
     /// # Errors
     /// The weight is no matrix, or the bias does not fit it.
+    #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
         if !fits {
@@ -53,6 +56,7 @@ impl Linear {
     ///
     /// # Errors
     /// The last extent of `x` is not the layer's; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.linear(&self.weight, self.bias.as_ref()))
     }

@@ -9,10 +9,12 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+#[track_caller]
 fn ones(shape: &[usize], device: &Device) -> Result<Tensor> {
     init::parameter(|| Tensor::ones(shape, DType::F32, device))
 }
 
+#[track_caller]
 fn zeros(shape: &[usize], device: &Device) -> Result<Tensor> {
     init::parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
@@ -35,6 +37,7 @@ impl LayerNorm {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         let (weight, bias) = (ones(shape, device)?, Some(zeros(shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
@@ -44,6 +47,7 @@ impl LayerNorm {
     ///
     /// # Errors
     /// The last dimensions of `x` are not the layer's; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
     }
@@ -65,6 +69,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         Ok(Self { weight: ones(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
@@ -73,6 +78,7 @@ impl RmsNorm {
     ///
     /// # Errors
     /// The last dimensions of `x` are not the layer's; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
     }
@@ -98,6 +104,7 @@ impl GroupNorm {
     ///
     /// # Errors
     /// The channels do not divide into the groups; memory runs out.
+    #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument(
@@ -113,6 +120,7 @@ impl GroupNorm {
     ///
     /// # Errors
     /// The channels of `x` are not the layer's; memory runs out.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps))
     }
@@ -178,6 +186,7 @@ macro_rules! batch_norm {
             ///
             /// # Errors
             /// Memory runs out.
+            #[track_caller]
             pub fn new(channels: usize, device: &Device) -> Result<Self> {
                 Ok(Self(BatchNorm::new(channels, device)?))
             }
@@ -200,6 +209,7 @@ macro_rules! batch_norm {
             ///
             /// # Errors
             /// The channels of `x` are not the layer's; a channel has one element, in training; memory runs out.
+            #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 if !matches!(x.rank(), $ranks) {
                     return Err(Error::shape(stringify!($name), concat!("takes ", $takes), &[x.shape()]));

@@ -97,6 +97,7 @@ impl Sequential {
 
     /// One more step without parameters.
     #[must_use]
+    #[track_caller]
     pub fn apply(self, step: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         self.add(Apply(step))
     }
@@ -117,6 +118,7 @@ impl Sequential {
     ///
     /// # Errors
     /// What a layer returns.
+    #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }

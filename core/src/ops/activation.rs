@@ -81,6 +81,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `weight` has another number of elements than 1 and the extent of dimension 1.
+    #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
         let channels = self.shape().get(1).copied().unwrap_or(1);
         if weight.numel() != 1 && weight.numel() != channels {
@@ -101,6 +102,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The extent is odd.
+    #[track_caller]
     pub fn glu(&self, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
         if n % 2 != 0 {
@@ -113,6 +115,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn nan_to_num(&self) -> Result<Tensor> {
         self.nan_to_num_with(0.0, f64::from(f32::MAX), f64::from(f32::MIN))
     }

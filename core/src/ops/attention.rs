@@ -17,6 +17,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not fit or the types differ; a mask stands beside `is_causal`; memory runs out.
+    #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,
         keys: &Tensor,

@@ -27,6 +27,7 @@ macro_rules! binary {
                 ///
                 /// # Errors
                 /// The shapes do not broadcast; a dtype is not taken; memory runs out.
+                #[track_caller]
                 pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
                     pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
                 }
@@ -35,6 +36,7 @@ macro_rules! binary {
                     ///
                     /// # Errors
                     /// `other` does not broadcast to this shape; a gradient would be lost; a dtype is not taken.
+                    #[track_caller]
                     pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
                         pointwise_(&$name, self, &[other.into()], &[])
                     }
@@ -168,6 +170,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
@@ -176,6 +179,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
         pointwise(&WHERE, &[mask.into(), value.into(), self.into()], &[])
     }
@@ -184,6 +188,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; the dtype is bool; memory runs out.
+    #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         pointwise(&CLAMP, &[self.into(), min.into(), max.into()], &[])
     }
@@ -192,6 +197,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn addcmul<'a>(
         &self,
         t1: impl Into<Operand<'a>>,
@@ -205,6 +211,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn addcdiv<'a>(
         &self,
         t1: impl Into<Operand<'a>>,
@@ -218,6 +225,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
         pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
     }

@@ -19,6 +19,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The device lacks the type; memory runs out.
+    #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -35,6 +36,7 @@ impl Tensor {
 
     /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
     /// recorded.
+    #[track_caller]
     pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
         let _op = memory::scope::op("copy");
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
@@ -71,6 +73,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `source` does not broadcast to this shape; `self` requires a gradient and recording is on.
+    #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         if autograd::is_enabled() && self.requires_grad() {
             return Err(Error::argument(

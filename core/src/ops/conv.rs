@@ -216,6 +216,7 @@ fn bias_gradient(g: &Tensor) -> Result<Tensor> {
 
 /// A convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+#[track_caller]
 fn convolve<const N: usize>(
     op: &'static str,
     x: &Tensor,
@@ -323,6 +324,7 @@ fn recorded(
 
 /// A transposed convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+#[track_caller]
 fn convolve_transposed<const N: usize>(
     op: &'static str,
     x: &Tensor,
@@ -402,6 +404,7 @@ macro_rules! convolutions {
                 ///
                 /// # Errors
                 /// The shapes do not fit, the types differ or are no floats; memory runs out.
+                #[track_caller]
                 pub fn $conv(
                     &self,
                     weight: &Tensor,
@@ -422,6 +425,7 @@ macro_rules! convolutions {
                 /// # Errors
                 /// The shapes do not fit, the types differ or are no floats; memory runs out.
                 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
+                #[track_caller]
                 pub fn $transpose(
                     &self,
                     weight: &Tensor,

@@ -169,6 +169,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes or dtypes do not fit; memory runs out.
+    #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
         self.cross_entropy_with(target, &CrossEntropy::default())
     }
@@ -178,6 +179,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
+    #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
         let _op = memory::scope::op(OP);
         // The kernels compute in f32 from any float: under autocast only the loss is f32, the logits are not copied.

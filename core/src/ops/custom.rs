@@ -133,6 +133,7 @@ impl Call<'_> {
     /// require none. Any operations serve, other custom ones as well; they are not recorded.
     ///
     /// Without it, an input that requires a gradient is an error.
+    #[track_caller]
     pub fn gradient(
         mut self,
         gradient: impl Fn(&Saved, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
@@ -146,6 +147,7 @@ impl Call<'_> {
     /// # Errors
     /// The WGSL does not compile; it binds another number of buffers; an input requires a gradient and there is none;
     /// inputs are on several devices; memory runs out.
+    #[track_caller]
     pub fn run(mut self) -> Result<Tensor> {
         let name = self.op.name;
         let gradient = self.gradient.take();
@@ -173,6 +175,7 @@ impl Call<'_> {
     ///
     /// # Errors
     /// As [`run`](Self::run); a gradient was given.
+    #[track_caller]
     pub fn run_all(self) -> Result<Vec<Tensor>> {
         if self.gradient.is_some() {
             return Err(Error::argument(self.op.name, "`run_all` has no gradient; use `run` for one output"));
@@ -184,6 +187,7 @@ impl Call<'_> {
 
 impl Call<'_> {
     /// Runs the kernel, whatever is recorded about it.
+    #[track_caller]
     fn launch(self) -> Result<Vec<Tensor>> {
         let name = self.op.name;
         let _op = memory::scope::op(name);

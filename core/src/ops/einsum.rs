@@ -152,6 +152,7 @@ impl Term {
 ///
 /// # Errors
 /// The equation is malformed or does not fit the operands; their types differ; memory runs out.
+#[track_caller]
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     recast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
     let _op = memory::scope::op(OP);

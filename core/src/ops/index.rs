@@ -191,6 +191,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
+    #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::op("gather");
         if self.rank() == 0 && index.rank() == 1 {
@@ -222,6 +223,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `index` has more than one dimension.
+    #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::op("index_select");
         let d = normalize_dim("index_select", dim, self.rank())?;
@@ -264,6 +266,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The table has not two dimensions.
+    #[track_caller]
     pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
         let _op = memory::scope::op("embedding");
         let &[_, width] = self.shape() else {
@@ -280,6 +283,7 @@ impl Tensor {
     ///
     /// # Errors
     /// They do not broadcast.
+    #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("take_along_dim", dim, self.rank())?;
         if index.rank() != self.rank() {
@@ -299,6 +303,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The ranks differ; an extent of `index` is larger than that of `src`, or beside `dim` than that of `self`.
+    #[track_caller]
     pub fn scatter(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
     }
@@ -307,11 +312,13 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter).
+    #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         recast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
         self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add)
     }
 
+    #[track_caller]
     fn scatter_op(
         &self,
         op: &'static str,
@@ -386,6 +393,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter).
+    #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
         let _op = memory::scope::op("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
@@ -416,6 +424,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not fit.
+    #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
         let _op = memory::scope::op("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
@@ -443,6 +452,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `index` has more than one dimension.
+    #[track_caller]
     pub fn index_fill<'a>(
         &self,
         dim: isize,

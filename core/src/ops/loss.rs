@@ -48,6 +48,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes or dtypes do not fit; memory runs out.
+    #[track_caller]
     pub fn nll_loss(
         &self,
         target: &Tensor,
@@ -88,6 +89,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         recast!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
@@ -97,6 +99,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         recast!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.abs()?)
@@ -106,6 +109,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; `beta` is negative; memory runs out.
+    #[track_caller]
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
         recast!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
         if beta < 0.0 {
@@ -123,6 +127,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; `delta` is not positive; memory runs out.
+    #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
         recast!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
         if delta <= 0.0 {
@@ -139,6 +144,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes differ; memory runs out.
+    #[track_caller]
     pub fn binary_cross_entropy(
         &self,
         target: &Tensor,
@@ -186,6 +192,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Tensor,
@@ -214,6 +221,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
         recast!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
         let losses = if log_target {
@@ -229,6 +237,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn gaussian_nll_loss(
         &self,
         target: &Tensor,
@@ -252,6 +261,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         recast!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
@@ -261,6 +271,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn margin_ranking_loss(
         &self,
         other: &Tensor,
@@ -285,6 +296,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
         recast!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
@@ -297,6 +309,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range; memory runs out.
+    #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
         let length = self.norm(p, &[dim], true)?;
         let held = length.detach().lt(eps)?;
@@ -307,6 +320,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
         self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
     }
@@ -316,6 +330,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
     pub fn triplet_margin_loss(
         &self,
         positive: &Tensor,

@@ -235,6 +235,7 @@ impl Tensor {
     ///
     /// # Errors
     /// An operand has no dimensions, the shapes do not fit or the types differ; memory runs out.
+    #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
         recast!(OP, [self, other], |a, b| a.matmul(&b));
@@ -268,6 +269,7 @@ impl Tensor {
     ///
     /// # Errors
     /// An operand is no matrix, or as [`matmul`](Self::matmul).
+    #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         recast!("mm", [self, other], |a, b| a.mm(&b));
         ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
@@ -279,6 +281,7 @@ impl Tensor {
     ///
     /// # Errors
     /// An operand is no batch of matrices, the lengths differ, or as [`matmul`](Self::matmul).
+    #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         recast!("bmm", [self, other], |a, b| a.bmm(&b));
         ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
@@ -297,6 +300,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The operands are no matrix and vector, or as [`matmul`](Self::matmul).
+    #[track_caller]
     pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
         recast!("mv", [self, vector], |a, v| a.mv(&v));
         ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
@@ -307,6 +311,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The operands are no vectors of one length, or as [`matmul`](Self::matmul).
+    #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
         recast!("dot", [self, other], |a, b| a.dot(&b));
         ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
@@ -317,6 +322,7 @@ impl Tensor {
     ///
     /// # Errors
     /// An operand is no vector; memory runs out.
+    #[track_caller]
     pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
         ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.unsqueeze(1)?.mul(other)
@@ -326,6 +332,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The last extents differ, or as [`matmul`](Self::matmul).
+    #[track_caller]
     pub fn inner(&self, other: &Tensor) -> Result<Tensor> {
         recast!("inner", [self, other], |a, b| a.inner(&b));
         if self.rank() == 0 || other.rank() == 0 {
@@ -352,6 +359,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`mm`](Self::mm); `self` does not broadcast to the product.
+    #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
         add_scaled("addmm", self, &a.mm(b)?, beta, alpha)
@@ -361,6 +369,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`mv`](Self::mv); `self` does not broadcast to the product.
+    #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
         add_scaled("addmv", self, &matrix.mv(vector)?, beta, alpha)
@@ -370,6 +379,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`outer`](Self::outer); `self` does not broadcast to the product.
+    #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
         add_scaled("addr", self, &a.outer(b)?, beta, alpha)
@@ -379,6 +389,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
         add_scaled("baddbmm", self, &a.bmm(b)?, beta, alpha)
@@ -388,6 +399,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    #[track_caller]
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
         ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
@@ -405,6 +417,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
+    #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "linear";
         recast!(OP, [self, weight, bias], |x, w, b| x.linear(&w, b.as_ref()));
@@ -437,6 +450,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes do not fit or the types differ; memory runs out.
+    #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "bilinear";
         recast!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));

@@ -298,6 +298,7 @@ fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
 }
 
 impl Tensor {
+    #[track_caller]
     fn norm_rows(
         &self,
         op: &'static str,
@@ -339,6 +340,7 @@ impl Tensor {
     /// # Errors
     /// The input does not end with `normalized_shape`; weight or bias has another shape; the dtype is not f32, f16 or
     /// bf16; memory runs out.
+    #[track_caller]
     pub fn layer_norm(
         &self,
         normalized_shape: &[usize],
@@ -357,6 +359,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`layer_norm`](Self::layer_norm).
+    #[track_caller]
     pub fn rms_norm(
         &self,
         normalized_shape: &[usize],
@@ -371,6 +374,7 @@ impl Tensor {
         self.norm_rows("rms_norm", normalized_shape, [weight, None], eps.unwrap_or(unit))
     }
 
+    #[track_caller]
     fn norm_groups(
         &self,
         op: &'static str,
@@ -405,6 +409,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`layer_norm`](Self::layer_norm); the channels do not divide into the groups.
+    #[track_caller]
     pub fn group_norm(
         &self,
         groups: usize,
@@ -423,6 +428,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`layer_norm`](Self::layer_norm); there are no running statistics and the input's are not to be used.
+    #[track_caller]
     pub fn instance_norm(
         &self,
         running: Option<(&Tensor, &Tensor)>,
@@ -460,6 +466,7 @@ impl Tensor {
     /// # Errors
     /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
     /// statistics outside it.
+    #[track_caller]
     pub fn batch_norm(
         &self,
         running: Option<(&Tensor, &Tensor)>,

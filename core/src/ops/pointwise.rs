@@ -339,6 +339,7 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
 }
 
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
+#[track_caller]
 pub(crate) fn pointwise(
     op: &'static Pointwise,
     args: &[Operand<'_>],
@@ -475,6 +476,7 @@ fn record(
 }
 
 /// Runs an operation into its first operand, which keeps its dtype.
+#[track_caller]
 pub(crate) fn pointwise_(
     op: &'static Pointwise,
     target: &Tensor,
@@ -518,6 +520,7 @@ pub(crate) fn pointwise_(
 }
 
 /// A conversion, by the family's kernel: the expression is the input itself.
+#[track_caller]
 pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.

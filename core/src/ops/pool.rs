@@ -142,6 +142,7 @@ impl Plan {
     }
 
     /// The result, and where each maximum was.
+    #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
         let _op = memory::scope::op(self.op);
         let input = x.detach().contiguous()?;
@@ -171,6 +172,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A window does not fit; the dtype is no 16- or 32-bit float.
+    #[track_caller]
     pub fn max_pool2d(&self, window: Pool2d) -> Result<Tensor> {
         Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
     }
@@ -179,6 +181,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
     pub fn max_pool2d_with_indices(&self, window: Pool2d) -> Result<(Tensor, Tensor)> {
         let (out, places) = Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?;
         // invariant: a maximum has places
@@ -190,6 +193,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A window does not fit; the dtype is no 16- or 32-bit float.
+    #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2d) -> Result<Tensor> {
         if window.dilation != [1; 2] {
             return Err(Error::argument("avg_pool2d", "averages have no dilation"));
@@ -204,6 +208,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no 16- or 32-bit float; an extent of the input is 0.
+    #[track_caller]
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         let window = Pool2d { count_include_pad: false, ..Pool2d::new(1) };
         Ok(Plan::new("adaptive_avg_pool2d", Kind::AdaptiveAvg, self, window, Some(output))?.run(self)?.0)

@@ -32,6 +32,7 @@ fn threshold(p: f64) -> (u32, bool) {
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
 }
 
+#[track_caller]
 fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Tensor> {
     let _op = memory::scope::op("random");
     let out = Tensor::empty(shape, dtype, device)?;
@@ -67,6 +68,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
@@ -75,6 +77,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("rand", dtype)?;
         fill(shape, Kind::Uniform { low, high }, dtype, device)
@@ -84,6 +87,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
     }
@@ -92,6 +96,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("randn", dtype)?;
         fill(shape, Kind::Normal { mean, std }, dtype, device)
@@ -101,6 +106,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn rand_like(&self) -> Result<Tensor> {
         Self::rand(self.shape(), self.dtype(), self.device())
     }
@@ -109,6 +115,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no float; memory runs out.
+    #[track_caller]
     pub fn randn_like(&self) -> Result<Tensor> {
         Self::randn(self.shape(), self.dtype(), self.device())
     }
@@ -117,6 +124,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The range is empty or too wide; memory runs out.
+    #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         let fits = i32::try_from(low).is_ok() && i32::try_from(high - 1).is_ok();
         if low >= high || !fits || u32::try_from(high - low).is_err() {
@@ -129,6 +137,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `p` is no probability; memory runs out.
+    #[track_caller]
     pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("{p} is no probability")));
@@ -140,6 +149,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `p` is no probability; the dtype is no float; memory runs out.
+    #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         let _op = memory::scope::op("dropout");
         if !(0.0..=1.0).contains(&p) {

@@ -65,6 +65,7 @@ pub(crate) struct Over {
 
 impl Over {
     /// The dimensions named; all of them if none is.
+    #[track_caller]
     pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
         let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), shape.len());
         for &dim in dims {
@@ -93,6 +94,7 @@ impl Over {
     }
 
     /// A tensor of the result's shape, with or without the reduced dimensions, stretched back over the input's.
+    #[track_caller]
     pub(crate) fn spread(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.kept[..])?.broadcast_to(&self.shape)
     }
@@ -280,6 +282,7 @@ fn accumulator(dtype: DType) -> DType {
 }
 
 /// Runs a reduction to a new tensor of values, without recording it.
+#[track_caller]
 pub(crate) fn reduce(
     op: &Reduction,
     x: &Tensor,
@@ -307,6 +310,7 @@ fn nothing(op: &'static str, x: &Tensor) -> Error {
 }
 
 /// A reduction of floats to their own type; halves are computed in f32.
+#[track_caller]
 pub(crate) fn reduce_float(
     op: &Reduction,
     x: &Tensor,
@@ -321,6 +325,7 @@ pub(crate) fn reduce_float(
 }
 
 /// Sums and products: integers give i64.
+#[track_caller]
 fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tensor> {
     if x.dtype().is_float() {
         return reduce_float(op, x, over, keepdim, Extra::default());
@@ -331,6 +336,7 @@ fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tenso
 }
 
 /// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
+#[track_caller]
 pub(super) fn scatter_back(
     g: &Tensor,
     place: &Tensor,
@@ -346,6 +352,7 @@ pub(super) fn scatter_back(
 }
 
 /// A contiguous tensor from the start of its storage, for kernels that take no offset.
+#[track_caller]
 pub(super) fn dense(t: &Tensor) -> Result<Tensor> {
     if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
 }
@@ -364,6 +371,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A dimension is out of range or named twice; memory runs out; integers on a device without 64-bit ones.
+    #[track_caller]
     pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = Over::new("sum", self.shape(), dims)?;
@@ -375,11 +383,13 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
         self.sum(&[], false)
     }
 
     /// The sum over the dimensions that broadcasting from `shape` stretched.
+    #[track_caller]
     pub(crate) fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
         if self.shape() == shape {
             return Ok(self.clone());
@@ -397,6 +407,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum); the dtype is not a float.
+    #[track_caller]
     pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let over = Over::new("mean", self.shape(), dims)?;
         let n = over.extent as f64;
@@ -409,6 +420,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`mean`](Self::mean).
+    #[track_caller]
     pub fn mean_all(&self) -> Result<Tensor> {
         self.mean(&[], false)
     }
@@ -417,6 +429,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
         recast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = Over::new("prod", self.shape(), &[dim])?;
@@ -433,10 +446,12 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn prod_all(&self) -> Result<Tensor> {
         self.reshape([-1isize])?.prod(0, false)
     }
 
+    #[track_caller]
     fn extreme(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let over = Over::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), Extra::default())?;
@@ -458,6 +473,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum); there are no elements.
+    #[track_caller]
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.extreme(&AMAX, dims, keepdim)
     }
@@ -466,6 +482,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum); there are no elements.
+    #[track_caller]
     pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.extreme(&AMIN, dims, keepdim)
     }
@@ -474,6 +491,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn aminmax(&self, dims: &[isize], keepdim: bool) -> Result<(Tensor, Tensor)> {
         Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
     }
@@ -482,6 +500,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
         self.amax(&[], false)
     }
@@ -490,10 +509,12 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amin`](Self::amin).
+    #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
         self.amin(&[], false)
     }
 
+    #[track_caller]
     fn picked(&self, op: &'static Reduction, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let name = if op.combine == "argmax" { "max" } else { "min" };
         let _op = memory::scope::op(name);
@@ -519,6 +540,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.picked(&ARGMAX, dim, keepdim)
     }
@@ -527,10 +549,12 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.picked(&ARGMIN, dim, keepdim)
     }
 
+    #[track_caller]
     fn place(&self, op: &'static Reduction, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         let _op = memory::scope::op(op.name);
         let dims = dim.as_slice();
@@ -550,6 +574,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         self.place(&ARGMAX, dim, keepdim)
     }
@@ -558,6 +583,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
+    #[track_caller]
     pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         self.place(&ARGMIN, dim, keepdim)
     }
@@ -571,6 +597,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.truth(&ANY, dims, keepdim)
     }
@@ -579,6 +606,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.truth(&ALL, dims, keepdim)
     }
@@ -587,6 +615,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
+    #[track_caller]
     pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
         let over = Over::new("count_nonzero", self.shape(), dims)?;
         reduce(&COUNT, self, &over, false, DType::I32, DType::I64, Extra::default())

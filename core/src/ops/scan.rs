@@ -27,6 +27,7 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
+    #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
         let _op = memory::scope::op(self.op);
         let d = normalize_dim(self.op, dim, x.rank())?;
@@ -81,6 +82,7 @@ impl Scan<'_> {
 }
 
 impl Tensor {
+    #[track_caller]
     fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
         Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
     }
@@ -89,6 +91,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
+    #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         recast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", "sum", dim, false)?;
@@ -101,6 +104,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
         recast!("cumprod", [self], |x| x.cumprod(dim));
         let out = self.scan("cumprod", "prod", dim, false)?;
@@ -127,6 +131,7 @@ impl Tensor {
     }
 
     /// The product of all other elements along `dim`, for each element. Not recorded.
+    #[track_caller]
     pub(super) fn product_of_others(&self, dim: isize) -> Result<Tensor> {
         self.exclusive_product(dim, false)?.mul(&self.exclusive_product(dim, true)?)
     }
@@ -147,6 +152,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.running("cummax", "max", dim)
     }
@@ -155,6 +161,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.running("cummin", "min", dim)
     }

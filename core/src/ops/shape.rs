@@ -27,6 +27,7 @@ pub enum PadMode {
 ///
 /// # Errors
 /// The list is empty; ranks or extents beside `dim` differ.
+#[track_caller]
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let _op = memory::scope::op("cat");
     // PyTorch's old rule: an empty vector joins with anything.
@@ -81,6 +82,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 ///
 /// # Errors
 /// The list is empty; shapes differ.
+#[track_caller]
 pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
         return Err(Error::shape("stack", "tensors have one shape", &[tensors[0].shape(), t.shape()]));
@@ -112,6 +114,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `step` is 0 or leads away from `end`.
+    #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         let count = ((end - start) / step).ceil();
         if step == 0.0 || !count.is_finite() || count < 0.0 {
@@ -128,6 +131,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From both ends, as PyTorch: both are exact.
@@ -145,6 +149,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let out = Tensor::zeros(&[rows, cols], dtype, device)?;
         let diagonal = out.diagonal(0, 0, 1)?;
@@ -156,6 +161,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A dimension is out of range.
+    #[track_caller]
     pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
         let mut out = self.clone();
         for &dim in dims {
@@ -172,6 +178,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range.
+    #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
         if n == 0 || self.rank() == 0 {
@@ -185,6 +192,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are fewer counts than dimensions.
+    #[track_caller]
     pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
         if counts.len() < self.rank() {
             return Err(Error::argument(
@@ -207,6 +215,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range.
+    #[track_caller]
     pub fn repeat_interleave(&self, repeats: usize, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("repeat_interleave", dim, self.rank())?;
         let mut wide: Dims = self.shape().into();
@@ -223,6 +232,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are more pairs than dimensions; a mode needs more elements than there are.
+    #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
         let _op = memory::scope::op("pad");
         let pairs = pads.len() / 2;
@@ -277,6 +287,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are fewer than two dimensions.
+    #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.triangle("tril", diagonal)?, 0.0)
     }
@@ -285,6 +296,7 @@ impl Tensor {
     ///
     /// # Errors
     /// There are fewer than two dimensions.
+    #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
         self.where_(&self.triangle("triu", diagonal - 1)?.logical_not()?, 0.0)
     }
@@ -305,6 +317,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is no integer.
+    #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         if !self.dtype().is_int() {
             return Err(Error::dtype("one_hot", self.dtype(), "takes class numbers"));

@@ -30,6 +30,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
+    #[track_caller]
     pub(super) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
         let without = |of: &[usize]| -> Dims {
@@ -82,6 +83,7 @@ pub(super) fn lanes(extent: usize, across: bool) -> usize {
 }
 
 /// Floats of at most 32 bits, in which the shading languages have exponentials.
+#[track_caller]
 pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),
@@ -110,6 +112,7 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     Ok(out)
 }
 
+#[track_caller]
 fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     let _op = memory::scope::op(op);
     check_float(op, x)?;
@@ -132,6 +135,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `dim` is out of range; the dtype is not f32, f16 or bf16; memory runs out.
+    #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         recast!("softmax", [self], |x| x.softmax(dim));
         softmax("softmax", self, dim)
@@ -141,6 +145,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`softmax`](Self::softmax).
+    #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         recast!("log_softmax", [self], |x| x.log_softmax(dim));
         softmax("log_softmax", self, dim)
@@ -150,6 +155,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`softmax`](Self::softmax).
+    #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax("softmax", &self.to_dtype(dtype)?, dim)
     }
@@ -158,6 +164,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`softmax`](Self::softmax).
+    #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax("log_softmax", &self.to_dtype(dtype)?, dim)
     }

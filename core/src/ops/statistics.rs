@@ -60,6 +60,7 @@ impl Tensor {
     }
 
     /// The variance (biased) and the mean over the dimensions, in f32 also for halves. Not recorded.
+    #[track_caller]
     pub(super) fn moments(&self, dims: &[isize]) -> Result<(Tensor, Tensor)> {
         let over = Over::new("var", self.shape(), dims)?;
         let center = self.center(&over)?;
@@ -68,6 +69,7 @@ impl Tensor {
         Ok((var, center.reshape(&over.result(false)[..])?))
     }
 
+    #[track_caller]
     fn deviation(
         &self,
         op: &'static Reduction,
@@ -101,6 +103,7 @@ impl Tensor {
     ///
     /// # Errors
     /// A dimension is out of range or named twice; the dtype is not a float; memory runs out.
+    #[track_caller]
     pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         self.deviation(&VAR, dims, correction, keepdim)
     }
@@ -109,6 +112,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`var`](Self::var).
+    #[track_caller]
     pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         self.deviation(&STD, dims, correction, keepdim)
     }
@@ -117,6 +121,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`var`](Self::var).
+    #[track_caller]
     pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         Ok((self.var(dims, correction, keepdim)?, self.mean(dims, keepdim)?))
     }
@@ -126,6 +131,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`var`](Self::var); `p` is -inf and there are no elements.
+    #[track_caller]
     pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("norm", [self], |x| x.norm(p, dims, keepdim));
         let over = Over::new("norm", self.shape(), dims)?;
@@ -169,6 +175,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`var`](Self::var).
+    #[track_caller]
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
         let _op = memory::scope::op("logsumexp");

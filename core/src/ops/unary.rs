@@ -16,6 +16,7 @@ macro_rules! unary {
                 ///
                 /// # Errors
                 /// The dtype is not taken; memory runs out.
+                #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
                     static OP: Pointwise = Pointwise {
                         name: stringify!($name),

@@ -170,6 +170,7 @@ impl Fused {
     }
 
     /// Steps all parameters that have gradients; unless the number in `skip` is other than zero.
+    #[track_caller]
     pub(super) fn step(&mut self, rule: &dyn Rule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
         // Casts of the parameters as they were.

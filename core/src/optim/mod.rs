@@ -95,9 +95,11 @@ macro_rules! optimizer {
             )*
         }
         impl $crate::optim::Optimizer for $name {
+            #[track_caller]
             fn step(&mut self) -> $crate::error::Result<()> {
                 self.fused.step(&self.rule, None)
             }
+            #[track_caller]
             fn step_unless(&mut self, skip: &$crate::tensor::Tensor) -> $crate::error::Result<()> {
                 self.fused.step(&self.rule, Some(skip))
             }

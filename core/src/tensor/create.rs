@@ -14,6 +14,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `data` has another number of elements than `shape`; memory runs out.
+    #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         Self::from_bytes(bytemuck::cast_slice(data), shape, T::DTYPE, device)
     }
@@ -22,6 +23,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`from_slice`](Self::from_slice).
+    #[track_caller]
     pub fn from_bools(data: &[bool], shape: &[usize], device: &Device) -> Result<Self> {
         let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();
         Self::from_bytes(&bytes, shape, DType::Bool, device)
@@ -31,6 +33,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `data` has another length than shape and dtype say; memory runs out.
+    #[track_caller]
     pub fn from_bytes(data: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let expected = shape.iter().product::<usize>() * dtype.size();
         if data.len() != expected {
@@ -66,6 +69,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
         let _op = memory::scope::op("full");
         let out = Self::empty(shape, dtype, device)?;
@@ -106,6 +110,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 0.0, dtype, device)
     }
@@ -114,6 +119,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::full(shape, 1.0, dtype, device)
     }
@@ -122,6 +128,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn zeros_like(&self) -> Result<Self> {
         Self::zeros(self.shape(), self.dtype(), self.device())
     }
@@ -130,6 +137,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn ones_like(&self) -> Result<Self> {
         Self::ones(self.shape(), self.dtype(), self.device())
     }
@@ -138,6 +146,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
         Self::full(self.shape(), value, self.dtype(), self.device())
     }
@@ -146,6 +155,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `self` requires a gradient and the devices differ; memory runs out.
+    #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
             return Ok(self.clone());
@@ -158,6 +168,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The device was lost; memory runs out for a contiguous copy.
+    #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let size = self.dtype().size();
         let length = self.numel() * size;
@@ -180,6 +191,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `T` is not the element type; the device was lost.
+    #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype() {
             return Err(Error::dtype("to_vec", self.dtype(), format!("asked for {}; cast first", T::DTYPE)));
@@ -191,6 +203,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The dtype is not bool; the device was lost.
+    #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
         if self.dtype() != DType::Bool {
             return Err(Error::dtype("to_bools", self.dtype(), "takes a bool tensor"));
@@ -202,6 +215,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The device was lost.
+    #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         let bytes = self.to_bytes()?;
         fn all<T: bytemuck::Pod>(bytes: &[u8], f: impl Fn(T) -> f64) -> Vec<f64> {
@@ -223,6 +237,7 @@ impl Tensor {
     ///
     /// # Errors
     /// It has another number of elements; the device was lost.
+    #[track_caller]
     pub fn item(&self) -> Result<f64> {
         if self.numel() != 1 {
             return Err(Error::shape("item", "takes a tensor of one element", &[self.shape()]));

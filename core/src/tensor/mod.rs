@@ -48,6 +48,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The device lacks the type, or cannot bind so much at once; memory runs out.
+    #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         if !device.supports(dtype) {
             return Err(Error::Unsupported {

@@ -415,6 +415,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
     }
@@ -423,6 +424,7 @@ impl Tensor {
     ///
     /// # Errors
     /// Memory runs out.
+    #[track_caller]
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
         self.copy_into(&out)?;

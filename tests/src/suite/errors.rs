@@ -172,10 +172,10 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     };
     let _module = scope::module("encoder");
     let _tag = scope::tag(Tag::Activation);
-    let result = Tensor::zeros(&[16 << 20], DType::F32, &device);
-    says(
-        result,
+    let (result, line) = (Tensor::zeros(&[16 << 20], DType::F32, &device), line!());
+    let expected = format!(
         "out of memory on null:0: full in encoder asked for 64.0 MiB (activation)\n  \
+         at: {}:{line}\n  \
          device: 80.0 GiB free of 80.0 GiB; the pool may take 64.0 MiB\n  \
          pool: 32.0 MiB allocated + 0 B pending + 0 B cached = 32.0 MiB reserved\n  \
          largest free block: 0 B (fragmentation 0 %)\n  \
@@ -183,7 +183,9 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
          try: the limit stopped this, not the device, which has 80.0 GiB free: raise max_memory_mb or \
          per_process_memory_fraction\n  \
          try: parameters and gradients hold the most: a smaller model, or a 16-bit one",
-    )?;
+        file!()
+    );
+    says(result, &expected)?;
     Tensor::zeros(&[1 << 20], DType::F32, &device)?;
     Ok(())
 }
