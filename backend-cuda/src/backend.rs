@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Features, Fence, KernelId, KernelSource, Launch, Limits, MatmulCall,
-    SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay_core::error::{Error, Result};
 
@@ -163,7 +163,13 @@ impl SegmentSource for CudaBackend {
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.addresses()?.map(segment.0 + offset, bytes)
+        self.addresses()?.map(&[(segment.0 + offset, bytes, None)])
+    }
+
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
+        let pieces = pieces.iter().map(|p| (address(p.to), p.bytes, p.from.map(address)));
+        self.addresses()?.map(&pieces.collect::<Vec<_>>())
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {

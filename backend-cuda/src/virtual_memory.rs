@@ -1,7 +1,8 @@
 //! Segments that grow: ranges of addresses, and physical memory mapped into them.
 //!
 //! Each mapping is one physical allocation, whose handle is given up right after mapping: the mapping itself keeps
-//! the memory, and unmapping gives it back. A step that fails undoes the ones before it.
+//! the memory, and unmapping gives it back. Memory moves to another address by its handle, which the driver tells. A
+//! step that fails undoes the ones before it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,32 +104,79 @@ impl AddressSpace {
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes) })
     }
 
-    pub(crate) fn map(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
+    /// Maps pieces: each to an address, so many bytes, of memory that is mapped at another one, or new.
+    pub(crate) fn map(&self, pieces: &[(u64, u64, Option<u64>)]) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let size = bytes as usize;
-        let mut handle = 0;
-        // SAFETY: writes one handle, reads one structure.
-        check_memory("cuMemCreate", bytes, unsafe {
-            sys::cuMemCreate(&mut handle, size, &self.properties.allocation(), 0)
-        })?;
-        // SAFETY: a range that is not reserved, or is mapped already, is an error of the driver's.
-        let mapped = check_memory("cuMemMap", bytes, unsafe { sys::cuMemMap(address, size, 0, handle, 0) });
-        // SAFETY: the handle was just made and is not used again; a mapping keeps the memory.
-        let released = check("cuMemRelease", unsafe { sys::cuMemRelease(handle) });
-        mapped?;
-        // SAFETY: reads one structure; the range was just mapped.
-        let access = check_memory("cuMemSetAccess", bytes, unsafe {
-            sys::cuMemSetAccess(address, size, &self.properties.access(), 1)
+        let mut handles = Handles(Vec::with_capacity(pieces.len()));
+        let taken =
+            pieces.iter().try_for_each(|&(_, bytes, from)| handles.take(self.properties, bytes, from));
+        // What moves leaves its place, whatever happens.
+        let left = pieces.iter().filter_map(|p| p.2.map(|from| (from, p.1)));
+        let left = left.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and);
+        taken.and(left)?;
+        let mut mapped = 0;
+        let done = pieces.iter().zip(&handles.0).try_for_each(|(&(address, bytes, _), &handle)| {
+            // SAFETY: a range that is not reserved, or is mapped already, is an error of the driver's.
+            let done = unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) };
+            check_memory("cuMemMap", bytes, done)?;
+            mapped += 1;
+            Ok(())
         });
-        released.and(access).inspect_err(|_| {
+        done.and_then(|()| self.open(pieces)).inspect_err(|_| {
             // Undone without a word: the error that is returned is the one that counts.
-            let _ = self.unmap(address, bytes);
+            for &(address, bytes, _) in &pieces[..mapped] {
+                let _ = self.unmap(address, bytes);
+            }
         })
+    }
+
+    /// Lets the device read and write mapped pieces, as many neighbours at once as there are.
+    fn open(&self, pieces: &[(u64, u64, Option<u64>)]) -> Result<(), SourceError> {
+        for run in pieces.chunk_by(|a, b| a.0 + a.1 == b.0) {
+            let bytes = run.iter().map(|p| p.1).sum::<u64>();
+            // SAFETY: reads one structure; the range was just mapped.
+            let done = unsafe { sys::cuMemSetAccess(run[0].0, bytes as usize, &self.properties.access(), 1) };
+            check_memory("cuMemSetAccess", bytes, done)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: the pool promises that the range is one mapping and that no work uses it any more.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
+    }
+}
+
+/// Physical allocations, given up when this is dropped: a mapping keeps its memory.
+struct Handles(Vec<sys::CUmemGenericAllocationHandle>);
+
+impl Handles {
+    /// That of the memory mapped at `from`, or of new memory.
+    fn take(&mut self, properties: Properties, bytes: u64, from: Option<u64>) -> Result<(), SourceError> {
+        let mut handle = 0;
+        match from {
+            // SAFETY: writes one handle; an address where nothing is mapped is an error of the driver's.
+            Some(from) => check("cuMemRetainAllocationHandle", unsafe {
+                sys::cuMemRetainAllocationHandle(&mut handle, from as *mut std::ffi::c_void)
+            })?,
+            // SAFETY: writes one handle, reads one structure.
+            None => check_memory("cuMemCreate", bytes, unsafe {
+                sys::cuMemCreate(&mut handle, bytes as usize, &properties.allocation(), 0)
+            })?,
+        }
+        self.0.push(handle);
+        Ok(())
+    }
+}
+
+impl Drop for Handles {
+    fn drop(&mut self) {
+        for handle in &self.0 {
+            // SAFETY: taken once, given up once.
+            if let Err(error) = check("cuMemRelease", unsafe { sys::cuMemRelease(*handle) }) {
+                log::warn!("memory may be lost: {error}");
+            }
+        }
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
-    DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Fence, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 
 pub mod null;

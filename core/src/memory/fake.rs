@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::source::{
-    DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Fence, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 
 /// What a [`FakeSource`] was asked for, how often.
@@ -16,10 +16,12 @@ pub struct Calls {
     pub free: u64,
     /// `reserve` and `unreserve`
     pub reserve: u64,
-    /// `map`
+    /// `map` and `arrange`
     pub map: u64,
-    /// `unmap`
+    /// `unmap` and `unmap_pieces`
     pub unmap: u64,
+    /// Pieces of `arrange` that were moved.
+    pub moved: u64,
     /// `fence_wait`
     pub wait: u64,
 }
@@ -213,6 +215,38 @@ impl State {
         SourceError::Driver { call: "fake", detail: what }
     }
 
+    /// A piece of memory appears in a range.
+    fn put(&mut self, to: (SegmentId, u64), bytes: u64, page: u64) -> Result<(), SourceError> {
+        let (segment, offset) = to;
+        let fits = self.ranges.get(&segment).is_some_and(|(size, mapped)| {
+            let before = mapped.range(..offset + bytes).next_back().map_or(0, |(o, b)| o + b);
+            before <= offset
+                && offset + bytes <= *size
+                && offset.is_multiple_of(page)
+                && bytes.is_multiple_of(page)
+        });
+        if !fits || bytes == 0 {
+            return Err(self.complain(format!("map of {segment:?} at {offset}, {bytes} bytes")));
+        }
+        if let Some((_, mapped)) = self.ranges.get_mut(&segment) {
+            mapped.insert(offset, bytes);
+        }
+        self.appear(segment, offset, bytes);
+        Ok(())
+    }
+
+    /// A piece of memory vanishes from a range.
+    fn remove(&mut self, from: (SegmentId, u64), bytes: u64) -> Result<(), SourceError> {
+        let (segment, offset) = from;
+        let gone = self.ranges.get_mut(&segment).and_then(|(_, mapped)| mapped.remove(&offset));
+        if gone != Some(bytes) {
+            let what = format!("unmap of {segment:?} at {offset}, {bytes} bytes: {gone:?} there");
+            return Err(self.complain(what));
+        }
+        self.vanish(segment, offset);
+        Ok(())
+    }
+
     fn id(&mut self) -> SegmentId {
         self.next += 1;
         SegmentId(self.next)
@@ -273,39 +307,38 @@ impl SegmentSource for FakeSource {
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        let mut state = self.lock();
-        state.calls.map += 1;
-        let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
-        let fits = state.ranges.get(&segment).is_some_and(|(size, mapped)| {
-            let before = mapped.range(..offset + bytes).next_back().map_or(0, |(o, b)| o + b);
-            before <= offset
-                && offset + bytes <= *size
-                && offset.is_multiple_of(page)
-                && bytes.is_multiple_of(page)
-        });
-        if !fits || bytes == 0 {
-            return Err(state.complain(format!("map of {segment:?} at {offset}, {bytes} bytes")));
-        }
-        state.take(bytes, self.capacity)?;
-        if let Some((_, mapped)) = state.ranges.get_mut(&segment) {
-            mapped.insert(offset, bytes);
-        }
-        state.appear(segment, offset, bytes);
-        Ok(())
+        self.arrange(&[Piece { to: (segment, offset), bytes, from: None }])
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.unmap_pieces(segment, offset, &[bytes])
+    }
+
+    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.unmap += 1;
-        let gone = state.ranges.get_mut(&segment).and_then(|(_, mapped)| mapped.remove(&offset));
-        if gone != Some(bytes) {
-            return Err(
-                state.complain(format!("unmap of {segment:?} at {offset}, {bytes} bytes: {gone:?} there"))
-            );
+        let mut at = offset;
+        for bytes in pieces {
+            state.remove((segment, at), *bytes)?;
+            state.used -= bytes;
+            at += bytes;
         }
-        state.used -= bytes;
-        state.vanish(segment, offset);
         Ok(())
+    }
+
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        state.calls.map += 1;
+        for Piece { from, bytes, .. } in pieces {
+            if let Some(from) = *from {
+                state.calls.moved += 1;
+                state.remove(from, *bytes)?;
+                state.used -= bytes;
+            }
+        }
+        state.take(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
+        let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
+        pieces.iter().try_for_each(|p| state.put(p.to, p.bytes, page))
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {

@@ -1,8 +1,8 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
 use super::heap::{NONE, Need, State as Is};
-use super::source::{SegmentSource, SourceError};
-use super::state::{Growth, Idle, Piece, State};
+use super::source::{Piece, SegmentSource, SourceError};
+use super::state::{Growth, Idle, Idler, State};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -12,11 +12,11 @@ const SMALL_PIECE: u64 = 2 * MIB;
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
-/// Memory is mapped in extents of at most this, or of an eighth of what the program uses, where that is more: an
-/// extent goes back only as a whole, and each one is a call of the driver.
-const MAX_EXTENT: u64 = 128 * MIB;
-const MAX_EXTENT_PART: u64 = 8;
-/// Idle memory is worth giving back for growth if it is between these parts of what is missing: less is not worth
+/// Memory is mapped in pieces of this part of what the program uses, which move only as a whole; but of no more than
+/// PyTorch's.
+const PIECES: u64 = 512;
+const LARGEST_EXTENT: u64 = 20 * MIB;
+/// Idle segments are worth giving back for growth if they are between these parts of what is missing: less is not worth
 /// the calls, and more would soon be missed.
 const LEAST_PIECE: u64 = 16;
 const LARGEST_PIECE: u64 = 4;
@@ -74,52 +74,75 @@ impl State {
         size.min(self.max_segment).max(need.size)
     }
 
-    /// Sends idle memory back if the pool would hold more than the program has shown to need. Whether it did.
+    /// Sends idle memory back, or where it is needed, if the pool would hold more than the program has shown to need.
+    /// Whether it did.
     ///
     /// So the memory that is held stays below `1 + growth_slack` times the memory that was ever in use at once, as
-    /// long as there is idle memory of a fitting size.
+    /// long as there is idle memory.
     pub(super) fn reclaim(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
         if !self.config.release_before_growth {
             return Ok(false);
         }
         let place = self.placement(need);
         let grow = place.as_ref().map_or_else(|| self.segment_size(need), |p| p.missing);
-        let target = (self.most_active(need) as f64 * (1.0 + self.config.growth_slack)) as u64;
+        let target = self.target(need);
         // What is held above the target already is no debt of this request.
         let surplus = self.heap.counters.reserved().saturating_add(grow).saturating_sub(target).min(grow);
         if surplus == 0 {
             return Ok(false);
         }
         let mut idle = self.idle();
-        idle.retain(|i| (surplus / LEAST_PIECE..=surplus.saturating_mul(LARGEST_PIECE)).contains(&i.size));
-        if let Some(place) = place {
-            let end = place.offset + need.size;
-            idle.retain(|i| match i.what {
-                Piece::Extent { near, offset } => {
-                    let elsewhere = self.heap.slot(near).segment != place.segment;
-                    elsewhere || offset >= end || offset + i.size <= place.offset
-                }
-                Piece::Segment(_) => true,
-            });
+        if let Some(place) = &place {
+            idle = idle.into_iter().filter_map(|i| self.outside(i, place, need.size)).collect();
         }
+        // Extents go in part, and only to where they are needed.
+        let sizes = surplus / LEAST_PIECE..=surplus.saturating_mul(LARGEST_PIECE);
+        idle.retain(|i| matches!(i.what, Idler::Extents { .. }) || sizes.contains(&i.size));
         if idle.is_empty() {
             return Ok(false);
         }
         self.rungs.reclaim.tried += 1;
         idle.sort_by_key(|i| i.size);
+        let all = idle.iter().map(|i| i.size).sum::<u64>();
+        // Where all of it can move, nothing has to be taken.
+        let wanted = if place.is_some() && all >= grow { grow } else { surplus };
         // One piece that is enough, and no larger than it must be; else the largest ones.
-        let chosen = match idle.iter().find(|i| i.size >= surplus) {
-            Some(piece) => vec![*piece],
+        let chosen = match idle.iter().find(|i| i.size >= wanted) {
+            Some(piece) => vec![self.cut(*piece, wanted)],
             None => {
                 idle.reverse();
-                first_of(idle, surplus)
+                self.first_of(idle, wanted)
             }
         };
-        Ok(self.leave(source, &chosen)? > 0)
+        Ok(self.leave(source, &chosen, place.is_some())? > 0)
+    }
+
+    /// The part of idle memory that a placement does not need where it is.
+    fn outside(&self, idle: Idle, place: &Placement, size: u64) -> Option<Idle> {
+        let Idler::Extents { near, offset } = idle.what else { return Some(idle) };
+        let (end, place_end) = (offset + idle.size, place.offset + size);
+        if self.heap.slot(near).segment != place.segment || place_end <= offset || end <= place.offset {
+            return Some(idle);
+        }
+        let sides = [self.extents(near, offset, place.offset), self.extents(near, place_end, end)];
+        sides.into_iter().flatten().max_by_key(|i| i.size)
+    }
+
+    /// Keeps what was to move, and did not.
+    pub(super) fn keep_donors(&mut self) {
+        for donor in std::mem::take(&mut self.donors) {
+            self.heap.stay(donor);
+        }
     }
 
     /// Takes memory from the source for a request.
     pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
+        let grown = self.take_more(source, need);
+        self.keep_donors();
+        grown
+    }
+
+    fn take_more(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
         self.reserve(source, need)?;
         if let Some(place) = self.placement(need) {
             let grown = self.map(source, need, &place, true)?;
@@ -209,7 +232,8 @@ impl State {
         gap
     }
 
-    /// Maps what is missing at a place, or `more`, and serves the request there.
+    /// Brings memory to where it is missing at a place, donors first, then new memory, of that maybe `more`, and serves
+    /// the request there. One call of the source.
     fn map(
         &mut self,
         source: &dyn SegmentSource,
@@ -218,58 +242,107 @@ impl State {
         more: bool,
     ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
-        let most = (self.most_active(need) / MAX_EXTENT_PART / page * page).max(MAX_EXTENT);
-        let piece = match need.size {
-            _ if self.is_small(need) => SMALL_PIECE,
-            0..OWN_SEGMENT => self.config.large_segment_size,
-            _ => 0,
-        };
-        let mut free = None;
+        let id = self.heap.segment(place.segment).id;
+        let donors = self.donors.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
+        let mut donors = donors.into_iter().peekable();
+        let (mut pieces, mut new) = (Vec::new(), 0);
         for hole in &place.holes {
-            // More at once for requests that are not large, where there is room for it, saves calls.
-            let roomy = hole.size.max(piece / page * page).min(hole.room);
-            let bytes = if more && !self.over_limit(roomy) { roomy } else { hole.size };
-            if self.over_limit(bytes) {
-                return Ok(Growth::Full(String::new()));
+            let mut filled = 0;
+            // The last one may reach beyond the hole, where there is room.
+            while let Some((from, bytes)) =
+                donors.next_if(|d| filled < hole.size && filled + d.1 <= hole.room)
+            {
+                pieces.push(Piece { to: (id, hole.offset + filled), bytes, from: Some(from) });
+                filled += bytes;
             }
-            let each = bytes.div_ceil(bytes.div_ceil(most)).next_multiple_of(page);
-            let (mut at, end) = (hole.slot, hole.offset + bytes);
-            let mut offset = hole.offset;
-            while offset < end {
-                let size = each.min(end - offset);
-                self.num_device_alloc += 1;
-                match source.map(self.heap.segment(place.segment).id, offset, size) {
-                    Ok(()) => {
-                        let block = self.heap.mapped(at, offset, size);
-                        free = Some(block);
-                        // The rest of the hole follows.
-                        at = self.heap.slot(block).next;
-                    }
-                    Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
-                    Err(other) => return Err(other.into()),
-                }
-                offset += size;
+            let mut missing = hole.size.saturating_sub(filled);
+            if missing > 0 && more {
+                missing = missing.max(self.growth(need, new + missing, page)).min(hole.room - filled);
+            }
+            new += missing;
+            let each = self.piece(need, page);
+            while missing > 0 {
+                let bytes = each.min(missing);
+                pieces.push(Piece { to: (id, hole.offset + filled), bytes, from: None });
+                filled += bytes;
+                missing -= bytes;
             }
         }
+        if self.over_limit(new) {
+            return Ok(Growth::Full(String::new()));
+        }
+        let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum();
+        self.send_donors(moved);
+        self.num_device_alloc += 1;
+        match source.arrange(&pieces) {
+            Ok(()) => {}
+            Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
+            Err(other) => return Err(other.into()),
+        }
+        for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
+            self.heap.mapped(place.segment, run);
+        }
         // The parts are one free block now.
-        let served = free.map(|free| self.heap.take_at(free, place.offset, need));
+        let served =
+            self.heap.free_at(place.segment, place.offset).map(|f| self.heap.take_at(f, place.offset, need));
         Ok(served.map_or_else(|| Growth::Full(String::new()), Growth::Served))
+    }
+
+    /// The first `bytes` bytes of the donors leave where they are.
+    fn send_donors(&mut self, mut bytes: u64) {
+        for donor in std::mem::take(&mut self.donors) {
+            let sent = bytes.min(self.heap.slot(donor).size);
+            bytes -= sent;
+            if sent < self.heap.slot(donor).size {
+                let rest = self.heap.leave_less(donor, sent);
+                self.heap.stay(rest);
+            }
+            if sent > 0 {
+                self.heap.unmapped(donor);
+            }
+        }
+    }
+
+    /// How much to map for a request, where `missing` bytes must be: more at once saves calls. What is not used now
+    /// moves to where it is.
+    fn growth(&self, need: &Need, missing: u64, page: u64) -> u64 {
+        if self.is_small(need) {
+            return SMALL_PIECE.max(page);
+        }
+        let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
+        let slack = self.target(need).saturating_sub(self.heap.counters.reserved());
+        let more = if need.size < OWN_SEGMENT { rounded } else { rounded.min(missing.max(slack)) };
+        more / page * page
+    }
+
+    /// The size of the pieces that memory is mapped in: small enough that the pool has hundreds.
+    fn piece(&self, need: &Need, page: u64) -> u64 {
+        (self.most_active(need) / PIECES / page * page).clamp(page, LARGEST_EXTENT.max(page))
+    }
+
+    /// What the pool holds at most, as long as idle memory can move: somewhat more than was ever in use at once.
+    fn target(&self, need: &Need) -> u64 {
+        (self.most_active(need) as f64 * (1.0 + self.config.growth_slack)) as u64
+    }
+
+    /// As much from the front as sums up to `bytes`, or all.
+    pub(super) fn first_of(&self, idle: Vec<Idle>, bytes: u64) -> Vec<Idle> {
+        let mut missing = bytes;
+        let mut chosen = Vec::new();
+        for piece in idle {
+            if missing == 0 {
+                break;
+            }
+            let piece = self.cut(piece, missing);
+            missing = missing.saturating_sub(piece.size);
+            chosen.push(piece);
+        }
+        chosen
     }
 
     fn over_limit(&self, more: u64) -> bool {
         self.limit.is_some_and(|limit| self.heap.counters.reserved().saturating_add(more) > limit)
     }
-}
-
-/// As many pieces from the front as sum up to `bytes`, or all.
-pub(super) fn first_of(mut idle: Vec<Idle>, bytes: u64) -> Vec<Idle> {
-    let mut sum = 0;
-    let enough = idle.iter().position(|i| {
-        sum += i.size;
-        sum >= bytes
-    });
-    idle.truncate(enough.map_or(idle.len(), |at| at + 1));
-    idle
 }
 
 /// Offsets worth trying in a gap: from its start, from the start of each mapped part, and up to the end of each.

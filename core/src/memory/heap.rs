@@ -7,7 +7,7 @@ use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
 use super::record::{Action, Recorder};
 use super::scope::{ModulePath, Scope};
-use super::source::SegmentId;
+use super::source::{Piece, SegmentId};
 use super::{Block, Tag};
 
 /// No block. All bits are set: `a & b` is no block if neither is one.
@@ -577,27 +577,41 @@ impl Heap {
         at
     }
 
-    /// Memory was mapped at `offset` of a range, inside the hole at `at`. Returns the free block that it became part of.
-    pub(super) fn mapped(&mut self, at: u32, offset: u64, size: u64) -> u32 {
-        self.drop_hole(at);
-        let Segment { id, arena, .. } = *self.segment(self.slot(at).segment);
+    /// Neighbouring pieces of memory were mapped in a range, inside a hole.
+    pub(super) fn mapped(&mut self, segment: u32, pieces: &[Piece]) {
+        let Some(Piece { to: (id, offset), .. }) = pieces.first().copied() else { return };
+        let Some(range) = &self.segment(segment).range else { return };
+        let around = |slot: &Slot| (slot.offset..slot.offset + slot.size).contains(&offset);
+        let Some(at) = range.holes.iter().copied().find(|h| around(self.slot(*h))) else { return };
+        let size = pieces.iter().map(|p| p.bytes).sum();
+        let arena = self.segment(segment).arena;
         self.record_segment(Action::SegmentMap, id, offset, size, arena);
+        self.drop_hole(at);
         let at = self.carve(at, offset, size, Self::add_hole);
         let at = self.merge(at, State::Free);
         self.list(at);
-        let segment = self.slot(at).segment;
-        let small = self.is_small(segment);
-        self.counters.reserve(small, size, false);
+        let small = self.arenas[arena as usize].small;
+        for piece in pieces {
+            self.counters.reserve(small, piece.bytes, false);
+        }
         if let Some(range) = &mut self.segment_mut(segment).range {
             let place = range.extents.partition_point(|e| e.0 < offset);
-            range.extents.insert(place, (offset, size));
+            range.extents.splice(place..place, pieces.iter().map(|p| (p.to.1, p.bytes)));
         }
-        at
     }
 
-    /// Takes a free extent out of reach, until [`unmapped`](Self::unmapped). It lies in the block at `near`, or after
-    /// it. Returns its own block.
-    pub(super) fn leave_extent(&mut self, near: u32, offset: u64, size: u64) -> u32 {
+    /// The free block around an offset.
+    pub(super) fn free_at(&self, segment: u32, offset: u64) -> Option<u32> {
+        let mut at = self.segment(segment).first;
+        while at != NONE && self.slot(at).offset + self.slot(at).size <= offset {
+            at = self.slot(at).next;
+        }
+        self.free_size(at).map(|_| at)
+    }
+
+    /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the
+    /// block at `near`, or after it. Returns their own block.
+    pub(super) fn leave_extents(&mut self, near: u32, offset: u64, size: u64) -> u32 {
         let mut at = near;
         while self.slot(at).offset + self.slot(at).size <= offset {
             at = self.slot(at).next;
@@ -609,8 +623,30 @@ impl Heap {
         at
     }
 
-    /// The memory of an extent that had left was unmapped. Returns its range, offset and size.
-    pub(super) fn unmapped(&mut self, at: u32) -> (SegmentId, u64, u64) {
+    /// Lets only the first `size` bytes of a block leave. Returns the rest, which is still to [`stay`](Self::stay).
+    pub(super) fn leave_less(&mut self, at: u32, size: u64) -> u32 {
+        if size == 0 { at } else { self.split(at, size) }
+    }
+
+    /// Keeps what was to leave.
+    pub(super) fn stay(&mut self, at: u32) {
+        self.counters.leaving_bytes -= self.slot(at).size;
+        let at = self.merge(at, State::Free);
+        self.list(at);
+    }
+
+    /// The extents in a block: where they are, and their sizes.
+    pub(super) fn extents_of(&self, at: u32) -> Vec<((SegmentId, u64), u64)> {
+        let Slot { segment, offset, size, .. } = *self.slot(at);
+        let segment = self.segment(segment);
+        let extents = segment.range.as_ref().map_or(&[][..], |r| &r.extents);
+        let first = extents.partition_point(|e| e.0 < offset);
+        let inside = extents[first..].iter().take_while(|e| e.0 < offset + size);
+        inside.map(|(offset, bytes)| ((segment.id, *offset), *bytes)).collect()
+    }
+
+    /// The memory of a block that had left was taken away.
+    pub(super) fn unmapped(&mut self, at: u32) {
         let Slot { segment, offset, size, prev, next, .. } = *self.slot(at);
         for neighbour in [prev, next] {
             if neighbour != NONE && self.slot(neighbour).state == State::Unmapped {
@@ -621,14 +657,15 @@ impl Heap {
         self.add_hole(at);
         self.counters.leaving_bytes -= size;
         let small = self.is_small(segment);
-        self.counters.unreserve(small, size, false);
-        let segment = self.segment_mut(segment);
-        if let Some(range) = &mut segment.range {
-            range.extents.retain(|e| e.0 != offset);
+        let Some(range) = &mut self.segment_mut(segment).range else { return };
+        let first = range.extents.partition_point(|e| e.0 < offset);
+        let end = range.extents.partition_point(|e| e.0 < offset + size);
+        let gone = range.extents.drain(first..end).collect::<Vec<_>>();
+        for (_, piece) in gone {
+            self.counters.unreserve(small, piece, false);
         }
-        let (id, arena) = (segment.id, segment.arena);
+        let Segment { id, arena, .. } = *self.segment(segment);
         self.record_segment(Action::SegmentUnmap, id, offset, size, arena);
-        (id, offset, size)
     }
 
     fn add_hole(&mut self, at: u32) {

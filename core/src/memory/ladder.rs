@@ -52,6 +52,7 @@ impl Pool {
         if state.reclaim(source, &need)? {
             state = self.wait(state)?;
             if let Some(block) = state.heap.take(&need) {
+                state.keep_donors();
                 state.rungs.reclaim.served += 1;
                 return Ok(block);
             }

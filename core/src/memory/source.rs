@@ -72,6 +72,17 @@ pub struct DeviceMemory {
     pub free: Option<u64>,
 }
 
+/// A piece of memory behind a range of addresses: what one call of [`SegmentSource::map`] makes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The range and the offset where it shall be.
+    pub to: (SegmentId, u64),
+    /// Its size.
+    pub bytes: u64,
+    /// Where it is mapped now; `None` for new memory.
+    pub from: Option<(SegmentId, u64)>,
+}
+
 /// The supplier of segments behind a [`Pool`](super::Pool).
 pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// What bounds its segments.
@@ -92,6 +103,34 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
     /// Takes it away again: exactly an extent that one call of [`map`](Self::map) made.
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+
+    /// [`unmap`](Self::unmap) for neighbouring pieces of these sizes, from `offset` on.
+    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+        let mut at = offset;
+        for bytes in pieces {
+            self.unmap(segment, at, *bytes)?;
+            at += bytes;
+        }
+        Ok(())
+    }
+    /// Puts memory behind several pieces of ranges at once: memory that is mapped elsewhere, which moves, or new
+    /// memory. If it fails, none of them is mapped, wherever it was before.
+    ///
+    /// Without this, memory that moves goes through the device.
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        for (segment, offset, bytes) in pieces.iter().filter_map(|p| p.from.map(|(s, o)| (s, o, p.bytes))) {
+            self.unmap(segment, offset, bytes)?;
+        }
+        for (number, Piece { to: (segment, offset), bytes, .. }) in pieces.iter().enumerate() {
+            if let Err(error) = self.map(*segment, *offset, *bytes) {
+                for Piece { to: (segment, offset), bytes, .. } in &pieces[..number] {
+                    self.unmap(*segment, *offset, *bytes)?;
+                }
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
 
     /// A fence after everything that has been submitted so far.
     fn fence(&self) -> Result<Fence, SourceError>;

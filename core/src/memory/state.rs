@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 
 use super::config::{Config, Fit};
-use super::grow::first_of;
 use super::heap::{Heap, MIN_BLOCK, Need, Splitting, State as Is};
 use super::pool::{Block, Request};
 use super::source::{DeviceMemory, Fence, SegmentSource, VirtualMemory};
@@ -21,8 +20,10 @@ pub(super) enum Waiting {
     Block(u32),
     /// An idle segment, to be given back.
     Segment(u32),
-    /// An extent of a range, to be unmapped: its block.
-    Extent(u32),
+    /// Extents of a range, to be unmapped: their block.
+    Extents(u32),
+    /// Extents of a range, to be moved to where memory is missing: their block.
+    Donor(u32),
 }
 
 /// What became of an attempt to grow.
@@ -45,6 +46,8 @@ pub(super) struct State {
     pub(super) virtual_memory: Option<VirtualMemory>,
     /// In the order of the fences.
     pub(super) waiting: VecDeque<(Fence, Waiting)>,
+    /// Blocks of extents that the device has passed and that may move now.
+    pub(super) donors: Vec<u32>,
     pub(super) rungs: Rungs,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
@@ -58,16 +61,16 @@ pub(super) struct State {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub(super) size: u64,
-    pub(super) what: Piece,
+    pub(super) what: Idler,
 }
 
 /// What a piece of idle memory is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Piece {
+pub(super) enum Idler {
     /// A segment.
     Segment(u32),
-    /// An extent at an offset, in the free block at `near`.
-    Extent { near: u32, offset: u64 },
+    /// Neighbouring extents from an offset on, in the free block at `near` or after it.
+    Extents { near: u32, offset: u64 },
 }
 
 impl State {
@@ -92,6 +95,7 @@ impl State {
             max_segment: limits.max_segment,
             virtual_memory,
             waiting: VecDeque::new(),
+            donors: Vec::new(),
             rungs: Rungs::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
@@ -156,51 +160,72 @@ impl State {
                         source.free_segment(gone.id)?;
                     }
                 }
-                Waiting::Extent(slot) => {
+                Waiting::Extents(slot) => {
                     self.num_device_free += 1;
-                    let (id, offset, size) = self.heap.unmapped(slot);
-                    source.unmap(id, offset, size)?;
+                    let extents = self.heap.extents_of(slot);
+                    self.heap.unmapped(slot);
+                    let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
+                    if let Some(((id, offset), _)) = extents.first() {
+                        source.unmap_pieces(*id, *offset, &pieces)?;
+                    }
                 }
+                Waiting::Donor(slot) => self.donors.push(slot),
             }
         }
         Ok(())
     }
 
-    /// Idle memory: whole segments, and whole extents of ranges.
+    /// Idle memory: whole segments, and the whole extents of each free block in a range.
     pub(super) fn idle(&self) -> Vec<Idle> {
         let mut idle = Vec::new();
         for free in self.heap.arenas.iter().flat_map(|a| a.bins.sorted()) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
-            let Some(range) = &segment.range else {
-                if block.size == segment.size {
-                    idle.push(Idle { size: block.size, what: Piece::Segment(block.segment) });
-                }
-                continue;
-            };
-            let first = range.extents.partition_point(|e| e.0 < block.offset);
-            let inside = |(offset, size): &&(u64, u64)| offset + size <= block.offset + block.size;
-            for &(offset, size) in range.extents[first..].iter().take_while(inside) {
-                idle.push(Idle { size, what: Piece::Extent { near: free.slot, offset } });
+            if segment.range.is_some() {
+                idle.extend(self.extents(free.slot, block.offset, block.offset + block.size));
+            } else if block.size == segment.size {
+                idle.push(Idle { size: block.size, what: Idler::Segment(block.segment) });
             }
         }
         idle
     }
 
+    /// The whole extents between two offsets of a free block; `None` if there are none.
+    pub(super) fn extents(&self, near: u32, from: u64, to: u64) -> Option<Idle> {
+        let range = self.heap.segment(self.heap.slot(near).segment).range.as_ref()?;
+        let offset = range.extents.get(range.extents.partition_point(|e| e.0 < from))?.0;
+        let last = range.extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
+        let end = range.extents[last].0 + range.extents[last].1;
+        (offset < end).then(|| Idle { size: end - offset, what: Idler::Extents { near, offset } })
+    }
+
+    /// The last extents of these that make up `bytes`, or all.
+    pub(super) fn cut(&self, idle: Idle, bytes: u64) -> Idle {
+        let Idler::Extents { near, offset } = idle.what else { return idle };
+        let end = offset + idle.size;
+        let Some(range) = &self.heap.segment(self.heap.slot(near).segment).range else { return idle };
+        let last = range.extents.partition_point(|e| e.0 + e.1 <= end - bytes.min(idle.size));
+        let from = range.extents.get(last).map_or(offset, |e| e.0.max(offset));
+        Idle { size: end - from, what: Idler::Extents { near, offset: from } }
+    }
+
     /// Sends idle memory back to the device, as soon as it has passed what runs now.
-    pub(super) fn leave(&mut self, source: &dyn SegmentSource, idle: &[Idle]) -> Result<u64> {
+    ///
+    /// With `donors`, extents do not go back, but wait for [`grow`](Self::grow) to move them.
+    pub(super) fn leave(&mut self, source: &dyn SegmentSource, idle: &[Idle], donors: bool) -> Result<u64> {
         if idle.is_empty() {
             return Ok(0);
         }
         let fence = source.fence()?;
         for Idle { size, what } in idle {
             let waiting = match *what {
-                Piece::Segment(segment) => {
+                Idler::Segment(segment) => {
                     self.heap.leave_segment(segment);
                     Waiting::Segment(segment)
                 }
-                Piece::Extent { near, offset } => {
-                    Waiting::Extent(self.heap.leave_extent(near, offset, *size))
+                Idler::Extents { near, offset } => {
+                    let slot = self.heap.leave_extents(near, offset, *size);
+                    if donors { Waiting::Donor(slot) } else { Waiting::Extents(slot) }
                 }
             };
             self.enqueue(fence, waiting);
@@ -212,7 +237,8 @@ impl State {
     pub(super) fn leave_all(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
         let mut idle = self.idle();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
-        self.leave(source, &first_of(idle, bytes))
+        let chosen = self.first_of(idle, bytes);
+        self.leave(source, &chosen, false)
     }
 
     /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
@@ -227,19 +253,20 @@ impl State {
         self.rungs.collect.tried += 1;
         // How long a large segment has been idle.
         let age = |i: &Idle| match i.what {
-            Piece::Segment(segment) => {
+            Idler::Segment(segment) => {
                 let segment = self.heap.segment(segment);
                 let small = self.heap.arenas[segment.arena as usize].small;
                 (!small).then(|| self.heap.clock - segment.idle_since)
             }
-            Piece::Extent { .. } => None,
+            Idler::Extents { .. } => None,
         };
         let mut idle = self.idle();
         idle.retain(|i| age(i).is_some());
         let average = idle.iter().filter_map(age).sum::<u64>() / (idle.len() as u64).max(1);
         idle.retain(|i| age(i) >= Some(average));
         idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
-        Ok(self.leave(source, &first_of(idle, surplus))? > 0)
+        let chosen = self.first_of(idle, surplus);
+        Ok(self.leave(source, &chosen, false)? > 0)
     }
 
     fn largest_free(&self) -> u64 {

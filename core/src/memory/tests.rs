@@ -1,6 +1,7 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
 mod recording;
+mod shapes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -138,6 +139,55 @@ fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
     let stats = pool.stats();
     assert_eq!((stats.rungs.collect.tried, stats.rungs.grow.served), (1, 4));
     assert_eq!((stats.reserved(), source.calls().free), (62 * MIB + 44 * MIB - 20 * MIB, 1), "{stats}");
+    Ok(())
+}
+
+/// A pool of virtual memory with 200 MiB free, in two parts that 10 MiB keep apart.
+fn two_parts(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])> {
+    let pool = Pool::new(source.clone(), Config::default());
+    let (first, between) = (take(&pool, 100)?, take(&pool, 10)?);
+    let (second, after) = (take(&pool, 100)?, take(&pool, 10)?);
+    pool.free(first);
+    pool.free(second);
+    Ok((pool, [between, after]))
+}
+
+#[test]
+fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
+    let source = Arc::new(FakeSource::paged(1 << 30));
+    source.hold_fences();
+    let (pool, kept) = two_parts(&source)?;
+    let calls = source.calls();
+    let large = take(&pool, 200)?;
+    assert!(source.peak() <= 222 * MIB + 2 * MIB, "{}", source.peak());
+    // Only after the device was done with it, and by one call.
+    let now = source.calls();
+    assert_eq!((now.wait, now.memory(), now.unmap), (1, calls.memory() + 1, 0));
+    assert!(now.moved > 0);
+    for block in kept.into_iter().chain([large]) {
+        pool.free(block);
+    }
+    pool.empty_cache()?;
+    assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+    Ok(())
+}
+
+#[test]
+fn a_move_that_fails_loses_no_memory() -> Result<()> {
+    let full = SourceError::OutOfMemory { bytes: 1, detail: String::new() };
+    for error in [full, SourceError::DeviceLost("gone".to_owned())] {
+        let source = Arc::new(FakeSource::paged(1 << 30));
+        let (pool, kept) = two_parts(&source)?;
+        source.fail(0, error.clone());
+        let large = take(&pool, 200);
+        assert_eq!(large.is_err(), matches!(error, SourceError::DeviceLost(_)));
+        assert_eq!(pool.stats().reserved(), source.used());
+        for block in kept.into_iter().chain(large.ok()) {
+            pool.free(block);
+        }
+        pool.empty_cache()?;
+        assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+    }
     Ok(())
 }
 

@@ -82,7 +82,8 @@ fn every_event_is_recorded_in_order() -> Result<()> {
     Alloc 31457280 relu
     FreeRequested 31457280 relu
     FreeCompleted 31457280 relu
-    SegmentUnmap 41943040 -
+    SegmentUnmap 10485760 -
+    SegmentUnmap 31457280 -
     Oom 209715200 too_much
     Free 3072 parameter
     Alloc 2048 gradient

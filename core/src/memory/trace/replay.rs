@@ -38,7 +38,8 @@ pub struct Report {
     pub peak_allocated: u64,
     /// The most bytes the pool took from the device.
     pub peak_reserved: u64,
-    /// Calls of the source that got memory or gave it back.
+    /// Calls of the source that got memory, moved it or gave it back. One may be about many pieces: PyTorch counts its
+    /// growth of a segment, by pieces of 20 MiB, as one too.
     pub driver_calls: u64,
     /// The most segments, or mapped extents, that there were at once.
     pub segments: u64,
@@ -257,15 +258,16 @@ mod tests {
         let table = table(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);
         for row in &table.rows {
-            let pytorch =
-                row.pytorch.as_ref().map(|p| (p.peak_reserved, 2 * (p.device_allocs + p.device_frees)));
-            let within = pytorch.is_some_and(|(reserved, calls)| {
-                row.report.peak_reserved <= reserved && row.report.driver_calls <= calls
+            // Plain segments still go back and forth where PyTorch's stay.
+            let (most, calls) = if row.mode == Mode::Virtual { (1.03, 100) } else { (1.19, 125) };
+            let pytorch = row.pytorch.as_ref().map(|p| (p.peak_reserved, p.device_allocs + p.device_frees));
+            let within = pytorch.is_some_and(|(reserved, theirs)| {
+                row.report.peak_reserved <= reserved && row.report.driver_calls * 100 <= theirs * calls
             });
-            assert!(within, "{row:?}");
+            assert!(within && row.report.ratio() <= most, "{row:?}");
         }
-        assert!(table.mean_ratio(Mode::Virtual) <= 1.05, "{table}");
-        assert!(table.mean_ratio(Mode::Plain) <= 1.12, "{table}");
+        assert!(table.mean_ratio(Mode::Virtual) <= 1.01, "{table}");
+        assert!(table.mean_ratio(Mode::Plain) <= 1.09, "{table}");
         Ok(())
     }
 }
