@@ -43,7 +43,7 @@ impl fmt::Display for Report {
 }
 
 /// Replays the traces of a folder. One passes if it holds no more over what was requested than PyTorch does in the same
-/// mode, and keeps to [`BOUNDS`]; and each mode's geometric mean has a bound.
+/// mode, and keeps to the bounds above; and each mode's geometric mean has a bound.
 pub fn check(dir: &Path) -> Result<Report> {
     let table = table(dir, Config::default(), RUNS)?;
     let mut failures: Vec<String> = table.rows.iter().filter_map(worse).collect();

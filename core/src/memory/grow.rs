@@ -34,8 +34,6 @@ struct Placement {
 /// A part of a range without memory.
 #[derive(Clone, Copy, Debug)]
 struct Hole {
-    /// The block it lies in.
-    slot: u32,
     offset: u64,
     size: u64,
     /// Bytes from its offset to the end of the block.
@@ -45,7 +43,6 @@ struct Hole {
 /// A part of a gap between blocks in use.
 #[derive(Clone, Copy)]
 struct Part {
-    slot: u32,
     offset: u64,
     size: u64,
     mapped: bool,
@@ -226,7 +223,7 @@ impl State {
         let mut gap = Vec::new();
         while unused(at) {
             let slot = self.heap.slot(at);
-            gap.push(Part { slot: at, offset: slot.offset, size: slot.size, mapped: slot.state == Is::Free });
+            gap.push(Part { offset: slot.offset, size: slot.size, mapped: slot.state == Is::Free });
             at = slot.next;
         }
         gap
@@ -368,7 +365,7 @@ fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<Hole> {
     let cut = |p: &Part| {
         let from = p.offset.max(offset / page * page);
         let to = (p.offset + p.size).min(end.next_multiple_of(page));
-        Hole { slot: p.slot, offset: from, size: to - from, room: p.offset + p.size - from }
+        Hole { offset: from, size: to - from, room: p.offset + p.size - from }
     };
     holes.map(cut).collect()
 }
