@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, MatmulCall, SegmentId,
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece, SegmentId,
     SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
@@ -70,6 +70,18 @@ impl SegmentSource for Faulty {
     }
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
+    }
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.ask(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
+            // What was to move is nowhere then.
+            let moved =
+                pieces.iter().filter_map(|p| p.from.map(|(segment, offset)| (segment, offset, p.bytes)));
+            for (segment, offset, bytes) in moved {
+                self.inner.unmap(segment, offset, bytes)?;
+            }
+            Err(full)
+        })?;
+        self.inner.arrange(pieces)
     }
     fn fence(&self) -> Result<Fence, SourceError> {
         self.inner.fence()
