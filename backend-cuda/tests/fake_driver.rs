@@ -7,7 +7,7 @@ mod scenarios;
 
 use fake_cuda::Libraries::{Driver, Products};
 use fake_cuda::{count, log, old_driver, on_fake, open, toolkit};
-use forebay_core::backend::{Backend, Fence, SourceError};
+use forebay_core::backend::{Backend, Fence, Piece, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::{CudaBackend, Unavailable};
@@ -100,6 +100,43 @@ on_fake! {
         assert!(backend.unreserve(segment).is_err(), "given back twice");
         // No handle outlives its mapping.
         assert_eq!(count("cuMemRelease"), count("cuMemCreate"));
+    }
+
+    memory_moves_from_one_range_to_another(Driver) {
+        let backend = open();
+        let (old, new) = (backend.reserve(64 * MIB).unwrap(), backend.reserve(64 * MIB).unwrap());
+        backend.map(old, 0, PAGE).unwrap();
+        backend.map(old, 3 * PAGE, 2 * PAGE).unwrap();
+        let pieces = [
+            Piece { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
+            Piece { to: (new, PAGE), bytes: 2 * PAGE, from: Some((old, 3 * PAGE)) },
+            Piece { to: (new, 3 * PAGE), bytes: PAGE, from: None },
+        ];
+        backend.arrange(&pieces).unwrap();
+        assert_eq!((used(&*backend), count("cuMemCreate"), count("cuMemSetAccess")), (4 * PAGE, 3, 3));
+        let data = pattern(4 * PAGE as usize, 5);
+        backend.upload(slice(new, 0, 4 * PAGE), &data).unwrap();
+        assert!(downloaded(&*backend, slice(new, 0, 4 * PAGE)) == data);
+        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        for Piece { to: (segment, offset), bytes, .. } in pieces {
+            backend.unmap(segment, offset, bytes).unwrap();
+        }
+        backend.unreserve(old).unwrap();
+        backend.unreserve(new).unwrap();
+        assert_eq!(used(&*backend), 0);
+    }
+
+    a_move_that_fails_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:2:3") {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        let pieces = [
+            Piece { to: (segment, 4 * PAGE), bytes: PAGE, from: Some((segment, 0)) },
+            Piece { to: (segment, 5 * PAGE), bytes: PAGE, from: None },
+        ];
+        assert!(matches!(backend.arrange(&pieces), Err(SourceError::OutOfMemory { .. })));
+        assert_eq!(used(&*backend), 0);
+        backend.map(segment, 0, PAGE).unwrap();
     }
 
     a_mapping_that_fails_half_way_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:999:2") {

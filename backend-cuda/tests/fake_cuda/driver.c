@@ -311,6 +311,15 @@ int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigne
     add(start, bytes, MAPPED);
     return OK;
 }
+int cuMemRetainAllocationHandle(Address *handle, void *start) {
+    static Address last = 0x8000000;
+    ENTER();
+    Piece *piece = find((Address)start, MAPPED);
+    if (!piece) return INVALID;
+    used += piece->bytes; // Until it is released; the memory is the same.
+    add(*handle = ++last, piece->bytes, HANDLE);
+    return OK;
+}
 int cuMemRelease(Address handle) {
     ENTER();
     Piece *memory = find(handle, HANDLE);
@@ -322,8 +331,13 @@ int cuMemRelease(Address handle) {
 int cuMemSetAccess(Address start, size_t bytes, const void *access, size_t count) {
     (void)access;
     ENTER();
-    Piece *piece = find(start, MAPPED);
-    if (!piece || piece->bytes != bytes || count != 1) return INVALID;
+    // One mapping, or several that follow one another.
+    for (Address at = start; at < start + bytes;) {
+        Piece *piece = find(at, MAPPED);
+        if (!piece || count != 1) return INVALID;
+        at += piece->bytes;
+        if (at > start + bytes) return INVALID;
+    }
     return mprotect((void *)start, bytes, PROT_READ | PROT_WRITE) ? INVALID : OK;
 }
 int cuMemUnmap(Address start, size_t bytes) {
