@@ -76,13 +76,18 @@ impl OutOfMemory {
         } else if let Some(total) = self.total.filter(|t| self.requested > *t) {
             advice.push(format!("the request alone is larger than the device's memory of {}", Bytes(total)));
         }
-        let room = self.free.unwrap_or(0);
-        if self.limit.is_some_and(|l| self.reserved + self.requested > l) && room > self.requested {
-            advice.push(format!(
+        let limited = self.limit.filter(|l| self.requested <= *l && self.reserved + self.requested > *l);
+        match (limited, self.free) {
+            (Some(_), Some(room)) if room > self.requested => advice.push(format!(
                 "the limit stopped this, not the device, which has {} free: raise max_memory_mb or \
                  per_process_memory_fraction",
                 Bytes(room)
-            ));
+            )),
+            (Some(limit), None) => advice.push(format!(
+                "the limit of {} stopped this: raise max_memory_mb (`Pool::set_limit`) if the device has more",
+                Bytes(limit)
+            )),
+            _ => {}
         }
         if self.cached >= self.requested && self.fragmentation() > 0.5 {
             let cached = Bytes(self.cached);

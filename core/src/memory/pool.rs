@@ -232,14 +232,24 @@ impl Pool {
         Ok(leaving)
     }
 
-    /// Takes memory from the device ahead, so that at least `bytes` bytes in one piece are free on queue 0.
+    /// Takes memory from the device ahead, so that at least `bytes` bytes are free on queue 0: in one piece, or in as few
+    /// as the device's largest segment allows.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
-        // Small requests would get a piece of the small pool.
-        let bytes = bytes.max(self.config().small_size + 1);
-        let request = Request::new(bytes).op("preallocate");
-        let block = self.alloc(request)?;
-        self.free(block);
-        Ok(())
+        let (least, most) = {
+            let state = self.shared.lock();
+            // Small requests would get a piece of the small pool.
+            (state.config.small_size + 1, state.max_segment)
+        };
+        let mut blocks = Vec::new();
+        let mut missing = bytes.max(least);
+        let mut taken = Ok(());
+        while missing > 0 && taken.is_ok() {
+            let piece = missing.min(most).max(least);
+            missing = missing.saturating_sub(piece);
+            taken = self.alloc(Request::new(piece).op("preallocate")).map(|block| blocks.push(block));
+        }
+        blocks.into_iter().for_each(|block| self.free(block));
+        taken
     }
 
     /// Bounds what the pool takes from the device; `None` lifts the bound. What it holds already stays.
