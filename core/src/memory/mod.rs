@@ -18,7 +18,7 @@
 //! 1. poll: what waits for fences that the device has passed becomes free;
 //! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
 //! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
-//! 4. reclaim: idle memory goes back, if the pool would hold more than `1 + growth_slack` times the most that was
+//! 4. reclaim: idle memory goes back, or moves to where it is missing, if the pool would hold more than `1 + growth_slack` times the most that was
 //!    ever in use at once;
 //! 5. grow: a segment, or memory mapped where the least of it is missing;
 //! 6. wait: for all fences that freed blocks wait for;
