@@ -109,19 +109,19 @@ fn check(browser: &Path, folder: &Path) -> Outcome {
     };
     let lines: Vec<String> = seen.lines().map(without_lines_and_times).collect();
     let expected = [
-        "opened at: after event 4 of 9: the peak",
+        "opened at: after event 4 of 10: the peak",
         "tags: parameter 40.0 MiB activation 60.0 MiB all 100.0 MiB free or waiting 0 B",
         "drawn: true",
         "block: state active allocated bytes 60.0 MiB (62914560), 62914460 requested tag activation \
          module net.&lt;b&gt;fc1&lt;/b&gt; operation relu call site cli/tests/viewer.rs:LINE relu \
          lent by event 4",
-        "end: after event 9 of 9 what alloc bytes 10.0 MiB (10485760) when TIME s tag gradient module net \
+        "end: after event 10 of 10 what alloc bytes 10.0 MiB (10485760) when TIME s tag gradient module net \
          call site cli/tests/viewer.rs:LINE",
-        "tags: parameter 40.0 MiB gradient 10.0 MiB all 50.0 MiB free or waiting 0 B",
-        "blocks: 40 10",
-        "clicked: after event 0 of 9",
-        "clicked: after event 3 of 9 what segment map bytes 60.0 MiB (62914560) when TIME s",
-        "before: after event 2 of 9",
+        "tags: parameter 40.0 MiB gradient 10.0 MiB all 50.0 MiB free or waiting 22.0 MiB",
+        "blocks: 40 10 22",
+        "clicked: after event 0 of 10",
+        "clicked: after event 3 of 10 what segment map bytes 60.0 MiB (62914560) when TIME s",
+        "before: after event 2 of 10",
         "holder: parameter of net, in random (cli/tests/viewer.rs:LINE) 40.0 MiB",
         "requests: 0",
     ];

@@ -104,7 +104,7 @@ impl OutOfMemory {
             (Some(total), Some(free)) => total.saturating_sub(free).saturating_sub(self.reserved),
             _ => 0,
         };
-        if others > self.requested {
+        if others > self.requested && limited.is_none() {
             advice.push(format!("other programs (and drivers) hold {} of the device", Bytes(others)));
         }
         match self.by_tag.first() {
