@@ -17,7 +17,6 @@ use forebay::train::Trainer;
 
 use super::host::{close, same_bits};
 use super::runs::Points;
-use super::scaler::Regions;
 use super::tests;
 
 tests![a_step_by_hand_fails_at_every_request, a_trainer_survives_a_failure_at_every_request];
@@ -158,7 +157,7 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
             .accumulate(2)
             .steps(2)
             .quiet();
-        let loader = Regions(Points(16)).batches(4);
+        let loader = Points::regions(16).batches(4);
         let mut loss = |x: &Tensor, y: &Tensor| net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y);
         let before = requests(device.pool());
         fail_request(device.pool(), n);

@@ -45,8 +45,28 @@ impl Drop for Temporary {
     }
 }
 
-/// Points, and the class of each: which of three lines it is closest to.
-pub(super) struct Points(pub(super) usize);
+/// A class for a point: of its number, how many points there are, and its values.
+type Label = fn(usize, usize, &[f32]) -> i64;
+
+/// So many points, and the class of each.
+pub(super) struct Points(pub(super) usize, Label);
+
+impl Points {
+    /// In classes that follow from the number alone.
+    pub(super) fn new(n: usize) -> Self {
+        Self(n, |index, _, _| (index % 3) as i64)
+    }
+
+    /// The same, every third and the last three targets ignored.
+    fn ignoring(n: usize) -> Self {
+        Self(n, |index, n, _| if index % 3 == 2 || index + 3 >= n { -100 } else { (index % 3) as i64 })
+    }
+
+    /// In classes that can be learnt: how many of the first two numbers are positive.
+    pub(super) fn regions(n: usize) -> Self {
+        Self(n, |_, _, values| values[..2].iter().filter(|x| **x > 0.0).count() as i64)
+    }
+}
 
 impl Dataset for Points {
     type Input = f32;
@@ -68,35 +88,7 @@ impl Dataset for Points {
         for (k, x) in input.iter_mut().enumerate() {
             *x = ((index * 37 + k * 101) % 53) as f32 / 26.0 - 1.0;
         }
-        target[0] = (index % 3) as i64;
-        Ok(())
-    }
-}
-
-/// The same, every third and the last three targets ignored.
-struct Ignoring(Points);
-
-impl Dataset for Ignoring {
-    type Input = f32;
-    type Target = i64;
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn input_shape(&self) -> &[usize] {
-        self.0.input_shape()
-    }
-
-    fn target_shape(&self) -> &[usize] {
-        &[]
-    }
-
-    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
-        self.0.get(index, input, target)?;
-        if target[0] == 2 || index + 3 >= self.len() {
-            target[0] = -100;
-        }
+        target[0] = self.1(index, self.0, input);
         Ok(())
     }
 }
@@ -129,7 +121,7 @@ impl Net {
 }
 
 fn loader() -> Loader<Points> {
-    Points(50).shuffle(9).batches(8)
+    Points::new(50).shuffle(9).batches(8)
 }
 
 fn trainer(net: &Net, steps: u64) -> Trainer<'_, Net, Adam> {
@@ -165,10 +157,10 @@ fn tensors_come_back_from_a_file(device: &Device) -> Result<()> {
 }
 
 fn a_loader_puts_its_samples_on_the_device(device: &Device) -> Result<()> {
-    let data = Points(20);
+    let data = Points::new(20);
     let (mut input, mut target) = ([0.0; 4], [0]);
     let mut index = 0;
-    for batch in Points(20).batches(8).prefetch(device) {
+    for batch in Points::new(20).batches(8).prefetch(device) {
         let (x, y) = batch?;
         let (xs, ys) = (x.to_vec::<f32>()?, y.to_vec::<i64>()?);
         for (row, class) in xs.chunks(4).zip(ys) {
@@ -225,7 +217,7 @@ fn accumulated_batches_are_one_large_batch(device: &Device) -> Result<()> {
         let net = Net::new(device)?;
         let mut run =
             Trainer::new(&net, Adam::new(net.parameters(), 1e-2)).accumulate(accumulate).steps(1).quiet();
-        run.fit(&Points(48).batches(batch), |x, y| {
+        run.fit(&Points::new(48).batches(batch), |x, y| {
             net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
         })?;
         ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
@@ -258,7 +250,7 @@ fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> 
         device.pool().empty_cache()?;
         device.pool().set_limit(limit);
         device.pool().reset_peak_stats();
-        let fitted = run.fit(&Points(384).batches(64), |x, y| {
+        let fitted = run.fit(&Points::new(384).batches(64), |x, y| {
             net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y)
         });
         device.pool().set_limit(None);
@@ -282,7 +274,7 @@ fn parts_are_weighted_by_the_targets_that_count(device: &Device) -> Result<()> {
         let net = Net::new(device)?;
         let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.5)).steps(1).quiet();
         run = run.micro_batch(micro).ignore_index(-100);
-        run.fit(&Ignoring(Points(12)).batches(12), |x, y| {
+        run.fit(&Points::ignoring(12).batches(12), |x, y| {
             net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
         })?;
         let mut all = vec![f64::from(run.history().losses[0])];

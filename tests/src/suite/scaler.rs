@@ -320,32 +320,6 @@ fn scaling_keeps_gradients_that_halves_lose(device: &Device) -> Result<()> {
     Ok(scaler.update()?)
 }
 
-/// The same points, in classes that can be learnt: how many of the first two numbers are positive.
-pub(super) struct Regions(pub(super) Points);
-
-impl Dataset for Regions {
-    type Input = f32;
-    type Target = i64;
-
-    fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    fn input_shape(&self) -> &[usize] {
-        self.0.input_shape()
-    }
-
-    fn target_shape(&self) -> &[usize] {
-        &[]
-    }
-
-    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
-        self.0.get(index, input, target)?;
-        target[0] = input[..2].iter().filter(|x| **x > 0.0).count() as i64;
-        Ok(())
-    }
-}
-
 fn net(device: &Device) -> Result<(Linear, Linear)> {
     device.manual_seed(11);
     Ok((Linear::new(4, 32, device)?, Linear::new(32, 3, device)?))
@@ -365,7 +339,7 @@ fn training_in_halves_comes_out_as_in_f32(device: &Device) -> Result<()> {
         if let Some(scaler) = scaler {
             run = run.scaler(scaler);
         }
-        run.fit(&Regions(Points(48)).batches(12), |x, y| {
+        run.fit(&Points::regions(48).batches(12), |x, y| {
             net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y)
         })?;
         let scale = run.grad_scaler().map(GradScaler::get_scale).transpose()?;
@@ -406,7 +380,7 @@ fn a_resumed_run_has_its_scale(device: &Device) -> Result<()> {
         if resume {
             run = run.resume(&file.0)?;
         }
-        run.fit(&Regions(Points(48)).batches(12), |x, y| {
+        run.fit(&Points::regions(48).batches(12), |x, y| {
             net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y)
         })?;
         let scale = run.grad_scaler().context("no scaler")?.get_scale()?;
