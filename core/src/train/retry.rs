@@ -78,7 +78,9 @@ impl MicroBatch {
 
     /// How many targets count, on the device; `None` if all do.
     fn counted(self, y: &Tensor) -> Result<Option<Tensor>> {
-        self.ignored.map(|ignored| y.ne(ignored)?.to_dtype(DType::F32)?.sum_all()).transpose()
+        // In i32, as the loss sees classes: not every device computes in i64.
+        let counts = |ignored: i64| y.to_dtype(DType::I32)?.ne(ignored)?.to_dtype(DType::F32)?.sum_all();
+        self.ignored.map(counts).transpose()
     }
 
     /// After `error`: half as many rows, if that is what could help; else the error.
