@@ -7,8 +7,10 @@ use anyhow::Result;
 use forebay::memory::Config;
 use forebay::memory::trace::{Mode, Recorded, Row, Table, table};
 
-/// Replays of each trace; the fastest counts for the time, which is told and not judged.
-const RUNS: u32 = 50;
+/// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
+/// judged. A processor that is slow for a while is slow for a round, and not for a trace.
+const RUNS: u32 = 10;
+const ROUNDS: usize = 6;
 
 /// The most that the geometric mean of reserved over requested memory may be.
 const MEANS: [(Mode, f64); 2] = [(Mode::Virtual, 1.01), (Mode::Plain, 1.09)];
@@ -45,7 +47,12 @@ impl fmt::Display for Report {
 /// Replays the traces of a folder. One passes if it holds no more over what was requested than PyTorch does in the same
 /// mode, and keeps to the bounds above; and each mode's geometric mean has a bound.
 pub fn check(dir: &Path) -> Result<Report> {
-    let table = table(dir, Config::default(), RUNS)?;
+    let mut table = once(dir)?;
+    for _ in 1..ROUNDS {
+        for (row, again) in table.rows.iter_mut().zip(once(dir)?.rows) {
+            row.report.ns_per_pair = row.report.ns_per_pair.min(again.report.ns_per_pair);
+        }
+    }
     let mut failures: Vec<String> = table.rows.iter().filter_map(worse).collect();
     for (mode, bound) in MEANS {
         let mean = table.mean_ratio(mode);
@@ -54,6 +61,10 @@ pub fn check(dir: &Path) -> Result<Report> {
         }
     }
     Ok(Report { checks: table.rows.len() + MEANS.len(), failures, table })
+}
+
+fn once(dir: &Path) -> Result<Table> {
+    Ok(table(dir, Config::default(), RUNS)?)
 }
 
 /// What is worse about a replay than PyTorch's own.
