@@ -184,18 +184,18 @@ impl Budget {
         profile: &Profile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<Plan> {
-        let profile = &boundless(profile).within(profile);
+        let card = boundless(profile);
+        let room = self.bytes.min(profile.room()).min(profile.config.max_memory.unwrap_or(u64::MAX));
         let mut table = Vec::new();
         for rows in (1..=self.batch).rev().filter(|rows| self.batch.is_multiple_of(*rows)) {
             for &precision in &self.precisions {
-                table.extend(self.ways(rows, precision, profile, &setup)?);
+                table.extend(self.ways(rows, precision, &card, &setup)?);
             }
         }
         table.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.choice.rows.cmp(&a.choice.rows)));
-        let room = self.bytes.min(profile.room);
         let mut best: Option<usize> = None;
         for (k, estimate) in table.iter_mut().enumerate() {
-            let peak = run(&profile.card, &setup, &estimate.choice.short(), |_, _, step| step())?.1;
+            let peak = run(&card, &setup, &estimate.choice.short(), |_, step| step())?.1;
             estimate.peak = Some(peak);
             if best.is_none() && peak <= room {
                 best = Some(k);
@@ -205,13 +205,11 @@ impl Budget {
             }
         }
         match best {
-            Some(k) => {
-                Ok(Plan { card: profile.card.name.clone(), budget: room, best: table[k].clone(), table })
-            }
+            Some(k) => Ok(Plan { card: card.name.clone(), budget: room, best: table[k].clone(), table }),
             None => {
                 let smallest = table.iter().min_by_key(|e| e.peak);
                 Err(Error::Budget {
-                    card: profile.card.name.clone(),
+                    card: card.name.clone(),
                     budget: room,
                     needed: smallest.and_then(|e| e.peak).unwrap_or(u64::MAX),
                     choice: smallest.map(|e| e.choice.to_string()).unwrap_or_default(),
@@ -225,14 +223,14 @@ impl Budget {
         &self,
         rows: usize,
         precision: Option<DType>,
-        profile: &Room,
+        card: &Profile,
         setup: &impl Fn(&Device) -> Result<S>,
     ) -> Result<Vec<Estimate>> {
         let count = self.batch / rows;
         let mut parts: Vec<Part> = Vec::new();
         let mut seconds = |count: usize| -> Result<f64> {
             let choice = Choice { rows, count, precision, again: Arc::default() };
-            let measured = run(&profile.card, setup, &choice, |_, backend, step| {
+            let measured = run(card, setup, &choice, |backend, step| {
                 let probe = Segments::measure(Arc::clone(backend));
                 let before = backend.work().seconds;
                 step()?;
@@ -262,33 +260,20 @@ impl Choice {
     }
 }
 
-/// A card without a bound, and the bound.
-struct Room {
-    card: Profile,
-    room: u64,
-}
-
-impl Profile {
-    fn within(self, bounded: &Self) -> Room {
-        let limits = [bounded.config.max_memory, Some(bounded.room())];
-        Room { room: limits.into_iter().flatten().min().unwrap_or(u64::MAX), card: self }
-    }
-}
-
 /// Runs a step twice on a null device: `second` runs the second one, and may look at it. Also the most bytes that the pool
 /// took.
 fn run<S: FnMut(&Choice) -> Result<()>, T>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &Choice,
-    second: impl FnOnce(&Device, &Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+    second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
 ) -> Result<(T, u64)> {
     let backend = Arc::new(NullBackend::new(card.clone()));
     let device = Device::with_config(backend.clone(), card.config);
     let mut step = setup(&device)?;
     let _segments = choice.segments();
     step(choice)?;
-    let value = second(&device, &backend, &mut || step(choice))?;
+    let value = second(&backend, &mut || step(choice))?;
     Ok((value, device.memory().peak_reserved()))
 }
 

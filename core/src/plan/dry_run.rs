@@ -70,24 +70,15 @@ pub struct Peak {
 ///
 /// # Errors
 /// What `step` returns, but for a full device.
-pub fn dry_run<T>(profile: &Profile, step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
-    let mut step = step;
-    dry_run_with(profile, |device, _| step(device)).map(|(run, _)| run)
-}
-
-/// The same; `step` sees what has been counted so far, and its result is kept.
-pub(super) fn dry_run_with<T>(
-    profile: &Profile,
-    mut step: impl FnMut(&Device, &Arc<NullBackend>) -> Result<T>,
-) -> Result<(DryRun, T)> {
+pub fn dry_run<T>(profile: &Profile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let refused = match once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,
         Ok(done) => return Ok(done),
     };
-    let (mut run, value) = once(&boundless(profile), &mut step)?;
+    let mut run = once(&boundless(profile), &mut step)?;
     run.room = profile.room();
     run.out_of_memory = Some(refused);
-    Ok((run, value))
+    Ok(run)
 }
 
 /// The same card with more memory than anything needs.
@@ -102,17 +93,14 @@ pub(super) fn boundless(profile: &Profile) -> Profile {
     }
 }
 
-fn once<T>(
-    profile: &Profile,
-    step: &mut impl FnMut(&Device, &Arc<NullBackend>) -> Result<T>,
-) -> Result<(DryRun, T)> {
+fn once<T>(profile: &Profile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
     device.pool().record(Recording::everything());
-    let value = step(&device, &backend)?;
+    step(&device)?;
     let timeline = device.pool().changes();
     let stats = device.memory();
-    let run = DryRun {
+    Ok(DryRun {
         card: profile.name.clone(),
         room: device.pool().limit().unwrap_or(u64::MAX).min(profile.room()),
         peak_allocated: stats.peak_allocated(),
@@ -123,8 +111,7 @@ fn once<T>(
         timeline,
         work: backend.work(),
         out_of_memory: None,
-    };
-    Ok((run, value))
+    })
 }
 
 impl DryRun {

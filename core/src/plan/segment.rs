@@ -147,7 +147,6 @@ pub fn segment(
 /// Of equal segments the earlier are taken: when the backward pass comes to them, the later ones have been freed, and what
 /// they compute again stands beside less (a later one's would stand beside everything).
 pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
-    #[derive(Clone)]
     struct Set {
         bytes: u64,
         seconds: f64,
@@ -169,7 +168,7 @@ pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
         });
         let mut saved = None;
         front.retain(|set| {
-            // Sums of the same times in another order differ in their last bits: more bytes by less than that is no gain.
+            // One that saves no more than a faster one is worth nothing.
             let better = saved.is_none_or(|s| set.bytes > s);
             saved = saved.max(Some(set.bytes));
             better
