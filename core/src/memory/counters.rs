@@ -252,6 +252,11 @@ impl Counters {
         self.allocated() + self.held.iter().map(|h| h.pending_bytes).sum::<u64>()
     }
 
+    /// Bytes that were ever lent.
+    pub(super) fn lent(&self) -> u64 {
+        self.held.iter().map(|h| h.bytes_added).sum()
+    }
+
     pub(super) fn allocated(&self) -> u64 {
         self.held.iter().map(|h| h.bytes).sum()
     }

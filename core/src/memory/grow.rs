@@ -20,6 +20,27 @@ const LARGEST_EXTENT: u64 = 20 * MIB;
 /// the calls, and more would soon be missed.
 const LEAST_PIECE: u64 = 16;
 const LARGEST_PIECE: u64 = 4;
+/// How many bytes a program requests for each that may move, and the pieces that a wait for the device counts as.
+const REQUESTED: u64 = 24;
+const WAIT: u64 = 4;
+
+/// The bytes that have moved lately: less by one for every [`REQUESTED`] bytes that the program requests.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Moved {
+    bytes: u64,
+    /// When that was, in bytes that were ever lent.
+    at: u64,
+}
+
+impl Moved {
+    fn now(&self, lent: u64) -> u64 {
+        self.bytes.saturating_sub((lent - self.at) / REQUESTED)
+    }
+
+    fn add(&mut self, lent: u64, bytes: u64) {
+        *self = Self { bytes: self.now(lent) + bytes, at: lent };
+    }
+}
 
 /// Where in a range a request would lie, and the memory that is missing there.
 #[derive(Clone, Debug)]
@@ -268,7 +289,13 @@ impl State {
         if self.over_limit(new) {
             return Ok(Growth::Full(String::new()));
         }
-        let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum();
+        let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
+        if moved > 0 {
+            // What the program needs more than ever would have to be mapped anyway.
+            let risen = self.most_active(need) - self.heap.counters.most_active;
+            let cost = moved.saturating_sub(risen) + WAIT * self.piece(need, page);
+            self.moved.add(self.heap.counters.lent(), cost);
+        }
         self.send_donors(moved);
         self.num_device_alloc += 1;
         match source.arrange(&pieces) {
@@ -318,8 +345,14 @@ impl State {
     }
 
     /// What the pool holds at most, as long as idle memory can move: somewhat more than was ever in use at once.
+    ///
+    /// And what has moved lately beyond half of that. A program that settles does not get there. Where blocks come and go
+    /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again.
     fn target(&self, need: &Need) -> u64 {
-        (self.most_active(need) as f64 * (1.0 + self.config.growth_slack)) as u64
+        let most = self.most_active(need);
+        let slack = (most as f64 * (1.0 + self.config.growth_slack)) as u64;
+        let unsettled = self.moved.now(self.heap.counters.lent()).saturating_sub(most / 2);
+        slack.saturating_add(unsettled).min(self.limit.unwrap_or(u64::MAX))
     }
 
     /// As much from the front as sums up to `bytes`, or all.

@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use super::config::{Config, Fit};
+use super::grow::Moved;
 use super::heap::{Heap, MIN_BLOCK, Need, Splitting, State as Is};
 use super::pool::{Block, Request};
 use super::source::{DeviceMemory, Fence, SegmentSource, VirtualMemory};
@@ -48,6 +49,7 @@ pub(super) struct State {
     pub(super) waiting: VecDeque<(Fence, Waiting)>,
     /// Blocks of extents that the device has passed and that may move now.
     pub(super) donors: Vec<u32>,
+    pub(super) moved: Moved,
     pub(super) rungs: Rungs,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
@@ -96,6 +98,7 @@ impl State {
             virtual_memory,
             waiting: VecDeque::new(),
             donors: Vec::new(),
+            moved: Moved::default(),
             rungs: Rungs::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
