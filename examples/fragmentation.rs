@@ -1,0 +1,161 @@
+//! Training under a limit just above what it asks for. Batches grow and shrink, which leaves free memory in pieces: with
+//! PyTorch's rules the pool ends out of memory with room to spare, with its own it trains on.
+//!
+//! `cargo run --release --example fragmentation -- --device wgpu`; benches/peers/fragmentation.py does the same in PyTorch.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use clap::Parser;
+use forebay::backend::null::{NullBackend, Profile};
+use forebay::memory::{Bytes, Config};
+use forebay::nn::Apply;
+use forebay::plan::dry_run;
+use forebay::prelude::*;
+
+/// Trains with growing and shrinking batches under a limit just above what they ask for.
+#[derive(Parser)]
+struct Options {
+    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    #[arg(long, env = "FOREBAY_DEVICE")]
+    device: Option<String>,
+    /// How much more than is asked for at most the pool may take, in percent.
+    #[arg(long, default_value_t = 10)]
+    slack: u64,
+    /// Also writes every request and free as a snapshot, for `forebay memory` and benches/peers/fragmentation.py.
+    #[arg(long, value_name = "FILE")]
+    memory_snapshot: Option<PathBuf>,
+}
+
+/// A perceptron and its batches.
+#[derive(Clone, Copy)]
+struct Sizes {
+    /// Rows of a batch are multiples of this.
+    unit: usize,
+    inputs: usize,
+    width: usize,
+    /// Each followed by layer norm and GELU.
+    layers: usize,
+    steps: usize,
+}
+
+const LARGE: Sizes = Sizes { unit: 256, inputs: 784, width: 512, layers: 6, steps: 22 };
+/// For a program that plays a GPU.
+const SMALL: Sizes = Sizes { unit: 128, inputs: 64, width: 96, layers: 8, steps: 11 };
+/// Rows of the batches, in units.
+const BATCHES: [usize; 11] = [1, 8, 2, 9, 3, 10, 4, 12, 6, 16, 8];
+const CLASSES: usize = 10;
+
+impl Sizes {
+    /// The rows of every step's batch.
+    fn rows(self) -> impl Iterator<Item = usize> {
+        BATCHES.iter().cycle().take(self.steps).map(move |units| units * self.unit)
+    }
+
+    /// Trains, and adds the loss of every step.
+    fn train(self, device: &Device, losses: &mut Vec<f64>) -> Result<(), Error> {
+        device.manual_seed(1);
+        let mut net = Sequential::new();
+        for layer in 0..self.layers {
+            let inputs = if layer == 0 { self.inputs } else { self.width };
+            net = net
+                .add(Linear::new(inputs, self.width, device)?)
+                .add(LayerNorm::new(&[self.width], device)?)
+                .add(Apply(Tensor::gelu));
+        }
+        let net = net.add(Linear::new(self.width, CLASSES, device)?);
+        let mut optimizer = Sgd::new(net.parameters(), 0.05).momentum(0.9);
+        // What is to be told apart: points around one centre for each class.
+        let centres = Tensor::randn(&[CLASSES, self.inputs], DType::F32, device)?;
+        for rows in self.rows() {
+            let y = Tensor::randint(0, CLASSES as i64, &[rows], DType::I64, device)?;
+            let x = Tensor::randn(&[rows, self.inputs], DType::F32, device)?
+                .add(&centres.index_select(0, &y)?)?;
+            let loss = net.forward(&x)?.cross_entropy(&y)?;
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            losses.push(loss.item()?);
+        }
+        Ok(())
+    }
+
+    /// The smallest limit under which a device of this profile trains with these rules: by dry runs, to a part in 500.
+    fn least(self, profile: &Profile, rules: Config, asked: u64) -> u64 {
+        let fits = |limit| {
+            let config = Config { max_memory: Some(limit), ..rules };
+            let device = Device::with_config(Arc::new(NullBackend::new(profile.clone())), config);
+            self.train(&device, &mut Vec::new()).is_ok()
+        };
+        let (mut low, mut high) = (asked, 4 * asked);
+        while high - low > asked / 500 {
+            let middle = low.midpoint(high);
+            if fits(middle) { high = middle } else { low = middle }
+        }
+        high
+    }
+
+    /// Trains within the limit with these rules; whether it came to the end.
+    fn attempt(self, device: &Device, rules: Config, limit: u64) -> Result<bool> {
+        let config = Config { max_memory: Some(limit), ..rules };
+        let device = Device::with_config(Arc::clone(device.backend()), config);
+        let mut losses = Vec::new();
+        let ended = self.train(&device, &mut losses);
+        let done = losses.len();
+        if let Err(error) = ended {
+            let full = error.into_out_of_memory()?;
+            let [asked, held, left, piece] =
+                [full.requested, full.allocated, limit - full.allocated, full.largest_free].map(Bytes);
+            let rows = self.rows().nth(done).unwrap_or(0);
+            println!("out of memory after {done} of {} steps, with {rows} rows:", self.steps);
+            println!("  {} asked for {asked}; {held} are held, {left} of the limit are not:", full.op);
+            println!("  {} of that are free, in pieces of up to {piece}", Bytes(full.cached));
+            return Ok(false);
+        }
+        let (first, last) = (losses[0], losses[done - 1]);
+        println!("{done} of {} steps, loss {first:.3} to {last:.3}", self.steps);
+        println!("  {} were taken at most", Bytes(device.memory().peak_reserved()));
+        ensure!(device.is_null() || last < first / 2.0, "the loss does not fall");
+        Ok(true)
+    }
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let device = match &options.device {
+        Some(id) => Device::open(id)?,
+        None => Device::best()?,
+    };
+    println!("{}", device.info());
+    let sizes = if device.info().software { SMALL } else { LARGE };
+    let profile = Profile::of(&device);
+    let dry = dry_run(&profile, |dry| {
+        sizes.train(dry, &mut Vec::new())?;
+        if let Some(path) = &options.memory_snapshot {
+            dry.pool().snapshot().save(path)?;
+        }
+        Ok(())
+    })?;
+    let asked = dry.peak_requested;
+    let limit = asked * (100 + options.slack) / 100;
+    println!(
+        "{} steps of {} to {} rows ask for {} at most",
+        sizes.steps,
+        sizes.unit,
+        16 * sizes.unit,
+        Bytes(asked)
+    );
+    println!("the pool may take {}: {} % more", Bytes(limit), options.slack);
+    let rules = [("this pool", Config::default()), ("PyTorch's rules", Config::pytorch())];
+    let mut ended = Vec::new();
+    for (name, rules) in rules {
+        print!("\n{name}: ");
+        ended.push(sizes.attempt(&device, rules, limit)?);
+        let least = sizes.least(&profile, rules, asked);
+        let more = 100.0 * (least as f64 / asked as f64 - 1.0);
+        println!("  the smallest limit that would do, by dry runs: {}, {more:.1} % more", Bytes(least));
+    }
+    Ok(if ended == [true, false] { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
