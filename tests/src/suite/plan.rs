@@ -155,7 +155,7 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     })
 }
 
-/// A training step of a small GPT by a choice. It returns the loss.
+/// A training step of a small GPT by a choice, whose segments the caller enters. It returns the loss.
 fn training(
     batch: usize,
     options: &GptOptions,
@@ -166,7 +166,6 @@ fn training(
     let [text, next] = passages(batch, options.context, options.vocabulary, device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
     Ok(move |choice: &Choice| {
-        let _segments = choice.segments();
         let mut sum = None;
         for k in 0..choice.count {
             let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows)?.flatten(0, 1);
@@ -198,6 +197,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         })
     };
     let all = plan(u64::MAX)?;
+    ensure!(all.table.iter().any(|e| e.choice.recomputed() > 0), "no segment was found: {all}");
     let mut peaks: Vec<u64> = all.table.iter().filter_map(|e| e.peak).collect();
     peaks.sort_unstable();
     peaks.dedup();
@@ -205,6 +205,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     let losses = |choice: &Choice, config| -> Result<(Vec<f64>, Stats)> {
         let real = Device::with_config(Arc::clone(device.backend()), config);
         let mut step = training(BATCH, &options, &real)?;
+        let _segments = choice.segments();
         let losses = [step(choice)?, step(choice)?];
         Ok((losses.iter().map(|l| Ok(l.item()?)).collect::<Result<_>>()?, real.memory()))
     };

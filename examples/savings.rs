@@ -1,0 +1,203 @@
+//! What accumulation, checkpointing, mixed precision and budgets save on one model: bytes, predicted and taken, and time.
+//!
+//! `cargo run --release --example savings -- --model gpt2-124m --device cuda`; benches/peers/savings.py is the same in
+//! PyTorch. It fails if a predicted byte is missing or too much.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use forebay::backend::null::Profile;
+use forebay::memory::{Bytes, Config};
+use forebay::nn::{Gpt, GptOptions};
+use forebay::plan::{Budget, Choice, dry_run};
+use forebay::prelude::*;
+
+/// Trains a GPT in every way that saves memory, and says what each takes.
+#[derive(Parser)]
+struct Options {
+    /// The model: tiny, gpt2-124m, ...; gpt2-124m if not given, tiny on a program that plays a GPU.
+    #[arg(long)]
+    model: Option<String>,
+    /// Passages in a step, a multiple of 4.
+    #[arg(long, default_value_t = 8)]
+    batch: usize,
+    /// Tokens in a passage; 512 if not given, 64 for tiny.
+    #[arg(long)]
+    context: Option<usize>,
+    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    #[arg(long, env = "FOREBAY_DEVICE")]
+    device: Option<String>,
+    /// Steps to time, after two others; 10 if not given, 1 on a program that plays a GPU.
+    #[arg(long)]
+    steps: Option<u32>,
+    /// Budgets, in percent of what the plain step takes.
+    #[arg(long, value_delimiter = ',', default_values_t = [75, 50, 35])]
+    budgets: Vec<u64>,
+}
+
+/// A model and its batch, on a device.
+struct Training {
+    net: Gpt,
+    optimizer: AdamW,
+    text: Tensor,
+    next: Tensor,
+}
+
+impl Training {
+    fn new(sizes: &GptOptions, batch: usize, device: &Device) -> Result<Self, Error> {
+        device.manual_seed(1);
+        let net = Gpt::new(sizes, device)?;
+        let optimizer = AdamW::new(net.parameters(), 3e-4);
+        let text =
+            || Tensor::randint(0, sizes.vocabulary as i64, &[batch, sizes.context], DType::I64, device);
+        Ok(Self { text: text()?, next: text()?, net, optimizer })
+    }
+
+    /// One step, run as chosen; which blocks are computed again is for the caller to say.
+    fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+        for k in 0..choice.count {
+            let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+            let autocast = choice.autocast()?;
+            let logits = self.net.forward(&part(&self.text)?)?;
+            let loss = logits.flatten(0, 1)?.cross_entropy(&part(&self.next)?.flatten(0, 1)?)?;
+            drop((logits, autocast));
+            loss.div(choice.count as f64)?.backward()?;
+        }
+        self.optimizer.step()?;
+        self.optimizer.zero_grad();
+        Ok(())
+    }
+}
+
+/// What a way of training took: bytes held and bytes taken from the device at most, and seconds a step.
+struct Taken {
+    held: u64,
+    taken: u64,
+    seconds: f64,
+}
+
+/// The table, and whether its predictions were right.
+struct Table {
+    sizes: GptOptions,
+    batch: usize,
+    steps: u32,
+    device: Device,
+    config: Config,
+    right: bool,
+}
+
+impl Table {
+    /// Two steps, then the timed ones.
+    fn train(&self, device: &Device, choice: &Choice) -> Result<Taken, Error> {
+        let mut training = Training::new(&self.sizes, self.batch, device)?;
+        let _segments = choice.segments();
+        for _ in 0..2 {
+            training.step(choice)?;
+        }
+        device.synchronize()?;
+        let start = Instant::now();
+        for _ in 0..self.steps {
+            training.step(choice)?;
+        }
+        device.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64() / f64::from(self.steps.max(1));
+        let stats = device.memory();
+        Ok(Taken { held: stats.peak_allocated(), taken: stats.peak_reserved(), seconds })
+    }
+
+    /// Trains as chosen, over a pool of its own of at most `limit` bytes; returns the bytes it took.
+    fn row(&mut self, name: &str, choice: &Choice, limit: Option<u64>) -> Result<u64> {
+        let config = Config { max_memory: limit.or(self.config.max_memory), ..self.config };
+        let profile = Profile::of(&self.device).with_config(config);
+        let dry = dry_run(&profile, |dry| self.train(dry, choice))?;
+        let real = Device::with_config(Arc::clone(self.device.backend()), config);
+        let Taken { held, taken, seconds } = self.train(&real, choice).with_context(|| name.to_owned())?;
+        let right = (dry.peak_allocated, dry.peak_reserved) == (held, taken);
+        self.right &= right;
+        println!(
+            "| {name} | {} | {} | {} | {} | {:.0} |{}",
+            shown(choice),
+            dry.peak_reserved,
+            taken,
+            Bytes(held),
+            (self.batch * self.sizes.context) as f64 / seconds,
+            if right { "" } else { " the prediction is wrong" }
+        );
+        Ok(taken)
+    }
+
+    /// Trains within so many bytes, as the planner chooses: in f32, and where nothing fits then, with bf16 allowed.
+    fn budget(&mut self, percent: u64, bytes: u64) -> Result<()> {
+        let batch = self.batch;
+        let profile = Profile::of(&self.device).with_config(self.config);
+        let exact = Budget::new(bytes, batch);
+        for (name, budget) in [("", exact.clone()), (", bf16 allowed", exact.allow(DType::BF16))] {
+            let name = format!("budget {percent} %{name}");
+            let plan = budget.plan(&profile, |dry| {
+                let mut training = Training::new(&self.sizes, batch, dry)?;
+                Ok(move |choice: &Choice| training.step(choice))
+            });
+            match plan {
+                Ok(plan) => return self.row(&name, &plan.best.choice, Some(bytes)).map(drop),
+                Err(Error::Budget { needed, .. }) => {
+                    println!("| {name} | refused: the smallest that would do | {needed} | - | - | - |");
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `4 x 2 rows, bf16, 12 blocks again`.
+fn shown(choice: &Choice) -> String {
+    let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
+    let again = match choice.recomputed() {
+        0 => String::new(),
+        blocks => format!(", {blocks} blocks again"),
+    };
+    format!("{} x {} rows, {precision}{again}", choice.count, choice.rows)
+}
+
+fn main() -> Result<ExitCode> {
+    let options = Options::parse();
+    let device = match &options.device {
+        Some(id) => Device::open(id)?,
+        None => Device::best()?,
+    };
+    let software = device.info().software;
+    let model = options.model.as_deref().unwrap_or(if software { "tiny" } else { "gpt2-124m" });
+    let sizes = match model {
+        "tiny" => GptOptions { vocabulary: 256, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.0 },
+        name => GptOptions { context: 512, ..GptOptions::preset(name)? },
+    };
+    let sizes = GptOptions { context: options.context.unwrap_or(sizes.context), ..sizes };
+    anyhow::ensure!(options.batch.is_multiple_of(4), "the batch is split into 4: it must be a multiple of 4");
+
+    println!("{}", device.info());
+    println!("{model}, {} passages of {} tokens a step, AdamW\n", options.batch, sizes.context);
+    println!("| way | run as | predicted bytes | taken bytes | held at most | tokens/s |");
+    println!("| --- | --- | ---: | ---: | ---: | ---: |");
+    let all = vec![true; sizes.layers];
+    let [whole, parts] = [Choice::new(options.batch, 1), Choice::new(options.batch / 4, 4)];
+    let mut config = device.pool().config();
+    if model == "tiny" {
+        // All of it would fit into one segment of the usual size.
+        config.large_segment_size = 2 << 20;
+    }
+    let steps = options.steps.unwrap_or(if software { 1 } else { 10 });
+    let mut table = Table { sizes, batch: options.batch, steps, device, config, right: true };
+    let plain = table.row("plain", &whole, None)?;
+    table.row("accumulation 4", &parts, None)?;
+    table.row("checkpointing", &whole.clone().recompute(all.clone()), None)?;
+    table.row("mixed precision", &whole.with_precision(DType::BF16), None)?;
+    table.row("all three", &parts.recompute(all).with_precision(DType::BF16), None)?;
+    for percent in &options.budgets {
+        table.budget(*percent, plain * percent / 100)?;
+    }
+    println!("\nevery prediction was {}", if table.right { "right, to the byte" } else { "NOT right" });
+    Ok(if table.right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
