@@ -10,7 +10,7 @@ const STEPS: u64 = 32;
 const BINS: usize = 36 * STEPS as usize;
 const WORDS: usize = BINS.div_ceil(64);
 /// No block.
-const NOTHING: Entry = Entry { size: 0, address: u64::MAX, slot: u32::MAX };
+const NOTHING: Entry = Entry { size: 0, address: u64::MAX, slot: u32::MAX, whole: false };
 
 /// A free block. Blocks differ in their addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub(super) address: u64,
     /// Its slot in the slab.
     pub(super) slot: u32,
+    /// Whether it is a whole segment.
+    pub(super) whole: bool,
 }
 
 impl Entry {
@@ -201,6 +203,14 @@ impl Bins {
         lowest
     }
 
+    /// The smallest block of at least `size` bytes that is not a whole segment.
+    pub(super) fn best_part(&self, size: u64) -> Option<&Entry> {
+        let fits = |e: &&Entry| e.size >= size && !e.whole;
+        let mut bins = std::iter::successors(self.next_bin(Self::bin(size)), |bin| self.next_bin(bin + 1));
+        let filed = bins.find_map(|bin| self.bins[bin].iter().filter(fits).min_by_key(|e| e.key()));
+        filed.into_iter().chain(Some(&self.hot).filter(fits)).min_by_key(|e| e.key())
+    }
+
     /// All of them, by size, then by address.
     pub(super) fn sorted(&self) -> Vec<Entry> {
         let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
@@ -258,7 +268,7 @@ mod tests {
         fn best_fit_is_that_of_an_ordered_set(ops in prop::collection::vec((0u64..5, 1u64..5000, 0u64..50), 1..400)) {
             let (mut bins, mut model) = (Bins::new(), BTreeSet::new());
             // A slot is a block's name: as different as size and address are here.
-            let entry = |(size, address): (u64, u64)| Entry { size, address, slot: (size / 512 * 64 + address) as u32 };
+            let entry = |(size, address): (u64, u64)| Entry { size, address, slot: (size / 512 * 64 + address) as u32, whole: address % 3 == 0 };
             for (what, units, address) in ops {
                 let key = (units * 512, address);
                 let least = model.range((key.0, 0)..).next().copied();
@@ -275,6 +285,8 @@ mod tests {
                     _ => {
                         prop_assert_eq!(bins.best_fit(key.0).copied(), least.map(entry));
                         prop_assert_eq!(bins.largest().map(|e| e.size), model.last().map(|e| e.0));
+                        let part = model.range((key.0, 0)..).find(|e| e.1 % 3 != 0).copied();
+                        prop_assert_eq!(bins.best_part(key.0).copied(), part.map(entry));
                         let lowest = model.range((key.0, 0)..).min_by_key(|e| e.1).map(|e| e.1);
                         prop_assert_eq!(least.map(|l| bins.lowest_fit(&entry(l)).address), lowest);
                     }

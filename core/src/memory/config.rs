@@ -29,13 +29,14 @@ impl Divisions {
     }
 }
 
-/// Which free block a large request gets, where segments are virtual.
+/// Which free block a large request gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fit {
     /// The smallest that is large enough; of equal ones, that with the lowest address. As PyTorch does.
     Best,
-    /// One up to an eighth larger than the request, by best fit; else the one with the lowest address. High
-    /// addresses become free as a whole then, and their memory goes where it is needed.
+    /// One up to an eighth larger than the request, by best fit; else one that leaves memory whole. In virtual segments
+    /// that with the lowest address: high ones become free, and their memory goes where it is needed. In plain ones
+    /// one that is split already, before one that is a large segment.
     #[default]
     Low,
 }

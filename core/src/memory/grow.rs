@@ -12,6 +12,9 @@ const SMALL_PIECE: u64 = 2 * MIB;
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
+/// Plain segments in common are this part of what the program uses, from `large_segment_size` on: fewer calls.
+const IN_COMMON: u64 = 32;
+const LARGEST_IN_COMMON: u64 = 256 * MIB;
 /// Memory is mapped in pieces of this part of what the program uses, which move only as a whole; but of no more than
 /// PyTorch's.
 const PIECES: u64 = 512;
@@ -80,12 +83,23 @@ impl State {
         counters.most_active.max(counters.active().saturating_add(need.size))
     }
 
+    /// The plain segment to make for large requests that share it.
+    fn in_common(&self, need: &Need) -> u64 {
+        let least = self.config.large_segment_size;
+        // PyTorch's rules know one size, and blocks that are never split would be whole segments.
+        if !self.config.release_before_growth || self.config.max_split_size.is_some() {
+            return least;
+        }
+        let part = (self.most_active(need) / IN_COMMON).next_multiple_of(ROUND_LARGE);
+        least.max(part.min(LARGEST_IN_COMMON))
+    }
+
     /// The plain segment to make for a request.
     fn segment_size(&self, need: &Need) -> u64 {
         let size = if self.is_small(need) {
             SMALL_PIECE
         } else if need.size < OWN_SEGMENT {
-            self.config.large_segment_size
+            self.in_common(need)
         } else {
             need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size)
         };

@@ -16,6 +16,8 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const MIN_BLOCK: u64 = 512;
 /// Blocks that are larger than a request by up to this part of it are as good as a best fit.
 const NEAR: u64 = 8;
+/// Idle segments of at least this part of what the program uses are split last: a request of their size would miss them.
+const LARGE: u64 = 64;
 
 /// What a range of a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,7 +87,7 @@ pub(super) struct Arena {
     pub(super) bins: Bins,
     /// Its range of addresses, if it has one.
     pub(super) range: Option<u32>,
-    /// Whether requests go to low addresses.
+    /// Whether requests go where they leave memory whole.
     pub(super) low_fit: bool,
 }
 
@@ -108,7 +110,7 @@ pub(super) struct Splitting {
     pub(super) max_split: u64,
     /// How much larger than a request of at least `max_split` a block may be.
     pub(super) max_rounding: u64,
-    /// Whether large requests go to low addresses of their range.
+    /// Whether large requests go where they leave memory whole.
     pub(super) low_fit: bool,
     /// The smallest rest of a large block that is split off.
     pub(super) min_large_rest: u64,
@@ -151,7 +153,8 @@ impl Heap {
         let place = usize::from(queue) * 2 + usize::from(small);
         if self.arena_of[place] == u16::MAX {
             self.arena_of[place] = self.arenas.len() as u16;
-            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None, low_fit: false });
+            let low_fit = self.rules.low_fit && !small;
+            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None, low_fit });
         }
         self.arena_of[place]
     }
@@ -202,7 +205,7 @@ impl Heap {
     fn entry(&self, at: u32) -> Entry {
         let slot = self.slot(at);
         let address = (u64::from(slot.segment) << 40) | (slot.offset / MIN_BLOCK);
-        Entry { size: slot.size, address, slot: at }
+        Entry { size: slot.size, address, slot: at, whole: slot.prev == NONE && slot.next == NONE }
     }
 
     #[inline]
@@ -210,14 +213,19 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// The free block for a request, and its size. Best fit; but in a range, where no block is nearly as small as the
-    /// request, the lowest address: so the high ones become free as a whole, and their memory can be used elsewhere.
+    /// The free block for a request, and its size. Best fit; but where no block is nearly as small as the request, one that
+    /// leaves memory whole: in a range the lowest address, so that the high ones become free and their memory can be used
+    /// elsewhere; in plain segments one that has been split already.
     #[inline]
     fn fit(&self, need: &Need) -> Option<(u32, u64)> {
         let arena = &self.arenas[need.arena as usize];
         let mut found = arena.bins.best_fit(need.size)?;
         if arena.low_fit && found.size > need.size + need.size / NEAR {
-            found = arena.bins.lowest_fit(found);
+            if arena.range.is_some() {
+                found = arena.bins.lowest_fit(found);
+            } else if found.whole && found.size >= self.counters.most_active / LARGE {
+                found = arena.bins.best_part(found.size).unwrap_or(found);
+            }
         }
         Some((found.slot, found.size))
     }
@@ -536,10 +544,7 @@ impl Heap {
     pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.add(id, size, arena, Some(Range::default()));
         self.add_hole(self.segment(segment).first);
-        let low_fit = self.rules.low_fit;
-        let arena = &mut self.arenas[arena as usize];
-        arena.range = Some(segment);
-        arena.low_fit = low_fit && !arena.small;
+        self.arenas[arena as usize].range = Some(segment);
     }
 
     /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).

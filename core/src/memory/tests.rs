@@ -398,6 +398,22 @@ fn statistics_have_pytorchs_names_and_resets() -> Result<()> {
 }
 
 #[test]
+fn large_idle_segments_are_split_last() -> Result<()> {
+    for (text, last) in [("", true), ("fit:best", false)] {
+        let (pool, _) = plain(2048, text)?;
+        let blocks = [take(&pool, 100)?, take(&pool, 256)?];
+        blocks.map(|block| pool.free(block));
+        let first = take(&pool, 150)?;
+        assert_eq!(first.segment, blocks[1].segment);
+        // The idle segment of 100 MiB fits better than what the other one has left.
+        let second = take(&pool, 40)?;
+        assert_eq!(second.segment == first.segment, last, "{text}");
+        assert_eq!(pool.stats().num_device_alloc, 2);
+    }
+    Ok(())
+}
+
+#[test]
 fn oversize_blocks_stay_whole() -> Result<()> {
     let (pool, source) =
         plain(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
