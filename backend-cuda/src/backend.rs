@@ -1,19 +1,20 @@
-//! The backend: one device, one stream.
+//! The backend: one device, and one stream for each of its queues.
 
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    Backend, DeviceInfo, DeviceMemory, Features, Fence, KernelId, KernelSource, Launch, Limits, MatmulCall,
-    Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch, Limits,
+    MAX_QUEUES, MatmulCall, Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay_core::error::{Error, Result};
 
 use crate::cache::DiskCache;
-use crate::context::{Context, Stream};
+use crate::context::{Context, Pinned, Stream};
 use crate::driver::{Driver, Unavailable};
-use crate::fences::Fences;
+use crate::fences::{Events, Fences};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
 use crate::matmul::Matmul;
 use crate::staging::{Downloads, Uploads};
@@ -23,22 +24,73 @@ use crate::virtual_memory::AddressSpace;
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
 const ALIGNMENT: u64 = 256;
 
-/// A CUDA device.
+/// A CUDA device, or one of its queues.
 ///
 /// All its work goes to one stream of its own, in the order of the calls. It uses the device's primary context, as
 /// the other CUDA libraries of a process do, and may be called from any thread.
 pub struct CudaBackend {
+    queue: Arc<Queue>,
+    device: Arc<Device>,
+}
+
+/// What the queues of a device share.
+struct Device {
     info: DeviceInfo,
     total: u64,
     fences: Fences,
+    events: Events,
     kernels: Kernels,
+    /// Page-locked memory that was lent, by its address.
+    host: Mutex<HashMap<u64, Pinned>>,
+    /// `None` where segments cannot grow.
+    addresses: Option<AddressSpace>,
+    queues: [OnceLock<Arc<Queue>>; MAX_QUEUES as usize],
+    context: Arc<Context>,
+}
+
+/// A stream, and what is used by its work alone.
+struct Queue {
     matmul: Matmul,
     uploads: Mutex<Uploads>,
     downloads: Mutex<Downloads>,
-    /// `None` where segments cannot grow.
-    addresses: Option<AddressSpace>,
     stream: Stream,
-    context: Arc<Context>,
+}
+
+impl Queue {
+    fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Ok(Self {
+            matmul: Matmul::default(),
+            uploads: Mutex::default(),
+            downloads: Mutex::default(),
+            stream: Stream::new(context)?,
+        })
+    }
+}
+
+impl Device {
+    /// The streams that are in use.
+    fn streams(&self) -> impl Iterator<Item = &Stream> {
+        self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
+    }
+
+    fn queue(&self, number: u8) -> Result<&Arc<Queue>, SourceError> {
+        let place = self.queues.get(usize::from(number)).ok_or_else(|| SourceError::Driver {
+            call: "queue",
+            detail: format!("there is no queue {number}; there are {MAX_QUEUES}"),
+        })?;
+        if let Some(queue) = place.get() {
+            return Ok(queue);
+        }
+        let queue = Arc::new(Queue::new(&self.context)?);
+        Ok(place.get_or_init(|| queue))
+    }
+
+    fn addresses(&self) -> Result<&AddressSpace, SourceError> {
+        self.addresses.as_ref().ok_or(SourceError::Driver {
+            call: "cuMemAddressReserve",
+            detail: "this device has no virtual memory management, or FOREBAY_CUDA_VMM=0 is set".to_owned(),
+        })
+    }
 }
 
 impl CudaBackend {
@@ -89,44 +141,37 @@ impl CudaBackend {
             },
         };
         let context = Context::retain(device)?;
-        let stream = Stream::new(&context)?;
         let addresses = match is_set("FOREBAY_CUDA_VMM") {
             Some(false) => None,
             _ => AddressSpace::new(&context, total)?,
         };
-        Ok(Self {
+        let device = Device {
             info,
             total,
             fences: Fences::default(),
+            events: Events::default(),
             kernels: Kernels::new(arch, DiskCache::from_env()),
-            matmul: Matmul::default(),
-            uploads: Mutex::default(),
-            downloads: Mutex::default(),
+            host: Mutex::default(),
             addresses,
-            stream,
+            queues: Default::default(),
             context,
-        })
-    }
-
-    fn addresses(&self) -> Result<&AddressSpace, SourceError> {
-        self.addresses.as_ref().ok_or(SourceError::Driver {
-            call: "cuMemAddressReserve",
-            detail: "this device has no virtual memory management, or FOREBAY_CUDA_VMM=0 is set".to_owned(),
-        })
+        };
+        let queue = Arc::clone(device.queue(0)?);
+        Ok(Self { queue, device: Arc::new(device) })
     }
 }
 
-impl Drop for CudaBackend {
+impl Drop for Device {
     fn drop(&mut self) {
         // The parts give their handles back on their own; work that is still running must not lose its memory. An
         // error means that the device is lost, and nothing runs.
-        let _ = self.stream.synchronize();
+        self.streams().for_each(|stream| drop(stream.synchronize()));
     }
 }
 
 impl fmt::Debug for CudaBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaBackend").field("info", &self.info).finish_non_exhaustive()
+        f.debug_struct("CudaBackend").field("info", &self.device.info).finish_non_exhaustive()
     }
 }
 
@@ -134,88 +179,100 @@ impl SegmentSource for CudaBackend {
     fn limits(&self) -> SourceLimits {
         SourceLimits {
             alignment: ALIGNMENT,
-            max_segment: self.total,
-            virtual_memory: self.addresses.as_ref().map(|addresses| addresses.limits),
+            max_segment: self.device.total,
+            virtual_memory: self.device.addresses.as_ref().map(|addresses| addresses.limits),
         }
     }
 
     fn device_memory(&self) -> DeviceMemory {
-        match self.context.memory() {
+        match self.device.context.memory() {
             Ok((free, total)) => DeviceMemory { total: Some(total), free: Some(free) },
-            Err(_) => DeviceMemory { total: Some(self.total), free: None },
+            Err(_) => DeviceMemory { total: Some(self.device.total), free: None },
         }
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.context.alloc(bytes).map(SegmentId)
+        self.device.context.alloc(bytes).map(SegmentId)
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.context.free(segment.0)
+        self.device.context.free(segment.0)
     }
 
     fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.addresses()?.reserve(bytes).map(SegmentId)
+        self.device.addresses()?.reserve(bytes).map(SegmentId)
     }
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.addresses()?.unreserve(segment.0)
+        self.device.addresses()?.unreserve(segment.0)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.addresses()?.map(&[(segment.0 + offset, bytes, None)])
+        self.device.addresses()?.map(&[(segment.0 + offset, bytes, None)])
     }
 
     fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
         let pieces = pieces.iter().map(|p| (address(p.to), p.bytes, p.from.map(address)));
-        self.addresses()?.map(&pieces.collect::<Vec<_>>())
+        self.device.addresses()?.map(&pieces.collect::<Vec<_>>())
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.addresses()?.unmap(segment.0 + offset, bytes)
+        self.device.addresses()?.unmap(segment.0 + offset, bytes)
+    }
+
+    fn queues(&self) -> u8 {
+        MAX_QUEUES
+    }
+
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        self.device.events.record(&self.device.queue(queue)?.stream)
+    }
+
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        self.device.events.wait(&self.device.queue(queue)?.stream, event)
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {
-        self.fences.record(&self.stream)
+        self.device.fences.record(self.device.streams())
     }
 
     fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.fences.done(fence)
+        self.device.fences.done(fence)
     }
 
     fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
-        self.fences.wait(fence)
+        self.device.fences.wait(fence)
     }
 }
 
 impl Backend for CudaBackend {
     fn info(&self) -> &DeviceInfo {
-        &self.info
+        &self.device.info
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        self.kernels.compile(&self.context, source)
+        self.device.kernels.compile(&self.device.context, source)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.kernels.launch(&self.stream, launch)?;
-        self.fences.enqueued();
+        self.device.kernels.launch(&self.queue.stream, launch)?;
+        self.device.fences.enqueued();
         Ok(())
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        let mut uploads = self.uploads.lock().unwrap_or_else(PoisonError::into_inner);
-        let uploaded = uploads.upload(&self.stream, address(dst), data);
+        let mut uploads = self.queue.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        let uploaded = uploads.upload(&self.queue.stream, address(dst), data);
         // Also where it failed: a part of it may have been enqueued.
-        self.fences.enqueued();
+        self.device.fences.enqueued();
         Ok(uploaded?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        let mut downloads = self.downloads.lock().unwrap_or_else(PoisonError::into_inner);
-        let downloaded = downloads.download(&self.stream, address(src), data);
-        self.fences.enqueued();
+        let mut downloads = self.queue.downloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let downloaded = downloads.download(&self.queue.stream, address(src), data);
+        self.device.fences.enqueued();
         Ok(downloaded?)
     }
 
@@ -224,8 +281,8 @@ impl Backend for CudaBackend {
             return Ok(());
         }
         // SAFETY: the core has checked that both slices lie inside their segments and do not overlap.
-        unsafe { self.stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
-        self.fences.enqueued();
+        unsafe { self.queue.stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+        self.device.fences.enqueued();
         Ok(())
     }
 
@@ -234,8 +291,8 @@ impl Backend for CudaBackend {
             return Ok(());
         }
         // SAFETY: the core has checked that the slice lies inside its segment; copies start at multiples of 4.
-        unsafe { self.stream.fill(address(dst), word, dst.bytes / 4) }?;
-        self.fences.enqueued();
+        unsafe { self.queue.stream.fill(address(dst), word, dst.bytes / 4) }?;
+        self.device.fences.enqueued();
         Ok(())
     }
 
@@ -244,16 +301,36 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        let queue = Arc::clone(self.device.queue(number)?);
+        Ok(Some(Arc::new(Self { queue, device: Arc::clone(&self.device) })))
+    }
+
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        let memory = Pinned::new(&self.device.context, bytes as usize)?;
+        let address = memory.address();
+        self.device.host.lock().unwrap_or_else(PoisonError::into_inner).insert(address, memory);
+        Ok(SegmentId(address))
+    }
+
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let gone = self.device.host.lock().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        gone.map(drop).ok_or_else(|| SourceError::Driver {
+            call: "cuMemFreeHost",
+            detail: format!("no memory of the host was lent at {:#x}", segment.0),
+        })
+    }
+
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        let done = self.matmul.run(&self.stream, call)?;
+        let done = self.queue.matmul.run(&self.queue.stream, call)?;
         if done {
-            self.fences.enqueued();
+            self.device.fences.enqueued();
         }
         Ok(done)
     }
 
     fn multiplies(&self) -> bool {
-        self.matmul.is_present(&self.context)
+        self.queue.matmul.is_present(&self.device.context)
     }
 }
 

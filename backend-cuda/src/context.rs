@@ -145,14 +145,21 @@ impl Stream {
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, self.raw) })
     }
 
-    /// Enqueues a copy on the device.
+    /// Lets the work that follows wait for what `event` is behind, on the device.
+    pub(crate) fn wait(&self, event: &Event) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: both handles live as long as their owners.
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+    }
+
+    /// Enqueues a copy on the device, or between it and page-locked memory: the driver tells by the addresses.
     ///
     /// # Safety
-    /// Both ranges lie inside the device's segments and do not overlap.
+    /// Both ranges lie inside segments and do not overlap.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(dst, src, bytes as usize, self.raw) })
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, self.raw) })
     }
 
     /// Enqueues setting `words` 32-bit words.
@@ -283,6 +290,11 @@ impl Pinned {
             detail: "succeeded without giving memory".to_owned(),
         })?;
         Ok(Self { start, bytes, _context: Arc::clone(context) })
+    }
+
+    /// Where it starts, for the device as for the host.
+    pub(crate) fn address(&self) -> u64 {
+        self.start.as_ptr() as u64
     }
 
     /// A pointer to `bytes` bytes from `offset`, or `None` where they are not inside.

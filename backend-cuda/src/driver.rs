@@ -50,7 +50,7 @@ pub enum Unavailable {
 }
 
 /// Every function of the driver that this crate calls.
-const SYMBOLS: [&str; 41] = [
+const SYMBOLS: [&str; 42] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -82,7 +82,7 @@ const SYMBOLS: [&str; 41] = [
     "cuMemRelease",
     "cuMemSetAccess",
     "cuMemUnmap",
-    "cuMemcpyDtoDAsync_v2",
+    "cuMemcpyAsync",
     "cuMemcpyDtoHAsync_v2",
     "cuMemcpyHtoDAsync_v2",
     "cuMemsetD32Async",
@@ -92,6 +92,7 @@ const SYMBOLS: [&str; 41] = [
     "cuStreamCreate",
     "cuStreamDestroy_v2",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
 ];
 
 /// Proof that the driver is there, new enough, complete and initialised.

@@ -22,7 +22,7 @@ use crate::context::{Context, Stream};
 use crate::{switches, toolkit};
 
 /// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
-/// first product; one is enough, as all products run on one stream.
+/// first product of a stream, whose products alone use it.
 const WORKSPACE: u64 = 32 << 20;
 /// Kinds of problems kept before all are forgotten: programs whose shapes never repeat must not grow for ever.
 const MAX_PLANS: usize = 4096;
@@ -65,7 +65,7 @@ pub(crate) fn version() -> Option<usize> {
     })
 }
 
-/// Matrix products of one device.
+/// Matrix products of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct Matmul {
     /// Opened by the first product; `None` where it cannot be used.

@@ -188,7 +188,9 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         | wgpu::Features::SHADER_FLOAT32_ATOMIC
         | wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX
         | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
-        | wgpu::Features::TIMESTAMP_QUERY;
+        | wgpu::Features::TIMESTAMP_QUERY
+        // Memory of the host that the device copies from and to: see `alloc_host`.
+        | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = candidate.adapter.features() & wanted;
     if !probed.contains(wgpu::Features::SHADER_INT64) {
         features.remove(

@@ -107,6 +107,13 @@ impl WgpuBackend {
         })
     }
 
+    /// Gives a buffer its number.
+    fn keep(&self, buffer: wgpu::Buffer) -> SegmentId {
+        let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
+        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
+        SegmentId(id)
+    }
+
     fn kernel(&self, kernel: KernelId) -> Result<Arc<Kernel>> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let found = kernels.get(kernel.0 as usize).cloned();
@@ -141,10 +148,7 @@ impl SegmentSource for WgpuBackend {
         }
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        let buffer = self.gpu.buffer("forebay segment", size, usage, false)?;
-        let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
-        self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
-        Ok(SegmentId(id))
+        Ok(self.keep(self.gpu.buffer("forebay segment", size, usage, false)?))
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
@@ -313,6 +317,23 @@ impl Backend for WgpuBackend {
     fn flush(&self) -> Result<()> {
         lock(&self.state).recorder.submit()?;
         Ok(())
+    }
+
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        if !self.gpu.device.features().contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS) {
+            let detail =
+                "this adapter's buffers are either the host's to map or the device's to copy".to_owned();
+            return Err(SourceError::Driver { call: "alloc_host", detail });
+        }
+        // A buffer that the host could read lies in the host's memory; the queue copies it like any other.
+        let usage =
+            wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
+        Ok(self.keep(self.gpu.buffer("forebay host", size, usage, false)?))
+    }
+
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.free_segment(segment)
     }
 }
 

@@ -3,14 +3,17 @@
 //! A backend validates nothing that the core has validated (shapes, dtypes, that slices lie inside their
 //! segments); it returns what only it can know: a full device, a lost device, a kernel that does not compile. Every
 //! call that is not marked as blocking only enqueues: work runs in the order of the calls, on one queue, so a block
-//! of memory may be handed to the next call as soon as the last one that uses it has been enqueued.
+//! of memory may be handed to the next call as soon as the last one that uses it has been enqueued. Where a device has
+//! several queues, each is a backend over the same segments and kernels ([`Backend::queue`]), and events order them.
 
 use std::fmt;
+use std::sync::Arc;
 
 use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
-    DeviceMemory, Fence, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits,
+    VirtualMemory,
 };
 
 pub mod null;
@@ -180,12 +183,32 @@ pub trait Backend: SegmentSource {
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()>;
     /// Copies to the host, after everything enqueued before. Blocking. Lengths are equal.
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()>;
-    /// Enqueues a copy on the device. The ranges do not overlap.
+    /// Enqueues a copy on the device, or between it and memory of [`alloc_host`](Self::alloc_host). The ranges do not
+    /// overlap.
     fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
     /// Enqueues setting every 32-bit word of `dst`.
     fn fill(&self, dst: Slice, word: u32) -> Result<()>;
     /// Hands everything enqueued so far to the device, without waiting.
     fn flush(&self) -> Result<()>;
+
+    /// One of the device's [queues](SegmentSource::queues): a backend that enqueues there, over the same segments and
+    /// kernels. `None` where it is this one, for a device with one queue.
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        let _ = number;
+        Ok(None)
+    }
+    /// Memory of the host that the device copies from and to by itself (page-locked): a segment for [`copy`](Self::copy)
+    /// alone.
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        let _ = bytes;
+        let detail = "this backend has no memory of the host that the device reaches".to_owned();
+        Err(SourceError::Driver { call: "alloc_host", detail })
+    }
+    /// Gives back what [`alloc_host`](Self::alloc_host) gave, after every use of it has been fenced.
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        let _ = segment;
+        Ok(())
+    }
 
     /// Enqueues a matrix product of the vendor's library; `false` where there is none for this call, and the core's
     /// own kernel is used.

@@ -4,7 +4,9 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::{Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MatmulCall, Slice};
+use super::{
+    Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Slice,
+};
 use crate::error::Result;
 use crate::memory::Config;
 use crate::memory::source::{
@@ -25,6 +27,8 @@ pub struct Profile {
     /// Whether the vendor's library multiplies matrices: the core's own kernels take scratch memory, the library none
     /// of the pool's.
     pub library: bool,
+    /// How many queues run side by side.
+    pub queues: u8,
     /// How its memory comes in segments.
     pub source: SourceLimits,
     /// What its kernels may use.
@@ -56,6 +60,8 @@ pub struct Speed {
     pub bytes: f64,
     /// Launches of kernels by the host.
     pub launches: f64,
+    /// Bytes copied from or to memory of the host.
+    pub host: f64,
 }
 
 impl Default for Profile {
@@ -68,6 +74,7 @@ impl Default for Profile {
             overhead: 0,
             software: false,
             library: false,
+            queues: MAX_QUEUES,
             source: SourceLimits {
                 alignment: 256,
                 max_segment: total,
@@ -91,7 +98,7 @@ impl Default for Profile {
                 max_params: 4096,
             },
             config: Config::default(),
-            speed: Speed { flops: 67e12, half_flops: 990e12, bytes: 3.35e12, launches: 250e3 },
+            speed: Speed { flops: 67e12, half_flops: 990e12, bytes: 3.35e12, launches: 250e3, host: 50e9 },
         }
     }
 }
@@ -107,6 +114,8 @@ pub struct Work {
     pub flops: f64,
     /// The time they take: each the longest of its bytes, its operations and its launch, at the profile's [`Speed`].
     pub seconds: f64,
+    /// The time that copies from and to memory of the host take, beside those.
+    pub host_seconds: f64,
 }
 
 impl std::ops::Sub for Work {
@@ -118,6 +127,7 @@ impl std::ops::Sub for Work {
             bytes: self.bytes - before.bytes,
             flops: self.flops - before.flops,
             seconds: self.seconds - before.seconds,
+            host_seconds: self.host_seconds - before.host_seconds,
         }
     }
 }
@@ -151,6 +161,8 @@ pub struct NullBackend {
     next: AtomicU64,
     work: Mutex<(Work, Product)>,
     sizes: Mutex<rustc_hash::FxHashMap<u64, u64>>,
+    /// The segments that are the host's.
+    host: Mutex<rustc_hash::FxHashSet<u64>>,
     compiled: Mutex<Vec<Compiled>>,
 }
 
@@ -174,6 +186,7 @@ impl NullBackend {
             next: AtomicU64::new(1),
             work: Mutex::default(),
             sizes: Mutex::default(),
+            host: Mutex::default(),
             compiled: Mutex::default(),
         }
     }
@@ -216,6 +229,10 @@ impl NullBackend {
         Ok(())
     }
 
+    fn host(&self) -> MutexGuard<'_, rustc_hash::FxHashSet<u64>> {
+        self.host.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn sizes(&self) -> MutexGuard<'_, rustc_hash::FxHashMap<u64, u64>> {
         self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -252,6 +269,9 @@ impl SegmentSource for NullBackend {
     fn unmap(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
+    }
+    fn queues(&self) -> u8 {
+        self.profile.queues
     }
     fn fence(&self) -> Result<Fence, SourceError> {
         Ok(Fence(0))
@@ -291,6 +311,12 @@ impl Backend for NullBackend {
         Ok(())
     }
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        let host = self.host();
+        if [dst, src].iter().any(|slice| host.contains(&slice.segment.0)) {
+            self.counts().0.host_seconds += src.bytes as f64 / self.profile.speed.host;
+            return Ok(());
+        }
+        drop(host);
         self.count(dst.bytes + src.bytes, Some(Product::default()));
         Ok(())
     }
@@ -299,6 +325,15 @@ impl Backend for NullBackend {
         Ok(())
     }
     fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+    fn alloc_host(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+        let id = self.next.fetch_add(1, Ordering::Relaxed);
+        self.host().insert(id);
+        Ok(SegmentId(id))
+    }
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.host().remove(&segment.0);
         Ok(())
     }
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {

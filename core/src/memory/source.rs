@@ -14,9 +14,17 @@ use thiserror::Error;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
+/// Queues of one device that are told apart.
+pub const MAX_QUEUES: u8 = 8;
+
 /// Work submitted to a device up to some moment. Fences of one source are ordered: later ones have larger numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
+
+/// A point in one queue of a device, behind everything that the queue had been given. Other queues wait for it, on the
+/// device; the host never does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Event(pub u64);
 
 /// Why a source could not do what the pool asked.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -132,7 +140,22 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// A fence after everything that has been submitted so far.
+    /// How many queues the device has, whose work runs side by side; at most [`MAX_QUEUES`]. Queue 0 is always there.
+    fn queues(&self) -> u8 {
+        1
+    }
+    /// A point behind everything that a queue was given so far.
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        let _ = queue;
+        Ok(Event(0))
+    }
+    /// Lets a queue go on only when the device has passed `event`. Never blocks.
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        let _ = (queue, event);
+        Ok(())
+    }
+
+    /// A fence after everything that has been submitted so far, on all queues.
     fn fence(&self) -> Result<Fence, SourceError>;
     /// Whether the device has passed `fence`. Never blocks.
     fn fence_done(&self, fence: Fence) -> Result<bool, SourceError>;

@@ -18,32 +18,32 @@ enum Api {
 }
 
 /// A card: its short name, its name, its memory as the driver tells it (MiB), and its maker's figures: TFLOP/s in f32 and
-/// in halves, GB/s.
-type Card = (&'static str, &'static str, u64, Api, [f64; 3]);
+/// in halves, GB/s of its memory and of its bus.
+type Card = (&'static str, &'static str, u64, Api, [f64; 4]);
 
 const KNOWN: [Card; 22] = [
-    ("t4", "Tesla T4", 14_914, Api::Cuda, [8.1, 65.0, 320.0]),
-    ("v100", "Tesla V100-SXM2-16GB", 16_144, Api::Cuda, [15.7, 125.0, 900.0]),
-    ("l4", "NVIDIA L4", 22_563, Api::Cuda, [30.3, 121.0, 300.0]),
-    ("a10", "NVIDIA A10", 22_503, Api::Cuda, [31.2, 125.0, 600.0]),
-    ("l40s", "NVIDIA L40S", 45_468, Api::Cuda, [91.6, 362.0, 864.0]),
-    ("a100-40", "NVIDIA A100-SXM4-40GB", 40_326, Api::Cuda, [19.5, 312.0, 1555.0]),
-    ("a100-80", "NVIDIA A100-SXM4-80GB", 81_037, Api::Cuda, [19.5, 312.0, 2039.0]),
-    ("h100", "NVIDIA H100 80GB HBM3", 81_079, Api::Cuda, [66.9, 989.0, 3350.0]),
-    ("h200", "NVIDIA H200", 143_167, Api::Cuda, [66.9, 989.0, 4800.0]),
-    ("rtx2080ti", "NVIDIA GeForce RTX 2080 Ti", 11_011, Api::Cuda, [13.4, 54.0, 616.0]),
-    ("rtx3060", "NVIDIA GeForce RTX 3060", 11_909, Api::Cuda, [12.7, 51.0, 360.0]),
-    ("rtx3080", "NVIDIA GeForce RTX 3080", 10_009, Api::Cuda, [29.8, 59.5, 760.0]),
-    ("rtx3090", "NVIDIA GeForce RTX 3090", 24_258, Api::Cuda, [35.6, 71.0, 936.0]),
-    ("rtx4060", "NVIDIA GeForce RTX 4060", 7_940, Api::Cuda, [15.1, 60.0, 272.0]),
-    ("rtx4070", "NVIDIA GeForce RTX 4070", 11_994, Api::Cuda, [29.1, 58.3, 504.0]),
-    ("rtx4080", "NVIDIA GeForce RTX 4080", 15_981, Api::Cuda, [48.7, 97.5, 717.0]),
-    ("rtx4090", "NVIDIA GeForce RTX 4090", 24_209, Api::Cuda, [82.6, 165.2, 1008.0]),
-    ("rtx5090", "NVIDIA GeForce RTX 5090", 32_110, Api::Cuda, [104.8, 209.5, 1792.0]),
-    ("rx7900xtx", "AMD Radeon RX 7900 XTX", 24_560, Api::Vulkan, [61.4, 61.4, 960.0]),
-    ("arc-a770", "Intel Arc A770", 16_288, Api::Vulkan, [19.7, 19.7, 560.0]),
-    ("m2-max", "Apple M2 Max (32 GB)", 21_845, Api::Metal, [13.6, 13.6, 400.0]),
-    ("m3-max", "Apple M3 Max (64 GB)", 49_152, Api::Metal, [14.2, 14.2, 400.0]),
+    ("t4", "Tesla T4", 14_914, Api::Cuda, [8.1, 65.0, 320.0, 12.0]),
+    ("v100", "Tesla V100-SXM2-16GB", 16_144, Api::Cuda, [15.7, 125.0, 900.0, 12.0]),
+    ("l4", "NVIDIA L4", 22_563, Api::Cuda, [30.3, 121.0, 300.0, 24.0]),
+    ("a10", "NVIDIA A10", 22_503, Api::Cuda, [31.2, 125.0, 600.0, 24.0]),
+    ("l40s", "NVIDIA L40S", 45_468, Api::Cuda, [91.6, 362.0, 864.0, 24.0]),
+    ("a100-40", "NVIDIA A100-SXM4-40GB", 40_326, Api::Cuda, [19.5, 312.0, 1555.0, 24.0]),
+    ("a100-80", "NVIDIA A100-SXM4-80GB", 81_037, Api::Cuda, [19.5, 312.0, 2039.0, 24.0]),
+    ("h100", "NVIDIA H100 80GB HBM3", 81_079, Api::Cuda, [66.9, 989.0, 3350.0, 50.0]),
+    ("h200", "NVIDIA H200", 143_167, Api::Cuda, [66.9, 989.0, 4800.0, 50.0]),
+    ("rtx2080ti", "NVIDIA GeForce RTX 2080 Ti", 11_011, Api::Cuda, [13.4, 54.0, 616.0, 12.0]),
+    ("rtx3060", "NVIDIA GeForce RTX 3060", 11_909, Api::Cuda, [12.7, 51.0, 360.0, 24.0]),
+    ("rtx3080", "NVIDIA GeForce RTX 3080", 10_009, Api::Cuda, [29.8, 59.5, 760.0, 24.0]),
+    ("rtx3090", "NVIDIA GeForce RTX 3090", 24_258, Api::Cuda, [35.6, 71.0, 936.0, 24.0]),
+    ("rtx4060", "NVIDIA GeForce RTX 4060", 7_940, Api::Cuda, [15.1, 60.0, 272.0, 12.0]),
+    ("rtx4070", "NVIDIA GeForce RTX 4070", 11_994, Api::Cuda, [29.1, 58.3, 504.0, 24.0]),
+    ("rtx4080", "NVIDIA GeForce RTX 4080", 15_981, Api::Cuda, [48.7, 97.5, 717.0, 24.0]),
+    ("rtx4090", "NVIDIA GeForce RTX 4090", 24_209, Api::Cuda, [82.6, 165.2, 1008.0, 24.0]),
+    ("rtx5090", "NVIDIA GeForce RTX 5090", 32_110, Api::Cuda, [104.8, 209.5, 1792.0, 50.0]),
+    ("rx7900xtx", "AMD Radeon RX 7900 XTX", 24_560, Api::Vulkan, [61.4, 61.4, 960.0, 24.0]),
+    ("arc-a770", "Intel Arc A770", 16_288, Api::Vulkan, [19.7, 19.7, 560.0, 24.0]),
+    ("m2-max", "Apple M2 Max (32 GB)", 21_845, Api::Metal, [13.6, 13.6, 400.0, 200.0]),
+    ("m3-max", "Apple M3 Max (64 GB)", 49_152, Api::Metal, [14.2, 14.2, 400.0, 200.0]),
 ];
 
 /// The short names that [`Profile::card`] takes.
@@ -69,7 +69,7 @@ impl Profile {
         let found = KNOWN.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
         })?;
-        let &(_, name, mib, api, [flops, half_flops, bytes]) = found;
+        let &(_, name, mib, api, [flops, half_flops, bytes, host]) = found;
         let cuda = Self {
             name: name.to_owned(),
             total: mib * MIB,
@@ -82,6 +82,7 @@ impl Profile {
                 half_flops: half_flops * 1e12,
                 bytes: bytes * 1e9,
                 launches: 250e3,
+                host: host * 1e9,
             },
             ..Self::default()
         }
@@ -106,6 +107,7 @@ impl Profile {
         Self {
             overhead: 300 * MIB,
             library: false,
+            queues: 1,
             source: SourceLimits { alignment: 256, max_segment: binding / 256 * 256, virtual_memory: None },
             features: Features { f64_math: false, ..self.features },
             limits: Limits {
@@ -130,6 +132,7 @@ impl Profile {
             overhead: 0,
             software: info.software,
             library: backend.multiplies(),
+            queues: backend.queues(),
             source: backend.limits(),
             features: info.features,
             limits: info.limits,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece, SegmentId,
-    SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece,
+    SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 
@@ -83,6 +83,15 @@ impl SegmentSource for Faulty {
         })?;
         self.inner.arrange(pieces)
     }
+    fn queues(&self) -> u8 {
+        self.inner.queues()
+    }
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        self.inner.record(queue)
+    }
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        self.inner.wait_event(queue, event)
+    }
     fn fence(&self) -> Result<Fence, SourceError> {
         self.inner.fence()
     }
@@ -118,6 +127,16 @@ impl Backend for Faulty {
     }
     fn flush(&self) -> Result<()> {
         self.inner.flush()
+    }
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        self.inner.queue(number)
+    }
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.ask(bytes)?;
+        self.inner.alloc_host(bytes)
+    }
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_host(segment)
     }
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         self.inner.matmul(call)
