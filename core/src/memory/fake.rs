@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::source::{
-    DeviceMemory, Fence, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 
 /// What a [`FakeSource`] was asked for, how often.
@@ -51,6 +51,10 @@ struct State {
     manual: bool,
     /// Broken promises of the pool.
     complaints: Vec<String>,
+    /// The queues of the events so far.
+    events: Vec<u8>,
+    /// Which queue waited for which other one, and the last event that it waited for.
+    waited: HashMap<(u8, u8), u64>,
     /// What lies in mapped memory, by segment and offset of the piece; absent if no contents are kept.
     contents: Option<BTreeMap<(SegmentId, u64), Vec<u8>>>,
 }
@@ -110,6 +114,17 @@ impl FakeSource {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many events were recorded.
+    pub fn recorded(&self) -> u64 {
+        self.lock().events.len() as u64
+    }
+
+    /// The last event of queue `from` that queue `to` was told to wait for, counted from 1.
+    #[must_use]
+    pub fn waited(&self, from: u8, to: u8) -> Option<u64> {
+        self.lock().waited.get(&(from, to)).copied()
     }
 
     /// What it was asked for.
@@ -339,6 +354,29 @@ impl SegmentSource for FakeSource {
         state.take(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
         let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
         pieces.iter().try_for_each(|p| state.put(p.to, p.bytes, page))
+    }
+
+    fn queues(&self) -> u8 {
+        MAX_QUEUES
+    }
+
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        let events = &mut self.lock().events;
+        events.push(queue);
+        Ok(Event(events.len() as u64))
+    }
+
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        let mut state = self.lock();
+        let from = event.0.checked_sub(1).and_then(|at| state.events.get(at as usize).copied());
+        match from {
+            Some(from) => {
+                let last = state.waited.entry((from, queue)).or_default();
+                *last = event.0.max(*last);
+            }
+            None => state.complaints.push(format!("there is no {event:?}")),
+        }
+        Ok(())
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {

@@ -203,7 +203,7 @@ impl State {
         match source.alloc_segment(size) {
             Ok(id) => {
                 self.heap.add_segment(id, size, need.arena);
-                Ok(self.heap.take(need).map_or_else(|| Growth::Full(String::new()), Growth::Served))
+                Ok(self.take(source, need)?.map_or_else(|| Growth::Full(String::new()), Growth::Served))
             }
             Err(full @ SourceError::OutOfMemory { .. }) => Ok(Growth::Full(full.to_string())),
             Err(other) => Err(other.into()),
@@ -321,9 +321,12 @@ impl State {
             self.heap.mapped(place.segment, run);
         }
         // The parts are one free block now.
-        let served =
-            self.heap.free_at(place.segment, place.offset).map(|f| self.heap.take_at(f, place.offset, need));
-        Ok(served.map_or_else(|| Growth::Full(String::new()), Growth::Served))
+        let Some(free) = self.heap.free_at(place.segment, place.offset) else {
+            return Ok(Growth::Full(String::new()));
+        };
+        let block = self.heap.take_at(free, place.offset, need);
+        self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
+        Ok(Growth::Served(block))
     }
 
     /// The first `bytes` bytes of the donors leave where they are.

@@ -7,7 +7,7 @@ use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
 use super::record::{Action, Recorder};
 use super::scope::{ModulePath, Scope};
-use super::source::{Piece, SegmentId};
+use super::source::{Event, Piece, SegmentId};
 use super::{Block, Tag};
 
 /// No block. All bits are set: `a & b` is no block if neither is one.
@@ -42,6 +42,7 @@ pub(super) enum State {
 pub(super) struct Slot {
     pub(super) offset: u64,
     pub(super) size: u64,
+    /// Bytes, as requested. Of a free block: the last use by another queue, by number, or 0.
     pub(super) requested: u64,
     pub(super) op: &'static str,
     pub(super) segment: u32,
@@ -89,6 +90,22 @@ pub(super) struct Arena {
     pub(super) range: Option<u32>,
     /// Whether requests go where they leave memory whole.
     pub(super) low_fit: bool,
+    /// The private pool whose requests alone it serves; or [`SHARED`], or [`RETIRED`].
+    pub(super) owner: u16,
+    /// Uses of its blocks by other queues, by number, for which its own queue has not waited.
+    pub(super) uses: Vec<(u64, Event)>,
+}
+
+/// The owner of an arena that serves all requests.
+pub(super) const SHARED: u16 = 0;
+/// The owner of an arena whose private pool is gone: what is free in it is anyone's.
+pub(super) const RETIRED: u16 = u16::MAX;
+
+/// Uses by other queues that a request has to wait for: those of an arena, up to a number.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Owed {
+    pub(super) arena: u16,
+    pub(super) last: u64,
 }
 
 /// A request as the heap sees it.
@@ -128,6 +145,10 @@ pub(super) struct Heap {
     pub(super) rules: Splitting,
     /// Requests so far: the clock of idleness.
     pub(super) clock: u64,
+    /// Uses by other queues so far.
+    last_use: u64,
+    /// What the queue of the request just served has to wait for.
+    pub(super) owes: Option<Owed>,
     /// Present while the pool records.
     pub(super) recorder: Option<Box<Recorder>>,
 }
@@ -143,6 +164,8 @@ impl Heap {
             counters: Counters::default(),
             rules,
             clock: 0,
+            last_use: 0,
+            owes: None,
             recorder: None,
         }
     }
@@ -152,11 +175,39 @@ impl Heap {
     pub(super) fn arena(&mut self, queue: u8, small: bool) -> u16 {
         let place = usize::from(queue) * 2 + usize::from(small);
         if self.arena_of[place] == u16::MAX {
-            self.arena_of[place] = self.arenas.len() as u16;
-            let low_fit = self.rules.low_fit && !small;
-            self.arenas.push(Arena { queue, small, bins: Bins::new(), range: None, low_fit });
+            self.arena_of[place] = self.new_arena(queue, small, SHARED);
         }
         self.arena_of[place]
+    }
+
+    fn new_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
+        let bins = Bins::new();
+        let low_fit = self.rules.low_fit && !small;
+        self.arenas.push(Arena { queue, small, bins, range: None, low_fit, owner, uses: Vec::new() });
+        self.arenas.len() as u16 - 1
+    }
+
+    /// The arena of a private pool: its own, one that another has left empty, or a new one.
+    #[cold]
+    pub(super) fn private_arena(&mut self, owner: u16, queue: u8, small: bool) -> u16 {
+        let find = |heap: &Self, owner: u16| {
+            let fits = |a: &Arena| a.owner == owner && a.queue == queue && a.small == small;
+            heap.arenas.iter().position(fits).map(|at| at as u16)
+        };
+        if let Some(own) = find(self, owner) {
+            return own;
+        }
+        let left = find(self, RETIRED).filter(|left| {
+            let held = |s: &Slot| s.arena == *left && matches!(s.state, State::Live | State::Pending);
+            !self.all_blocks().any(held)
+        });
+        match left {
+            Some(left) => {
+                self.arenas[usize::from(left)].owner = owner;
+                left
+            }
+            None => self.new_arena(queue, small, owner),
+        }
     }
 
     #[inline]
@@ -288,17 +339,21 @@ impl Heap {
     fn hold(&mut self, at: u32, need: &Need) -> Block {
         let slot = &mut self.slots[at as usize];
         slot.state = State::Live;
-        slot.requested = need.requested;
+        let used = std::mem::replace(&mut slot.requested, need.requested);
+        if used > 0 {
+            self.owes = Some(Owed { arena: slot.arena, last: used });
+        }
         slot.tag = need.scope.tag;
         slot.module = need.scope.module;
         slot.op = need.scope.op;
         let (segment, offset, size, generation) = (slot.segment, slot.offset, slot.size, slot.generation);
-        let small = self.arenas[need.arena as usize].small;
+        let Arena { small, queue, .. } = self.arenas[need.arena as usize];
         self.counters.hold(small, size, need.requested, need.scope.tag);
         if self.recorder.is_some() {
             self.record_lent(at, need);
         }
-        Block { segment: self.segment(segment).id, offset, bytes: need.requested, size, slot: at, generation }
+        let segment = self.segment(segment).id;
+        Block { segment, offset, bytes: need.requested, size, queue, slot: at, generation }
     }
 
     /// The slot of a block that is held; `None` for a stale handle.
@@ -308,12 +363,38 @@ impl Heap {
         (slot.generation == block.generation && slot.state == State::Live).then_some(block.slot)
     }
 
+    /// The queue whose arena a block is of.
+    #[inline]
+    pub(super) fn home(&self, at: u32) -> u8 {
+        self.arenas[usize::from(self.slots[at as usize].arena)].queue
+    }
+
     /// Frees a held block.
     #[inline]
     pub(super) fn free(&mut self, at: u32) {
+        self.free_used(at, 0);
+    }
+
+    /// Frees a held block that another queue used, by a number of [`used`](Self::used).
+    #[inline]
+    pub(super) fn free_used(&mut self, at: u32, last: u64) {
         self.record_block(Action::Free, at);
         self.drop_hold(at);
+        self.slots[at as usize].requested = last;
         self.reuse(at);
+    }
+
+    /// Notes that blocks of an arena were used by another queue up to `event`. Returns the use's number.
+    pub(super) fn used(&mut self, arena: u16, event: Event) -> u64 {
+        let uses = &mut self.arenas[usize::from(arena)].uses;
+        match uses.last() {
+            Some((number, last)) if *last == event => *number,
+            _ => {
+                self.last_use += 1;
+                uses.push((self.last_use, event));
+                self.last_use
+            }
+        }
     }
 
     /// A held block that waits for a fence from now on.
@@ -330,6 +411,7 @@ impl Heap {
         self.record_block(Action::FreeCompleted, at);
         let Slot { size, arena, .. } = *self.slot(at);
         self.counters.unpend(self.arenas[arena as usize].small, size);
+        self.slots[at as usize].requested = 0;
         self.reuse(at);
     }
 
@@ -406,9 +488,11 @@ impl Heap {
     /// Makes `right`, the next neighbour, a part of `left`.
     #[inline]
     fn absorb(&mut self, left: u32, right: u32) {
-        let Slot { size, next, .. } = *self.slot(right);
-        self.slot_mut(left).size += size;
-        self.slot_mut(left).next = next;
+        let Slot { size, next, requested, .. } = *self.slot(right);
+        let slot = self.slot_mut(left);
+        slot.size += size;
+        slot.next = next;
+        slot.requested = slot.requested.max(requested);
         if next != NONE {
             self.slot_mut(next).prev = left;
         }
@@ -433,7 +517,7 @@ impl Heap {
         let rest = Slot {
             offset: slot.offset + size,
             size: slot.size - size,
-            requested: 0,
+            requested: slot.requested,
             op: "",
             segment: slot.segment,
             prev: at,

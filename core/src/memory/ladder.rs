@@ -18,10 +18,14 @@ impl Pool {
             return Err(self.out_of_memory(&mut state, &need, String::new()));
         }
 
+        if let Some(block) = state.borrow(source, &need)? {
+            return Ok(block);
+        }
+
         if !state.waiting.is_empty() {
             state.rungs.poll.tried += 1;
             state.poll(source)?;
-            if let Some(block) = state.heap.take(&need) {
+            if let Some(block) = state.take(source, &need)? {
                 state.rungs.poll.served += 1;
                 return Ok(block);
             }
@@ -35,7 +39,7 @@ impl Pool {
                 callback(need.size);
             }
             state = self.shared.lock();
-            if let Some(block) = state.heap.take(&need) {
+            if let Some(block) = state.take(source, &need)? {
                 state.rungs.callbacks.served += 1;
                 return Ok(block);
             }
@@ -43,7 +47,7 @@ impl Pool {
 
         if state.collect(source)? {
             state = self.wait(state)?;
-            if let Some(block) = state.heap.take(&need) {
+            if let Some(block) = state.take(source, &need)? {
                 state.rungs.collect.served += 1;
                 return Ok(block);
             }
@@ -51,7 +55,7 @@ impl Pool {
 
         if state.reclaim(source, &need)? {
             state = self.wait(state)?;
-            if let Some(block) = state.heap.take(&need) {
+            if let Some(block) = state.take(source, &need)? {
                 state.keep_donors();
                 state.rungs.reclaim.served += 1;
                 return Ok(block);
@@ -71,7 +75,7 @@ impl Pool {
             if !state.waiting.is_empty() {
                 state.rungs.wait.tried += 1;
                 state = self.wait(state)?;
-                if let Some(block) = state.heap.take(&need) {
+                if let Some(block) = state.take(source, &need)? {
                     state.rungs.wait.served += 1;
                     return Ok(block);
                 }
@@ -81,7 +85,7 @@ impl Pool {
             state.leave_all(source, u64::MAX)?;
             state = self.wait(state)?;
             // Another thread may have freed what fits while this one waited.
-            if let Some(block) = state.heap.take(&need) {
+            if let Some(block) = state.take(source, &need)? {
                 state.rungs.release.served += 1;
                 return Ok(block);
             }

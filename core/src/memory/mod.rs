@@ -15,6 +15,7 @@
 //! A request that no free block fits climbs rung after rung; each is counted in [`Rungs`], and each that may have
 //! freed something is followed by a search.
 //!
+//! 0. borrow: what is free for another queue serves this one, which waits for it on the device;
 //! 1. poll: what waits for fences that the device has passed becomes free;
 //! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
 //! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
@@ -41,6 +42,7 @@ mod heap;
 mod ladder;
 mod oom;
 mod pool;
+mod private;
 mod pytorch;
 mod record;
 pub mod scope;
@@ -59,6 +61,7 @@ pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
 pub use diff::{Diff, Difference, Growth, Held};
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
+pub use private::{Inside, PrivatePool};
 pub use record::{Action, Change, Recording};
 pub use scope::Tag;
 pub use snapshot::{BlockInfo, BlockState, EventInfo, Frame, SegmentInfo, Snapshot, Who};

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use super::config::Config;
 use super::heap::Need;
+use super::private;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
 use super::state::State;
@@ -19,8 +20,11 @@ use crate::error::{Error, Result};
 pub struct Request {
     /// How many bytes; 0 gets the smallest block.
     pub bytes: u64,
-    /// The queue whose work uses the memory first. Freed blocks are reused on their own queue only.
+    /// The queue whose work uses the memory first. A free block of another queue is lent too: the device then waits for
+    /// that queue.
     pub queue: u8,
+    /// The private pool that serves it; 0 is none.
+    pub(super) private: u16,
     /// What the memory is for: that of the thread's [`scope`], unless changed.
     pub scope: Scope,
 }
@@ -31,7 +35,7 @@ impl Request {
     #[track_caller]
     #[inline]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, queue: 0, scope: scope::current().here() }
+        Self { bytes, queue: 0, private: private::current(), scope: scope::current().here() }
     }
 
     /// On another queue.
@@ -72,8 +76,16 @@ pub struct Block {
     pub bytes: u64,
     /// Bytes, after rounding: all of them are its own.
     pub size: u64,
+    /// The queue it was lent to.
+    pub(super) queue: u8,
     pub(super) slot: u32,
     pub(super) generation: u32,
+}
+
+/// A queue in a set of queues, a bit each.
+#[inline]
+pub(super) fn bit(queue: u8) -> u8 {
+    1_u8.checked_shl(queue.into()).unwrap_or(0)
 }
 
 /// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
@@ -82,7 +94,8 @@ pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 /// A caching allocator over a source of segments. Cloning it clones a handle.
 ///
 /// Every method may be called from any thread. Work that uses a block runs in the order of its queue, so a freed
-/// block may be lent again at once on the same queue; for anything else there is [`free_after`](Self::free_after).
+/// block may be lent again at once on the same queue; one that other queues used is freed by
+/// [`free_used`](Self::free_used), and for anything else there is [`free_after`](Self::free_after).
 /// When the last handle is dropped, the pool waits for the device and gives everything back.
 #[derive(Clone)]
 pub struct Pool {
@@ -164,7 +177,7 @@ impl Pool {
         if state.heap.clock == state.fails {
             return self.fail(&mut state, &need);
         }
-        match state.heap.take(&need) {
+        match state.take(&*self.shared.source, &need)? {
             Some(block) => Ok(block),
             None => self.climb(state, need),
         }
@@ -175,8 +188,30 @@ impl Pool {
     pub fn free(&self, block: Block) {
         let mut state = self.shared.lock();
         match state.heap.find(&block) {
-            Some(slot) => state.heap.free(slot),
+            Some(slot) if state.heap.home(slot) == block.queue => state.heap.free(slot),
+            Some(slot) => self.free_late(&mut state, slot, bit(block.queue)),
             None => state.invalid_free(&block),
+        }
+    }
+
+    /// Takes a block back that work of these queues (a bit each) has used: work of its own queue that gets it next waits for
+    /// theirs, on the device. It counts as free at once.
+    #[inline]
+    pub fn free_used(&self, block: Block, queues: u8) {
+        let mut state = self.shared.lock();
+        match state.heap.find(&block) {
+            Some(slot) if queues == bit(state.heap.home(slot)) => state.heap.free(slot),
+            Some(slot) => self.free_late(&mut state, slot, queues),
+            None => state.invalid_free(&block),
+        }
+    }
+
+    #[cold]
+    fn free_late(&self, state: &mut State, slot: u32, queues: u8) {
+        if let Err(error) = state.free_used(&*self.shared.source, slot, queues) {
+            // The device is lost, or the next call says so: nothing uses the block any more.
+            log::debug!("a block was freed without its queues: {error}");
+            state.heap.free(slot);
         }
     }
 

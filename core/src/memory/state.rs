@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use super::config::{Config, Fit};
 use super::grow::Moved;
-use super::heap::{Heap, MIN_BLOCK, Need, Splitting, State as Is};
-use super::pool::{Block, Request};
-use super::source::{DeviceMemory, Fence, SegmentSource, VirtualMemory};
+use super::heap::{Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
+use super::pool::{Block, Request, bit};
+use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
 use super::stats::{Rungs, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
@@ -40,6 +40,8 @@ pub(super) struct State {
     /// The request that fails on purpose, by the heap's clock; 0 is none.
     pub(super) fails: u64,
     pub(super) heap: Heap,
+    /// The private pools that live.
+    pub(super) private: Vec<u16>,
     pub(super) config: Config,
     pub(super) device: Option<String>,
     pub(super) limit: Option<u64>,
@@ -91,6 +93,7 @@ impl State {
         let mut state = Self {
             heap,
             fails: 0,
+            private: Vec::new(),
             config,
             device: None,
             limit: None,
@@ -121,8 +124,93 @@ impl State {
     #[inline]
     pub(super) fn need(&mut self, request: &Request) -> Need {
         let size = self.config.round(request.bytes, self.heap.rules.unit);
-        let arena = self.heap.arena(request.queue, size <= self.config.small_size);
+        let small = size <= self.config.small_size;
+        let arena = match request.private {
+            owner if owner != SHARED && self.private.contains(&owner) => {
+                self.heap.private_arena(owner, request.queue, small)
+            }
+            // Inside a private pool of another device, too.
+            _ => self.heap.arena(request.queue, small),
+        };
         Need { arena, size, requested: request.bytes, scope: request.scope }
+    }
+
+    /// Serves a request from free blocks.
+    #[inline]
+    pub(super) fn take(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+        let Some(block) = self.heap.take(need) else { return Ok(None) };
+        if self.heap.owes.is_some() {
+            self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
+        }
+        Ok(Some(block))
+    }
+
+    /// Serves a request from what is free in the arena of another queue, which it waits for on the device.
+    pub(super) fn borrow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+        let own = &self.heap.arenas[usize::from(need.arena)];
+        let (queue, small, owner) = (own.queue, own.small, own.owner);
+        let others = self.heap.arenas.iter().enumerate().filter(|(at, a)| {
+            *at != usize::from(need.arena) && a.small == small && (a.owner == owner || a.owner == RETIRED)
+        });
+        let others: Vec<u16> = others.map(|(at, _)| at as u16).collect();
+        for arena in others {
+            let Some(mut block) = self.heap.take(&Need { arena, ..*need }) else { continue };
+            block.queue = queue;
+            self.settle(source, &block, queue)?;
+            let home = self.heap.arenas[usize::from(arena)].queue;
+            if home != queue {
+                let joined = source.record(home).and_then(|event| source.wait_event(queue, event));
+                joined.inspect_err(|_| self.heap.free(block.slot))?;
+            }
+            return Ok(Some(block));
+        }
+        Ok(None)
+    }
+
+    /// Lets `queue` wait, on the device, for the uses by other queues of the block that it was just lent.
+    #[cold]
+    pub(super) fn settle(&mut self, source: &dyn SegmentSource, block: &Block, queue: u8) -> Result<()> {
+        let Some(owed) = self.heap.owes.take() else { return Ok(()) };
+        let arena = &mut self.heap.arenas[usize::from(owed.arena)];
+        let count = arena.uses.partition_point(|(number, _)| *number <= owed.last);
+        let waited = arena.uses[..count].iter().try_for_each(|(_, event)| source.wait_event(queue, *event));
+        if waited.is_ok() && queue == arena.queue {
+            arena.uses.drain(..count);
+        }
+        waited.inspect_err(|_| self.heap.free_used(block.slot, owed.last))?;
+        Ok(())
+    }
+
+    /// Takes a block back that these queues (a bit each) have used: its own queue reuses it after them.
+    pub(super) fn free_used(&mut self, source: &dyn SegmentSource, slot: u32, queues: u8) -> Result<()> {
+        let arena = self.heap.slot(slot).arena;
+        let home = self.heap.arenas[usize::from(arena)].queue;
+        let mut last = 0;
+        for queue in (0..MAX_QUEUES).filter(|q| queues & bit(*q) != 0 && *q != home) {
+            last = self.heap.used(arena, source.record(queue)?);
+        }
+        self.heap.free_used(slot, last);
+        Ok(())
+    }
+
+    /// Gives back what a private pool holds that is idle, and the rest when it is.
+    pub(super) fn retire(&mut self, source: &dyn SegmentSource, owner: u16) -> Result<()> {
+        self.private.retain(|number| *number != owner);
+        let mut own: Vec<bool> = Vec::new();
+        for arena in &mut self.heap.arenas {
+            own.push(arena.owner == owner);
+            if arena.owner == owner {
+                arena.owner = RETIRED;
+            }
+        }
+        let mut idle = self.idle();
+        let near = |heap: &Heap, i: &Idle| match i.what {
+            Idler::Segment(segment) => heap.segment(segment).arena,
+            Idler::Extents { near, .. } => heap.slot(near).arena,
+        };
+        idle.retain(|i| own[usize::from(near(&self.heap, i))]);
+        self.leave(source, &idle, false)?;
+        self.poll(source)
     }
 
     #[cold]
@@ -181,7 +269,9 @@ impl State {
     /// Idle memory: whole segments, and the whole extents of each free block in a range.
     pub(super) fn idle(&self) -> Vec<Idle> {
         let mut idle = Vec::new();
-        for free in self.heap.arenas.iter().flat_map(|a| a.bins.sorted()) {
+        // A private pool keeps what it has: addresses of a captured step must stay good.
+        let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED | RETIRED));
+        for free in arenas.flat_map(|a| a.bins.sorted()) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
             if segment.range.is_some() {

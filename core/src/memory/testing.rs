@@ -31,6 +31,15 @@ pub trait Contents {
     fn read(&self, block: &Block, data: &mut [u8]) -> Result<()>;
     /// Where its segments come from.
     fn source(&self) -> &dyn SegmentSource;
+    /// How many events were recorded so far.
+    fn events(&self) -> u64 {
+        0
+    }
+    /// Whether queue `to` was told to wait for queue `from`, by an event after so many.
+    fn ordered(&self, from: u8, to: u8, after: u64) -> bool {
+        let _ = (from, to, after);
+        true
+    }
     /// Lets the device pass a fence.
     fn pass(&self, fence: Fence) -> Result<()> {
         Ok(self.source().fence_wait(fence)?)
@@ -48,6 +57,14 @@ impl Contents for FakeSource {
 
     fn source(&self) -> &dyn SegmentSource {
         self
+    }
+
+    fn events(&self) -> u64 {
+        self.recorded()
+    }
+
+    fn ordered(&self, from: u8, to: u8, after: u64) -> bool {
+        self.waited(from, to).is_some_and(|last| last > after)
     }
 
     fn pass(&self, fence: Fence) -> Result<()> {
@@ -144,11 +161,10 @@ pub struct Summary {
 /// A message that names the operation and what was wrong after it.
 pub fn check<D: Contents + ?Sized>(pool: &Pool, device: &D, ops: &[Op]) -> Result<Summary, String> {
     let mut model =
-        Model { pool, device, live: Vec::new(), waiting: Vec::new(), taken: BTreeMap::new(), seed: 0 };
-    let mut queues = BTreeMap::new();
+        Model { pool, device, live: Vec::new(), waiting: Vec::new(), taken: BTreeMap::new(), uses: Vec::new(), seed: 0 };
     let mut summary = Summary::default();
     for (number, op) in ops.iter().enumerate() {
-        let outcome = model.step(*op, &mut queues, &mut summary).and_then(|()| invariants(&pool.stats()));
+        let outcome = model.step(*op, &mut summary).and_then(|()| invariants(&pool.stats()));
         outcome.map_err(|message| format!("operation {number}, {op:?}: {message}"))?;
     }
     model.finish()?;
@@ -162,28 +178,22 @@ struct Model<'a, D: ?Sized> {
     live: Vec<(Block, u64)>,
     /// Blocks that wait for a fence.
     waiting: Vec<(Block, Fence)>,
+    /// Blocks that were freed, oldest first, and how many events there were then.
+    uses: Vec<(Block, u64)>,
     /// Ranges that nobody else may get: (segment, start) to end.
     taken: BTreeMap<(SegmentId, u64), u64>,
     seed: u64,
 }
 
 impl<D: Contents + ?Sized> Model<'_, D> {
-    fn step(
-        &mut self,
-        op: Op,
-        queues: &mut BTreeMap<SegmentId, u8>,
-        summary: &mut Summary,
-    ) -> Result<(), String> {
+    fn step(&mut self, op: Op, summary: &mut Summary) -> Result<(), String> {
         match op {
             Op::Alloc { bytes, queue } => {
                 let tag = Tag::ALL[bytes as usize % Tag::COUNT];
                 match self.pool.alloc(Request::new(bytes).queue(queue).tag(tag)) {
                     Ok(block) => {
                         summary.served += 1;
-                        if *queues.entry(block.segment).or_insert(queue) != queue {
-                            return Err(format!("{:?} serves two queues", block.segment));
-                        }
-                        self.lend(block, bytes)?;
+                        self.lend(block, bytes, queue)?;
                     }
                     Err(Error::OutOfMemory(_)) => summary.refused += 1,
                     Err(other) => return Err(other.to_string()),
@@ -192,6 +202,7 @@ impl<D: Contents + ?Sized> Model<'_, D> {
             Op::Free(place) => {
                 if let Some(block) = self.take(place)? {
                     self.taken.remove(&(block.segment, block.offset));
+                    self.uses.push((block, self.device.events()));
                     self.pool.free(block);
                 }
             }
@@ -218,7 +229,16 @@ impl<D: Contents + ?Sized> Model<'_, D> {
     }
 
     /// Checks that a new block overlaps nothing, and fills it.
-    fn lend(&mut self, block: Block, bytes: u64) -> Result<(), String> {
+    fn lend(&mut self, block: Block, bytes: u64, queue: u8) -> Result<(), String> {
+        let overlaps = |b: &Block| {
+            let apart = b.offset + b.size <= block.offset || block.offset + block.size <= b.offset;
+            b.segment == block.segment && !apart
+        };
+        for (before, events) in self.uses.iter().filter(|(b, _)| overlaps(b) && b.queue != queue) {
+            if !self.device.ordered(before.queue, queue, *events) {
+                return Err(format!("{block:?} goes to queue {queue}, which does not wait for {before:?}"));
+            }
+        }
         let mut still = Vec::new();
         for (block, fence) in std::mem::take(&mut self.waiting) {
             if self.device.source().fence_done(fence).map_err(text)? {

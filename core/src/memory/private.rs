@@ -1,0 +1,107 @@
+//! Private pools: a part of a pool that serves nobody else.
+
+use std::cell::Cell;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+use super::heap::{RETIRED, SHARED};
+use super::pool::{Pool, Shared};
+
+/// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
+///
+/// It keeps what it has taken from the device while it lives, so addresses that a captured step uses stay its own; its
+/// bytes are counted by the pool. When it is dropped, what is idle goes back to the device; blocks that are still held stay
+/// good, and what they leave behind is anyone's.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let own = device.pool().private();
+/// let inside = own.enter();
+/// let a = Tensor::zeros(&[1 << 20], DType::F32, &device)?;
+/// drop(inside);
+/// drop(a);
+/// let taken = device.memory().reserved();
+/// // What is free in it does not serve others.
+/// let _b = Tensor::zeros(&[1 << 20], DType::F32, &device)?;
+/// assert!(device.memory().reserved() > taken);
+/// drop(own);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+pub struct PrivatePool {
+    shared: Arc<Shared>,
+    number: u16,
+}
+
+impl fmt::Debug for PrivatePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PrivatePool({})", self.number)
+    }
+}
+
+thread_local! {
+    static CURRENT: Cell<u16> = const { Cell::new(SHARED) };
+}
+
+/// The private pool that this thread is inside of.
+#[inline]
+pub(super) fn current() -> u16 {
+    CURRENT.get()
+}
+
+/// While it lives, what this thread allocates comes from a private pool.
+#[derive(Debug)]
+#[must_use = "a private pool serves only while the guard lives"]
+pub struct Inside {
+    before: u16,
+    // The scope belongs to this thread.
+    here: PhantomData<*const ()>,
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+impl Pool {
+    /// A private pool within this one.
+    #[must_use]
+    pub fn private(&self) -> PrivatePool {
+        // Numbers are of all pools, so that a thread inside one is inside no other device's.
+        static NEXT: AtomicU16 = AtomicU16::new(SHARED + 1);
+        let mut number = NEXT.fetch_add(1, Ordering::Relaxed);
+        while matches!(number, SHARED | RETIRED) {
+            number = NEXT.fetch_add(1, Ordering::Relaxed);
+        }
+        self.shared.lock().private.push(number);
+        PrivatePool { shared: Arc::clone(&self.shared), number }
+    }
+}
+
+impl PrivatePool {
+    /// From here on this thread allocates from it, until the guard is dropped.
+    pub fn enter(&self) -> Inside {
+        Inside { before: CURRENT.replace(self.number), here: PhantomData }
+    }
+
+    /// Bytes that it holds of the device's memory.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        let state = self.shared.lock();
+        let own = |arena: u16| state.heap.arenas[usize::from(arena)].owner == self.number;
+        let segments = state.heap.live_segments().filter(|s| own(s.arena));
+        segments.map(|s| s.range.as_ref().map_or(s.size, |r| r.extents.iter().map(|e| e.1).sum())).sum()
+    }
+}
+
+impl Drop for PrivatePool {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        if let Err(error) = state.retire(&*self.shared.source, self.number) {
+            log::debug!("a private pool was dropped without its device: {error}");
+        }
+    }
+}
