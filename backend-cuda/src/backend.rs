@@ -306,6 +306,10 @@ impl Backend for CudaBackend {
         Ok(Some(Arc::new(Self { queue, device: Arc::clone(&self.device) })))
     }
 
+    fn reaches_host(&self) -> bool {
+        true
+    }
+
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         let memory = Pinned::new(&self.device.context, bytes as usize)?;
         let address = memory.address();

@@ -319,8 +319,12 @@ impl Backend for WgpuBackend {
         Ok(())
     }
 
+    fn reaches_host(&self) -> bool {
+        self.gpu.device.features().contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS)
+    }
+
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        if !self.gpu.device.features().contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS) {
+        if !self.reaches_host() {
             let detail =
                 "this adapter's buffers are either the host's to map or the device's to copy".to_owned();
             return Err(SourceError::Driver { call: "alloc_host", detail });

@@ -197,6 +197,10 @@ pub trait Backend: SegmentSource {
         let _ = number;
         Ok(None)
     }
+    /// Whether [`alloc_host`](Self::alloc_host) gives anything.
+    fn reaches_host(&self) -> bool {
+        false
+    }
     /// Memory of the host that the device copies from and to by itself (page-locked): a segment for [`copy`](Self::copy)
     /// alone.
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {

@@ -1,7 +1,7 @@
 //! A device: one backend, one memory pool, the kernels compiled for it, and its random numbers.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
@@ -9,7 +9,8 @@ use rustc_hash::FxHashMap;
 use crate::backend::{Backend, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Config, Pool, Stats};
+use crate::memory::{Config, HostSource, Pool, Stats};
+use crate::stream::Lanes;
 
 /// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
 #[derive(Clone)]
@@ -18,13 +19,22 @@ pub struct Device {
 }
 
 struct Inner {
-    // Dropped before the backend it takes its segments from.
+    // Dropped before the backend they take their segments from.
     pool: Pool,
+    host: OnceLock<Pool>,
     backend: Arc<dyn Backend>,
-    kernels: RwLock<FxHashMap<KernelSpec, KernelId>>,
-    custom: RwLock<FxHashMap<CustomKernel, KernelId>>,
+    lanes: Lanes,
+    kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
+    custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
     random: Mutex<RandomState>,
     name: String,
+}
+
+/// A compiled kernel, and which of its bindings it writes, a bit each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Kernel {
+    id: KernelId,
+    pub(crate) written: u32,
 }
 
 /// A user's kernel: its source and the bits of its overrides.
@@ -76,10 +86,13 @@ impl Device {
         let name = format!("{}:{}", info.backend, info.index);
         let pool = Pool::new(backend.clone(), config).named(name.clone());
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
+        let lanes = Lanes::new(&backend);
         Self {
             inner: Arc::new(Inner {
                 pool,
+                host: OnceLock::new(),
                 backend,
+                lanes,
                 kernels: RwLock::default(),
                 custom: RwLock::default(),
                 random,
@@ -111,6 +124,28 @@ impl Device {
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.inner.pool
+    }
+
+    /// The pool of the host's memory that it copies from and to by itself (page-locked, on CUDA): where
+    /// [`Tensor::offload_`](crate::tensor::Tensor::offload_) puts what it takes off the device.
+    #[must_use]
+    pub fn host_pool(&self) -> &Pool {
+        self.inner.host.get_or_init(|| {
+            let source = Arc::new(HostSource(Arc::clone(&self.inner.backend)));
+            // Limits of the device are not the host's.
+            let config =
+                Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
+            Pool::new(source, config).named(format!("{} (host)", self.inner.name))
+        })
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.inner.lanes
+    }
+
+    /// What tells it from other devices while it lives.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
     }
 
     /// Statistics of its memory. Displays as one line.
@@ -165,18 +200,19 @@ impl Device {
     }
 
     /// The compiled form of a kernel of this workspace.
-    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<KernelId> {
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Kernel> {
         let kernels = &self.inner.kernels;
-        if let Some(&id) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
-            return Ok(id);
+        if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
+            return Ok(kernel);
         }
         let label = spec.label();
         let wgsl = forebay_shaders::render(spec)
             .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
         let source = KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[] };
-        let id = self.inner.backend.compile(&source)?;
-        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), id);
-        Ok(id)
+        let kernel =
+            Kernel { id: self.inner.backend.compile(&source)?, written: forebay_shaders::written(&wgsl) };
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
+        Ok(kernel)
     }
 
     /// The compiled form of a user's kernel.
@@ -185,24 +221,26 @@ impl Device {
         label: &'static str,
         wgsl: &'static str,
         overrides: &'static [(&'static str, f64)],
-    ) -> Result<KernelId> {
+    ) -> Result<Kernel> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let kernels = &self.inner.custom;
-        if let Some(&id) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return Ok(id);
+        if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(kernel);
         }
         let id = self.inner.backend.compile(&KernelSource { label, wgsl, entry: "main", overrides })?;
-        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, id);
-        Ok(id)
+        let kernel = Kernel { id, written: forebay_shaders::written(wgsl) };
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, kernel);
+        Ok(kernel)
     }
 
+    /// Enqueues a kernel on the queue of this thread.
     pub(crate) fn launch(
         &self,
-        kernel: KernelId,
+        kernel: Kernel,
         bindings: &[Slice],
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
-        self.inner.backend.launch(&Launch { kernel, bindings, params, groups })
+        self.here()?.launch(&Launch { kernel: kernel.id, bindings, params, groups })
     }
 }

@@ -17,5 +17,6 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod plan;
+pub mod stream;
 pub mod tensor;
 pub mod train;

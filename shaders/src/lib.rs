@@ -138,6 +138,28 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
     template.render(defs).map_err(fail)
 }
 
+/// Which storage buffers of a module may be written, a bit for each binding of group 0; all of them where it cannot be told.
+#[must_use]
+pub fn written(wgsl: &str) -> u32 {
+    let mut written = 0;
+    let mut rest = wgsl;
+    while let Some(at) = rest.find("var<storage") {
+        let (before, from) = rest.split_at(at);
+        let access = from.split('>').next().unwrap_or("");
+        if access.contains("write") {
+            // The attributes stand between the end of the declaration before and this one.
+            let attributes = before.rsplit([';', '}']).next().unwrap_or("");
+            let binding = attributes.rsplit_once("@binding(").and_then(|(_, n)| n.split(')').next());
+            match binding.and_then(|n| n.trim().trim_end_matches('u').parse::<u32>().ok()) {
+                Some(binding) if binding < u32::BITS => written |= 1 << binding,
+                _ => return u32::MAX,
+            }
+        }
+        rest = &from[access.len()..];
+    }
+    written
+}
+
 #[cfg(test)]
 mod tests {
     use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -187,6 +209,23 @@ mod tests {
                 valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
             }
         }
+    }
+
+    #[test]
+    fn what_a_kernel_writes_is_read_from_its_declarations() {
+        let wgsl = "
+            @group(0) @binding(0) var<storage, read> a: array<f32>;
+            @binding(3u) @group(0) var<storage,read_write> b: array<f32>;
+            struct P { n: u32 }
+            @group(1) @binding(0) var<uniform> p: P;
+            @group(0) @binding(1)
+            var<storage, read_write> c: array<f32>;
+            var<workgroup> w: array<f32, 4>;";
+        assert_eq!(super::written(wgsl), 0b1010);
+        assert_eq!(super::written("@group(0) @binding(N) var<storage, read_write> a: array<f32>;"), u32::MAX);
+        let copy =
+            render(&KernelSpec::new("copy").def("size", 4usize).def("mode", "packed")).expect("it renders");
+        assert_eq!(super::written(&copy), 0b10);
     }
 
     #[test]

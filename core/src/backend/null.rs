@@ -327,6 +327,9 @@ impl Backend for NullBackend {
     fn flush(&self) -> Result<()> {
         Ok(())
     }
+    fn reaches_host(&self) -> bool {
+        self.profile.speed.host > 0.0
+    }
     fn alloc_host(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         let id = self.next.fetch_add(1, Ordering::Relaxed);
         self.host().insert(id);

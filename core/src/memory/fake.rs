@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
+    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits,
+    VirtualMemory,
 };
 
 /// What a [`FakeSource`] was asked for, how often.

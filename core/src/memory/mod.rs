@@ -39,6 +39,7 @@ mod diff;
 pub mod fake;
 mod grow;
 mod heap;
+mod host;
 mod ladder;
 mod oom;
 mod pool;
@@ -59,6 +60,7 @@ pub mod trace;
 
 pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
 pub use diff::{Diff, Difference, Growth, Held};
+pub(crate) use host::HostSource;
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
 pub use private::{Inside, PrivatePool};

@@ -45,6 +45,13 @@ impl Request {
         Self { queue, ..self }
     }
 
+    /// For what another scope says.
+    #[must_use]
+    #[inline]
+    pub fn scope(self, scope: Scope) -> Self {
+        Self { scope, ..self }
+    }
+
     /// With another tag.
     #[must_use]
     #[inline]
@@ -77,7 +84,7 @@ pub struct Block {
     /// Bytes, after rounding: all of them are its own.
     pub size: u64,
     /// The queue it was lent to.
-    pub(super) queue: u8,
+    pub queue: u8,
     pub(super) slot: u32,
     pub(super) generation: u32,
 }
@@ -222,6 +229,15 @@ impl Pool {
             Some(slot) => state.pend(slot, fence),
             None => state.invalid_free(&block),
         }
+    }
+
+    /// What a block that is held is for.
+    pub(crate) fn scope_of(&self, block: &Block) -> Scope {
+        let state = self.shared.lock();
+        state.heap.find(block).map_or(Scope::NONE, |slot| {
+            let slot = state.heap.slot(slot);
+            Scope { tag: slot.tag, module: slot.module, op: slot.op, site: None }
+        })
     }
 
     /// Statistics of now; fences that have passed are counted first.

@@ -160,8 +160,15 @@ pub struct Summary {
 ///
 /// A message that names the operation and what was wrong after it.
 pub fn check<D: Contents + ?Sized>(pool: &Pool, device: &D, ops: &[Op]) -> Result<Summary, String> {
-    let mut model =
-        Model { pool, device, live: Vec::new(), waiting: Vec::new(), taken: BTreeMap::new(), uses: Vec::new(), seed: 0 };
+    let mut model = Model {
+        pool,
+        device,
+        live: Vec::new(),
+        waiting: Vec::new(),
+        taken: BTreeMap::new(),
+        uses: Vec::new(),
+        seed: 0,
+    };
     let mut summary = Summary::default();
     for (number, op) in ops.iter().enumerate() {
         let outcome = model.step(*op, &mut summary).and_then(|()| invariants(&pool.stats()));

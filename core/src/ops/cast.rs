@@ -9,6 +9,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::stream::Access;
 use crate::tensor::Tensor;
 use crate::tensor::layout::collapse;
 
@@ -51,7 +52,8 @@ impl Tensor {
         let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
         let fresh = target.is_contiguous() && target.layout().offset() == 0;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
-            return self.device().backend().copy(target.bytes(), self.bytes());
+            let (dst, src) = (target.bind_bytes(Access::Write)?, self.bind_bytes(Access::Read)?);
+            return self.device().here()?.copy(dst, src);
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;

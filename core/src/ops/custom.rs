@@ -28,8 +28,8 @@
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
+use super::launch;
 use crate::autograd::{self, Grads};
-use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -223,7 +223,7 @@ impl Call<'_> {
                 ),
             ));
         }
-        let bindings: SmallVec<[Slice; 8]> = tensors.iter().map(Tensor::slice).collect();
+        let bindings = launch::bindings(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
         // A uniform block has a multiple of 16 bytes.
         let mut params = self.params;
         params.resize(params.len().next_multiple_of(16), 0);

@@ -4,9 +4,10 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::backend::Slice;
-use crate::device::Device;
+use crate::device::{Device, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::stream::Access;
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of the kernels that handle elements one by one.
@@ -109,11 +110,20 @@ pub(crate) fn launch3(
     }
     let device = first.device();
     let kernel = device.kernel(spec)?;
-    let bindings: SmallVec<[Slice; 8]> = tensors.iter().map(|t| t.slice()).collect();
+    let bindings = bindings(kernel, tensors)?;
     let groups = fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })?;
     device.launch(kernel, &bindings, params.align().bytes(), groups)
+}
+
+/// What a kernel binds of tensors, in order.
+pub(crate) fn bindings(kernel: Kernel, tensors: &[&Tensor]) -> Result<SmallVec<[Slice; 8]>> {
+    let access = |at: usize| match kernel.written.checked_shr(at as u32).unwrap_or(1) & 1 {
+        0 => Access::Read,
+        _ => Access::Write,
+    };
+    tensors.iter().enumerate().map(|(at, t)| t.bind(access(at))).collect()
 }
 
 /// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.

@@ -12,10 +12,11 @@ use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use crate::amp::recast;
 use crate::autograd::{self, Grads};
-use crate::backend::{MatmulCall, MatrixOperand};
+use crate::backend::{MatmulCall, MatrixOperand, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse, numel};
 use crate::tensor::{Dims, Tensor};
 
@@ -127,15 +128,14 @@ fn by_library(
     b: (&Tensor, Matrices),
     out: &Tensor,
 ) -> Result<bool> {
-    let operand = |(t, m): (&Tensor, Matrices), index: usize| {
-        let slice = t.slice();
-        MatrixOperand {
-            segment: slice.segment,
-            offset: slice.offset + ((m.offset + index * m.outer) * t.dtype().size()) as u64,
-            row_stride: m.row as u64,
-            col_stride: m.col as u64,
-            batch_stride: m.inner as u64,
-        }
+    let (slice_a, slice_b) = (a.0.bind(Access::Read)?, b.0.bind(Access::Read)?);
+    let slice_c = out.bind(Access::Write)?;
+    let operand = |slice: Slice, (t, m): (&Tensor, Matrices), index: usize| MatrixOperand {
+        segment: slice.segment,
+        offset: slice.offset + ((m.offset + index * m.outer) * t.dtype().size()) as u64,
+        row_stride: m.row as u64,
+        col_stride: m.col as u64,
+        batch_stride: m.inner as u64,
     };
     let size = e.m * e.n;
     let c = Matrices { offset: 0, row: e.n, col: 1, outer: inner * size, inner: size };
@@ -146,12 +146,12 @@ fn by_library(
             n: e.n as u64,
             k: e.k as u64,
             batch: inner as u64,
-            a: operand(a, index),
-            b: operand(b, index),
-            c: operand((out, c), index),
+            a: operand(slice_a, a, index),
+            b: operand(slice_b, b, index),
+            c: operand(slice_c, (out, c), index),
             beta: 0.0,
         };
-        if !out.device().backend().matmul(&call)? {
+        if !out.device().here()?.matmul(&call)? {
             // The kernels then write everything again.
             return Ok(false);
         }

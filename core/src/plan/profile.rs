@@ -140,6 +140,8 @@ impl Profile {
             speed,
             total: 0,
         };
+        let speed = Speed { host: if backend.reaches_host() { speed.host } else { 0.0 }, ..speed };
+        let profile = Self { speed, ..profile };
         let memory = backend.device_memory();
         // What is free now and what this pool holds; where no driver tells, no bound is known.
         let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);

@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::stream::Access;
 
 impl Tensor {
     /// A tensor with these elements, row-major.
@@ -55,14 +56,14 @@ impl Tensor {
         if data.is_empty() {
             return Ok(());
         }
-        let mut dst = self.bytes();
+        let mut dst = self.bind_bytes(Access::Write)?;
         if data.len().is_multiple_of(4) {
-            return self.device().backend().upload(dst, data);
+            return self.device().here()?.upload(dst, data);
         }
         dst.bytes = dst.bytes.next_multiple_of(4);
         let mut padded = data.to_vec();
         padded.resize(dst.bytes as usize, 0);
-        self.device().backend().upload(dst, &padded)
+        self.device().here()?.upload(dst, &padded)
     }
 
     /// A tensor that holds one number everywhere.
@@ -88,15 +89,15 @@ impl Tensor {
             DType::I64 => return out.fill_words([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
             DType::F64 => return out.fill_words([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
         };
-        let mut dst = out.bytes();
+        let mut dst = out.bind_bytes(Access::Write)?;
         dst.bytes = dst.bytes.next_multiple_of(4);
-        device.backend().fill(dst, word)?;
+        device.here()?.fill(dst, word)?;
         Ok(out)
     }
 
     fn fill_words(self, words: [u32; 2]) -> Result<Self> {
         if words[0] == words[1] {
-            self.device().backend().fill(self.bytes(), words[0])?;
+            self.device().here()?.fill(self.bind_bytes(Access::Write)?, words[0])?;
             return Ok(self);
         }
         let one = Self::from_bytes(bytemuck::cast_slice(&words), &[1], self.dtype(), self.device())?;
@@ -179,10 +180,10 @@ impl Tensor {
         // Copies start at whole words.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
-        let mut src = source.bytes();
+        let mut src = source.bind_bytes(Access::Read)?;
         src.bytes = src.bytes.next_multiple_of(4);
         let mut data = vec![0; src.bytes as usize];
-        self.device().backend().download(src, &mut data)?;
+        self.device().here()?.download(src, &mut data)?;
         data.truncate(length);
         Ok(data)
     }

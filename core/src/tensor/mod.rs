@@ -8,14 +8,17 @@ use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::{Block, Request};
+use crate::stream::Access;
 
 mod create;
 mod format;
 pub mod layout;
+pub(crate) mod offload;
+mod storage;
 mod view;
 
 pub use layout::{Dims, Layout};
+use storage::Storage;
 pub use view::IntoShape;
 
 /// A tensor. Cloning it clones a handle: both see the same memory.
@@ -29,18 +32,6 @@ struct Inner {
     layout: Layout,
     dtype: DType,
     meta: Option<Meta>,
-}
-
-/// A block of a device's memory, given back when the last tensor over it is dropped.
-pub(crate) struct Storage {
-    device: Device,
-    block: Block,
-}
-
-impl Drop for Storage {
-    fn drop(&mut self) {
-        self.device.pool().free(self.block);
-    }
 }
 
 impl Tensor {
@@ -77,8 +68,8 @@ impl Tensor {
                 ),
             ));
         }
-        let block = device.pool().alloc(Request::new(bytes))?;
-        let storage = Arc::new(Storage { device: device.clone(), block });
+        let storage = Arc::new(Storage::new(device, bytes)?);
+        offload::made(&storage);
         Ok(Self { inner: Arc::new(Inner { storage, layout: Layout::contiguous(shape), dtype, meta: None }) })
     }
 
@@ -173,23 +164,17 @@ impl Tensor {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
-    /// What a kernel binds: the whole storage, from an aligned offset.
-    pub(crate) fn slice(&self) -> Slice {
-        let block = &self.inner.storage.block;
-        // Up to 16 bytes, so that kernels that read vectors see whole ones; the block is that large.
-        let bytes = block.bytes.next_multiple_of(16).min(block.size);
-        Slice { segment: block.segment, offset: block.offset, bytes }
+    /// What a kernel binds: the whole storage, from an aligned offset. The kernel is to be enqueued next, by this thread.
+    pub(crate) fn bind(&self, access: Access) -> Result<Slice> {
+        self.inner.storage.bind(access)
     }
 
-    /// The bytes of a contiguous tensor in its segment.
-    pub(crate) fn bytes(&self) -> Slice {
-        let block = &self.inner.storage.block;
+    /// The bytes of a contiguous tensor in its segment, for a copy or the like that is enqueued next.
+    pub(crate) fn bind_bytes(&self, access: Access) -> Result<Slice> {
+        let Slice { segment, offset, .. } = self.bind(access)?;
         let size = self.dtype().size();
-        Slice {
-            segment: block.segment,
-            offset: block.offset + (self.layout().offset() * size) as u64,
-            bytes: (self.numel() * size) as u64,
-        }
+        let offset = offset + (self.layout().offset() * size) as u64;
+        Ok(Slice { segment, offset, bytes: (self.numel() * size) as u64 })
     }
 
     /// The other operand of an operation must be on the same device.

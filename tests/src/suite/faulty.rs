@@ -131,6 +131,9 @@ impl Backend for Faulty {
     fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         self.inner.queue(number)
     }
+    fn reaches_host(&self) -> bool {
+        self.inner.reaches_host()
+    }
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.ask(bytes)?;
         self.inner.alloc_host(bytes)

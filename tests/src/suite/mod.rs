@@ -29,6 +29,7 @@ mod pointwise;
 mod random;
 mod runs;
 mod scaler;
+mod streams;
 mod tensors;
 mod training;
 mod wgsl;
@@ -60,6 +61,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("faults", faults::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
+    ("streams", streams::TESTS),
     ("plan", plan::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),

@@ -1,0 +1,62 @@
+//! Memory of the host that a device copies from and to by itself, as a source: so that one pool's rules, without rounding to
+//! powers of two, and one set of figures hold there too.
+
+use std::sync::Arc;
+
+use super::source::{DeviceMemory, Event, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
+use crate::backend::Backend;
+
+/// The page-locked (CUDA) or host-visible (wgpu) memory of a backend.
+#[derive(Debug)]
+pub(crate) struct HostSource(pub(crate) Arc<dyn Backend>);
+
+/// What a source without virtual memory answers.
+fn none<T>(call: &'static str) -> Result<T, SourceError> {
+    let detail = "memory of the host has no virtual memory of the device's".to_owned();
+    Err(SourceError::Driver { call, detail })
+}
+
+impl SegmentSource for HostSource {
+    fn limits(&self) -> SourceLimits {
+        SourceLimits { virtual_memory: None, ..self.0.limits() }
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        DeviceMemory::default()
+    }
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.0.alloc_host(bytes)
+    }
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.0.free_host(segment)
+    }
+    fn reserve(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+        none("reserve")
+    }
+    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
+        none("unreserve")
+    }
+    fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
+        none("map")
+    }
+    fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
+        none("unmap")
+    }
+    fn queues(&self) -> u8 {
+        self.0.queues()
+    }
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        self.0.record(queue)
+    }
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        self.0.wait_event(queue, event)
+    }
+    fn fence(&self) -> Result<Fence, SourceError> {
+        self.0.fence()
+    }
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.0.fence_done(fence)
+    }
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        self.0.fence_wait(fence)
+    }
+}

@@ -1,0 +1,308 @@
+//! Streams: queues of a device whose work runs side by side, and what keeps them in order.
+//!
+//! Every tensor knows which queue wrote it last and which have read it since. An operation on one queue that touches what
+//! another queue has in hand waits for it on the device, so results never depend on streams; the host waits for none of it.
+
+use std::cell::Cell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::marker::PhantomData;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use smallvec::SmallVec;
+
+use crate::backend::{Backend, Event, MAX_QUEUES};
+use crate::device::Device;
+use crate::error::Result;
+
+/// The queue of copies between host and device; those of streams are 1 up to this.
+pub(crate) const COPIES: u8 = MAX_QUEUES - 1;
+
+/// Events of one queue that are kept to be waited for.
+const KEPT: usize = 64;
+
+/// A queue of work on a device, beside its others.
+///
+/// Operations run on the device's default stream, one after another. While a stream is [entered](Self::enter), those of
+/// this thread run on it instead, beside the rest. A tensor may be used on any stream: its operations wait, on the device, for
+/// what other streams do with it (PyTorch's `wait_stream` and `record_stream` are not needed). Memory that one stream has
+/// freed serves others in the same way.
+///
+/// A device without queues of its own (wgpu has one) runs all streams in the order of the calls.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, stream::Stream, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::ones(&[256, 256], DType::F32, &device)?;
+/// let side = Stream::new(&device);
+/// let y = {
+///     let _on = side.enter();
+///     x.matmul(&x)?
+/// };
+/// // Waits for the stream, on the device.
+/// let z = y.add(&x)?;
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, PartialEq, Eq)]
+pub struct Stream {
+    device: Device,
+    queue: u8,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({} queue {})", self.device, self.queue)
+    }
+}
+
+thread_local! {
+    /// The device, by its address, and the queue of the stream that this thread has entered.
+    static CURRENT: Cell<(usize, u8)> = const { Cell::new((0, 0)) };
+}
+
+/// While it lives, operations of this thread run on a stream.
+#[derive(Debug)]
+#[must_use = "a stream is left when its guard is dropped"]
+pub struct OnStream {
+    before: (usize, u8),
+    // Keeps the address from being another device's.
+    _stream: Stream,
+    // The stream is entered by this thread.
+    here: PhantomData<*const ()>,
+}
+
+impl Drop for OnStream {
+    fn drop(&mut self) {
+        CURRENT.set(self.before);
+    }
+}
+
+impl Stream {
+    /// A stream beside the others. A device has a few queues: many streams share them.
+    #[must_use]
+    pub fn new(device: &Device) -> Self {
+        let lanes = device.lanes();
+        let queues = lanes.queues.saturating_sub(2);
+        if queues == 0 {
+            return Self::default_of(device);
+        }
+        lanes.active.store(true, Ordering::Release);
+        let queue = 1 + lanes.next.fetch_add(1, Ordering::Relaxed) % queues;
+        Self { device: device.clone(), queue }
+    }
+
+    /// The stream that operations run on where none is entered.
+    #[must_use]
+    pub fn default_of(device: &Device) -> Self {
+        Self { device: device.clone(), queue: 0 }
+    }
+
+    /// The stream that operations of this thread run on now.
+    #[must_use]
+    pub fn current(device: &Device) -> Self {
+        Self { device: device.clone(), queue: device.queue() }
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// From here on operations of this thread on its device run on it, until the guard is dropped.
+    pub fn enter(&self) -> OnStream {
+        let before = CURRENT.replace((self.device.address(), self.queue));
+        OnStream { before, _stream: self.clone(), here: PhantomData }
+    }
+
+    /// Lets what follows on this stream wait for all that `other` was given so far, on the device. Operations on tensors do
+    /// this by themselves; it orders what the library does not see.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn wait_stream(&self, other: &Self) -> Result<()> {
+        if self.queue == other.queue || self.device != other.device {
+            return Ok(());
+        }
+        let backend = self.device.backend();
+        Ok(backend.wait_event(self.queue, backend.record(other.queue)?)?)
+    }
+}
+
+/// The queues of a device, and how far each knows of the others.
+pub(crate) struct Lanes {
+    queues: u8,
+    /// Whether more than one was ever in use: else everything is in order.
+    active: AtomicBool,
+    next: AtomicU8,
+    backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
+    order: Mutex<Order>,
+}
+
+/// A moment of a queue: how many operations it has been given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Moment {
+    queue: u8,
+    ticket: u64,
+}
+
+#[derive(Default)]
+struct Order {
+    /// Operations given to each queue since streams are in use.
+    tickets: [u64; MAX_QUEUES as usize],
+    /// Events behind so many operations of each queue.
+    events: [VecDeque<(u64, Event)>; MAX_QUEUES as usize],
+    /// What each queue (first) has waited for of each other one.
+    seen: [[u64; MAX_QUEUES as usize]; MAX_QUEUES as usize],
+}
+
+/// What queues do with a piece of memory.
+#[derive(Debug)]
+pub(crate) struct Uses {
+    written: Moment,
+    read: SmallVec<[Moment; 2]>,
+    /// The queues that have used it, a bit each.
+    pub(crate) queues: u8,
+}
+
+impl Default for Uses {
+    /// Written before streams were in use: by the default one.
+    fn default() -> Self {
+        Self { written: Moment { queue: 0, ticket: 1 }, read: SmallVec::new(), queues: 0 }
+    }
+}
+
+/// How an operation touches a tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Access {
+    Read,
+    Write,
+}
+
+impl Lanes {
+    pub(crate) fn new(backend: &Arc<dyn Backend>) -> Self {
+        Self {
+            queues: backend.queues(),
+            active: AtomicBool::new(false),
+            next: AtomicU8::new(0),
+            backends: Default::default(),
+            // What came before streams were in use counts as one operation.
+            order: Mutex::new(Order { tickets: [1; _], ..Order::default() }),
+        }
+    }
+}
+
+impl Device {
+    /// The queue that operations of this thread run on.
+    #[inline]
+    pub(crate) fn queue(&self) -> u8 {
+        if !self.streams() {
+            return 0;
+        }
+        let (device, queue) = CURRENT.get();
+        if device == self.address() { queue } else { 0 }
+    }
+
+    /// Whether more than one queue is in use.
+    #[inline]
+    pub(crate) fn streams(&self) -> bool {
+        self.lanes().active.load(Ordering::Acquire)
+    }
+
+    /// The backend of a queue.
+    pub(crate) fn lane(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
+        let place = &self.lanes().backends[usize::from(queue)];
+        if queue == 0 {
+            return Ok(self.backend());
+        }
+        if let Some(lane) = place.get() {
+            return Ok(lane);
+        }
+        let lane = self.backend().queue(queue)?.unwrap_or_else(|| Arc::clone(self.backend()));
+        Ok(place.get_or_init(|| lane))
+    }
+
+    /// The backend of the queue that operations of this thread run on.
+    #[inline]
+    pub(crate) fn here(&self) -> Result<&Arc<dyn Backend>> {
+        self.lane(self.queue())
+    }
+
+    /// The queue of copies from and to the host; from here on it counts as in use.
+    pub(crate) fn copies(&self) -> u8 {
+        let lanes = self.lanes();
+        if lanes.queues <= COPIES {
+            return 0;
+        }
+        lanes.active.store(true, Ordering::Release);
+        COPIES
+    }
+
+    /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
+    pub(crate) fn order(&self, uses: &mut Uses, access: Access, queue: u8) -> Result<()> {
+        let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
+        order.join(self.backend(), queue, uses.written)?;
+        if access == Access::Write {
+            for moment in uses.read.drain(..) {
+                order.join(self.backend(), queue, moment)?;
+            }
+        }
+        let ticket = &mut order.tickets[usize::from(queue)];
+        *ticket += 1;
+        let now = Moment { queue, ticket: *ticket };
+        match access {
+            Access::Write => uses.written = now,
+            Access::Read => {
+                uses.read.retain(|moment| moment.queue != queue);
+                uses.read.push(now);
+            }
+        }
+        uses.queues |= 1 << queue;
+        Ok(())
+    }
+
+    /// Lets `queue` wait for all that `other` was given so far.
+    pub(crate) fn follow(&self, queue: u8, other: u8) -> Result<()> {
+        let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
+        let ticket = order.tickets[usize::from(other)];
+        order.join(self.backend(), queue, Moment { queue: other, ticket })
+    }
+
+    /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
+    pub(crate) fn mark(&self, queue: u8) -> Result<()> {
+        if self.streams() {
+            let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
+            order.mark(self.backend(), queue)?;
+        }
+        Ok(())
+    }
+}
+
+impl Order {
+    fn mark(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
+        let mark = (self.tickets[usize::from(queue)], backend.record(queue)?);
+        let events = &mut self.events[usize::from(queue)];
+        if events.len() == KEPT {
+            events.pop_front();
+        }
+        events.push_back(mark);
+        Ok(mark)
+    }
+
+    /// Lets a queue wait for a moment of another one, if it has not.
+    fn join(&mut self, backend: &Arc<dyn Backend>, queue: u8, moment: Moment) -> Result<()> {
+        let (here, there) = (usize::from(queue), usize::from(moment.queue));
+        if here == there || self.seen[here][there] >= moment.ticket {
+            return Ok(());
+        }
+        let at = self.events[there].partition_point(|(ticket, _)| *ticket < moment.ticket);
+        let (ticket, event) = match self.events[there].get(at) {
+            Some(kept) => *kept,
+            None => self.mark(backend, moment.queue)?,
+        };
+        backend.wait_event(queue, event)?;
+        self.seen[here][there] = ticket;
+        Ok(())
+    }
+}

@@ -1,0 +1,122 @@
+//! Tensors whose memory leaves the device for a while.
+
+use std::cell::RefCell;
+use std::sync::{Arc, Weak};
+
+use super::{Storage, Tensor};
+use crate::error::Result;
+
+/// Smaller pieces stay: a copy costs more than they take.
+const SMALLEST: u64 = 16 << 10;
+
+thread_local! {
+    /// What was allocated since a collection began, if one is under way.
+    static MADE: RefCell<Option<Vec<Weak<Storage>>>> = const { RefCell::new(None) };
+}
+
+/// Notes a new storage, for the collection that is under way.
+pub(super) fn made(storage: &Arc<Storage>) {
+    MADE.with_borrow_mut(|made| {
+        if let Some(made) = made {
+            made.push(Arc::downgrade(storage));
+        }
+    });
+}
+
+/// The memory of several tensors, which leaves and comes back together. It keeps none of them alive.
+#[derive(Default)]
+pub(crate) struct Away {
+    storages: Vec<Weak<Storage>>,
+}
+
+impl Away {
+    /// Runs `body`, and collects what it has allocated.
+    pub(crate) fn collect<T>(body: impl FnOnce() -> T) -> (T, Self) {
+        /// Puts an outer collection back, also after a panic.
+        struct Outer(Option<Vec<Weak<Storage>>>);
+        impl Drop for Outer {
+            fn drop(&mut self) {
+                MADE.set(self.0.take());
+            }
+        }
+        let outer = Outer(MADE.replace(Some(Vec::new())));
+        let value = body();
+        let storages = MADE.take().unwrap_or_default();
+        drop(outer);
+        (value, Self { storages })
+    }
+
+    /// Also the memory of a tensor that was there before.
+    pub(crate) fn add(&mut self, t: &Tensor) {
+        self.storages.push(Arc::downgrade(&t.inner.storage));
+    }
+
+    /// Without the memory of a tensor, without small pieces, and without what has been freed.
+    pub(crate) fn keep(&mut self, here: &Tensor) {
+        self.storages.retain(|weak| {
+            let found = weak.upgrade().filter(|s| s.bytes() >= SMALLEST);
+            found.is_some_and(|s| !Arc::ptr_eq(&s, &here.inner.storage))
+        });
+    }
+
+    /// Bytes that it takes on the device.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.storages.iter().filter_map(Weak::upgrade).map(|s| s.bytes()).sum()
+    }
+
+    /// Starts copies to the host.
+    pub(crate) fn send(&self) -> Result<()> {
+        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.send())
+    }
+
+    /// Frees what was copied and not changed since.
+    pub(crate) fn leave(&self) {
+        self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.leave());
+    }
+
+    /// Starts to bring everything back.
+    pub(crate) fn fetch(&self) -> Result<()> {
+        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.fetch())
+    }
+}
+
+impl Tensor {
+    /// Moves the memory behind this tensor, and behind its views, to memory of the host; the device's goes back to the pool.
+    /// The contents come back by themselves when an operation uses them, or ahead of that by
+    /// [`prefetch_`](Self::prefetch_).
+    ///
+    /// The copy runs beside other work, and the host does not wait: memory that is reused waits for it on the device.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[1 << 20], DType::F32, &device)?;
+    /// x.offload_()?;
+    /// assert!(x.is_offloaded() && device.memory().allocated() == 0);
+    /// let y = x.exp()?;
+    /// assert!(!x.is_offloaded());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The backend reaches no memory of the host; the host has no more.
+    pub fn offload_(&self) -> Result<()> {
+        self.inner.storage.send()?;
+        self.inner.storage.leave();
+        Ok(())
+    }
+
+    /// Starts to bring the memory behind this tensor back from the host. Nothing happens where it is on the device.
+    ///
+    /// # Errors
+    /// Memory of the device runs out.
+    pub fn prefetch_(&self) -> Result<()> {
+        self.inner.storage.fetch()
+    }
+
+    /// Whether the memory behind it is on the host.
+    #[must_use]
+    pub fn is_offloaded(&self) -> bool {
+        self.inner.storage.is_away()
+    }
+}

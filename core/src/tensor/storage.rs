@@ -1,0 +1,179 @@
+//! The memory behind tensors: a block of the device, or for a while a copy of it in memory of the host.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::backend::Slice;
+use crate::device::Device;
+use crate::error::Result;
+use crate::memory::scope::Scope;
+use crate::memory::{Block, Pool, Request};
+use crate::stream::{Access, Uses};
+
+/// A piece of memory, given back when the last tensor over it is dropped.
+pub(crate) struct Storage {
+    pub(super) device: Device,
+    bytes: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    place: Place,
+    uses: Uses,
+}
+
+/// Where the contents are.
+enum Place {
+    /// On the device.
+    Here(Block),
+    /// On the device, and copied to the host: the block can go when nothing has changed it.
+    Both(Block, HostBlock),
+    /// On the host. What the block was for is kept for the one it comes back to.
+    Away(HostBlock, Scope),
+}
+
+/// A block of the device's pool of host memory.
+struct HostBlock {
+    pool: Pool,
+    block: Block,
+}
+
+impl Drop for HostBlock {
+    fn drop(&mut self) {
+        // Only the queue of copies uses it.
+        self.pool.free(self.block);
+    }
+}
+
+/// What a kernel binds of a block: up to 16 bytes more than were asked for, so that vectors are whole; it is that large.
+fn slice(block: &Block) -> Slice {
+    let bytes = block.bytes.next_multiple_of(16).min(block.size);
+    Slice { segment: block.segment, offset: block.offset, bytes }
+}
+
+/// What a copy moves: whole words.
+fn words(block: &Block) -> Slice {
+    Slice { segment: block.segment, offset: block.offset, bytes: block.bytes.next_multiple_of(4) }
+}
+
+impl Storage {
+    pub(super) fn new(device: &Device, bytes: u64) -> Result<Self> {
+        let block = device.pool().alloc(Request::new(bytes).queue(device.queue()))?;
+        let mut uses = Uses::default();
+        if device.streams() {
+            device.order(&mut uses, Access::Write, block.queue)?;
+        }
+        Ok(Self {
+            device: device.clone(),
+            bytes,
+            state: Mutex::new(State { place: Place::Here(block), uses }),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The memory, for an operation that this thread enqueues next: it is on the device, and behind what other queues do
+    /// with it.
+    pub(super) fn bind(&self, access: Access) -> Result<Slice> {
+        let state = &mut *self.lock();
+        let block = match &state.place {
+            Place::Here(block) => *block,
+            Place::Both(block, _) if access == Access::Read => *block,
+            Place::Both(..) | Place::Away(..) => self.bring(state)?,
+        };
+        if self.device.streams() {
+            self.device.order(&mut state.uses, access, self.device.queue())?;
+        }
+        Ok(slice(&block))
+    }
+
+    /// Starts a copy to memory of the host. The block stays until [`leave`](Self::leave).
+    pub(crate) fn send(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        let Place::Here(block) = state.place else { return Ok(()) };
+        let device = &self.device;
+        let copies = device.copies();
+        let pool = device.host_pool();
+        let host = pool.alloc(Request::new(self.bytes).queue(copies))?;
+        let host = HostBlock { pool: pool.clone(), block: host };
+        if device.streams() {
+            device.order(&mut state.uses, Access::Read, copies)?;
+        }
+        device.lane(copies)?.copy(words(&host.block), words(&block))?;
+        device.mark(copies)?;
+        state.place = Place::Both(block, host);
+        Ok(())
+    }
+
+    /// Gives the block on the device back, if its contents are on the host and nothing has changed it since.
+    pub(crate) fn leave(&self) {
+        let state = &mut *self.lock();
+        let Place::Both(block, _) = &state.place else { return };
+        let block = *block;
+        let scope = self.device.pool().scope_of(&block);
+        free(&self.device, block, &state.uses);
+        // invariant: the place was matched above
+        if let Place::Both(_, host) = std::mem::replace(&mut state.place, Place::Here(block)) {
+            state.place = Place::Away(host, scope);
+        }
+    }
+
+    /// Starts to bring the contents back, if they are on the host.
+    pub(crate) fn fetch(&self) -> Result<()> {
+        let state = &mut *self.lock();
+        if matches!(state.place, Place::Here(_)) { Ok(()) } else { self.bring(state).map(drop) }
+    }
+
+    /// Whether the contents are on the host alone.
+    pub(super) fn is_away(&self) -> bool {
+        matches!(self.lock().place, Place::Away(..))
+    }
+
+    fn bring(&self, state: &mut State) -> Result<Block> {
+        let device = &self.device;
+        let block = match &state.place {
+            Place::Here(block) | Place::Both(block, _) => *block,
+            Place::Away(host, scope) => {
+                let queue = device.queue();
+                let block = device.pool().alloc(Request::new(self.bytes).queue(queue).scope(*scope))?;
+                let copies = device.copies();
+                state.uses = Uses::default();
+                if device.streams() {
+                    // What the block's own queue did with it before.
+                    device.follow(copies, queue)?;
+                    device.order(&mut state.uses, Access::Write, copies)?;
+                }
+                let copied =
+                    device.lane(copies).and_then(|lane| lane.copy(words(&block), words(&host.block)));
+                copied.inspect_err(|_| free(device, block, &state.uses))?;
+                device.mark(copies)?;
+                block
+            }
+        };
+        state.place = Place::Here(block);
+        Ok(block)
+    }
+}
+
+/// Gives a block back to its pool, with the queues that have used it.
+fn free(device: &Device, block: Block, uses: &Uses) {
+    match device.streams() {
+        true => device.pool().free_used(block, uses.queues | 1 << block.queue),
+        false => device.pool().free(block),
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        match &state.place {
+            Place::Here(block) | Place::Both(block, _) => free(&self.device, *block, &state.uses),
+            Place::Away(..) => {}
+        }
+    }
+}

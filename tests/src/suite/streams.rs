@@ -1,0 +1,195 @@
+//! Streams, and memory that leaves for the host: results are those of one queue, memory is as planned.
+
+use anyhow::{Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::Config;
+use forebay::stream::Stream;
+use forebay::tensor::Tensor;
+
+use super::host::same_bits;
+use super::{skip, tests};
+
+tests![
+    streams_give_what_one_queue_gives,
+    memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time,
+    a_private_pool_serves_its_step_alone,
+    what_is_offloaded_comes_back_with_its_bits,
+    an_offload_waits_for_what_writes_and_a_write_for_the_offload,
+    offloads_in_a_loop_hold_what_they_say,
+];
+
+/// Long enough that whoever does not wait for it reads what was there before.
+const WIDE: usize = 512;
+
+fn streams_give_what_one_queue_gives(device: &Device) -> Result<()> {
+    let inputs =
+        (0..3).map(|_| Tensor::rand(&[WIDE, WIDE], DType::F32, device)).collect::<Result<Vec<_>, _>>()?;
+    let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+    let chain = |streams: &[Stream]| -> Result<Vec<Tensor>> {
+        let mut all = inputs.clone();
+        for k in 0..24 {
+            let _on = streams[k % streams.len()].enter();
+            let (a, b) = (&all[all.len() - 1], &all[all.len() - 3]);
+            let next = a.matmul(b)?.mul(1.0 / WIDE as f64)?.add(&all[k % 3])?;
+            // In place, in memory that another stream has just read.
+            next.mul_(0.5)?;
+            all.push(next);
+        }
+        Ok(all)
+    };
+    let serial = chain(&streams[..1])?;
+    for _ in 0..4 {
+        for (a, b) in chain(&streams)?.iter().zip(&serial) {
+            same_bits(a, b)?;
+        }
+    }
+    Ok(())
+}
+
+fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &Device) -> Result<()> {
+    let run = || -> Result<u64> {
+        let device = Device::with_config(device.backend().clone(), Config::default());
+        let x = Tensor::rand(&[WIDE, WIDE], DType::F32, &device)?;
+        let sum = x.matmul(&x)?.sum_all()?.item()?;
+        let side = Stream::new(&device);
+        for k in 0..20 {
+            let total = {
+                let _on = side.enter();
+                let product = x.matmul(&x)?;
+                product.sum_all()?
+                // The product is freed here, long before the device has made it.
+            };
+            // The same sizes on the default stream: memory of the side's goes round.
+            let other = Tensor::full(&[WIDE, WIDE], f64::from(k), DType::F32, &device)?;
+            let more = other.add(&x)?.sub(&x)?;
+            ensure!(total.item()? == sum, "the product of step {k} sums up to {}, not {sum}", total.item()?);
+            let off = more.sub(f64::from(k))?.abs()?.amax(&[0, 1], false)?.item()?;
+            ensure!(off < 1e-4, "the constant of step {k} is off by {off}");
+        }
+        device.synchronize()?;
+        Ok(device.memory().peak_reserved())
+    };
+    let (first, second) = (run()?, run()?);
+    ensure!(first == second, "a peak of {first} bytes, then of {second}");
+    Ok(())
+}
+
+fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
+    let device = Device::with_config(device.backend().clone(), Config::default());
+    let private = device.pool().private();
+    let step = || -> Result<Tensor> {
+        let _inside = private.enter();
+        let x = Tensor::full(&[WIDE, WIDE], 0.5, DType::F32, &device)?;
+        Ok(x.matmul(&x)?.exp()?)
+    };
+    let first = step()?;
+    let held = private.reserved();
+    let before = device.memory().reserved();
+    ensure!(held > 0 && before == held, "{held} of {before} bytes are the private pool's");
+    drop(first);
+    ensure!(device.pool().empty_cache()? == 0, "it gave memory back while it lives");
+    let outside = Tensor::zeros(&[WIDE, WIDE], DType::F32, &device)?;
+    ensure!(device.memory().reserved() > before, "it served a request from outside");
+    let again = step()?;
+    ensure!(private.reserved() == held, "the same step took more: {} of {held}", private.reserved());
+    drop(private);
+    same_bits(
+        &again,
+        &Tensor::full(&[WIDE, WIDE], 0.5, DType::F32, &device)?
+            .matmul(&Tensor::full(&[WIDE, WIDE], 0.5, DType::F32, &device)?)?
+            .exp()?,
+    )?;
+    drop((again, outside));
+    device.pool().empty_cache()?;
+    ensure!(device.memory().reserved() == 0, "{}", device.memory().line());
+    Ok(())
+}
+
+/// Fails where the backend reaches no memory of the host.
+fn need_host(device: &Device) -> Result<()> {
+    if device.backend().reaches_host() { Ok(()) } else { skip("the device reaches no memory of the host") }
+}
+
+fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
+    need_host(device)?;
+    let before = device.memory().allocated();
+    let all = (0..9)
+        .map(|k| Tensor::randn(&[k + 1, 3001], [DType::F32, DType::F16, DType::BF16][k % 3], device))
+        .collect::<Result<Vec<_>, _>>()?;
+    let copies = all.iter().map(Tensor::to_bytes).collect::<Result<Vec<_>, _>>()?;
+    all.iter().try_for_each(Tensor::offload_)?;
+    ensure!(all.iter().all(Tensor::is_offloaded), "some stayed");
+    ensure!(device.memory().allocated() == before, "the device still holds {}", device.memory().line());
+    ensure!(device.host_pool().stats().allocated() > 0, "the host holds nothing");
+    // What was freed is used for other things.
+    let others = (0..9)
+        .map(|k| Tensor::full(&[k + 1, 3001], 7.0, DType::F32, device))
+        .collect::<Result<Vec<_>, _>>()?;
+    all[3].prefetch_()?;
+    ensure!(!all[3].is_offloaded() && all[4].is_offloaded(), "one was asked for");
+    // A view brings its whole.
+    let view = all[4].narrow(1, 1000, 11)?.to_bytes()?;
+    ensure!(view.len() == 5 * 11 * 2 && !all[4].is_offloaded(), "a view of {} bytes", view.len());
+    for (t, bytes) in all.iter().zip(&copies) {
+        ensure!(t.to_bytes()? == *bytes, "{t:?} has changed");
+    }
+    for t in &others {
+        ensure!(t.to_f64s()?.iter().all(|v| *v == 7.0), "{t:?} was written over");
+    }
+    ensure!(
+        device.host_pool().stats().allocated() == 0,
+        "the host keeps {}",
+        device.host_pool().stats().line()
+    );
+    Ok(())
+}
+
+fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device) -> Result<()> {
+    need_host(device)?;
+    let x = Tensor::rand(&[WIDE, WIDE], DType::F32, device)?;
+    let expected = x.matmul(&x)?.matmul(&x)?.to_bytes()?;
+    for _ in 0..5 {
+        let y = x.matmul(&x)?.matmul(&x)?;
+        // Nothing of it is done yet.
+        y.offload_()?;
+        let other = Tensor::full(&[WIDE, WIDE], 3.0, DType::F32, device)?;
+        let z = y.add(&other)?;
+        y.offload_()?;
+        y.mul_(2.0)?;
+        ensure!(y.mul(0.5)?.to_bytes()? == expected, "the product has changed on its way");
+        ensure!(
+            z.sub(&other)?.sub(&y.mul(0.5)?)?.abs()?.amax(&[0, 1], false)?.item()? < 1.0,
+            "the sum is off"
+        );
+    }
+    Ok(())
+}
+
+fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
+    need_host(device)?;
+    let device = Device::with_config(device.backend().clone(), Config::default());
+    let all = (0..6)
+        .map(|k| Tensor::full(&[1 << 18], f64::from(k), DType::F32, &device))
+        .collect::<Result<Vec<_>, _>>()?;
+    all.iter().try_for_each(Tensor::offload_)?;
+    device.pool().reset_peak_stats();
+    let mut taken = Vec::new();
+    for _ in 0..30 {
+        for t in &all {
+            t.add_(1.0)?;
+            t.offload_()?;
+        }
+        taken.push((device.memory().reserved(), device.host_pool().stats().reserved()));
+    }
+    ensure!(
+        device.memory().peak_allocated() == 1 << 20,
+        "one at a time takes {}",
+        device.memory().peak_allocated()
+    );
+    ensure!(taken.iter().all(|t| *t == taken[1]), "memory grows: {taken:?}");
+    for (k, t) in all.iter().enumerate() {
+        ensure!(t.to_f64s()?.iter().all(|v| *v == (k + 30) as f64), "{t:?} lost a step");
+    }
+    Ok(())
+}
