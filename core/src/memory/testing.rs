@@ -183,10 +183,10 @@ struct Model<'a, D: ?Sized> {
     device: &'a D,
     /// Blocks that are lent, and the seeds of their contents.
     live: Vec<(Block, u64)>,
-    /// Blocks that wait for a fence.
-    waiting: Vec<(Block, Fence)>,
-    /// Blocks that were freed, oldest first, and how many events there were then.
-    uses: Vec<(Block, u64)>,
+    /// Blocks that wait for a fence, and how many of `uses` were before it.
+    waiting: Vec<(Block, Fence, usize)>,
+    /// Blocks that were freed, oldest first, and how many events there were then; `None` if the host has waited since.
+    uses: Vec<Option<(Block, u64)>>,
     /// Ranges that nobody else may get: (segment, start) to end.
     taken: BTreeMap<(SegmentId, u64), u64>,
     seed: u64,
@@ -209,19 +209,19 @@ impl<D: Contents + ?Sized> Model<'_, D> {
             Op::Free(place) => {
                 if let Some(block) = self.take(place)? {
                     self.taken.remove(&(block.segment, block.offset));
-                    self.uses.push((block, self.device.events()));
+                    self.uses.push(Some((block, self.device.events())));
                     self.pool.free(block);
                 }
             }
             Op::FreeAfter(place) => {
                 if let Some(block) = self.take(place)? {
                     let fence = self.device.source().fence().map_err(text)?;
-                    self.waiting.push((block, fence));
+                    self.waiting.push((block, fence, self.uses.len()));
                     self.pool.free_after(block, fence);
                 }
             }
             Op::Pass => {
-                if let Some((_, fence)) = self.waiting.first() {
+                if let Some((_, fence, _)) = self.waiting.first() {
                     self.device.pass(*fence).map_err(text)?;
                 }
             }
@@ -241,20 +241,21 @@ impl<D: Contents + ?Sized> Model<'_, D> {
             let apart = b.offset + b.size <= block.offset || block.offset + block.size <= b.offset;
             b.segment == block.segment && !apart
         };
-        for (before, events) in self.uses.iter().filter(|(b, _)| overlaps(b) && b.queue != queue) {
+        let mut still = Vec::new();
+        for (block, fence, before) in std::mem::take(&mut self.waiting) {
+            if self.device.source().fence_done(fence).map_err(text)? {
+                self.taken.remove(&(block.segment, block.offset));
+                self.uses[..before].fill(None);
+            } else {
+                still.push((block, fence, before));
+            }
+        }
+        self.waiting = still;
+        for (before, events) in self.uses.iter().flatten().filter(|(b, _)| overlaps(b) && b.queue != queue) {
             if !self.device.ordered(before.queue, queue, *events) {
                 return Err(format!("{block:?} goes to queue {queue}, which does not wait for {before:?}"));
             }
         }
-        let mut still = Vec::new();
-        for (block, fence) in std::mem::take(&mut self.waiting) {
-            if self.device.source().fence_done(fence).map_err(text)? {
-                self.taken.remove(&(block.segment, block.offset));
-            } else {
-                still.push((block, fence));
-            }
-        }
-        self.waiting = still;
         if block.bytes != bytes || block.size < bytes {
             return Err(format!("{bytes} bytes were requested, got {block:?}"));
         }

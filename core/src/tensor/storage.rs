@@ -56,6 +56,7 @@ fn words(block: &Block) -> Slice {
 }
 
 impl Storage {
+    #[track_caller]
     pub(super) fn new(device: &Device, bytes: u64) -> Result<Self> {
         let block = device.pool().alloc(Request::new(bytes).queue(device.queue()))?;
         let mut uses = Uses::default();
