@@ -35,6 +35,21 @@ pub trait OpenDevice: Sized {
 
     /// Every device of every backend, and why those that cannot be used cannot.
     fn available() -> Vec<Found>;
+
+    /// How many devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
+    /// is missing, or this crate was built without it. A card that both backends reach is a device of each.
+    fn count(backend: &str) -> usize {
+        let of = |found: &Found| found.id.split(':').next() == Some(backend);
+        Self::available().iter().filter(|found| of(found) && found.why_not.is_none()).count()
+    }
+
+    /// Opens every device of a backend that can be used, in order.
+    ///
+    /// # Errors
+    /// One of them cannot be opened.
+    fn all(backend: &str) -> Result<Vec<Self>> {
+        (0..Self::count(backend)).map(|index| Self::open(&format!("{backend}:{index}"))).collect()
+    }
 }
 
 impl OpenDevice for Device {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch, Limits,
-    MAX_QUEUES, MatmulCall, Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    MAX_QUEUES, MatmulCall, Piece, Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay_core::error::{Error, Result};
 
@@ -17,6 +17,7 @@ use crate::driver::{Driver, Unavailable};
 use crate::fences::{Events, Fences};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
 use crate::matmul::Matmul;
+use crate::processes;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::is_set;
 use crate::virtual_memory::AddressSpace;
@@ -189,6 +190,14 @@ impl SegmentSource for CudaBackend {
             Ok((free, total)) => DeviceMemory { total: Some(total), free: Some(free) },
             Err(_) => DeviceMemory { total: Some(self.device.total), free: None },
         }
+    }
+
+    fn processes(&self) -> Vec<Process> {
+        self.device
+            .context
+            .device
+            .pci_address()
+            .map_or_else(|_| Vec::new(), |address| processes::on(&address))
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {

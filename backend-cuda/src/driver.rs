@@ -56,6 +56,7 @@ const SYMBOLS: [&str; 42] = [
     "cuDeviceGetAttribute",
     "cuDeviceGetCount",
     "cuDeviceGetName",
+    "cuDeviceGetPCIBusId",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuDeviceTotalMem_v2",
@@ -180,6 +181,18 @@ impl Device {
         name[255] = 0;
         // SAFETY: the array ends in a zero, at the latest in its last element.
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
+    }
+
+    /// Its address on the PCI bus: what it is called outside of CUDA, whose numbers depend on `CUDA_VISIBLE_DEVICES`.
+    pub(crate) fn pci_address(self) -> Result<String, SourceError> {
+        let mut address: [c_char; 32] = [0; 32];
+        // SAFETY: writes at most 32 bytes, ended by a zero.
+        check("cuDeviceGetPCIBusId", unsafe {
+            sys::cuDeviceGetPCIBusId(address.as_mut_ptr(), 32, self.raw)
+        })?;
+        address[31] = 0;
+        // SAFETY: the array ends in a zero, at the latest in its last element.
+        Ok(unsafe { CStr::from_ptr(address.as_ptr()) }.to_string_lossy().into_owned())
     }
 
     /// Bytes of memory.

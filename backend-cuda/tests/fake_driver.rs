@@ -5,7 +5,7 @@
 mod fake_cuda;
 mod scenarios;
 
-use fake_cuda::Libraries::{Driver, Products};
+use fake_cuda::Libraries::{Driver, Management, Products};
 use fake_cuda::{count, log, old_driver, on_fake, open, toolkit};
 use forebay_core::backend::{Backend, Fence, Piece, SourceError};
 use forebay_core::dtype::DType;
@@ -36,6 +36,30 @@ on_fake! {
         assert_eq!((managed.granularity, managed.reservation), (PAGE, 288 * MIB));
         let found = forebay_cuda::probe().remove(0).unwrap();
         assert_eq!((found.compute_capability, found.memory, found.virtual_memory), ((9, 0), 256 * MIB, true));
+    }
+
+    the_processes_on_a_device_are_named(Management) {
+        let backend = open();
+        assert_eq!(count("nvmlInit_v2"), 0, "nothing is loaded before it is asked for");
+        let found = backend.processes();
+        let found: Vec<_> = found.iter().map(|p| (p.pid, p.name.as_str(), p.bytes.map(|b| b / MIB))).collect();
+        let me = (std::process::id(), "python3", Some(5));
+        assert_eq!(found, [(4242, "python3", Some(60)), me, (99, "", None)]);
+        backend.processes();
+        assert_eq!(count("nvmlInit_v2"), 1);
+    }
+
+    processes_of_another_numbering_are_not_named(Management, "FAKE_NVML_CONTAINER" = "1") {
+        assert_eq!(open().processes(), []);
+        assert_eq!(count("nvmlDeviceGetComputeRunningProcesses_v3"), 2);
+    }
+
+    without_the_right_to_ask_no_process_is_named(Management, "FAKE_NVML_DENIED" = "1") {
+        assert_eq!(open().processes(), []);
+    }
+
+    without_nvml_no_process_is_named(Driver) {
+        assert_eq!(open().processes(), []);
     }
 
     uploads_are_taken_at_once_and_arrive_in_order(Driver) {

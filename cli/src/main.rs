@@ -1,8 +1,9 @@
-//! `forebay`: answers about memory on the command line. None of them needs a GPU.
+//! `forebay`: answers about memory on the command line. None of them needs a GPU, but for the question what is there.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
+mod devices;
 mod memory;
 mod plan;
 mod replay;
@@ -16,6 +17,8 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
+    /// The devices of this machine, how full they are and by whom, and what cannot be used and why.
+    Devices,
     /// The fastest way to train a model within given bytes on a card, and a table of the others.
     Plan(plan::Plan),
     /// What the pool would make of a recorded workload, under one configuration or several.
@@ -26,6 +29,7 @@ enum Command {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
+        Command::Devices => devices::run(),
         Command::Plan(plan) => plan.run(),
         Command::Replay(replay) => replay.run(),
         Command::Memory(memory) => memory.run(),

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits,
-    VirtualMemory,
+    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
+    SourceLimits, VirtualMemory,
 };
 
 pub mod null;

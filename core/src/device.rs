@@ -69,14 +69,16 @@ impl fmt::Display for Device {
 }
 
 impl Device {
-    /// A device over a backend, whose pool is configured by the environment (see [`Config::from_env`]).
+    /// A device over a backend, whose pool is configured by the environment (see [`Config::for_device`]).
     ///
     /// Programs use `Device::best()` and `Device::open` of the facade crate.
     ///
     /// # Errors
     /// The environment's configuration string is malformed.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
-        Ok(Self::with_config(backend, Config::from_env()?))
+        let info = backend.info();
+        let config = Config::for_device(info.backend, info.index)?;
+        Ok(Self::with_config(backend, config))
     }
 
     /// A device over a backend, with a pool of this configuration.

@@ -190,6 +190,11 @@ int cuDeviceGetName(char *name, int length, int device) {
     snprintf(name, (size_t)length, "Fake GPU %d", device);
     return OK;
 }
+int cuDeviceGetPCIBusId(char *address, int length, int device) {
+    ENTER();
+    snprintf(address, (size_t)length, "0000:%02x:00.0", 0x3b + device);
+    return OK;
+}
 int cuDeviceTotalMem_v2(size_t *bytes, int device) { (void)device; ENTER(); *bytes = total(); return OK; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     (void)device;

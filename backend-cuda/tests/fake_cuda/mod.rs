@@ -19,6 +19,8 @@ pub(crate) enum Libraries {
     Compiler,
     /// The driver and cuBLASLt.
     Products,
+    /// The driver and NVML.
+    Management,
 }
 
 /// `name { ... }` as a test on the fake driver, with these libraries and variables.
@@ -36,7 +38,9 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
     }
     let built = build();
     let mut path = built.join("driver").into_os_string();
-    for (wanted, folder) in [(Libraries::Compiler, "nvrtc"), (Libraries::Products, "cublaslt")] {
+    for (wanted, folder) in
+        [(Libraries::Compiler, "nvrtc"), (Libraries::Products, "cublaslt"), (Libraries::Management, "nvml")]
+    {
         if libraries == wanted {
             path.push(":");
             path.push(built.join(folder));
@@ -106,6 +110,7 @@ fn build() -> &'static Path {
         compile("driver", &to, "libcuda.so", &[]);
         compile("nvrtc", &to, "libnvrtc.so", &["-lcuda"]);
         compile("cublaslt", &to, "libcublasLt.so", &["-lcuda"]);
+        compile("nvml", &to, "libnvidia-ml.so.1", &[]);
         // A toolkit in a folder that the loader does not know.
         compile_as("cublaslt", &to.join("lib64"), "libcublasLt.so.13", &["-lcuda"]);
         // A driver that lacks one function.

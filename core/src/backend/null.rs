@@ -246,6 +246,9 @@ impl SegmentSource for NullBackend {
         let used = self.used.load(Ordering::Relaxed);
         DeviceMemory { total: Some(self.profile.total), free: Some(self.profile.room() - used) }
     }
+    fn is_real(&self) -> bool {
+        false
+    }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take(bytes)?;
         let id = self.next.fetch_add(1, Ordering::Relaxed);

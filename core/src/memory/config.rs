@@ -72,6 +72,9 @@ pub struct Config {
     pub expandable_segments: bool,
     /// `max_memory_mb`: the pool never holds more than this.
     pub max_memory: Option<u64>,
+    /// `max_process_memory_mb`: the pool does not grow where all pools of the process would hold more than this together
+    /// (see also [`set_process_limit`](super::set_process_limit)).
+    pub max_process_memory: Option<u64>,
     /// `throw_on_cudamalloc_oom`: fail as soon as the device is full, without giving back memory and retrying.
     pub fail_fast: bool,
     /// `release_before_growth`: give idle memory back before holding more than `1 + growth_slack` times the most
@@ -110,6 +113,7 @@ impl Config {
             large_segment_size: 20 * MIB,
             expandable_segments: false,
             max_memory: None,
+            max_process_memory: None,
             fail_fast: false,
             release_before_growth: false,
             growth_slack: 0.0,
@@ -129,6 +133,19 @@ impl Config {
             }
         }
         Ok(Self::default())
+    }
+
+    /// The configuration of one device: that of [`from_env`](Self::from_env), changed by the variable that is named after it, as
+    /// `FOREBAY_ALLOC_CONF_CUDA_0`. Keys that are not in that one stay as they are for all devices.
+    pub fn for_device(backend: &str, index: usize) -> Result<Self> {
+        Self::for_device_from(|name| std::env::var(name).ok(), backend, index)
+    }
+
+    fn for_device_from(get: impl Fn(&str) -> Option<String>, backend: &str, index: usize) -> Result<Self> {
+        let config = Self::from_variables(&get)?;
+        let name = format!("{}_{}_{index}", VARIABLES[0], backend.to_uppercase());
+        get(&name)
+            .map_or(Ok(config), |text| config.with(&text).map_err(|e| Error::Config(format!("{name}: {e}"))))
     }
 
     /// The defaults, changed by `text`.
@@ -158,6 +175,7 @@ impl Config {
                 "fit" => return Err(setting.wrong("best or low")),
                 "expandable_segments" => self.expandable_segments = setting.boolean()?,
                 "max_memory_mb" => self.max_memory = Some(setting.whole(MIB)?),
+                "max_process_memory_mb" => self.max_process_memory = Some(setting.whole(MIB)?),
                 "throw_on_cudamalloc_oom" => self.fail_fast = setting.boolean()?,
                 "release_before_growth" => self.release_before_growth = setting.boolean()?,
                 "growth_slack" => self.growth_slack = setting.fraction(0.0, 100.0)?,
@@ -228,6 +246,9 @@ impl fmt::Display for Config {
         if let Some(size) = self.max_memory {
             write!(f, ",max_memory_mb:{}", size / MIB)?;
         }
+        if let Some(size) = self.max_process_memory {
+            write!(f, ",max_process_memory_mb:{}", size / MIB)?;
+        }
         write!(f, ",throw_on_cudamalloc_oom:{}", truth(self.fail_fast))?;
         write!(f, ",release_before_growth:{}", truth(self.release_before_growth))?;
         write!(f, ",growth_slack:{}", self.growth_slack)
@@ -235,7 +256,7 @@ impl fmt::Display for Config {
 }
 
 /// The valid keys.
-pub const KEYS: [&str; 14] = [
+pub const KEYS: [&str; 15] = [
     "backend",
     "expandable_segments",
     "fit",
@@ -244,6 +265,7 @@ pub const KEYS: [&str; 14] = [
     "large_segment_size_mb",
     "max_memory_mb",
     "max_non_split_rounding_mb",
+    "max_process_memory_mb",
     "max_split_size_mb",
     "per_process_memory_fraction",
     "release_before_growth",
@@ -367,6 +389,7 @@ mod tests {
         let config = Config::parse(
             "backend:native, max_split_size_mb:256,max_non_split_rounding_mb:10,garbage_collection_threshold:0.8,\
              per_process_memory_fraction:0.5,large_segment_size_mb:32,expandable_segments:False,max_memory_mb:1000,\
+             max_process_memory_mb:2000,\
              throw_on_cudamalloc_oom:True,small_size_kb:512,fit:best,release_before_growth:False,growth_slack:0.25,\
              roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
         )?;
@@ -385,6 +408,7 @@ mod tests {
             large_segment_size: 32 * MIB,
             expandable_segments: false,
             max_memory: Some(1000 * MIB),
+            max_process_memory: Some(2000 * MIB),
             fail_fast: true,
             release_before_growth: false,
             growth_slack: 0.25,
@@ -417,13 +441,29 @@ mod tests {
         Ok(())
     }
 
+    #[test]
+    fn a_device_may_have_settings_of_its_own() -> Result<()> {
+        let get = |name: &str| match name {
+            "FOREBAY_ALLOC_CONF" => Some("max_memory_mb:7,growth_slack:0.5".to_owned()),
+            "FOREBAY_ALLOC_CONF_CUDA_1" => Some("max_memory_mb:9".to_owned()),
+            "FOREBAY_ALLOC_CONF_WGPU_0" => Some("max_memory:9".to_owned()),
+            _ => None,
+        };
+        let of = |backend, index| Config::for_device_from(get, backend, index);
+        assert_eq!((of("cuda", 0)?.max_memory, of("cuda", 0)?.growth_slack), (Some(7 * MIB), 0.5));
+        assert_eq!((of("cuda", 1)?.max_memory, of("cuda", 1)?.growth_slack), (Some(9 * MIB), 0.5));
+        let wrong = of("wgpu", 0).map_or_else(|e| e.to_string(), |c| c.to_string());
+        assert!(wrong.starts_with("FOREBAY_ALLOC_CONF_WGPU_0: unrecognized key `max_memory`"), "{wrong}");
+        Ok(())
+    }
+
     fn message(text: &str) -> String {
         Config::parse(text).map_or_else(|e| e.to_string(), |c| format!("accepted: {c:?}"))
     }
 
     #[test]
     fn mistakes_are_named() {
-        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
+        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_process_memory_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
         insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number above 0");
         insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");

@@ -152,6 +152,27 @@ impl Held {
     }
 }
 
+/// Peaks of a part of the program.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    pub(super) tags: [u64; Tag::COUNT],
+    pub(super) allocated: u64,
+    pub(super) blocks: u64,
+    pub(super) reserved: u64,
+}
+
+impl Marks {
+    fn max(mut self, other: &Self) -> Self {
+        self.tags.iter_mut().zip(other.tags).for_each(|(peak, other)| *peak = other.max(*peak));
+        Self {
+            tags: self.tags,
+            allocated: self.allocated.max(other.allocated),
+            blocks: self.blocks.max(other.blocks),
+            reserved: self.reserved.max(other.reserved),
+        }
+    }
+}
+
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
     /// Of the large pool, then of the small one.
@@ -169,6 +190,8 @@ pub(super) struct Counters {
     oversize_allocations: Counter,
     /// Bytes on their way back to the device.
     pub(super) leaving_bytes: u64,
+    /// The peaks before the part of the program whose own ones are counted now.
+    outer: Option<Marks>,
     pub(super) max_split: u64,
     /// The most bytes that were ever active: no reset lowers it.
     pub(super) most_active: u64,
@@ -266,8 +289,55 @@ impl Counters {
         self.active() - self.allocated() + self.leaving_bytes
     }
 
+    /// Bytes held for each tag.
+    pub(super) fn by_tag(&self) -> [u64; Tag::COUNT] {
+        self.tags.map(|tag| tag.total())
+    }
+
+    /// Starts a part of the program, whose own peaks are counted until [`end_marks`](Self::end_marks).
+    pub(super) fn begin_marks(&mut self) {
+        self.outer = Some(self.marks());
+        self.set_marks(&Marks {
+            tags: self.by_tag(),
+            allocated: self.allocated(),
+            blocks: self.held.iter().map(|h| h.blocks).sum(),
+            reserved: self.reserved(),
+        });
+    }
+
+    /// Ends it. Its peaks, unless all peaks were reset meanwhile.
+    pub(super) fn end_marks(&mut self) -> Option<Marks> {
+        let outer = self.outer.take()?;
+        let inner = self.marks();
+        self.set_marks(&outer.max(&inner));
+        Some(inner)
+    }
+
+    fn marks(&self) -> Marks {
+        Marks {
+            tags: self.tags.map(|tag| tag.peak[2]),
+            allocated: self.peak[2].bytes,
+            blocks: self.peak[2].blocks,
+            reserved: self.reserved_bytes.peak[2],
+        }
+    }
+
+    fn set_marks(&mut self, marks: &Marks) {
+        for (tag, peak) in self.tags.iter_mut().zip(marks.tags) {
+            // Tags are not counted by pool: all are in the first.
+            (tag.peak[0], tag.peak[2]) = (peak, peak);
+        }
+        (self.peak[2].bytes, self.peak[2].blocks) = (marks.allocated, marks.blocks);
+        self.reserved_bytes.peak[2] = marks.reserved;
+    }
+
     /// What is counted here, as statistics; the rest of them is zero.
     pub(super) fn read(&self) -> Stats {
+        if let Some(outer) = &self.outer {
+            let mut all = Self { outer: None, ..self.clone() };
+            all.set_marks(&outer.max(&self.marks()));
+            return all.read();
+        }
         let blocks = |h: &Held| h.blocks;
         let bytes = |h: &Held| h.bytes;
         let active_blocks = |h: &Held| h.blocks + h.pending_blocks;
@@ -301,6 +371,7 @@ impl Counters {
     }
 
     pub(super) fn reset_peak(&mut self) {
+        self.outer = None;
         self.peak = [Peak::default(); 3];
         self.peak[0].see(&self.held[0]);
         self.peak[1].see(&self.held[1]);

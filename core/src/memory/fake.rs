@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, SegmentId, SegmentSource, SourceError, SourceLimits,
-    VirtualMemory,
+    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
+    SourceLimits, VirtualMemory,
 };
 
 /// What a [`FakeSource`] was asked for, how often.
@@ -58,6 +58,8 @@ struct State {
     waited: HashMap<(u8, u8), u64>,
     /// What lies in mapped memory, by segment and offset of the piece; absent if no contents are kept.
     contents: Option<BTreeMap<(SegmentId, u64), Vec<u8>>>,
+    /// Others on the device.
+    processes: Vec<Process>,
 }
 
 /// A device of so many bytes that checks what the pool promises. Fences pass at once, unless told otherwise.
@@ -65,6 +67,7 @@ struct State {
 pub struct FakeSource {
     capacity: u64,
     limits: SourceLimits,
+    real: bool,
     state: Mutex<State>,
 }
 
@@ -73,7 +76,7 @@ impl FakeSource {
     #[must_use]
     pub fn plain(capacity: u64) -> Self {
         let limits = SourceLimits { alignment: 256, max_segment: u64::MAX, virtual_memory: None };
-        Self { capacity, limits, state: Mutex::default() }
+        Self { capacity, limits, real: false, state: Mutex::default() }
     }
 
     /// A device with virtual memory in pages of 2 MiB.
@@ -82,7 +85,7 @@ impl FakeSource {
         let reservation = (capacity + capacity / 8).next_multiple_of(2 << 20);
         let virtual_memory = Some(VirtualMemory { granularity: 2 << 20, reservation });
         let limits = SourceLimits { alignment: 512, max_segment: u64::MAX, virtual_memory };
-        Self { capacity, limits, state: Mutex::default() }
+        Self { capacity, limits, real: false, state: Mutex::default() }
     }
 
     /// Other limits.
@@ -96,6 +99,24 @@ impl FakeSource {
     #[must_use]
     pub fn with_contents(self) -> Self {
         self.lock().contents = Some(BTreeMap::new());
+        self
+    }
+
+    /// Its memory counts towards the limit of the process.
+    #[must_use]
+    pub fn real(mut self) -> Self {
+        self.real = true;
+        self
+    }
+
+    /// Other processes are on the device, which hold what they say.
+    #[must_use]
+    pub fn with_processes(self, processes: Vec<Process>) -> Self {
+        {
+            let mut state = self.lock();
+            state.used += processes.iter().filter_map(|p| p.bytes).sum::<u64>();
+            state.processes = processes;
+        }
         self
     }
 
@@ -276,6 +297,14 @@ impl SegmentSource for FakeSource {
 
     fn device_memory(&self) -> DeviceMemory {
         DeviceMemory { total: Some(self.capacity), free: Some(self.capacity - self.used()) }
+    }
+
+    fn is_real(&self) -> bool {
+        self.real
+    }
+
+    fn processes(&self) -> Vec<Process> {
+        self.lock().processes.clone()
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {

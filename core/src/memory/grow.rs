@@ -170,6 +170,7 @@ impl State {
     /// Takes memory from the source for a request.
     pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
         let grown = self.take_more(source, need);
+        self.share.settle(self.heap.counters.reserved());
         self.keep_donors();
         grown
     }
@@ -387,8 +388,13 @@ impl State {
         chosen
     }
 
-    fn over_limit(&self, more: u64) -> bool {
-        self.limit.is_some_and(|limit| self.heap.counters.reserved().saturating_add(more) > limit)
+    /// Whether so many bytes more are too many, for the pool or for the process, of which they are taken.
+    fn over_limit(&mut self, more: u64) -> bool {
+        let reserved = self.heap.counters.reserved();
+        // What an attempt before this one took, and did not use.
+        self.share.settle(reserved);
+        self.limit.is_some_and(|limit| reserved.saturating_add(more) > limit)
+            || !self.share.take(more, self.process_limit())
     }
 }
 

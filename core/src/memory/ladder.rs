@@ -14,8 +14,7 @@ impl Pool {
     pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need) -> Result<Block> {
         let source = &*self.shared.source;
         if need.size > state.max_segment {
-            state.num_ooms += 1;
-            return Err(self.out_of_memory(&mut state, &need, String::new()));
+            return Err(self.out_of_memory(state, &need, String::new()));
         }
 
         if let Some(block) = state.borrow(source, &need)? {
@@ -97,8 +96,7 @@ impl Pool {
                 Growth::Full(detail) => detail,
             };
         }
-        state.num_ooms += 1;
-        Err(self.out_of_memory(&mut state, &need, detail))
+        Err(self.out_of_memory(state, &need, detail))
     }
 
     fn callbacks(&self) -> Vec<Callback> {

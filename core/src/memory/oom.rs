@@ -3,7 +3,9 @@
 use std::fmt;
 use std::panic::Location;
 
+use super::rows::{FittingRows, RowsNeed};
 use super::scope::{ModulePath, Tag};
+use super::source::Process;
 use super::stats::Bytes;
 
 /// A request for memory that could not be served, with the state of the pool at that moment.
@@ -26,10 +28,21 @@ pub struct OutOfMemory {
     pub total: Option<u64>,
     /// What no process uses, where the driver tells it.
     pub free: Option<u64>,
+    /// Who holds memory of the device, this process among them, the largest first; empty where the driver does not tell.
+    pub processes: Vec<Process>,
     /// The most the pool may take, if it is limited.
     pub limit: Option<u64>,
+    /// The most that all pools of the process may take together, if they are limited.
+    pub process_limit: Option<u64>,
+    /// What all pools of the process hold.
+    pub process_reserved: u64,
+    /// The most that this pool could hold, by its limits and by what the device had free; `None` where nothing bounds it
+    /// and the driver does not tell.
+    pub room: Option<u64>,
     /// The largest segment that the device gives.
     pub max_segment: u64,
+    /// How the need depends on the rows of a batch that run at once, within [`Pool::with_rows`](super::Pool::with_rows).
+    pub rows: Option<RowsNeed>,
     /// Bytes held by the program.
     pub allocated: u64,
     /// Bytes freed, but not passed by the device yet.
@@ -51,7 +64,7 @@ pub struct OutOfMemory {
 }
 
 impl OutOfMemory {
-    /// How many modules an error names.
+    /// How many modules and processes an error names.
     pub const TOP: usize = 5;
 
     /// The part of the free memory that a request for the largest free block could not use: 0 is one block.
@@ -60,10 +73,62 @@ impl OutOfMemory {
         if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
     }
 
+    /// What the device has lent, but not to this pool: to other processes, to other pools, to drivers. `None` where the
+    /// driver does not tell.
+    #[must_use]
+    pub fn held_by_others(&self) -> Option<u64> {
+        Some(self.total?.saturating_sub(self.free?).saturating_sub(self.reserved))
+    }
+
+    fn other_processes(&self) -> impl Iterator<Item = &Process> {
+        self.processes.iter().filter(|p| !p.is_this())
+    }
+
+    /// The largest number of rows that would fit, of the half, the quarter, ... of those that did not: by a step before this
+    /// one that ran to its end; else one that may fit, by what this step had reached. `None` outside of
+    /// [`Pool::with_rows`](super::Pool::with_rows), and if not one row would fit.
+    #[must_use]
+    pub fn fitting_rows(&self) -> Option<FittingRows> {
+        let rows = self.rows?;
+        let room = self.room_for_rows();
+        let fits = |need: &FittingRows| {
+            let one = u128::from(self.requested) * need.rows as u128 / rows.at_once as u128;
+            need.bytes <= room && one <= u128::from(self.max_segment)
+        };
+        let known = rows.halves().map(|n| rows.need(n)).find(fits);
+        // Estimates by earlier steps are rather too high.
+        known.or_else(|| rows.halves().map(|n| rows.at_least(n)).find(fits))
+    }
+
+    /// A device that tells nothing has room for what it has given.
+    fn room_for_rows(&self) -> u64 {
+        self.room.unwrap_or(self.reserved)
+    }
+
+    /// The advice about rows; `None` where nothing is known of them.
+    fn advice_on_rows(&self) -> Option<String> {
+        let rows = self.rows.filter(|rows| rows.at_once > 1)?;
+        let of = |bytes: u64| Of(bytes, self.room_for_rows());
+        Some(match self.fitting_rows() {
+            Some(FittingRows { rows, bytes, measured: true }) => {
+                format!("micro-batch {rows} would fit: {}", of(bytes))
+            }
+            Some(FittingRows { rows: fits, bytes, .. }) => format!(
+                "micro-batch {fits} may fit: more than {}, by what this step of {} had reached",
+                of(bytes),
+                rows.at_once
+            ),
+            None => format!(
+                "no smaller micro-batch would fit: one row needs more than {}",
+                of(rows.at_least(1).bytes)
+            ),
+        })
+    }
+
     /// What would help, most helpful first, from the figures alone.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
-        let mut advice = Vec::new();
+        let mut advice = self.advice_on_rows().into_iter().collect::<Vec<_>>();
         if self.requested > self.max_segment {
             advice.push(format!(
                 "one tensor may take at most {} on this device: split the tensor",
@@ -76,7 +141,8 @@ impl OutOfMemory {
         } else if let Some(total) = self.total.filter(|t| self.requested > *t) {
             advice.push(format!("the request alone is larger than the device's memory of {}", Bytes(total)));
         }
-        let limited = self.limit.filter(|l| self.requested <= *l && self.reserved + self.requested > *l);
+        let limited =
+            self.limit.filter(|l| self.requested <= *l && self.reserved.saturating_add(self.requested) > *l);
         match (limited, self.free) {
             (Some(_), Some(room)) if room > self.requested => advice.push(format!(
                 "the limit stopped this, not the device, which has {} free: raise max_memory_mb or \
@@ -89,6 +155,16 @@ impl OutOfMemory {
             )),
             _ => {}
         }
+        let together =
+            self.process_limit.filter(|l| self.process_reserved.saturating_add(self.requested) > *l);
+        if let Some(limit) = together.filter(|_| limited.is_none()) {
+            advice.push(format!(
+                "the limit of {} on all pools of this process stopped this: raise max_process_memory_mb \
+                 (`memory::set_process_limit`), or `trim` the other pools, which hold {}",
+                Bytes(limit),
+                Bytes(self.process_reserved.saturating_sub(self.reserved))
+            ));
+        }
         if self.cached >= self.requested && self.fragmentation() > 0.5 {
             let cached = Bytes(self.cached);
             advice.push(if self.virtual_memory {
@@ -100,17 +176,26 @@ impl OutOfMemory {
                 )
             });
         }
-        let others = match (self.total, self.free) {
-            (Some(total), Some(free)) => total.saturating_sub(free).saturating_sub(self.reserved),
-            _ => 0,
-        };
-        if others > self.requested && limited.is_none() {
-            advice.push(format!("other programs (and drivers) hold {} of the device", Bytes(others)));
+        if let Some(others) =
+            self.held_by_others().filter(|o| *o > self.requested && limited.or(together).is_none())
+        {
+            advice.push(match self.other_processes().find(|p| p.bytes > Some(self.requested)) {
+                Some(process) => {
+                    let bytes = Bytes(process.bytes.unwrap_or(0));
+                    format!("this would fit without {process}, which holds {bytes}")
+                }
+                None => format!("other programs (and drivers) hold {} of the device", Bytes(others)),
+            });
         }
         match self.by_tag.first() {
             Some((Tag::Activation, bytes)) if bytes * 2 > self.allocated => advice.push(
-                "activations hold the most: use a smaller batch with accumulation, or checkpoint modules"
-                    .to_owned(),
+                match self.rows {
+                    Some(_) => "activations hold the most: checkpoint modules",
+                    None => {
+                        "activations hold the most: use a smaller batch with accumulation, or checkpoint modules"
+                    }
+                }
+                .to_owned(),
             ),
             Some((Tag::OptimizerState, _)) => {
                 advice.push(
@@ -129,6 +214,20 @@ impl OutOfMemory {
             advice.push("drop tensors that are no longer needed, or use a smaller batch".to_owned());
         }
         advice
+    }
+}
+
+/// Bytes of others: `9.1 of 10.0 GiB`.
+pub(crate) struct Of(pub(crate) u64, pub(crate) u64);
+
+impl fmt::Display for Of {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (part, all) = (Bytes(self.0).to_string(), Bytes(self.1).to_string());
+        let unit = |text: &str| text.split_once(' ').map(|(_, unit)| unit.to_owned());
+        match part.split_once(' ') {
+            Some((number, own)) if Some(own) == unit(&all).as_deref() => write!(f, "{number} of {all}"),
+            _ => write!(f, "{part} of {all}"),
+        }
     }
 }
 
@@ -156,8 +255,22 @@ impl fmt::Display for OutOfMemory {
         if let Some(limit) = self.limit {
             write!(f, "; the pool may take {}", Bytes(limit))?;
         }
+        if let Some(limit) = self.process_limit {
+            let held = Bytes(self.process_reserved);
+            write!(f, "; all pools of the process may take {} and hold {held}", Bytes(limit))?;
+        }
         if !self.detail.is_empty() {
             write!(f, "; {}", self.detail)?;
+        }
+        let mut names = self.other_processes().take(Self::TOP).map(Process::with_bytes).peekable();
+        let others = self.held_by_others().filter(|o| *o > 0);
+        if others.is_some() || names.peek().is_some() {
+            f.write_str("\n  others:")?;
+            others.map_or(Ok(()), |bytes| write!(f, " {}", Bytes(bytes)))?;
+            if names.peek().is_some() {
+                let between = if others.is_some() { ", of that" } else { "" };
+                write!(f, "{between} {}", names.collect::<Vec<_>>().join(", "))?;
+            }
         }
         write!(
             f,

@@ -182,7 +182,7 @@ impl Pool {
         state.heap.clock += 1;
         let need = state.need(&request);
         if state.heap.clock == state.fails {
-            return self.fail(&mut state, &need);
+            return self.fail(state, &need);
         }
         match state.take(&*self.shared.source, &need)? {
             Some(block) => Ok(block),
@@ -347,16 +347,25 @@ impl Pool {
 
     /// Refuses a request that a test has chosen.
     #[cold]
-    fn fail(&self, state: &mut State, need: &Need) -> Result<Block> {
-        state.num_ooms += 1;
+    fn fail(&self, state: MutexGuard<'_, State>, need: &Need) -> Result<Block> {
         Err(self.out_of_memory(state, need, "a test said so".to_owned()))
     }
 
     /// The error of a request.
-    pub(super) fn out_of_memory(&self, state: &mut State, need: &Need, detail: String) -> Error {
-        let memory = self.shared.source.device_memory();
+    pub(super) fn out_of_memory(
+        &self,
+        mut state: MutexGuard<'_, State>,
+        need: &Need,
+        detail: String,
+    ) -> Error {
+        let source = &*self.shared.source;
+        let memory = source.device_memory();
+        state.num_ooms += 1;
         state.heap.record_oom(need, memory.free.unwrap_or(0));
-        let error: OutOfMemory = state.out_of_memory(need, memory, detail);
+        let mut error: OutOfMemory = state.out_of_memory(need, memory, detail);
+        // Nobody waits for the pool while the driver looks for names.
+        drop(state);
+        error.processes = source.processes();
         Error::OutOfMemory(Box::new(error))
     }
 }

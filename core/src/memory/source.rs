@@ -8,6 +8,8 @@ use std::fmt;
 
 use thiserror::Error;
 
+use super::Bytes;
+
 /// A segment: one piece of raw device memory, or one reserved range of addresses.
 ///
 /// On CUDA the number is the device address; elsewhere it is the backend's own handle.
@@ -80,6 +82,41 @@ pub struct DeviceMemory {
     pub free: Option<u64>,
 }
 
+/// A process that holds memory of a device, as the driver tells it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its number.
+    pub pid: u32,
+    /// The program's file, without folders; empty where the driver does not tell it.
+    pub name: String,
+    /// What it holds, its contexts included; `None` where the driver does not tell it (Windows).
+    pub bytes: Option<u64>,
+}
+
+impl Process {
+    /// Whether it is this one.
+    #[must_use]
+    pub fn is_this(&self) -> bool {
+        self.pid == std::process::id()
+    }
+
+    /// Who it is and what it holds: `python3 (pid 4242) 3.1 GiB`.
+    #[must_use]
+    pub fn with_bytes(&self) -> String {
+        self.bytes.map_or_else(|| self.to_string(), |bytes| format!("{self} {}", Bytes(bytes)))
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.name.as_str() {
+            _ if self.is_this() => f.write_str("this program"),
+            "" => write!(f, "process {}", self.pid),
+            name => write!(f, "{name} (pid {})", self.pid),
+        }
+    }
+}
+
 /// A piece of memory behind a range of addresses: what one call of [`SegmentSource::map`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -97,6 +134,15 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn limits(&self) -> SourceLimits;
     /// The device's memory now. Fields are `None` where no driver call tells them (wgpu).
     fn device_memory(&self) -> DeviceMemory;
+    /// Whether its memory is a device's, and counts towards the limit of the process. What plays a device has none.
+    fn is_real(&self) -> bool {
+        true
+    }
+    /// The processes that hold memory of the device, this one among them, the largest first; none where the driver does
+    /// not tell them, or does not tell them here (in a container). Slow: for errors and reports.
+    fn processes(&self) -> Vec<Process> {
+        Vec::new()
+    }
 
     /// A new segment of exactly `bytes` bytes.
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError>;

@@ -6,6 +6,8 @@ use super::config::{Config, Fit};
 use super::grow::Moved;
 use super::heap::{Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
 use super::pool::{Block, Request, bit};
+use super::process::{Share, process_reserved};
+use super::rows::Rows;
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
 use super::stats::{Rungs, Stats};
 use super::{OutOfMemory, Tag};
@@ -52,6 +54,8 @@ pub(super) struct State {
     /// Blocks of extents that the device has passed and that may move now.
     pub(super) donors: Vec<u32>,
     pub(super) moved: Moved,
+    pub(super) share: Share,
+    pub(super) rows: Rows,
     pub(super) rungs: Rungs,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
@@ -102,6 +106,8 @@ impl State {
             waiting: VecDeque::new(),
             donors: Vec::new(),
             moved: Moved::default(),
+            share: Share::new(source.is_real()),
+            rows: Rows::default(),
             rungs: Rungs::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
@@ -119,6 +125,20 @@ impl State {
         let part = source.device_memory().total.filter(|_| fraction < 1.0);
         let part = part.map(|total| (total as f64 * fraction) as u64);
         self.limit = self.config.max_memory.into_iter().chain(part).min();
+    }
+
+    /// The bound on what all pools of the process hold, if there is one.
+    pub(super) fn process_limit(&self) -> Option<u64> {
+        self.share.limit(self.config.max_process_memory)
+    }
+
+    /// The most bytes that the pool may hold, as far as that is known.
+    pub(super) fn room(&self, memory: DeviceMemory) -> Option<u64> {
+        let reserved = self.heap.counters.reserved();
+        let device = memory.free.map(|free| free.saturating_add(reserved));
+        let others = process_reserved().saturating_sub(reserved);
+        let process = self.process_limit().map(|limit| limit.saturating_sub(others).max(reserved));
+        self.limit.into_iter().chain(device).chain(process).min()
     }
 
     #[inline]
@@ -263,6 +283,7 @@ impl State {
                 Waiting::Donor(slot) => self.donors.push(slot),
             }
         }
+        self.share.settle(self.heap.counters.reserved());
         Ok(())
     }
 
@@ -399,8 +420,12 @@ impl State {
         let cached = counters.reserved().saturating_sub(counters.active() + counters.leaving_bytes);
         let mut by_tag = [0; Tag::COUNT];
         let mut by_module = std::collections::BTreeMap::<_, u64>::new();
+        let mut largest_parameter = 0;
         for block in self.heap.all_blocks().filter(|b| b.state == Is::Live) {
             by_tag[block.tag as usize] += block.size;
+            if block.tag == Tag::Parameter {
+                largest_parameter = block.size.max(largest_parameter);
+            }
             if !block.module.is_root() {
                 *by_module.entry(block.module).or_default() += block.size;
             }
@@ -419,8 +444,13 @@ impl State {
             device: self.device.clone(),
             total: memory.total,
             free: memory.free,
+            processes: Vec::new(),
             limit: self.limit,
+            process_limit: self.process_limit(),
+            process_reserved: process_reserved(),
+            room: self.room(memory),
             max_segment: self.max_segment,
+            rows: self.rows_need(need.size, largest_parameter),
             allocated: counters.allocated(),
             pending: counters.pending_bytes(),
             cached,

@@ -1,5 +1,6 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
+mod limits;
 mod queues;
 mod recording;
 mod shapes;
@@ -11,7 +12,7 @@ use proptest::prelude::*;
 
 use super::fake::FakeSource;
 use super::scope;
-use super::source::{SegmentSource, SourceError};
+use super::source::{Process, SegmentSource, SourceError};
 use super::testing::{self, Op};
 use super::{Block, Config, Pool, Request, Tag};
 use crate::error::{Error, Result};
@@ -425,6 +426,31 @@ fn oversize_blocks_stay_whole() -> Result<()> {
     assert_eq!(source.calls().alloc, 3);
     take(&pool, 90)?;
     assert_eq!((source.calls().alloc, pool.stats().oversize_segments.current), (3, 2));
+    Ok(())
+}
+
+#[test]
+fn messages_name_other_processes() -> Result<()> {
+    let process = |pid, name: &str, mib: Option<u64>| Process {
+        pid,
+        name: name.to_owned(),
+        bytes: mib.map(|m| m * MIB),
+    };
+    let me = process(std::process::id(), "me", Some(0));
+    let all =
+        vec![process(4242, "python3", Some(700)), process(7, "", Some(100)), me, process(9, "Xorg", None)];
+    let source = Arc::new(FakeSource::plain(1024 * MIB).with_processes(all.clone()));
+    let pool = Pool::new(source, Config::default()).named("cuda:0");
+    let error = take(&pool, 300).map_or_else(Error::into_out_of_memory, |_| panic!("there is no room"))?;
+    assert_eq!((error.processes.as_slice(), error.held_by_others()), (&*all, Some(800 * MIB)));
+    insta::assert_snapshot!(out_of_memory(take(&pool, 300)), @r"
+    out of memory on cuda:0: a request for 300.0 MiB (other)
+      device: 224.0 MiB free of 1.0 GiB; the device has no room for 314572800 more bytes (234881024 of 1073741824 bytes are free)
+      others: 800.0 MiB, of that python3 (pid 4242) 700.0 MiB, process 7 100.0 MiB, Xorg (pid 9)
+      pool: 0 B allocated + 0 B pending + 0 B cached = 0 B reserved
+      largest free block: 0 B (fragmentation 0 %)
+      try: this would fit without python3 (pid 4242), which holds 700.0 MiB
+    ");
     Ok(())
 }
 

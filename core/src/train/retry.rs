@@ -44,11 +44,14 @@ impl MicroBatch {
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Outcome> {
         let rows = rows(x, y).unwrap_or(0);
+        let pool = x.device().pool();
         let most = self.rows.filter(|&most| most < rows);
         let Some(most) = most else {
-            let Outcome { loss, accuracy } = loss(x, y)?.into();
-            scale(&loss)?.backward()?;
-            return Ok(Outcome { loss: loss.detach(), accuracy });
+            return pool.with_rows(rows, || {
+                let Outcome { loss, accuracy } = loss(x, y)?.into();
+                scale(&loss)?.backward()?;
+                Ok(Outcome { loss: loss.detach(), accuracy })
+            });
         };
         let all = self.counted(y)?;
         // Parts of equal size, or nearly.
@@ -63,8 +66,12 @@ impl MicroBatch {
                 Some(all) => Share::Counted(self.counted(&y)?.unwrap_or_else(|| all.clone()).div(all)?),
                 None => Share::Rows(length as f64 / rows as f64),
             };
-            let Outcome { loss, accuracy } = loss(&x, &y)?.into();
-            scale(&share.of(&loss)?)?.backward()?;
+            // The largest of them stands for all: they differ by one row at most.
+            let Outcome { loss, accuracy } = pool.with_rows(rows.div_ceil(parts), || {
+                let Outcome { loss, accuracy } = loss(&x, &y)?.into();
+                scale(&share.of(&loss)?)?.backward()?;
+                Ok(Outcome { loss: loss.detach(), accuracy })
+            })?;
             let add = |sum: Option<&Tensor>, t: &Tensor| {
                 let t = share.of(&t.detach())?;
                 sum.map_or(Ok(t.clone()), |s| s.add(&t))
@@ -83,21 +90,23 @@ impl MicroBatch {
         self.ignored.map(counts).transpose()
     }
 
-    /// After `error`: half as many rows, if that is what could help; else the error.
+    /// After `error`: as many rows as it says would fit, but no more than half, if fewer rows could help; else the error.
     pub(super) fn halve(&mut self, error: Error, batches: &[(Tensor, Tensor)]) -> Result<()> {
         let most = batches.iter().map(|(x, y)| rows(x, y)).try_fold(0, |most, rows| Some(most.max(rows?)));
         let now = most.map(|most| self.rows.map_or(most, |rows| rows.min(most))).filter(|&now| now > 1);
         let Some(now) = now.filter(|_| error.is_out_of_memory()) else { return Err(error) };
         let half = now.div_ceil(2);
         let report = error.into_out_of_memory()?;
+        // An estimate may be wrong, and the step run out again: then it is halved again.
+        let rows = report.fitting_rows().map_or(half, |fits| fits.rows.min(half));
         log::warn!(
-            "{} in {} asked for {} that the device does not have: the step is made again, of {half} rows at a time \
+            "{} in {} asked for {} that the device does not have: the step is made again, of {rows} rows at a time \
              instead of {now}",
             if report.op.is_empty() { "a request" } else { report.op },
             if report.module.is_root() { "no module".to_owned() } else { report.module.to_string() },
             Bytes(report.requested),
         );
-        self.rows = Some(half);
+        self.rows = Some(rows);
         Ok(())
     }
 }

@@ -11,6 +11,7 @@ use crate::data::{Cursor, Dataset, Loader};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::Of;
 use crate::nn::Module;
 use crate::ops::stack;
 use crate::optim::{Optimizer, Schedule, clip_grad_norm_};
@@ -104,7 +105,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
-    /// halves this by itself, and is made again; later steps stay with it.
+    /// is made again of half as many, or of as many as the error says would fit; later steps stay with it.
     ///
     /// The loss is taken as a mean over the rows (see [`ignore_index`](Self::ignore_index) for one that is not): the
     /// gradients are those of the whole batch, but for the order of sums.
@@ -288,6 +289,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let mut taken = Vec::new();
         let device = device_of("fit", self.model)?;
         let random = device.random_state();
+        let mut again = false;
         loop {
             // Also what an earlier step left that failed midway.
             self.optimizer.zero_grad();
@@ -295,6 +297,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             self.optimizer.zero_grad();
             match made {
                 Ok(Some(outcomes)) => {
+                    if let Some(step) = device.pool().measured_rows().filter(|_| again) {
+                        let room = device.pool().room().unwrap_or(step.peak);
+                        log::info!("micro-batch {} fits: {}", step.rows, Of(step.peak, room));
+                    }
                     outcomes.iter().for_each(|o| pending.push(o, self.accumulate));
                     return Ok(true);
                 }
@@ -302,6 +308,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 Err(error) => {
                     device.set_random_state(random);
                     self.micro_batch.halve(error, &taken)?;
+                    // Plain segments are cut for the sizes of the step that failed.
+                    device.pool().empty_cache()?;
+                    again = true;
                 }
             }
         }

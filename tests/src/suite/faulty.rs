@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
     Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece,
-    SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 
@@ -50,6 +50,12 @@ impl SegmentSource for Faulty {
     }
     fn device_memory(&self) -> DeviceMemory {
         self.inner.device_memory()
+    }
+    fn is_real(&self) -> bool {
+        self.inner.is_real()
+    }
+    fn processes(&self) -> Vec<Process> {
+        self.inner.processes()
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.ask(bytes)?;

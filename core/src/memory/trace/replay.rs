@@ -126,6 +126,9 @@ impl SegmentSource for Willing {
     fn device_memory(&self) -> DeviceMemory {
         DeviceMemory { total: Some(DEVICE), free: None }
     }
+    fn is_real(&self) -> bool {
+        false
+    }
     fn alloc_segment(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         Ok(SegmentId(self.next.fetch_add(1, Ordering::Relaxed)))
     }

@@ -1,0 +1,59 @@
+//! Who is on a device, by NVML, the library behind `nvidia-smi`. It is loaded when it is asked for the first time, and not
+//! before: a program that never runs out of memory never loads it.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use forebay_core::backend::Process;
+use nvml_wrapper::enums::device::UsedGpuMemory;
+use nvml_wrapper::error::NvmlError;
+use nvml_wrapper::{Device, Nvml};
+
+/// Longest name that is asked for.
+const NAME: usize = 256;
+
+/// The processes on the device of a PCI address, the largest first.
+///
+/// None if the library is missing or denied, and if this process, which has a context on the device, is not among
+/// them: then they are numbered as outside of a container, and their numbers mean others here.
+pub(crate) fn on(pci: &str) -> Vec<Process> {
+    let Some(nvml) = library() else { return Vec::new() };
+    let found = nvml.device_by_pci_bus_id(pci).and_then(|device| list(nvml, &device));
+    found.unwrap_or_else(|error| {
+        log::debug!("NVML does not tell the processes of {pci}: {error}");
+        Vec::new()
+    })
+}
+
+fn library() -> Option<&'static Nvml> {
+    static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
+    let load = || Nvml::init().inspect_err(|error| log::debug!("NVML cannot be used: {error}")).ok();
+    NVML.get_or_init(load).as_ref()
+}
+
+fn list(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
+    // One that computes and draws is in both lists, with the same bytes.
+    let mut all = BTreeMap::new();
+    let drawing = device.running_graphics_processes().unwrap_or_default();
+    for process in device.running_compute_processes()?.into_iter().chain(drawing) {
+        let bytes = match process.used_gpu_memory {
+            UsedGpuMemory::Used(bytes) => Some(bytes),
+            UsedGpuMemory::Unavailable => None,
+        };
+        let known: &mut Option<u64> = all.entry(process.pid).or_default();
+        *known = bytes.max(*known);
+    }
+    if !all.contains_key(&std::process::id()) {
+        return Ok(Vec::new());
+    }
+    let name = |pid| nvml.sys_process_name(pid, NAME).map(|path| file(&path).to_owned()).unwrap_or_default();
+    let mut all: Vec<Process> =
+        all.into_iter().map(|(pid, bytes)| Process { pid, name: name(pid), bytes }).collect();
+    all.sort_by_key(|process| std::cmp::Reverse(process.bytes));
+    Ok(all)
+}
+
+/// The last part of a path, of any system.
+fn file(path: &str) -> &str {
+    path.rsplit(['/', '\\']).next().unwrap_or(path)
+}

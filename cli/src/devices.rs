@@ -1,0 +1,67 @@
+//! `forebay devices`: what this machine has, how full it is and by whom, and why a backend cannot be used.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use forebay::Found;
+use forebay::backend::Process;
+use forebay::memory::Bytes;
+use forebay::prelude::*;
+
+pub(crate) fn run() -> Result<()> {
+    for found in Device::available() {
+        print!("{}", describe(&found, Device::open));
+    }
+    Ok(())
+}
+
+/// A device's lines. It is opened, for drivers tell its memory only then.
+fn describe(found: &Found, open: impl FnOnce(&str) -> forebay::error::Result<Device>) -> String {
+    let Found { id, name, driver, why_not, .. } = found;
+    if let Some(reason) = why_not {
+        return format!("{id:<8} cannot be used: {reason}\n");
+    }
+    let mut text = format!("{id:<8} {name} ({driver})\n");
+    let _ = match open(id) {
+        Ok(device) => writeln!(text, "{:<8} {}", "", memory(&device)),
+        Err(error) => writeln!(text, "{:<8} cannot be opened: {error}", ""),
+    };
+    text
+}
+
+fn memory(device: &Device) -> String {
+    let memory = device.backend().device_memory();
+    let mut text = match (memory.total, memory.free) {
+        (Some(total), Some(free)) => format!("{} free of {}", Bytes(free), Bytes(total)),
+        (Some(total), None) => format!("{}; its driver does not tell how much is free", Bytes(total)),
+        _ => "its driver does not tell how much memory it has".to_owned(),
+    };
+    let users = device.backend().processes().iter().map(Process::with_bytes).collect::<Vec<_>>();
+    if !users.is_empty() {
+        let _ = write!(text, "; used by {}", users.join(", "));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_device_has_its_memory_or_the_reason_why_not() {
+        let found = |why_not: Option<&str>| Found {
+            id: "null".into(),
+            name: "a card".into(),
+            driver: "none".into(),
+            software: false,
+            why_not: why_not.map(str::to_owned),
+        };
+        let open = |_: &str| Ok(Device::null(Default::default()));
+        let text = describe(&found(None), open);
+        assert_eq!(text, "null     a card (none)\n         80.0 GiB free of 80.0 GiB\n");
+        let text = describe(&found(Some("no driver")), open);
+        assert_eq!(text, "null     cannot be used: no driver\n");
+        let text = describe(&found(None), |_| Device::open("cuda:x"));
+        assert!(text.contains("\n         cannot be opened: no device `cuda:x`: an id is"), "{text}");
+    }
+}
