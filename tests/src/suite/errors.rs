@@ -148,7 +148,7 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     )
 }
 
-fn devices_that_are_not_there(_: &Device) -> Result<()> {
+fn devices_that_are_not_there(device: &Device) -> Result<()> {
     says(Device::open("tpu:0"), "no device `tpu:0`: backends are cuda, wgpu, null")?;
     says(
         Device::open("cuda:first"),
@@ -159,6 +159,9 @@ fn devices_that_are_not_there(_: &Device) -> Result<()> {
         ensure!(text.starts_with(&format!("no device `{id}`: ")), "{text}");
         ensure!(!text.contains('\n'), "one line says what is missing: {text}");
     }
+    let (backend, index) = (device.info().backend, device.info().index);
+    ensure!(Device::count(backend) > index && Device::count("tpu") == 0);
+    ensure!(Device::open(&format!("{backend}:{}", Device::count(backend))).is_err());
     Ok(())
 }
 
