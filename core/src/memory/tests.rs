@@ -404,7 +404,7 @@ fn large_idle_segments_are_split_last() -> Result<()> {
     for (text, last) in [("", true), ("fit:best", false)] {
         let (pool, _) = plain(2048, text)?;
         let blocks = [take(&pool, 100)?, take(&pool, 256)?];
-        blocks.map(|block| pool.free(block));
+        blocks.into_iter().for_each(|block| pool.free(block));
         let first = take(&pool, 150)?;
         assert_eq!(first.segment, blocks[1].segment);
         // The idle segment of 100 MiB fits better than what the other one has left.
