@@ -23,6 +23,9 @@ impl SegmentSource for HostSource {
     fn device_memory(&self) -> DeviceMemory {
         DeviceMemory::default()
     }
+    fn is_real(&self) -> bool {
+        false
+    }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.0.alloc_host(bytes)
     }

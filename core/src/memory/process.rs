@@ -9,7 +9,7 @@ static TAKEN: AtomicU64 = AtomicU64::new(0);
 /// stays. A request that would pass it climbs the ladder of its pool, as at any other limit; memory that other pools
 /// keep idle stays theirs until they give it back ([`Pool::trim`](super::Pool::trim)).
 ///
-/// Null devices take no memory, and do not count.
+/// Null devices take no memory, and do not count; nor does memory of the host.
 pub fn set_process_limit(bytes: Option<u64>) {
     LIMIT.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
 }

@@ -134,7 +134,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn limits(&self) -> SourceLimits;
     /// The device's memory now. Fields are `None` where no driver call tells them (wgpu).
     fn device_memory(&self) -> DeviceMemory;
-    /// Whether its memory is a device's, and counts towards the limit of the process. What plays a device has none.
+    /// Whether its memory is a device's, and counts towards the limit of the process: not the host's, nor what is played.
     fn is_real(&self) -> bool {
         true
     }
