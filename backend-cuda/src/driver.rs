@@ -50,7 +50,7 @@ pub enum Unavailable {
 }
 
 /// Every function of the driver that this crate calls.
-const SYMBOLS: [&str; 42] = [
+const SYMBOLS: [&str; 43] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
