@@ -1,14 +1,18 @@
 //! Optimisers, clipping and layers: against their definitions on the host, and that training keeps no memory.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use forebay::autograd;
+use forebay::data::Dataset;
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm1d, Dropout, Embedding, Linear, Module, SelfAttention, Sequential};
 use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
 use forebay::tensor::Tensor;
+use forebay::train::Trainer;
 
-use super::host::Numbers;
+use super::host::{Numbers, same_bits};
+use super::runs::Points;
 use super::tests;
 
 tests![
@@ -22,6 +26,8 @@ tests![
     layers_switch_between_modes,
     attention_looks_back_only,
     memory_after_many_steps_is_that_after_a_few,
+    micro_batches_of_exact_sums_give_the_same_bits,
+    micro_batches_stay_within_the_error_of_a_sum,
 ];
 
 /// Extents that fill vec4s, and that do not; more than one launch takes.
@@ -320,5 +326,94 @@ fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
         after.push(device.memory().allocated());
     }
     ensure!(after.iter().all(|&bytes| bytes == after[2]), "{after:?}");
+    Ok(())
+}
+
+/// Whole numbers from -2 to 2.
+fn whole(numbers: &mut Numbers, shape: &[usize], device: &Device) -> Result<Tensor> {
+    let values: Vec<f32> = (0..shape.iter().product()).map(|_| numbers.below(5) as f32 - 2.0).collect();
+    Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
+}
+
+/// Every product and sum of this step is a multiple of 1/32 below 2^24/32, and so exact in f32 in any order: parts of the
+/// batch, whether they come from the loader or are cut by the trainer, must change no bit.
+fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()> {
+    const ROWS: usize = 16;
+    let train = |batch: usize, accumulate: u32, at_once: usize| -> Result<Vec<Tensor>> {
+        let mut numbers = Numbers(23);
+        let mut layer = |outputs, inputs| -> Result<Linear> {
+            let weight = whole(&mut numbers, &[outputs, inputs], device)?;
+            Ok(Linear::from_parameters(weight, Some(whole(&mut numbers, &[outputs], device)?))?)
+        };
+        let net = (layer(8, 4)?, layer(4, 8)?);
+        let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 1.0))
+            .accumulate(accumulate)
+            .micro_batch(at_once)
+            .steps(1)
+            .quiet();
+        run.fit(&Points::new(ROWS).batches(batch), |x, _| -> CoreResult<Tensor> {
+            let x = x.mul(26.0)?.round()?;
+            let y = net.1.forward(&net.0.forward(&x)?.relu()?)?;
+            y.mul(&y)?.mean_all()
+        })?;
+        Ok(net.parameters())
+    };
+    let expected = train(ROWS, 1, ROWS)?;
+    let before = whole(&mut Numbers(23), &[8, 4], device)?;
+    ensure!(before.to_bytes()? != expected[0].to_bytes()?, "the step changes nothing");
+    for parts in [2, 4, 8, 16] {
+        let rows = ROWS / parts;
+        for (how, got) in [("accumulated", train(rows, parts as u32, rows)?), ("cut", train(ROWS, 1, rows)?)]
+        {
+            for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                same_bits(&got.detach(), &expected.detach())
+                    .with_context(|| format!("{parts} parts, {how}: parameter {k}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// A sum of n rounded products is, in any order, within γ = nu/(1 - nu) of the exact one, times the sum of their
+/// magnitudes (u = 2^-24; Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). The gradients of the whole batch
+/// and of its parts are both such sums of the same products, and so within 2γ of one another.
+fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
+    const ROWS: usize = 48;
+    const INPUTS: usize = 33;
+    const OUTPUTS: usize = 7;
+    let mut numbers = Numbers(29);
+    let (x, c) = (values(&mut numbers, ROWS * INPUTS), values(&mut numbers, ROWS * OUTPUTS));
+    let inputs = Tensor::from_slice(&x, &[ROWS, INPUTS], device)?;
+    let weights = Tensor::from_slice(&c, &[ROWS, OUTPUTS], device)?;
+    let (nu, double) = (ROWS as f64 * f64::from(f32::EPSILON) / 2.0, ROWS as f64 * f64::EPSILON / 2.0);
+    // What the sums in f64 that stand for the exact ones may be off themselves, beside the sums in f32.
+    let gamma = nu / (1.0 - nu) + double / (1.0 - double);
+    for parts in [1, 2, 3, 6, ROWS] {
+        let layer = Linear::new(INPUTS, OUTPUTS, device)?;
+        let rows = ROWS / parts;
+        for part in 0..parts {
+            let part = |t: &Tensor| t.narrow(0, part * rows, rows);
+            layer.forward(&part(&inputs)?)?.mul(&part(&weights)?)?.sum_all()?.backward()?;
+        }
+        let gradients: Vec<Vec<f32>> = layer
+            .parameters()
+            .iter()
+            .map(|p| Ok(p.grad().context("no gradient")?.to_vec()?))
+            .collect::<Result<_>>()?;
+        for output in 0..OUTPUTS {
+            // The last column is the bias's.
+            for input in 0..=INPUTS {
+                let at = |row: usize| if input < INPUTS { x[row * INPUTS + input] } else { 1.0 };
+                let products = || (0..ROWS).map(|r| f64::from(c[r * OUTPUTS + output]) * f64::from(at(r)));
+                let (exact, sizes) = (products().sum::<f64>(), products().map(f64::abs).sum::<f64>());
+                let got = match input {
+                    INPUTS => gradients[1][output],
+                    _ => gradients[0][output * INPUTS + input],
+                };
+                let off = (f64::from(got) - exact).abs();
+                ensure!(off <= gamma * sizes, "{parts} parts, ({output}, {input}): {got}, exactly {exact}");
+            }
+        }
+    }
     Ok(())
 }
