@@ -48,6 +48,8 @@ enum Command {
     Curves(Rest),
     /// Replay allocator traces beside PyTorch's figures [--dir D] [FILTER]
     Traces(Rest),
+    /// Check what is promised about memory, line by line, on every device [ITEM...]
+    Memory(Rest),
     /// Compile every kernel with NVRTC for every architecture
     Kernels(Rest),
     /// Make out/bundle: binaries, data and a script for a GPU machine that has no Rust
@@ -94,6 +96,12 @@ fn run(command: Command) -> Result<bool> {
         Command::Golden(rest) => conformance(&workspace, "golden", rest),
         Command::Curves(rest) => conformance(&workspace, "curves", rest),
         Command::Traces(rest) => conformance(&workspace, "traces", rest),
+        Command::Memory(rest) => {
+            let setup = Setup::new(&workspace)?;
+            let environment = setup.for_programs()?.and(setup.data()?.environment);
+            workspace.build(Profile::Dev)?;
+            process::hand_over(&mut bundle::check_memory(&workspace, &environment, &rest.args))
+        }
         Command::Kernels(rest) => conformance(&workspace, "kernels", rest),
         Command::Bundle { lean } => bundle::make(&workspace, &Setup::new(&workspace)?, lean),
         Command::Bench(rest) => {

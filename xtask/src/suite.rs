@@ -4,7 +4,7 @@ use crate::environment::Environment;
 use crate::setup::{Ready, Setup};
 use crate::tally::Tally;
 use crate::workspace::{Profile, Workspace};
-use crate::{checks, process};
+use crate::{bundle, checks, process};
 use anyhow::Result;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -120,6 +120,13 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
                     &format!("curves on {name}"),
                     &["curves", "--device", "wgpu"],
                     &environment,
+                )?);
+                // What is promised about memory, beside what the conformance suite has just checked.
+                let mut memory =
+                    bundle::check_memory(workspace, &environment, ["6", "9", "savings", "fragmentation"]);
+                stages.push(Stage::program(
+                    &format!("memory's programs on {name}"),
+                    memory.env("DEVICES", "wgpu"),
                 )?);
             }
         }

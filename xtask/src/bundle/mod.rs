@@ -1,5 +1,6 @@
 //! `cargo xtask bundle`: a folder for a GPU machine that has no Rust.
 
+use crate::environment::Environment;
 use crate::process;
 use crate::setup::Setup;
 use crate::workspace::{Profile, Workspace};
@@ -9,9 +10,38 @@ use std::process::Command;
 
 /// Uploads of this size are no trouble anywhere.
 const MOST_BYTES: u64 = 60 * 1000 * 1000;
-const PROGRAMS: [&str; 4] =
-    ["forebay-conformance", "forebay-bench", "examples/train_images", "examples/train_text"];
-const RUN: &str = include_str!("run.sh");
+const PROGRAMS: [&str; 9] = [
+    "forebay",
+    "forebay-conformance",
+    "forebay-bench",
+    "examples/train_images",
+    "examples/train_text",
+    "examples/dry_run",
+    "examples/fragmentation",
+    "examples/memory_questions",
+    "examples/savings",
+];
+const SCRIPTS: [(&str, &str); 2] =
+    [("run.sh", include_str!("run.sh")), ("check_memory.sh", include_str!("check_memory.sh"))];
+
+/// What is promised about memory, item by item, on the software adapter or the GPU of `environment`.
+pub(crate) fn check_memory(
+    workspace: &Workspace,
+    environment: &Environment,
+    items: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>,
+) -> Command {
+    let mut command = Command::new("bash");
+    environment.apply(&mut command);
+    command
+        .arg(workspace.root.join("xtask/src/bundle/check_memory.sh"))
+        .args(items)
+        .current_dir(&workspace.root)
+        .env("PROGRAMS", workspace.program("", Profile::Dev))
+        .env("TESTS", workspace.root.join("tests"))
+        .env("PEERS", workspace.root.join("benches/peers"))
+        .env("OUT", workspace.root.join("out/memory"));
+    command
+}
 
 /// Builds the programs and fills `out/bundle`; false if it came out too large. A lean one lies in a checkout on the other
 /// machine too, and takes the reference data from there.
@@ -37,9 +67,11 @@ pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<b
         }
         copy_all(&from, &bundle.join("tests").join(folder))?;
     }
-    let script = bundle.join("run.sh");
-    std::fs::write(&script, RUN)?;
-    process::ask(Command::new("chmod").arg("+x").arg(&script))?;
+    for (name, text) in SCRIPTS {
+        let script = bundle.join(name);
+        std::fs::write(&script, text)?;
+        process::ask(Command::new("chmod").arg("+x").arg(&script))?;
+    }
     if let Some(loader) = setup.vulkan_loader() {
         std::fs::create_dir_all(bundle.join("lib"))?;
         copy(&loader, &bundle.join("lib/libvulkan.so.1"))?;
@@ -50,7 +82,11 @@ pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<b
     }
     add_data_set(setup, &bundle)?;
     let size = size_of(&bundle);
-    println!("{}: {:.1} MB; start run.sh on the other machine", bundle.display(), size as f64 / 1e6);
+    println!(
+        "{}: {:.1} MB; start run.sh, or check_memory.sh, on the other machine",
+        bundle.display(),
+        size as f64 / 1e6
+    );
     if size >= MOST_BYTES {
         println!("that is more than the {} MB it may have", MOST_BYTES / 1_000_000);
     }

@@ -1,0 +1,45 @@
+//! A step that is given bytes.
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use forebay::backend::null::Profile;
+use forebay::memory::{Bytes, Config};
+use forebay::plan::{Budget, Choice};
+use forebay::prelude::*;
+
+use crate::MIB;
+use crate::training::{ROWS, Training};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    // So small a model fits into one segment of the usual size, where segments are plain.
+    let config = Config { large_segment_size: 2 * MIB, ..Config::default() };
+    let profile = Profile::of(device).with_config(config);
+    let plan = |bytes: u64| {
+        Budget::new(bytes, ROWS).plan(&profile, |dry| {
+            let mut training = Training::new(dry)?;
+            Ok(move |choice: &Choice| training.step(choice))
+        })
+    };
+    let whole = plan(u64::MAX)?.best.peak.unwrap_or(0);
+    for percent in [100, 75, 50] {
+        let bytes = whole * percent / 100;
+        let best = plan(bytes)?.best;
+        let limited = Config { max_memory: Some(bytes), ..config };
+        let real = Device::with_config(Arc::clone(device.backend()), limited);
+        let mut training = Training::new(&real)?;
+        let _segments = best.choice.segments();
+        for _ in 0..2 {
+            training.step(&best.choice)?;
+        }
+        let [budget, predicted, taken] =
+            [bytes, best.peak.unwrap_or(0), real.memory().peak_reserved()].map(Bytes);
+        println!("within {budget}, {percent} % of the plain step's:");
+        println!("  {}; predicted {predicted}, taken {taken}", best.choice);
+    }
+    match plan(MIB) {
+        Ok(_) => println!("1 MiB was said to be enough"),
+        Err(error) => println!("within 1 MiB: {error}"),
+    }
+    Ok(())
+}

@@ -1,0 +1,20 @@
+//! What computing blocks again in the backward pass saves.
+
+use anyhow::Result;
+use forebay::plan::Choice;
+use forebay::prelude::*;
+
+use crate::training::{BLOCKS, ROWS, compare};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    let first = |blocks: usize| Choice::new(ROWS, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
+    compare(
+        device,
+        &[
+            ("no block again", first(0)),
+            ("the first of 4", first(1)),
+            ("the first two", first(2)),
+            ("every block", first(BLOCKS)),
+        ],
+    )
+}

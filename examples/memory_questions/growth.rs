@@ -1,0 +1,26 @@
+//! Whether steps leave something behind.
+
+use anyhow::Result;
+use forebay::plan::Choice;
+use forebay::prelude::*;
+
+use crate::training::Training;
+use crate::{show, zeros};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    let mut training = Training::new(device)?;
+    let choice = Choice::new(2, 1);
+    training.step(&choice)?;
+    device.pool().assert_no_growth(3, || training.step(&choice))?;
+    show("three steps more leave nothing behind", device.pool());
+    let mut kept = Vec::new();
+    let leak = device.pool().assert_no_growth(2, || {
+        kept.push(zeros(1, device)?);
+        Ok(())
+    });
+    match leak {
+        Ok(()) => println!("a list that grows was not seen"),
+        Err(error) => println!("a list that grows: {error}"),
+    }
+    Ok(())
+}

@@ -1,0 +1,26 @@
+//! Who holds memory after a training step.
+
+use anyhow::Result;
+use forebay::memory::{Bytes, Tag};
+use forebay::plan::Choice;
+use forebay::prelude::*;
+
+use crate::training::{ROWS, Training};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    let mut training = Training::new(device)?;
+    training.step(&Choice::new(ROWS, 1))?;
+    let stats = device.memory();
+    for tag in Tag::ALL {
+        let stat = stats.tag(tag);
+        if stat.peak > 0 {
+            let [now, peak] = [stat.current, stat.peak].map(|bytes| Bytes(bytes).to_string());
+            println!("{:<44} {now:>10} held {peak:>10} at most", tag.name());
+        }
+    }
+    println!("of now, the largest:");
+    for (who, held) in device.pool().snapshot().held().into_iter().take(5) {
+        println!("  {:<42} {:>10} in {} blocks", who.to_string(), Bytes(held.bytes).to_string(), held.blocks);
+    }
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! A limit, and what a request beyond it is told.
+
+use anyhow::Result;
+use forebay::memory::Bytes;
+use forebay::prelude::*;
+
+use crate::{MIB, show, zeros};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    let memory = device.backend().device_memory();
+    let told =
+        |bytes: Option<u64>| bytes.map_or("not told by the driver".to_owned(), |b| Bytes(b).to_string());
+    println!("the device has {}, free {}", told(memory.total), told(memory.free));
+    println!(
+        "limit: {}",
+        device.pool().limit().map_or("none: all there is".to_owned(), |b| Bytes(b).to_string())
+    );
+    device.pool().set_limit(Some(128 * MIB));
+    let _held = zeros(100, device)?;
+    match zeros(100, device) {
+        Ok(_) => println!("a limit of 128 MiB was not kept"),
+        Err(error) => println!("with a limit of 128 MiB, 100 MiB and 100 MiB more:\n{error}"),
+    }
+    device.pool().set_limit(None);
+    let _more = zeros(100, device)?;
+    show("without the limit, the same request", device.pool());
+    Ok(())
+}

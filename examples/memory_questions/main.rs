@@ -1,0 +1,109 @@
+//! The questions that people ask about GPU memory, answered by numbers of the device at hand, a file each.
+//! docs/questions.md has the answers in words.
+//!
+//! `cargo run --release --example memory_questions -- --device wgpu` asks all of them; name one to ask it alone.
+
+mod accumulation;
+mod budget;
+mod checkpointing;
+mod empty_cache;
+mod fragmentation;
+mod growth;
+mod holders;
+mod limit;
+mod preallocate;
+mod precision;
+mod training;
+
+use std::sync::Arc;
+
+use anyhow::Result;
+use clap::{Parser, ValueEnum};
+use forebay::memory::{Bytes, Config, Pool};
+use forebay::prelude::*;
+
+const MIB: u64 = 1 << 20;
+
+/// Answers questions about GPU memory by measuring.
+#[derive(Parser)]
+struct Options {
+    /// All of them, if none is named.
+    question: Vec<Question>,
+    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    #[arg(long, env = "FOREBAY_DEVICE")]
+    device: Option<String>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Question {
+    /// Does it preallocate?
+    Preallocate,
+    /// How do I give it less, or all there is?
+    Limit,
+    /// Why out of memory, with so much free?
+    Fragmentation,
+    /// Does emptying the cache help?
+    EmptyCache,
+    /// What holds my memory?
+    Holders,
+    /// Does my memory grow?
+    Growth,
+    /// What does accumulation save?
+    Accumulation,
+    /// What does checkpointing save?
+    Checkpointing,
+    /// What does mixed precision save?
+    Precision,
+    /// Can a step be given bytes?
+    Budget,
+}
+
+impl Question {
+    fn ask(self, device: &Device) -> Result<()> {
+        match self {
+            Self::Preallocate => preallocate::answer(device),
+            Self::Limit => limit::answer(device),
+            Self::Fragmentation => fragmentation::answer(device),
+            Self::EmptyCache => empty_cache::answer(device),
+            Self::Holders => holders::answer(device),
+            Self::Growth => growth::answer(device),
+            Self::Accumulation => accumulation::answer(device),
+            Self::Checkpointing => checkpointing::answer(device),
+            Self::Precision => precision::answer(device),
+            Self::Budget => budget::answer(device),
+        }
+    }
+}
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let device = match &options.device {
+        Some(id) => Device::open(id)?,
+        None => Device::best()?,
+    };
+    println!("{}", device.info());
+    for question in Question::value_variants() {
+        if options.question.is_empty() || options.question.contains(question) {
+            let name = question.to_possible_value().and_then(|v| v.get_help().map(ToString::to_string));
+            println!("\n== {}", name.unwrap_or_default());
+            // Each answer over a pool of its own: what one holds does not count in another.
+            question.ask(&fresh(&device, Config::default()))?;
+        }
+    }
+    Ok(())
+}
+
+/// The same device with an empty pool.
+fn fresh(device: &Device, config: Config) -> Device {
+    Device::with_config(Arc::clone(device.backend()), config)
+}
+
+fn zeros(mib: u64, device: &Device) -> Result<Tensor, Error> {
+    Tensor::zeros(&[(mib * MIB / 4) as usize], DType::F32, device)
+}
+
+fn show(what: &str, pool: &Pool) {
+    let stats = pool.stats();
+    let [held, taken] = [stats.allocated(), stats.reserved()].map(|bytes| Bytes(bytes).to_string());
+    println!("{what:<44} {held:>10} held {taken:>10} taken from the device");
+}

@@ -1,0 +1,91 @@
+//! The model of the questions about training: a small GPT.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use forebay::memory::{Bytes, Config, Tag};
+use forebay::nn::{Gpt, GptOptions};
+use forebay::plan::Choice;
+use forebay::prelude::*;
+
+use crate::fresh;
+
+/// Passages in a step.
+pub(crate) const ROWS: usize = 8;
+pub(crate) const BLOCKS: usize = 4;
+const SIZES: GptOptions =
+    GptOptions { vocabulary: 256, context: 128, layers: BLOCKS, heads: 4, width: 64, dropout: 0.0 };
+
+/// The model, its optimiser and one batch.
+pub(crate) struct Training {
+    net: Gpt,
+    optimizer: AdamW,
+    text: Tensor,
+}
+
+impl Training {
+    pub(crate) fn new(device: &Device) -> Result<Self, Error> {
+        // A quarter of the length on a program that plays a GPU.
+        let context = if device.info().software { SIZES.context / 4 } else { SIZES.context };
+        let net = Gpt::new(&GptOptions { context, ..SIZES }, device)?;
+        let text = Tensor::randint(0, 256, &[ROWS, context], DType::I64, device)?;
+        Ok(Self { optimizer: AdamW::new(net.parameters(), 1e-3), net, text })
+    }
+
+    /// One step, run as chosen; which blocks are computed again is for the caller to say.
+    pub(crate) fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+        for part in 0..choice.count {
+            let text = self.text.narrow(0, part * choice.rows, choice.rows)?;
+            let autocast = choice.autocast()?;
+            let loss = self.net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
+            drop(autocast);
+            loss.div(choice.count as f64)?.backward()?;
+        }
+        self.optimizer.step()?;
+        self.optimizer.zero_grad();
+        Ok(())
+    }
+}
+
+/// What a way to run the step takes: bytes held at most, in all and by activations, and the time of a step.
+#[derive(Clone, Copy)]
+pub(crate) struct Taken {
+    pub(crate) peak: u64,
+    pub(crate) activations: u64,
+    pub(crate) time: Duration,
+}
+
+/// Measures the step, run as chosen, over a pool of its own: from the second one on, when the optimiser has its state.
+pub(crate) fn measure(device: &Device, choice: &Choice) -> Result<Taken> {
+    let device = fresh(device, Config::default());
+    let mut training = Training::new(&device)?;
+    let _segments = choice.segments();
+    training.step(choice)?;
+    device.pool().reset_peak_stats();
+    let steps = if device.info().software { 1 } else { 20 };
+    device.synchronize()?;
+    let start = Instant::now();
+    for _ in 0..steps {
+        training.step(choice)?;
+    }
+    device.synchronize()?;
+    let (time, stats) = (start.elapsed() / steps, device.memory());
+    Ok(Taken { peak: stats.peak_allocated(), activations: stats.tag(Tag::Activation).peak, time })
+}
+
+/// Measures and shows several ways to run the step, the first of which is what the others are compared with.
+pub(crate) fn compare(device: &Device, ways: &[(&str, Choice)]) -> Result<()> {
+    let mut plain: Option<Taken> = None;
+    for (name, choice) in ways {
+        let taken = measure(device, choice)?;
+        let first = *plain.get_or_insert(taken);
+        let [peak, activations] = [taken.peak, taken.activations].map(|bytes| Bytes(bytes).to_string());
+        println!(
+            "{name:<32} peak {peak:>9}, activations {activations:>9}, {:>8.1} ms a step: {:.2} of the bytes, {:.2} of the time",
+            taken.time.as_secs_f64() * 1e3,
+            taken.peak as f64 / first.peak as f64,
+            taken.time.as_secs_f64() / first.time.as_secs_f64(),
+        );
+    }
+    Ok(())
+}
