@@ -1,11 +1,12 @@
 //! Free blocks by size and address: the fast half of the pool.
 //!
-//! Sizes fall into bins of 32 steps between powers of two, found through bitmaps in constant time. A bin is a binary
-//! heap by (size, address) in which every block knows its place, so the best fit with the lowest address is exact,
-//! a block leaves from anywhere without a search, and nothing is allocated once a bin has had its blocks.
+//! Sizes fall into bins of 8 steps between powers of two, found through bitmaps in constant time. A bin has its first
+//! block by (size, address) at hand and the others in a binary heap in which every block knows its place, so the best fit
+//! with the lowest address is exact, a block leaves from anywhere without a search, and nothing is allocated once a bin
+//! has had its blocks.
 
 /// Steps between two powers of two.
-const STEPS: u64 = 32;
+const STEPS: u64 = 8;
 /// Bins for sizes of up to 2^48 bytes in units of 512.
 const BINS: usize = 36 * STEPS as usize;
 const WORDS: usize = BINS.div_ceil(64);
@@ -33,8 +34,63 @@ impl Entry {
     }
 }
 
+/// The blocks of one bin: most have one, which lies here.
+#[derive(Clone, Debug)]
+struct Bin {
+    /// The first one in the order of the keys; its size is 0 if there is none.
+    first: Entry,
+    /// The others: a binary heap.
+    rest: Vec<Entry>,
+}
+
+impl Bin {
+    const EMPTY: Self = Self { first: NOTHING, rest: Vec::new() };
+
+    /// Adds a block. `places` knows where each block is: 0 is first, then the heap.
+    #[inline]
+    fn push(&mut self, mut entry: Entry, places: &mut [u32]) {
+        if self.first.size == 0 || entry.key() < self.first.key() {
+            places[entry.slot as usize] = 0;
+            entry = std::mem::replace(&mut self.first, entry);
+        }
+        if entry.size != 0 {
+            let last = self.rest.len();
+            self.rest.push(entry);
+            settle(&mut self.rest, places, last);
+        }
+    }
+
+    /// Takes the block of a slot out.
+    #[inline]
+    fn remove(&mut self, slot: u32, places: &mut [u32]) {
+        let place = places[slot as usize] as usize;
+        if place == 0 {
+            self.first = self.rest.first().copied().unwrap_or(NOTHING);
+            if self.first.size == 0 {
+                return;
+            }
+            places[self.first.slot as usize] = 0;
+        }
+        let at = place.saturating_sub(1);
+        self.rest.swap_remove(at);
+        if at < self.rest.len() {
+            settle(&mut self.rest, places, at);
+        }
+    }
+
+    #[inline]
+    fn is_empty(&self) -> bool {
+        self.first.size == 0
+    }
+
+    /// All of them, if there are any.
+    #[inline]
+    fn iter(&self) -> impl Iterator<Item = &Entry> {
+        std::iter::once(&self.first).chain(&self.rest)
+    }
+}
+
 /// Moves the entry at `at`, which may be out of order, to where it belongs, and keeps note of what moves.
-#[inline]
 fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
     let Some(&entry) = entries.get(at) else { return };
     let key = entry.key();
@@ -45,7 +101,7 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
             break;
         }
         entries[at] = above;
-        places[above.slot as usize] = at as u32;
+        places[above.slot as usize] = at as u32 + 1;
         at = parent;
     }
     loop {
@@ -61,17 +117,17 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
             break;
         }
         entries[at] = below;
-        places[below.slot as usize] = at as u32;
+        places[below.slot as usize] = at as u32 + 1;
         at = child;
     }
     entries[at] = entry;
-    places[entry.slot as usize] = at as u32;
+    places[entry.slot as usize] = at as u32 + 1;
 }
 
 /// The free blocks of one queue and pool.
 #[derive(Debug)]
 pub(super) struct Bins {
-    bins: Box<[Vec<Entry>]>,
+    bins: Box<[Bin]>,
     /// Which bins hold something.
     words: [u64; WORDS],
     /// Which words are not zero.
@@ -85,7 +141,7 @@ pub(super) struct Bins {
 impl Bins {
     pub(super) fn new() -> Self {
         Self {
-            bins: vec![Vec::new(); BINS].into(),
+            bins: vec![Bin::EMPTY; BINS].into(),
             words: [0; WORDS],
             summary: 0,
             places: Vec::new(),
@@ -95,7 +151,7 @@ impl Bins {
 
     #[inline]
     fn bin(size: u64) -> usize {
-        // The highest six bits of the size; sizes of up to 63 units have a bin each.
+        // The highest four bits of the size; sizes of up to 15 units have a bin each.
         let units = size >> 9;
         let shift = u64::from((units | STEPS).ilog2() - STEPS.ilog2());
         ((shift * STEPS + (units >> shift)) as usize).min(BINS - 1)
@@ -137,10 +193,7 @@ impl Bins {
             self.places.resize((entry.slot as usize + 1).next_power_of_two(), u32::MAX);
         }
         let bin = Self::bin(entry.size);
-        let entries = &mut self.bins[bin];
-        let last = entries.len();
-        entries.push(entry);
-        settle(entries, &mut self.places, last);
+        self.bins[bin].push(entry, &mut self.places);
         self.words[bin / 64] |= 1 << (bin % 64);
         self.summary |= 1 << (bin / 64);
     }
@@ -148,11 +201,9 @@ impl Bins {
     /// Takes a block out of its bin.
     fn unfile(&mut self, slot: u32, size: u64) {
         let bin = Self::bin(size);
-        let at = self.places[slot as usize] as usize;
         let entries = &mut self.bins[bin];
-        debug_assert_eq!(entries.get(at).map(|e| (e.slot, e.size)), Some((slot, size)));
-        entries.swap_remove(at);
-        settle(entries, &mut self.places, at);
+        debug_assert!(entries.iter().any(|e| (e.slot, e.size) == (slot, size)));
+        entries.remove(slot, &mut self.places);
         // Whether the bin is empty now is hard to foretell: no branches.
         let word = &mut self.words[bin / 64];
         *word &= !(u64::from(entries.is_empty()) << (bin % 64));
@@ -172,17 +223,16 @@ impl Bins {
     #[inline]
     fn best_filed(&self, size: u64) -> Option<&Entry> {
         let bin = Self::bin(size);
-        if let Some(first) = self.bins[bin].first() {
-            if first.size >= size {
-                return Some(first);
-            }
-            let fitting = self.bins[bin].iter().filter(|e| e.size >= size);
-            if let Some(best) = fitting.min_by_key(|e| e.key()) {
-                return Some(best);
-            }
+        let entries = &self.bins[bin];
+        if entries.first.size >= size {
+            return Some(&entries.first);
+        }
+        let fitting = entries.rest.iter().filter(|e| e.size >= size);
+        if let Some(best) = fitting.min_by_key(|e| e.key()) {
+            return Some(best);
         }
         let next = self.next_bin(bin + 1)?;
-        self.bins[next].first()
+        Some(&self.bins[next].first)
     }
 
     /// The block with the lowest address among those that are no smaller than `least`, a block that is there.
@@ -191,14 +241,28 @@ impl Bins {
         if self.hot.size >= least.size && self.hot.address < least.address {
             lowest = &self.hot;
         }
-        let mut next = self.next_bin(Self::bin(least.size));
-        while let Some(bin) = next {
-            for entry in self.bins[bin].iter().filter(|e| e.size >= least.size) {
-                if entry.address < lowest.address {
-                    lowest = entry;
+        let from = Self::bin(least.size);
+        for entry in self.bins[from].iter().filter(|e| e.size >= least.size) {
+            if entry.address < lowest.address {
+                lowest = entry;
+            }
+        }
+        // All blocks of the later bins are large enough.
+        let mut mask = u64::MAX << (from % 64) << 1;
+        for word in from / 64..WORDS {
+            let mut bits = self.words[word] & std::mem::replace(&mut mask, u64::MAX);
+            while bits != 0 {
+                let bin = &self.bins[word * 64 + bits.trailing_zeros() as usize];
+                bits &= bits - 1;
+                if bin.first.address < lowest.address {
+                    lowest = &bin.first;
+                }
+                for entry in &bin.rest {
+                    if entry.address < lowest.address {
+                        lowest = entry;
+                    }
                 }
             }
-            next = self.next_bin(bin + 1);
         }
         lowest
     }
@@ -214,7 +278,7 @@ impl Bins {
     /// All of them, by size, then by address.
     pub(super) fn sorted(&self) -> Vec<Entry> {
         let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
-        let mut all: Vec<Entry> = bins.flat_map(|bin| &self.bins[bin]).copied().collect();
+        let mut all: Vec<Entry> = bins.flat_map(|bin| self.bins[bin].iter()).copied().collect();
         all.extend(Some(self.hot).filter(|h| h.size != 0));
         all.sort_unstable_by_key(Entry::key);
         all

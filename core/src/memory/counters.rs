@@ -85,6 +85,23 @@ impl Counter {
     }
 }
 
+/// A counter without pools.
+#[derive(Clone, Copy, Debug, Default)]
+struct Tally {
+    current: u64,
+    added: u64,
+    peak: u64,
+    /// `current` at the last reset of the accumulated figures.
+    base: u64,
+}
+
+impl Tally {
+    fn read(&self) -> Stat {
+        let Self { current, added, peak, base } = *self;
+        Stat { current, peak, allocated: added, freed: added + base - current }
+    }
+}
+
 /// Free parts of segments: what PyTorch calls inactive splits, for they cannot be given back by themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Parts {
@@ -122,6 +139,7 @@ struct Peak {
     blocks: u64,
     bytes: u64,
     requested: u64,
+    /// While something was pending; else what is active is what is held.
     active_blocks: u64,
     active_bytes: u64,
 }
@@ -132,8 +150,10 @@ impl Peak {
         raise(&mut self.blocks, held.blocks);
         raise(&mut self.bytes, held.bytes);
         raise(&mut self.requested, held.requested);
-        raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
-        raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
+        if held.pending_blocks != 0 {
+            raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
+            raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
+        }
     }
 }
 
@@ -181,7 +201,7 @@ pub(super) struct Counters {
     peak: [Peak; 3],
     /// `held` at the last reset of the accumulated figures.
     base: [Held; 2],
-    tags: [Counter; Tag::COUNT],
+    tags: [Tally; Tag::COUNT],
     segment: Counter,
     reserved_bytes: Counter,
     inactive_split: Counter,
@@ -212,7 +232,10 @@ impl Counters {
         let both = self.held[0].and(&self.held[1]);
         self.peak[2].see(&both);
         raise(&mut self.most_active, both.bytes + both.pending_bytes);
-        self.tags[tag as usize].add(false, size);
+        let tally = &mut self.tags[tag as usize];
+        tally.current += size;
+        tally.added += size;
+        raise(&mut tally.peak, tally.current);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
         }
@@ -224,7 +247,7 @@ impl Counters {
         held.blocks -= 1;
         held.bytes -= size;
         held.requested -= requested;
-        self.tags[tag as usize].sub(false, size);
+        self.tags[tag as usize].current -= size;
         if size >= self.max_split {
             self.oversize_allocations.sub(small, 1);
         }
@@ -344,9 +367,9 @@ impl Counters {
         let active_bytes = |h: &Held| h.bytes + h.pending_bytes;
         Stats {
             allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
-            active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks),
+            active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks.max(p.blocks)),
             allocated_bytes: self.stat(bytes, |h| h.bytes_added, |p| p.bytes),
-            active_bytes: self.stat(active_bytes, |h| h.bytes_added, |p| p.active_bytes),
+            active_bytes: self.stat(active_bytes, |h| h.bytes_added, |p| p.active_bytes.max(p.bytes)),
             requested_bytes: self.stat(|h| h.requested, |h| h.requested_added, |p| p.requested),
             segment: self.segment.read(),
             reserved_bytes: self.reserved_bytes.read(),
@@ -355,7 +378,7 @@ impl Counters {
             oversize_allocations: self.oversize_allocations.read().all,
             oversize_segments: self.oversize_segments.read().all,
             pending_bytes: self.pending_bytes(),
-            tags: self.tags.map(|t| t.read().all),
+            tags: self.tags.map(|t| t.read()),
             ..Stats::default()
         }
     }
@@ -377,11 +400,15 @@ impl Counters {
         self.peak[1].see(&self.held[1]);
         self.peak[2].see(&self.held[0].and(&self.held[1]));
         self.each(Counter::reset_peak);
+        self.tags.iter_mut().for_each(|t| t.peak = t.current);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.base = self.held;
         self.each(Counter::reset_accumulated);
+        for tally in &mut self.tags {
+            (tally.added, tally.base) = (0, tally.current);
+        }
     }
 
     fn each(&mut self, change: impl Fn(&mut Counter)) {
@@ -393,6 +420,6 @@ impl Counters {
             &mut self.oversize_segments,
             &mut self.oversize_allocations,
         ];
-        all.into_iter().chain(&mut self.tags).for_each(change);
+        all.into_iter().for_each(change);
     }
 }

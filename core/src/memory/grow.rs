@@ -47,7 +47,7 @@ impl Moved {
 
 /// Where in a range a request would lie, and the memory that is missing there.
 #[derive(Clone, Debug)]
-struct Placement {
+pub(super) struct Placement {
     segment: u32,
     offset: u64,
     /// What has to be mapped.
@@ -111,12 +111,16 @@ impl State {
     ///
     /// So the memory that is held stays below `1 + growth_slack` times the memory that was ever in use at once, as
     /// long as there is idle memory.
-    pub(super) fn reclaim(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
+    pub(super) fn reclaim(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        place: Option<&Placement>,
+    ) -> Result<bool> {
         if !self.config.release_before_growth {
             return Ok(false);
         }
-        let place = self.placement(need);
-        let grow = place.as_ref().map_or_else(|| self.segment_size(need), |p| p.missing);
+        let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
         let target = self.target(need);
         // What is held above the target already is no debt of this request.
         let surplus = self.heap.counters.reserved().saturating_add(grow).saturating_sub(target).min(grow);
@@ -124,7 +128,7 @@ impl State {
             return Ok(false);
         }
         let mut idle = self.idle();
-        if let Some(place) = &place {
+        if let Some(place) = place {
             idle = idle.into_iter().filter_map(|i| self.outside(i, place, need.size)).collect();
         }
         // Extents go in part, and only to where they are needed.
@@ -167,17 +171,27 @@ impl State {
         }
     }
 
-    /// Takes memory from the source for a request.
-    pub(super) fn grow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
-        let grown = self.take_more(source, need);
+    /// Takes memory from the source for a request, at a place that is known already, or where it fits best.
+    pub(super) fn grow(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        place: Option<Placement>,
+    ) -> Result<Growth> {
+        let grown = self.take_more(source, need, place);
         self.share.settle(self.heap.counters.reserved());
         self.keep_donors();
         grown
     }
 
-    fn take_more(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Growth> {
+    fn take_more(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        place: Option<Placement>,
+    ) -> Result<Growth> {
         self.reserve(source, need)?;
-        if let Some(place) = self.placement(need) {
+        if let Some(place) = place.or_else(|| self.placement(need)) {
             let grown = self.map(source, need, &place, true)?;
             return match grown {
                 // There may be room for what is missing, and no more.
@@ -229,7 +243,7 @@ impl State {
     }
 
     /// Where a request fits into its range with the least memory to be mapped; `None` without a range or a place.
-    fn placement(&self, need: &Need) -> Option<Placement> {
+    pub(super) fn placement(&self, need: &Need) -> Option<Placement> {
         let page = self.virtual_memory?.granularity;
         let segment = self.heap.arenas[need.arena as usize].range?;
         let mut best: Option<Placement> = None;
@@ -318,13 +332,12 @@ impl State {
             Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
             Err(other) => return Err(other.into()),
         }
+        let mut free = None;
         for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
-            self.heap.mapped(place.segment, run);
+            free = self.heap.mapped(place.segment, run);
         }
         // The parts are one free block now.
-        let Some(free) = self.heap.free_at(place.segment, place.offset) else {
-            return Ok(Growth::Full(String::new()));
-        };
+        let Some(free) = free else { return Ok(Growth::Full(String::new())) };
         let block = self.heap.take_at(free, place.offset, need);
         self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(Growth::Served(block))

@@ -295,15 +295,15 @@ impl Heap {
             return None;
         }
         let gone = self.part(at);
-        let come = if self.splits(need, size) {
+        let mut come = Parts::default();
+        if self.splits(need, size) {
             let rest = self.split(at, need.size);
             let entry = self.entry(rest);
+            come = self.part(rest);
             self.arenas[need.arena as usize].bins.replace(at, size, entry);
-            self.part(rest)
         } else {
             self.arenas[need.arena as usize].bins.remove(at, size);
-            Parts::default()
-        };
+        }
         self.counters.resplit(self.arenas[need.arena as usize].small, gone, come);
         Some(self.hold(at, need))
     }
@@ -666,12 +666,12 @@ impl Heap {
         at
     }
 
-    /// Neighbouring pieces of memory were mapped in a range, inside a hole.
-    pub(super) fn mapped(&mut self, segment: u32, pieces: &[Piece]) {
-        let Some(Piece { to: (id, offset), .. }) = pieces.first().copied() else { return };
-        let Some(range) = &self.segment(segment).range else { return };
+    /// Neighbouring pieces of memory were mapped in a range, inside a hole. Returns the free block they are in.
+    pub(super) fn mapped(&mut self, segment: u32, pieces: &[Piece]) -> Option<u32> {
+        let Piece { to: (id, offset), .. } = *pieces.first()?;
+        let range = self.segment(segment).range.as_ref()?;
         let around = |slot: &Slot| (slot.offset..slot.offset + slot.size).contains(&offset);
-        let Some(at) = range.holes.iter().copied().find(|h| around(self.slot(*h))) else { return };
+        let at = range.holes.iter().copied().find(|h| around(self.slot(*h)))?;
         let size = pieces.iter().map(|p| p.bytes).sum();
         let arena = self.segment(segment).arena;
         self.record_segment(Action::SegmentMap, id, offset, size, arena);
@@ -687,15 +687,7 @@ impl Heap {
             let place = range.extents.partition_point(|e| e.0 < offset);
             range.extents.splice(place..place, pieces.iter().map(|p| (p.to.1, p.bytes)));
         }
-    }
-
-    /// The free block around an offset.
-    pub(super) fn free_at(&self, segment: u32, offset: u64) -> Option<u32> {
-        let mut at = self.segment(segment).first;
-        while at != NONE && self.slot(at).offset + self.slot(at).size <= offset {
-            at = self.slot(at).next;
-        }
-        self.free_size(at).map(|_| at)
+        Some(at)
     }
 
     /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the

@@ -52,7 +52,9 @@ impl Pool {
             }
         }
 
-        if state.reclaim(source, &need)? {
+        let mut place = state.placement(&need);
+        if state.reclaim(source, &need, place.as_ref())? {
+            place = None;
             state = self.wait(state)?;
             if let Some(block) = state.take(source, &need)? {
                 state.keep_donors();
@@ -62,7 +64,7 @@ impl Pool {
         }
 
         state.rungs.grow.tried += 1;
-        let mut detail = match state.grow(source, &need)? {
+        let mut detail = match state.grow(source, &need, place)? {
             Growth::Served(block) => {
                 state.rungs.grow.served += 1;
                 return Ok(block);
@@ -88,7 +90,7 @@ impl Pool {
                 state.rungs.release.served += 1;
                 return Ok(block);
             }
-            detail = match state.grow(source, &need)? {
+            detail = match state.grow(source, &need, None)? {
                 Growth::Served(block) => {
                     state.rungs.release.served += 1;
                     return Ok(block);
