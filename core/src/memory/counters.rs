@@ -314,7 +314,7 @@ impl Counters {
 
     /// Bytes held for each tag.
     pub(super) fn by_tag(&self) -> [u64; Tag::COUNT] {
-        self.tags.map(|tag| tag.total())
+        self.tags.map(|tag| tag.current)
     }
 
     /// Starts a part of the program, whose own peaks are counted until [`end_marks`](Self::end_marks).
@@ -338,7 +338,7 @@ impl Counters {
 
     fn marks(&self) -> Marks {
         Marks {
-            tags: self.tags.map(|tag| tag.peak[2]),
+            tags: self.tags.map(|tag| tag.peak),
             allocated: self.peak[2].bytes,
             blocks: self.peak[2].blocks,
             reserved: self.reserved_bytes.peak[2],
@@ -347,8 +347,7 @@ impl Counters {
 
     fn set_marks(&mut self, marks: &Marks) {
         for (tag, peak) in self.tags.iter_mut().zip(marks.tags) {
-            // Tags are not counted by pool: all are in the first.
-            (tag.peak[0], tag.peak[2]) = (peak, peak);
+            tag.peak = peak;
         }
         (self.peak[2].bytes, self.peak[2].blocks) = (marks.allocated, marks.blocks);
         self.reserved_bytes.peak[2] = marks.reserved;
