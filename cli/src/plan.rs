@@ -33,6 +33,9 @@ pub(crate) struct Plan {
     /// Also allows a 16-bit precision: bf16 or f16.
     #[arg(long, value_name = "DTYPE", value_parser = half)]
     allow: Vec<DType>,
+    /// Keeps everything on the card: nothing goes to memory of the host.
+    #[arg(long)]
+    no_offload: bool,
     /// Only the choices up to the one that fits; else all of them are measured.
     #[arg(long)]
     quick: bool,
@@ -60,6 +63,9 @@ impl Plan {
         for dtype in &self.allow {
             budget = budget.allow(*dtype);
         }
+        if self.no_offload {
+            budget = budget.without_offload();
+        }
         if !self.quick {
             budget = budget.measure_all();
         }
@@ -68,6 +74,7 @@ impl Plan {
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
             let device = device.clone();
             Ok(move |choice: &Choice| {
+                optimizer.offload_state(choice.offload_state);
                 for _ in 0..choice.count {
                     let text = Tensor::zeros(&[choice.rows, context], DType::I64, &device)?;
                     let autocast = choice.autocast()?;

@@ -43,6 +43,8 @@ pub(super) struct Fused {
     /// Steps of each parameter; those that the device may have skipped are among them.
     steps: Vec<u64>,
     groups: Vec<Group>,
+    /// Whether the state is on the host between steps.
+    away: bool,
 }
 
 /// Parameters that are stepped by one launch.
@@ -108,11 +110,16 @@ impl Fused {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> =
             parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new() }
+        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new(), away: false }
     }
 
     pub(super) fn parameters(&self) -> &[Tensor] {
         &self.parameters
+    }
+
+    /// Sends the state to the host, or brings it back, with the next step.
+    pub(super) fn offload(&mut self, on: bool) {
+        self.away = on;
     }
 
     /// Groups the parameters and allocates their state, once.
@@ -151,7 +158,11 @@ impl Fused {
         for (group, &size) in groups.iter_mut().zip(&sizes) {
             if size > 0 {
                 let device = self.parameters[group.members[0]].device();
-                group.state = Some(Tensor::zeros(&[size], DType::F32, device)?);
+                let state = Tensor::zeros(&[size], DType::F32, device)?;
+                if self.away {
+                    state.offload_()?;
+                }
+                group.state = Some(state);
             }
         }
         self.groups = groups;
@@ -183,8 +194,12 @@ impl Fused {
         // All that takes memory comes first: a step that runs out of it has changed nothing.
         let grads: Vec<Grads> =
             self.groups.iter().map(|group| grads(group, &self.parameters)).collect::<Result<_>>()?;
-        for (group, grads) in self.groups.iter().zip(&grads) {
-            launch_group(rule, group, grads, skip, &self.parameters, &mut self.steps)?;
+        let mut room = Room::new(&self.groups, self.away)?;
+        for (at, grads) in grads.iter().enumerate() {
+            room.enter(&self.groups, at)?;
+            room.enter(&self.groups, at + 1)?;
+            launch_group(rule, &self.groups[at], grads, skip, &self.parameters, &mut self.steps)?;
+            room.leave(&self.groups, at);
         }
         Ok(())
     }
@@ -258,6 +273,56 @@ impl Fused {
         }
         Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))))
     }
+}
+
+/// Room on the device for the states of two groups, while those of the others are on the host: taken before anything
+/// changes, and lent to one group after the other.
+#[derive(Default)]
+struct Room {
+    /// `None` while a group has it. Empty where states stay on the device.
+    places: SmallVec<[Option<Tensor>; 2]>,
+}
+
+impl Room {
+    fn new(groups: &[Group], away: bool) -> Result<Self> {
+        if !away {
+            return Ok(Self::default());
+        }
+        // What is on the device, as after loading, leaves first.
+        groups.iter().filter_map(|g| g.state.as_ref()).try_for_each(Tensor::offload_)?;
+        let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
+            return Ok(Self::default());
+        };
+        let place = |_| Tensor::empty(&[largest(groups)], DType::F32, device).map(Some);
+        Ok(Self { places: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
+    }
+
+    /// Starts to bring a group's state over.
+    fn enter(&mut self, groups: &[Group], at: usize) -> Result<()> {
+        let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
+        let n = self.places.len();
+        if n > 0 {
+            self.places[at % n] = None;
+        }
+        state.prefetch_()
+    }
+
+    /// Sends it back.
+    fn leave(&mut self, groups: &[Group], at: usize) {
+        let n = self.places.len();
+        let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
+        match state.offload_() {
+            Ok(()) => {
+                self.places[at % n] = Tensor::empty(&[largest(groups)], DType::F32, state.device()).ok();
+            }
+            Err(error) => log::warn!("the state of an optimiser stays on the device: {error}"),
+        }
+    }
+}
+
+/// Elements of the largest state.
+fn largest(groups: &[Group]) -> usize {
+    groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
 /// Members of a group, and their gradients.

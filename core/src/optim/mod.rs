@@ -43,6 +43,12 @@ pub trait Optimizer {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }
 
+    /// Keeps its state in memory of the host between steps, or on the device again: a step brings it over group by group,
+    /// two at a time, and sends it back. It has the same bits. Optimisers without state ignore it.
+    fn offload_state(&mut self, on: bool) {
+        let _ = on;
+    }
+
     /// What it trains, each once.
     fn parameters(&self) -> &[Tensor];
 
@@ -105,6 +111,9 @@ macro_rules! optimizer {
             }
             fn parameters(&self) -> &[$crate::tensor::Tensor] {
                 self.fused.parameters()
+            }
+            fn offload_state(&mut self, on: bool) {
+                self.fused.offload(on);
             }
             fn lr(&self) -> f64 {
                 self.rule.lr

@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::dry_run::boundless;
-use super::segment::{Part, Segments, sets};
+use super::segment::{Part, Saved, Segments, sets};
 use crate::amp::{Autocast, autocast};
-use crate::backend::null::{NullBackend, Profile};
+use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -14,6 +14,9 @@ use crate::memory::Bytes;
 
 /// Sets of segments that are tried for each micro-batch and precision.
 const SETS: usize = 25;
+
+/// How many sets of segments to offload are tried: the first quarter of them, the first half, ...
+const QUARTERS: usize = 4;
 
 /// One way to run a step.
 #[derive(Clone, Debug, PartialEq)]
@@ -25,15 +28,18 @@ pub struct Choice {
     pub count: usize,
     /// The type of [`autocast`]; `None`: everything is f32.
     pub precision: Option<DType>,
-    /// Which segments are computed again in the backward pass, in the order of the forward pass.
-    pub again: Arc<[bool]>,
+    /// What becomes of the values that segments keep, in the order of the forward pass.
+    pub saved: Arc<[Saved]>,
+    /// Whether the optimiser's state is in memory of the host between steps: a step calls
+    /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state) with it.
+    pub offload_state: bool,
 }
 
 impl Choice {
     /// A step of `count` times `rows` rows in f32 that computes nothing again.
     #[must_use]
     pub fn new(rows: usize, count: usize) -> Self {
-        Self { rows, count, precision: None, again: Arc::default() }
+        Self { rows, count, precision: None, saved: Arc::default(), offload_state: false }
     }
 
     /// The same in f16 or bf16, by [`autocast`].
@@ -44,13 +50,34 @@ impl Choice {
 
     /// The same with these segments computed again, in the order of the forward pass.
     #[must_use]
-    pub fn recompute(self, again: impl Into<Arc<[bool]>>) -> Self {
-        Self { again: again.into(), ..self }
+    pub fn recompute(self, again: impl AsRef<[bool]>) -> Self {
+        self.with(again.as_ref(), Saved::Recomputed)
     }
 
-    /// Segments are computed again as this says while the guard lives: around forward and backward passes.
+    /// The same with what these segments keep in memory of the host, in the order of the forward pass.
+    #[must_use]
+    pub fn offload(self, away: impl AsRef<[bool]>) -> Self {
+        self.with(away.as_ref(), Saved::Offloaded)
+    }
+
+    /// The same with the optimiser's state in memory of the host between steps.
+    #[must_use]
+    pub fn with_offloaded_state(self) -> Self {
+        Self { offload_state: true, ..self }
+    }
+
+    fn with(self, which: &[bool], what: Saved) -> Self {
+        let of = |k: usize| match which.get(k) {
+            Some(true) => what,
+            _ => self.saved.get(k).copied().unwrap_or_default(),
+        };
+        let saved = (0..which.len().max(self.saved.len())).map(of).collect();
+        Self { saved, ..self }
+    }
+
+    /// Segments are treated as this says while the guard lives: around forward and backward passes.
     pub fn segments(&self) -> Segments {
-        Segments::enter(Arc::clone(&self.again))
+        Segments::enter(Arc::clone(&self.saved))
     }
 
     /// The precision's [`autocast`], for the forward pass and the loss; `None` in f32.
@@ -64,7 +91,13 @@ impl Choice {
     /// How many segments are computed again.
     #[must_use]
     pub fn recomputed(&self) -> usize {
-        self.again.iter().filter(|again| **again).count()
+        self.saved.iter().filter(|saved| **saved == Saved::Recomputed).count()
+    }
+
+    /// How many segments keep their values in memory of the host.
+    #[must_use]
+    pub fn offloaded(&self) -> usize {
+        self.saved.iter().filter(|saved| **saved == Saved::Offloaded).count()
     }
 }
 
@@ -75,7 +108,11 @@ impl fmt::Display for Choice {
             Some(dtype) => write!(f, "{dtype}")?,
             None => f.write_str("f32")?,
         }
-        write!(f, ", {} of {} segments computed again", self.recomputed(), self.again.len())
+        write!(f, ", {} of {} segments computed again", self.recomputed(), self.saved.len())?;
+        if self.offloaded() > 0 {
+            write!(f, ", {} offloaded", self.offloaded())?;
+        }
+        if self.offload_state { f.write_str(", optimiser state offloaded") } else { Ok(()) }
     }
 }
 
@@ -107,11 +144,13 @@ pub struct Plan {
 
 /// Bytes for a training step, and what may be changed to fit them.
 ///
-/// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision and a set
-/// of [segments](super::segment) that are computed again, and takes the fastest whose peak is within the budget. The peak
-/// is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its
-/// operations over its rate, and a launch ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its
-/// forward pass once more. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
+/// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision, and sets
+/// of [segments](super::segment) that are computed again or whose values go to the host, with the optimiser's state on the
+/// device or on the host; and takes the fastest whose peak is within the budget. The peak is exact. The time is that of a
+/// model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
+/// ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its forward pass once more; copies of
+/// segments run beside that, at the speed of the card's bus, and the step takes the longer of both; copies of the state
+/// come on top. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
 /// smaller.
 ///
 /// ```
@@ -128,6 +167,7 @@ pub struct Plan {
 ///     let device = device.clone();
 ///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
 ///         let choice: &forebay_core::plan::Choice = choice;
+///         optimizer.offload_state(choice.offload_state);
 ///         for _ in 0..choice.count {
 ///             let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
 ///             let autocast = choice.autocast()?;
@@ -150,13 +190,14 @@ pub struct Budget {
     batch: usize,
     precisions: Vec<Option<DType>>,
     everything: bool,
+    offload: bool,
 }
 
 impl Budget {
     /// A step of `batch` rows may take so many bytes of the device's memory, in f32.
     #[must_use]
     pub fn new(bytes: u64, batch: usize) -> Self {
-        Self { bytes, batch: batch.max(1), precisions: vec![None], everything: false }
+        Self { bytes, batch: batch.max(1), precisions: vec![None], everything: false, offload: true }
     }
 
     /// Also allows this precision: f16 or bf16. (f16 needs a `GradScaler` to train.)
@@ -166,6 +207,12 @@ impl Budget {
             self.precisions.push(Some(precision));
         }
         self
+    }
+
+    /// Keeps everything on the device: nothing goes to memory of the host.
+    #[must_use]
+    pub fn without_offload(self) -> Self {
+        Self { offload: false, ..self }
     }
 
     /// Measures the peaks of all choices, for a table of them; else only of those that are faster than the one that fits.
@@ -228,28 +275,54 @@ impl Budget {
     ) -> Result<Vec<Estimate>> {
         let count = self.batch / rows;
         let mut parts: Vec<Part> = Vec::new();
-        let mut seconds = |count: usize| -> Result<f64> {
-            let choice = Choice { rows, count, precision, again: Arc::default() };
-            let measured = run(card, setup, &choice, |backend, step| {
+        let mut work = |choice: &Choice| -> Result<Work> {
+            let measured = run(card, setup, choice, |backend, step| {
                 let probe = Segments::measure(Arc::clone(backend));
-                let before = backend.work().seconds;
+                let before = backend.work();
                 step()?;
                 parts = probe.measured();
                 // One forward pass' segments, of those of all.
-                parts.truncate(parts.len() / count);
-                Ok(backend.work().seconds - before)
+                parts.truncate(parts.len() / choice.count);
+                Ok(backend.work() - before)
             });
             Ok(measured?.0)
         };
-        let one = seconds(1)?;
+        let plain = |count: usize| Choice { precision, ..Choice::new(rows, count) };
+        let offload = self.offload && card.speed.host > 0.0;
+        let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
+        let one = work(&plain(1))?.seconds;
         // Each further micro-batch takes what the second one does.
-        let whole = if count > 1 { one + (count - 1) as f64 * (seconds(2)? - one) } else { one };
-        let estimate = |again: Arc<[bool]>| {
-            let twice: f64 = parts.iter().zip(&*again).filter(|(_, a)| **a).map(|(p, _)| p.seconds).sum();
-            let choice = Choice { rows, count, precision, again };
-            Estimate { choice, peak: None, seconds: whole + count as f64 * twice }
+        let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
+        let estimate = |choice: Choice| {
+            let of = |what: Saved, cost: &dyn Fn(&Part) -> f64| -> f64 {
+                let those = parts.iter().zip(&*choice.saved).filter(|(_, saved)| **saved == what);
+                count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
+            };
+            let computed = whole + of(Saved::Recomputed, &|part| part.seconds);
+            let copied = of(Saved::Offloaded, &|part| 2.0 * part.bytes as f64 / card.speed.host);
+            let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
+            Estimate { choice, peak: None, seconds }
         };
-        Ok(sets(&parts, SETS).into_iter().map(estimate).collect())
+        let choice = || Choice { saved: vec![Saved::Kept; parts.len()].into(), ..plain(count) };
+        let sets = sets(&parts, SETS);
+        let mut choices: Vec<Choice> = sets.iter().map(|set| choice().recompute(set)).collect();
+        if state > 0.0 {
+            let some = sets.iter().rev().step_by(SETS / 5);
+            choices.extend(some.map(|set| choice().recompute(set).with_offloaded_state()));
+        }
+        if offload {
+            // The earlier ones have longer to come back.
+            let mut ends: Vec<usize> = (1..=QUARTERS).map(|k| parts.len() * k / QUARTERS).collect();
+            ends.dedup();
+            for end in ends.into_iter().filter(|end| *end > 0) {
+                let away: Vec<bool> = (0..parts.len()).map(|k| k < end).collect();
+                choices.push(choice().offload(&away));
+                if state > 0.0 {
+                    choices.push(choice().offload(&away).with_offloaded_state());
+                }
+            }
+        }
+        Ok(choices.into_iter().map(estimate).collect())
     }
 }
 
@@ -281,8 +354,8 @@ impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12}",
-            "rows", "parts", "precision", "again", "peak", "step"
+            "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
+            "rows", "parts", "precision", "again", "offloaded", "peak", "step"
         )?;
         for estimate in self.table.iter().filter(|e| e.peak.is_some()) {
             let Estimate { choice, peak, seconds } = estimate;
@@ -295,11 +368,17 @@ impl fmt::Display for Plan {
             };
             writeln!(
                 f,
-                "{:>5} {:>6} {:>9} {:>12} {:>12} {:>9.1} ms{mark}",
+                "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>9.1} ms{mark}",
                 choice.rows,
                 choice.count,
                 choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
-                format!("{} of {}", choice.recomputed(), choice.again.len()),
+                format!("{} of {}", choice.recomputed(), choice.saved.len()),
+                match (choice.offloaded(), choice.offload_state) {
+                    (0, false) => "-".to_owned(),
+                    (0, true) => "state".to_owned(),
+                    (n, false) => n.to_string(),
+                    (n, true) => format!("{n} + state"),
+                },
                 Bytes(peak.unwrap_or(0)).to_string(),
                 seconds * 1e3,
             )?;
@@ -331,6 +410,7 @@ mod tests {
             let mut optimizer = AdamW::new(net.parameters(), 1e-3);
             let device = device.clone();
             Ok(move |choice: &Choice| {
+                optimizer.offload_state(choice.offload_state);
                 for _ in 0..choice.count {
                     let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
                     let autocast = choice.autocast()?;
@@ -363,10 +443,7 @@ mod tests {
             assert!(best.seconds <= before.seconds, "{best:?} after {before:?}");
             before = best;
         }
-        assert_eq!(
-            before.choice,
-            Choice { again: [false; 3].into(), ..Choice::new(4, 1) }.with_precision(DType::BF16)
-        );
+        assert_eq!(before.choice, Choice::new(4, 1).recompute([false; 3]).with_precision(DType::BF16));
         Ok(())
     }
 }

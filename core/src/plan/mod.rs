@@ -1,7 +1,8 @@
 //! Knowing before running: what a step takes, and how to make it fit.
 //!
 //! - [`dry_run`] runs a step on the null device, through the real pool: its peak is the real one.
-//! - [`Budget`] finds the fastest way to run a step within given bytes; [`segment`] marks what it may compute twice.
+//! - [`Budget`] finds the fastest way to run a step within given bytes; [`segment`] marks what it may compute twice, or
+//!   copy to the host meanwhile.
 //! - [`Profile::card`](crate::backend::null::Profile::card) says what real cards are, without one.
 //!
 //! ```
@@ -30,4 +31,4 @@ mod segment;
 pub use budget::{Budget, Choice, Estimate, Plan};
 pub use dry_run::{DryRun, Peak, dry_run};
 pub use profile::CARDS;
-pub use segment::{Segments, segment};
+pub use segment::{Saved, Segments, segment};

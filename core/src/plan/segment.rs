@@ -2,21 +2,38 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::autograd::{self, checkpoint};
 use crate::backend::null::NullBackend;
 use crate::error::Result;
 use crate::tensor::Tensor;
+use crate::tensor::offload::Away;
+
+/// What becomes of the values that a segment keeps for the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Saved {
+    /// They stay on the device.
+    #[default]
+    Kept,
+    /// They are dropped, and computed again.
+    Recomputed,
+    /// They are copied to memory of the host beside the next segment's work, and back beside the backward pass of the one
+    /// after it.
+    Offloaded,
+}
 
 /// What a plan, or the planner, does with the segments of this thread's forward passes.
 #[derive(Debug, Default)]
 struct Pass {
-    /// Which of them are computed again in the backward pass.
-    again: Arc<[bool]>,
+    saved: Arc<[Saved]>,
     /// The number of the next one.
     next: usize,
     probe: Option<Probe>,
+    /// What is being copied to the host: it leaves the device when the next segment has been enqueued.
+    leaving: Option<Arc<Away>>,
+    /// What the last segment that was offloaded kept.
+    before: Weak<Away>,
 }
 
 /// What one segment costs.
@@ -53,9 +70,9 @@ impl Segments {
         Self { before: PASS.replace(pass), here: PhantomData }
     }
 
-    /// From here on the segments that `again` names are computed again, in the order in which a forward pass meets them.
-    pub(super) fn enter(again: Arc<[bool]>) -> Self {
-        Self::set(Some(Pass { again, ..Pass::default() }))
+    /// From here on this becomes of segments, in the order in which a forward pass meets them.
+    pub(super) fn enter(saved: Arc<[Saved]>) -> Self {
+        Self::set(Some(Pass { saved, ..Pass::default() }))
     }
 
     /// From here on segments are measured, and none is computed again.
@@ -81,7 +98,8 @@ impl Drop for Segments {
 }
 
 /// Runs `body` on `inputs`: a part of a model that a [`Plan`](super::Plan) may choose to compute again in the backward pass,
-/// as a [`checkpoint`] does, to save the memory of what it keeps. Without a plan it is a plain call.
+/// as a [`checkpoint`] does, or to copy to the host meanwhile, to save the memory of what it keeps. Without a plan it is a
+/// plain call.
 ///
 /// A forward pass must meet the same segments in the same order each time; segments inside a segment belong to it.
 ///
@@ -110,11 +128,11 @@ pub fn segment(
     if !autograd::is_enabled() {
         return plain(&body);
     }
-    let Some((again, backend)) = PASS.with_borrow_mut(|pass| {
+    let Some((saved, backend)) = PASS.with_borrow_mut(|pass| {
         let pass = pass.as_mut()?;
-        let again = pass.again.get(pass.next).copied().unwrap_or(false);
-        pass.next = (pass.next + 1) % pass.again.len().max(1);
-        Some((again, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
+        let saved = pass.saved.get(pass.next).copied().unwrap_or_default();
+        pass.next = (pass.next + 1) % pass.saved.len().max(1);
+        Some((saved, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
     }) else {
         return plain(&body);
     };
@@ -123,11 +141,19 @@ pub fn segment(
         let _inside = Segments::set(None);
         body(x)
     };
-    if again {
-        return checkpoint(inputs, whole);
+    match saved {
+        Saved::Kept => {}
+        Saved::Recomputed => {
+            let out = checkpoint(inputs, whole)?;
+            settle();
+            return Ok(out);
+        }
+        Saved::Offloaded => return offloaded(inputs, || plain(&whole)),
     }
     let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
-        return plain(&whole);
+        let out = plain(&whole)?;
+        settle();
+        return Ok(out);
     };
     let (held, spent) = (device.memory().allocated(), backend.work().seconds);
     let out = plain(&whole)?;
@@ -139,6 +165,41 @@ pub fn segment(
         }
     });
     Ok(out)
+}
+
+/// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
+fn settle() {
+    let leaving = PASS.with_borrow_mut(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
+    if let Some(away) = leaving {
+        away.leave();
+    }
+}
+
+/// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
+/// the segment after it, so that the copy runs beside that one's work.
+fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    let (out, mut away) = Away::collect(body);
+    let out = out?;
+    for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
+        away.add(input);
+    }
+    away.keep(&out);
+    away.send()?;
+    settle();
+    let away = Arc::new(away);
+    let before = PASS.with_borrow_mut(|pass| {
+        let pass = pass.as_mut()?;
+        pass.leaving = Some(Arc::clone(&away));
+        Some(std::mem::replace(&mut pass.before, Arc::downgrade(&away)))
+    });
+    let before = before.unwrap_or_default();
+    Ok(autograd::attach("segment", out.detach(), &[&out], move |g, _| {
+        away.fetch()?;
+        if let Some(before) = before.upgrade() {
+            before.fetch()?;
+        }
+        Ok(smallvec::smallvec![Some(g.clone())])
+    }))
 }
 
 /// The sets of segments worth computing again: none saves as many bytes in less time than another. By time; the first

@@ -29,6 +29,12 @@ pub(crate) struct Away {
     storages: Vec<Weak<Storage>>,
 }
 
+impl std::fmt::Debug for Away {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Away({} pieces)", self.storages.len())
+    }
+}
+
 impl Away {
     /// Runs `body`, and collects what it has allocated.
     pub(crate) fn collect<T>(body: impl FnOnce() -> T) -> (T, Self) {
@@ -57,11 +63,6 @@ impl Away {
             let found = weak.upgrade().filter(|s| s.bytes() >= SMALLEST);
             found.is_some_and(|s| !Arc::ptr_eq(&s, &here.inner.storage))
         });
-    }
-
-    /// Bytes that it takes on the device.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.storages.iter().filter_map(Weak::upgrade).map(|s| s.bytes()).sum()
     }
 
     /// Starts copies to the host.

@@ -140,6 +140,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
     pub fn plan(mut self, plan: &Plan) -> Self {
         let choice = &plan.best.choice;
+        self.optimizer.offload_state(choice.offload_state);
         self = self.micro_batch(choice.rows);
         if let Some(dtype) = choice.precision {
             self = self.autocast(dtype);
