@@ -36,6 +36,8 @@ enum Way {
     Checkpointed,
     /// In 16 bits, by PyTorch's lists.
     Mixed,
+    /// Blocks keep their values, and the optimiser its state, in memory of the host.
+    Offloaded,
 }
 
 impl Way {
@@ -52,6 +54,7 @@ fn steps(
     loss: impl Fn(usize) -> CoreResult<Tensor>,
 ) -> CoreResult<()> {
     let count = way.micro_batches();
+    optimizer.offload_state(way == Way::Offloaded);
     for _ in 0..2 {
         for _ in 0..count {
             let autocast = matches!(way, Way::Mixed).then(|| autocast(DType::F16)).transpose()?;
@@ -69,7 +72,8 @@ fn steps(
 /// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
 fn compare(device: &Device, run: impl Fn(&Device, Way) -> CoreResult<()>) -> Result<()> {
     let profile = Profile::of(device);
-    for way in [Way::Plain, Way::Accumulated, Way::Checkpointed, Way::Mixed] {
+    let host = device.backend().reaches_host().then_some(Way::Offloaded);
+    for way in [Way::Plain, Way::Accumulated, Way::Checkpointed, Way::Mixed].into_iter().chain(host) {
         let predicted = dry_run(&profile, |dry| run(dry, way))?;
         ensure!(predicted.out_of_memory.is_none(), "{way:?}: {predicted}");
         let real = Device::with_config(Arc::clone(device.backend()), profile.config);
@@ -146,8 +150,9 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     compare(device, |device, way| {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-        let again = way == Way::Checkpointed;
-        let _segments = Choice::new(8, 1).recompute([again, again]).segments();
+        let of = |this: Way| [way == this; 2];
+        let choice = Choice::new(8, 1).recompute(of(Way::Checkpointed)).offload(of(Way::Offloaded));
+        let _segments = choice.segments();
         steps(net.parameters(), &mut optimizer, way, |count| {
             let [text, next] = passages(8 / count, 32, 65, device)?;
             net.forward(&text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)
@@ -166,6 +171,7 @@ fn training(
     let [text, next] = passages(batch, options.context, options.vocabulary, device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
     Ok(move |choice: &Choice| {
+        optimizer.offload_state(choice.offload_state);
         let mut sum = None;
         for k in 0..choice.count {
             let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows)?.flatten(0, 1);
@@ -197,6 +203,8 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         })
     };
     let all = plan(u64::MAX)?;
+    let offloads = all.table.iter().any(|e| e.choice.offloaded() > 0 && e.choice.offload_state);
+    ensure!(offloads == device.backend().reaches_host(), "what goes to the host: {all}");
     ensure!(all.table.iter().any(|e| e.choice.recomputed() > 0), "no segment was found: {all}");
     let mut peaks: Vec<u64> = all.table.iter().filter_map(|e| e.peak).collect();
     peaks.sort_unstable();
@@ -219,6 +227,20 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
             // Sums of the parts of a batch are taken in another order.
             ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.choice);
         }
+    }
+    // What goes to the host comes back with the same bits, and takes the bytes that were predicted.
+    let away = |e: &&forebay::plan::Estimate| {
+        let Choice { rows, ref saved, offload_state, .. } = e.choice;
+        let count = e.choice.offloaded();
+        rows == BATCH
+            && (count == saved.len() && offload_state
+                || count == saved.len() / 2 && !offload_state && count > 0)
+    };
+    for estimate in all.table.iter().filter(away) {
+        let (got, stats) = losses(&estimate.choice, profile.config)?;
+        ensure!(got == expected, "{}: {got:?}, on the device {expected:?}", estimate.choice);
+        let measured = stats.peak_reserved();
+        ensure!(estimate.peak == Some(measured), "{estimate:?}, measured {measured}");
     }
     match plan(peaks[0] - 1) {
         Err(Error::Budget { needed, .. }) if needed == peaks[0] => Ok(()),
