@@ -58,6 +58,7 @@ impl Training {
 
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
     fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+        self.optimizer.offload_state(choice.offload_state);
         for k in 0..choice.count {
             let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
             let autocast = choice.autocast()?;
@@ -152,14 +153,20 @@ impl Table {
     }
 }
 
-/// `4 x 2 rows, bf16, 12 blocks again`.
+/// `4 x 2 rows, bf16, 12 blocks again, state on the host`.
 fn shown(choice: &Choice) -> String {
     let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
     let again = match choice.recomputed() {
         0 => String::new(),
         blocks => format!(", {blocks} blocks again"),
     };
-    format!("{} x {} rows, {precision}{again}", choice.count, choice.rows)
+    let away = match (choice.offloaded(), choice.offload_state) {
+        (0, false) => String::new(),
+        (0, true) => ", state on the host".to_owned(),
+        (blocks, false) => format!(", {blocks} blocks on the host"),
+        (blocks, true) => format!(", {blocks} blocks and state on the host"),
+    };
+    format!("{} x {} rows, {precision}{again}{away}", choice.count, choice.rows)
 }
 
 fn main() -> Result<ExitCode> {
@@ -189,10 +196,15 @@ fn main() -> Result<ExitCode> {
         config.large_segment_size = 2 << 20;
     }
     let steps = options.steps.unwrap_or(if software { 1 } else { 10 });
+    let device_offloads = device.backend().reaches_host();
     let mut table = Table { sizes, batch: options.batch, steps, device, config, right: true };
     let plain = table.row("plain", &whole, None)?;
     table.row("accumulation 4", &parts, None)?;
-    table.row("checkpointing", &whole.clone().recompute(all.clone()), None)?;
+    table.row("checkpointing", &whole.clone().recompute(&all), None)?;
+    if device_offloads {
+        let away = whole.clone().offload(&all).with_offloaded_state();
+        table.row("offload", &away, None)?;
+    }
     table.row("mixed precision", &whole.with_precision(DType::BF16), None)?;
     table.row("all three", &parts.recompute(all).with_precision(DType::BF16), None)?;
     for percent in &options.budgets {

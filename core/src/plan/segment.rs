@@ -2,6 +2,7 @@
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
 use crate::autograd::{self, checkpoint};
@@ -46,10 +47,10 @@ pub(super) struct Part {
 }
 
 /// Measures segments.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Probe {
     backend: Arc<NullBackend>,
-    seen: Vec<Part>,
+    seen: Rc<RefCell<Vec<Part>>>,
 }
 
 thread_local! {
@@ -72,21 +73,21 @@ impl Segments {
 
     /// From here on this becomes of segments, in the order in which a forward pass meets them.
     pub(super) fn enter(saved: Arc<[Saved]>) -> Self {
-        Self::set(Some(Pass { saved, ..Pass::default() }))
+        // A step may enter its choice by itself: the planner measures it all the same.
+        let probe = PASS.with_borrow(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
+        Self::set(Some(Pass { saved, probe, ..Pass::default() }))
     }
 
     /// From here on segments are measured, and none is computed again.
     pub(super) fn measure(backend: Arc<NullBackend>) -> Self {
-        Self::set(Some(Pass { probe: Some(Probe { backend, seen: Vec::new() }), ..Pass::default() }))
+        Self::set(Some(Pass { probe: Some(Probe { backend, seen: Rc::default() }), ..Pass::default() }))
     }
 
     /// What was measured since [`measure`](Self::measure), or the last call of this.
     pub(super) fn measured(&self) -> Vec<Part> {
-        PASS.with_borrow_mut(|pass| {
-            pass.as_mut()
-                .and_then(|p| p.probe.as_mut())
-                .map(|p| std::mem::take(&mut p.seen))
-                .unwrap_or_default()
+        PASS.with_borrow(|pass| {
+            let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
+            probe.map(|p| p.seen.take()).unwrap_or_default()
         })
     }
 }
@@ -159,9 +160,9 @@ pub fn segment(
     let out = plain(&whole)?;
     let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
     let part = Part { bytes, seconds: backend.work().seconds - spent };
-    PASS.with_borrow_mut(|pass| {
-        if let Some(probe) = pass.as_mut().and_then(|p| p.probe.as_mut()) {
-            probe.seen.push(part);
+    PASS.with_borrow(|pass| {
+        if let Some(probe) = pass.as_ref().and_then(|p| p.probe.as_ref()) {
+            probe.seen.borrow_mut().push(part);
         }
     });
     Ok(out)
