@@ -193,7 +193,7 @@ fn training(
     })
 }
 
-/// The losses of two steps by a choice, over a pool of their own, and its figures.
+/// The losses of three steps by a choice, over a pool of their own, and its figures.
 fn losses(
     device: &Device,
     batch: usize,
@@ -204,7 +204,7 @@ fn losses(
     let real = Device::with_config(Arc::clone(device.backend()), config);
     let mut step = training(batch, options, &real)?;
     let _segments = choice.segments();
-    let losses = [step(choice)?, step(choice)?];
+    let losses = [step(choice)?, step(choice)?, step(choice)?];
     Ok((losses.iter().map(|l| Ok(l.item()?)).collect::<Result<_>>()?, real.memory()))
 }
 
@@ -261,7 +261,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
         let predicted = dry_run(&profile, |dry| {
             let mut step = training(8, &options, dry)?;
             let _segments = choice.segments();
-            [step(&choice)?, step(&choice)?].iter().try_for_each(|loss| loss.item().map(drop))
+            [step(&choice)?, step(&choice)?, step(&choice)?].iter().try_for_each(|loss| loss.item().map(drop))
         })?;
         let (got, stats) = losses(device, 8, &options, &choice, config)?;
         ensure!(got == expected, "{choice}: {got:?}, on the device {expected:?}");
