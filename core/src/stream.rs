@@ -16,8 +16,9 @@ use crate::backend::{Backend, Event, MAX_QUEUES};
 use crate::device::Device;
 use crate::error::Result;
 
-/// The queue of copies between host and device; those of streams are 1 up to this.
-pub(crate) const COPIES: u8 = MAX_QUEUES - 1;
+/// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
+const OUT: u8 = MAX_QUEUES - 2;
+const IN: u8 = MAX_QUEUES - 1;
 
 /// Events of one queue that are kept to be waited for.
 const KEPT: usize = 64;
@@ -83,7 +84,7 @@ impl Stream {
     #[must_use]
     pub fn new(device: &Device) -> Self {
         let lanes = device.lanes();
-        let queues = lanes.queues.saturating_sub(2);
+        let queues = lanes.queues.min(OUT).saturating_sub(1);
         if queues == 0 {
             return Self::default_of(device);
         }
@@ -161,15 +162,14 @@ struct Order {
 #[derive(Debug)]
 pub(crate) struct Uses {
     written: Moment,
+    /// Since then; each queue's last.
     read: SmallVec<[Moment; 2]>,
-    /// The queues that have used it, a bit each.
-    pub(crate) queues: u8,
 }
 
 impl Default for Uses {
     /// Written before streams were in use: by the default one.
     fn default() -> Self {
-        Self { written: Moment { queue: 0, ticket: 1 }, read: SmallVec::new(), queues: 0 }
+        Self { written: Moment { queue: 0, ticket: 1 }, read: SmallVec::new() }
     }
 }
 
@@ -229,14 +229,14 @@ impl Device {
         self.lane(self.queue())
     }
 
-    /// The queue of copies from and to the host; from here on it counts as in use.
-    pub(crate) fn copies(&self) -> u8 {
+    /// The queues of copies to the host and from it; from here on they count as in use.
+    pub(crate) fn copies(&self) -> (u8, u8) {
         let lanes = self.lanes();
-        if lanes.queues <= COPIES {
-            return 0;
+        if lanes.queues <= IN {
+            return (0, 0);
         }
         lanes.active.store(true, Ordering::Release);
-        COPIES
+        (OUT, IN)
     }
 
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
@@ -258,8 +258,17 @@ impl Device {
                 uses.read.push(now);
             }
         }
-        uses.queues |= 1 << queue;
         Ok(())
+    }
+
+    /// The queues, a bit each, whose work on a piece of memory `queue` has not waited for; and itself.
+    pub(crate) fn users(&self, uses: &Uses, queue: u8) -> u8 {
+        let order = self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = &order.seen[usize::from(queue)];
+        // Who wrote has waited for those before, and who read for who wrote.
+        let all = std::iter::once(&uses.written).chain(&uses.read);
+        let unseen = all.filter(|m| m.queue != queue && seen[usize::from(m.queue)] < m.ticket);
+        unseen.fold(1 << queue, |mask, moment| mask | 1 << moment.queue)
     }
 
     /// Lets `queue` wait for all that `other` was given so far.

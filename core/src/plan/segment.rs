@@ -185,8 +185,9 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
         away.add(input);
     }
     away.keep(&out);
-    away.send()?;
+    // Before the copies of this one: the memory of the one before is to wait for its own alone.
     settle();
+    away.send()?;
     let away = Arc::new(away);
     let before = PASS.with_borrow_mut(|pass| {
         let pass = pass.as_mut()?;

@@ -33,14 +33,14 @@ enum Place {
 
 /// A block of the device's pool of host memory.
 struct HostBlock {
-    pool: Pool,
+    device: Device,
     block: Block,
+    uses: Uses,
 }
 
 impl Drop for HostBlock {
     fn drop(&mut self) {
-        // Only the queue of copies uses it.
-        self.pool.free(self.block);
+        free(&self.device, self.device.host_pool(), self.block, &self.uses);
     }
 }
 
@@ -98,15 +98,15 @@ impl Storage {
         let state = &mut *self.lock();
         let Place::Here(block) = state.place else { return Ok(()) };
         let device = &self.device;
-        let copies = device.copies();
-        let pool = device.host_pool();
-        let host = pool.alloc(Request::new(self.bytes).queue(copies))?;
-        let host = HostBlock { pool: pool.clone(), block: host };
+        let (out, _) = device.copies();
+        let host = device.host_pool().alloc(Request::new(self.bytes).queue(out))?;
+        let mut host = HostBlock { device: device.clone(), block: host, uses: Uses::default() };
         if device.streams() {
-            device.order(&mut state.uses, Access::Read, copies)?;
+            device.order(&mut state.uses, Access::Read, out)?;
+            device.order(&mut host.uses, Access::Write, out)?;
         }
-        device.lane(copies)?.copy(words(&host.block), words(&block))?;
-        device.mark(copies)?;
+        device.lane(out)?.copy(words(&host.block), words(&block))?;
+        device.mark(out)?;
         state.place = Place::Both(block, host);
         Ok(())
     }
@@ -117,7 +117,7 @@ impl Storage {
         let Place::Both(block, _) = &state.place else { return };
         let block = *block;
         let scope = self.device.pool().scope_of(&block);
-        free(&self.device, block, &state.uses);
+        free(&self.device, self.device.pool(), block, &state.uses);
         // invariant: the place was matched above
         if let Place::Both(_, host) = std::mem::replace(&mut state.place, Place::Here(block)) {
             state.place = Place::Away(host, scope);
@@ -137,22 +137,24 @@ impl Storage {
 
     fn bring(&self, state: &mut State) -> Result<Block> {
         let device = &self.device;
-        let block = match &state.place {
+        let block = match &mut state.place {
             Place::Here(block) | Place::Both(block, _) => *block,
             Place::Away(host, scope) => {
                 let queue = device.queue();
                 let block = device.pool().alloc(Request::new(self.bytes).queue(queue).scope(*scope))?;
-                let copies = device.copies();
+                let (_, back) = device.copies();
                 state.uses = Uses::default();
-                if device.streams() {
-                    // What the block's own queue did with it before.
-                    device.follow(copies, queue)?;
-                    device.order(&mut state.uses, Access::Write, copies)?;
-                }
-                let copied =
-                    device.lane(copies).and_then(|lane| lane.copy(words(&block), words(&host.block)));
-                copied.inspect_err(|_| free(device, block, &state.uses))?;
-                device.mark(copies)?;
+                let copied = (|| {
+                    if device.streams() {
+                        // What the block's own queue did with it before.
+                        device.follow(back, queue)?;
+                        device.order(&mut state.uses, Access::Write, back)?;
+                        device.order(&mut host.uses, Access::Read, back)?;
+                    }
+                    device.lane(back)?.copy(words(&block), words(&host.block))?;
+                    device.mark(back)
+                })();
+                copied.inspect_err(|_| free(device, device.pool(), block, &state.uses))?;
                 block
             }
         };
@@ -161,11 +163,11 @@ impl Storage {
     }
 }
 
-/// Gives a block back to its pool, with the queues that have used it.
-fn free(device: &Device, block: Block, uses: &Uses) {
+/// Gives a block back to its pool, with the queues that may still use it.
+fn free(device: &Device, pool: &Pool, block: Block, uses: &Uses) {
     match device.streams() {
-        true => device.pool().free_used(block, uses.queues | 1 << block.queue),
-        false => device.pool().free(block),
+        true => pool.free_used(block, device.users(uses, block.queue)),
+        false => pool.free(block),
     }
 }
 
@@ -173,7 +175,9 @@ impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         match &state.place {
-            Place::Here(block) | Place::Both(block, _) => free(&self.device, *block, &state.uses),
+            Place::Here(block) | Place::Both(block, _) => {
+                free(&self.device, self.device.pool(), *block, &state.uses)
+            }
             Place::Away(..) => {}
         }
     }
