@@ -12,6 +12,7 @@ use forebay::device::Device;
 use forebay::prelude::*;
 
 mod compare;
+mod copies;
 mod mlp;
 mod operations;
 mod timing;
@@ -35,7 +36,7 @@ enum Command {
         /// Small sizes: does it run at all.
         #[arg(long)]
         tiny: bool,
-        /// Only groups with one of these names: matmul, elementwise, reduce, alloc, mlp.
+        /// Only groups with one of these names: matmul, elementwise, reduce, alloc, copies, mlp.
         only: Vec<String>,
     },
     /// Prints a table: each of our lines beside the peer's line for the same work.
@@ -59,11 +60,12 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 5] = [
+            let groups: [(&str, Group); 6] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
                 ("alloc", operations::alloc),
+                ("copies", copies::copies),
                 ("mlp", mlp::mlp),
             ];
             for (name, group) in groups {

@@ -271,11 +271,14 @@ impl Device {
         unseen.fold(1 << queue, |mask, moment| mask | 1 << moment.queue)
     }
 
-    /// Lets `queue` wait for all that `other` was given so far.
+    /// Lets `queue` wait for all that `other` was given so far, what the pool has let it wait for among it: that has no
+    /// ticket, so this takes one.
     pub(crate) fn follow(&self, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = order.tickets[usize::from(other)];
-        order.join(self.backend(), queue, Moment { queue: other, ticket })
+        let ticket = &mut order.tickets[usize::from(other)];
+        *ticket += 1;
+        let moment = Moment { queue: other, ticket: *ticket };
+        order.join(self.backend(), queue, moment)
     }
 
     /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.

@@ -233,7 +233,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some((_, bytes)) = self.budget {
             device.pool().set_limit(Some(bytes));
         }
-        let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
         self.model.train(true);
         let mut ended = Ended::Finished;
         while total.is_none_or(|n| self.done.step < n) {
@@ -325,6 +324,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
+        // Anew for each attempt: one that failed midway has left the count of segments anywhere.
+        let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
         if let Some(scaler) = &mut self.scaler {
             scaler.restart()?;
         }
