@@ -11,6 +11,7 @@ mod fragmentation;
 mod growth;
 mod holders;
 mod limit;
+mod offload;
 mod preallocate;
 mod precision;
 mod training;
@@ -54,6 +55,8 @@ enum Question {
     Checkpointing,
     /// What does mixed precision save?
     Precision,
+    /// What does offload to the host save?
+    Offload,
     /// Can a step be given bytes?
     Budget,
 }
@@ -70,6 +73,7 @@ impl Question {
             Self::Accumulation => accumulation::answer(device),
             Self::Checkpointing => checkpointing::answer(device),
             Self::Precision => precision::answer(device),
+            Self::Offload => offload::answer(device),
             Self::Budget => budget::answer(device),
         }
     }

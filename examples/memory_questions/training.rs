@@ -34,6 +34,7 @@ impl Training {
 
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
     pub(crate) fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+        self.optimizer.offload_state(choice.offload_state);
         for part in 0..choice.count {
             let text = self.text.narrow(0, part * choice.rows, choice.rows)?;
             let autocast = choice.autocast()?;

@@ -1,0 +1,24 @@
+//! What keeping values and the optimiser's state in memory of the host saves.
+
+use anyhow::Result;
+use forebay::plan::Choice;
+use forebay::prelude::*;
+
+use crate::training::{BLOCKS, ROWS, compare};
+
+pub(crate) fn answer(device: &Device) -> Result<()> {
+    if !device.backend().reaches_host() {
+        println!("the device reaches no memory of the host");
+        return Ok(());
+    }
+    let whole = || Choice::new(ROWS, 1);
+    compare(
+        device,
+        &[
+            ("everything on the device", whole()),
+            ("the optimiser's state on the host", whole().with_offloaded_state()),
+            ("what every block keeps", whole().offload([true; BLOCKS])),
+            ("both", whole().offload([true; BLOCKS]).with_offloaded_state()),
+        ],
+    )
+}
