@@ -1,0 +1,283 @@
+//! Streams and offload on a device of eight queues that runs nothing, and checks the order of everything: whoever touches
+//! memory must have waited for all who have written it, and a writer for all who have read it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_core::backend::null::{NullBackend, Profile};
+use forebay_core::backend::{
+    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MAX_QUEUES, MatmulCall,
+    Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::Result;
+use forebay_core::memory::Config;
+use forebay_core::nn::{Gpt, GptOptions, Module};
+use forebay_core::optim::{AdamW, Optimizer};
+use forebay_core::plan::Choice;
+use forebay_core::stream::Stream;
+use forebay_core::tensor::Tensor;
+
+const QUEUES: usize = MAX_QUEUES as usize;
+
+/// How many operations of each queue are known to be done before a moment.
+type Clock = [u64; QUEUES];
+
+/// One operation on a range: who, its number in its queue, and whether it wrote.
+#[derive(Clone, Debug)]
+struct Touch {
+    slice: Slice,
+    queue: usize,
+    number: u64,
+    wrote: bool,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    clocks: [Clock; QUEUES],
+    events: Vec<Clock>,
+    touches: Vec<Touch>,
+    races: Vec<String>,
+    waits: usize,
+}
+
+/// The device, or one of its queues.
+#[derive(Debug)]
+struct Checked {
+    inner: Arc<NullBackend>,
+    queue: usize,
+    seen: Arc<Mutex<Seen>>,
+    /// Kernels and which bindings they write.
+    written: Arc<Mutex<Vec<u32>>>,
+}
+
+impl Checked {
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn touch(&self, what: &str, slices: &[(Slice, bool)]) {
+        let seen = &mut *self.seen();
+        let queue = self.queue;
+        seen.clocks[queue][queue] += 1;
+        let (clock, number) = (seen.clocks[queue], seen.clocks[queue][queue]);
+        for (slice, wrote) in slices {
+            let overlaps = |t: &Touch| {
+                let (a, b) = (&t.slice, slice);
+                a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
+            };
+            for t in seen.touches.iter().filter(|t| (t.wrote || *wrote) && overlaps(t)) {
+                if t.queue != queue && clock[t.queue] < t.number {
+                    seen.races.push(format!("{what} on queue {queue} does not wait for {t:?}"));
+                }
+            }
+            // What this one comes after need not be looked at again.
+            if *wrote {
+                let inside = |t: &Touch| {
+                    t.slice.segment == slice.segment
+                        && t.slice.offset >= slice.offset
+                        && t.slice.offset + t.slice.bytes <= slice.offset + slice.bytes
+                };
+                seen.touches.retain(|t| !inside(t));
+            }
+            seen.touches.push(Touch { slice: *slice, queue, number, wrote: *wrote });
+        }
+    }
+}
+
+impl SegmentSource for Checked {
+    fn limits(&self) -> SourceLimits {
+        self.inner.limits()
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        self.inner.device_memory()
+    }
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.alloc_segment(bytes)
+    }
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_segment(segment)
+    }
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve(bytes)
+    }
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.unreserve(segment)
+    }
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.map(segment, offset, bytes)
+    }
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.unmap(segment, offset, bytes)
+    }
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.inner.arrange(pieces)
+    }
+    fn queues(&self) -> u8 {
+        MAX_QUEUES
+    }
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        let mut seen = self.seen();
+        let clock = seen.clocks[usize::from(queue)];
+        seen.events.push(clock);
+        Ok(Event(seen.events.len() as u64 - 1))
+    }
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        let mut seen = self.seen();
+        let known = seen.events[event.0 as usize];
+        seen.waits += 1;
+        for (clock, known) in seen.clocks[usize::from(queue)].iter_mut().zip(known) {
+            *clock = known.max(*clock);
+        }
+        Ok(())
+    }
+    fn fence(&self) -> Result<Fence, SourceError> {
+        self.inner.fence()
+    }
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.fence_wait(fence).map(|()| true)
+    }
+    fn fence_wait(&self, _fence: Fence) -> Result<(), SourceError> {
+        // The host has waited for all queues, and everything after this is after that.
+        let mut seen = self.seen();
+        let all: Clock = std::array::from_fn(|queue| seen.clocks[queue][queue]);
+        seen.clocks = [all; QUEUES];
+        Ok(())
+    }
+}
+
+impl Backend for Checked {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        let id = self.inner.compile(source)?;
+        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.resize(id.0 as usize + 1, u32::MAX);
+        written[id.0 as usize] = forebay_shaders::written(source.wgsl);
+        Ok(id)
+    }
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
+        let slices: Vec<_> =
+            launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
+        self.touch("a kernel", &slices);
+        self.inner.launch(launch)
+    }
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.touch("an upload", &[(dst, true)]);
+        self.inner.upload(dst, data)
+    }
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.touch("a download", &[(src, false)]);
+        self.inner.download(src, data)
+    }
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.touch("a copy", &[(src, false), (dst, true)]);
+        self.inner.copy(dst, src)
+    }
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.touch("a fill", &[(dst, true)]);
+        self.inner.fill(dst, word)
+    }
+    fn flush(&self) -> Result<()> {
+        Ok(())
+    }
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        Ok(Some(Arc::new(Self {
+            inner: Arc::clone(&self.inner),
+            queue: usize::from(number),
+            seen: Arc::clone(&self.seen),
+            written: Arc::clone(&self.written),
+        })))
+    }
+    fn reaches_host(&self) -> bool {
+        true
+    }
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.alloc_host(bytes)
+    }
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_host(segment)
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        // The kernel that follows says what it touches.
+        self.inner.matmul(call)
+    }
+}
+
+/// Runs `work` on such a device, with and without virtual memory, and fails if anything was out of order. It must have
+/// used several queues.
+fn in_order(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    for virtual_memory in [true, false] {
+        let mut profile = Profile::default();
+        if !virtual_memory {
+            profile.source.virtual_memory = None;
+        }
+        let backend = Arc::new(Checked {
+            inner: Arc::new(NullBackend::new(profile)),
+            queue: 0,
+            seen: Arc::default(),
+            written: Arc::default(),
+        });
+        work(&Device::with_config(backend.clone(), Config::default()))?;
+        let seen = backend.seen();
+        assert!(seen.races.is_empty(), "{} races, the first: {}", seen.races.len(), seen.races[0]);
+        assert!(seen.waits > 0, "one queue alone was used");
+    }
+    Ok(())
+}
+
+#[test]
+fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
+    in_order(|device| {
+        let all = (0..6).map(|_| Tensor::ones(&[1 << 18], DType::F32, device)).collect::<Result<Vec<_>>>()?;
+        all.iter().try_for_each(Tensor::offload_)?;
+        for _ in 0..30 {
+            for t in &all {
+                t.add_(1.0)?;
+                t.offload_()?;
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
+    in_order(|device| {
+        let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+        let mut all = vec![Tensor::ones(&[64, 64], DType::F32, device)?; 3];
+        for k in 0..60 {
+            let _on = streams[k % 3].enter();
+            let next = all[all.len() - 1].matmul(&all[all.len() - 3])?.add(&all[k % all.len()])?;
+            next.mul_(0.5)?;
+            all.push(next);
+            if k % 4 == 3 {
+                all.drain(..3);
+            }
+        }
+        Ok(())
+    })
+}
+
+#[test]
+fn a_training_step_with_offload_is_in_order() -> Result<()> {
+    let options = GptOptions { vocabulary: 256, context: 64, layers: 5, heads: 4, width: 64, dropout: 0.1 };
+    in_order(|device| {
+        let net = Gpt::new(&options, device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+        let choice = Choice::new(8, 2).offload([true; 5]).with_offloaded_state();
+        optimizer.offload_state(choice.offload_state);
+        let _segments = choice.segments();
+        for _ in 0..3 {
+            for _ in 0..choice.count {
+                let text = Tensor::zeros(&[8, 64], DType::I64, device)?;
+                net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?.backward()?;
+            }
+            optimizer.step()?;
+            optimizer.zero_grad();
+        }
+        Ok(())
+    })
+}
