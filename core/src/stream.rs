@@ -126,8 +126,7 @@ impl Stream {
         if self.queue == other.queue || self.device != other.device {
             return Ok(());
         }
-        let backend = self.device.backend();
-        Ok(backend.wait_event(self.queue, backend.record(other.queue)?)?)
+        self.device.follow(self.queue, other.queue)
     }
 }
 

@@ -193,12 +193,7 @@ impl Pool {
     /// Takes a block back. The next request on its queue may get it.
     #[inline]
     pub fn free(&self, block: Block) {
-        let mut state = self.shared.lock();
-        match state.heap.find(&block) {
-            Some(slot) if state.heap.home(slot) == block.queue => state.heap.free(slot),
-            Some(slot) => self.free_late(&mut state, slot, bit(block.queue)),
-            None => state.invalid_free(&block),
-        }
+        self.free_used(block, bit(block.queue));
     }
 
     /// Takes a block back that work of these queues (a bit each) has used: work of its own queue that gets it next waits for

@@ -144,17 +144,11 @@ pub fn segment(
     };
     match saved {
         Saved::Kept => {}
-        Saved::Recomputed => {
-            let out = checkpoint(inputs, whole)?;
-            settle();
-            return Ok(out);
-        }
+        Saved::Recomputed => return checkpoint(inputs, whole).inspect(|_| settle()),
         Saved::Offloaded => return offloaded(inputs, || plain(&whole)),
     }
     let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
-        let out = plain(&whole)?;
-        settle();
-        return Ok(out);
+        return plain(&whole).inspect(|_| settle());
     };
     let (held, spent) = (device.memory().allocated(), backend.work().seconds);
     let out = plain(&whole)?;
