@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 
@@ -126,7 +126,8 @@ impl Stream {
         if self.queue == other.queue || self.device != other.device {
             return Ok(());
         }
-        self.device.follow(self.queue, other.queue)
+        let device = &self.device;
+        device.follow(&device.gate(), self.queue, other.queue)
     }
 }
 
@@ -138,7 +139,16 @@ pub(crate) struct Lanes {
     next: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     order: Mutex<Order>,
+    gate: Mutex<()>,
 }
+
+/// What a thread holds from when it binds memory until the work with it is enqueued. Meanwhile nobody else enqueues, records an
+/// event, or moves memory: an operation has its place in its queue, and its addresses are good, when it gets there.
+///
+/// The order of locks: gate, pool, memory of a tensor, order of queues. Under it nothing is allocated, for that may move memory.
+#[derive(Debug)]
+#[must_use = "the gate is open again when this is dropped"]
+pub(crate) struct Gate<'a>(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, ()>);
 
 /// A moment of a queue: how many operations it has been given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -188,6 +198,7 @@ impl Lanes {
             backends: Default::default(),
             // What came before streams were in use counts as one operation.
             order: Mutex::new(Order { tickets: [1; _], ..Order::default() }),
+            gate: Mutex::new(()),
         }
     }
 }
@@ -238,8 +249,14 @@ impl Device {
         (OUT, IN)
     }
 
+    /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped.
+    #[inline]
+    pub(crate) fn gate(&self) -> Gate<'_> {
+        Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
-    pub(crate) fn order(&self, uses: &mut Uses, access: Access, queue: u8) -> Result<()> {
+    pub(crate) fn order(&self, _gate: &Gate<'_>, uses: &mut Uses, access: Access, queue: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
         order.join(self.backend(), queue, uses.written)?;
         if access == Access::Write {
@@ -272,7 +289,7 @@ impl Device {
 
     /// Lets `queue` wait for all that `other` was given so far, what the pool has let it wait for among it: that has no
     /// ticket, so this takes one.
-    pub(crate) fn follow(&self, queue: u8, other: u8) -> Result<()> {
+    pub(crate) fn follow(&self, _gate: &Gate<'_>, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
         let ticket = &mut order.tickets[usize::from(other)];
         *ticket += 1;
@@ -281,7 +298,7 @@ impl Device {
     }
 
     /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
-    pub(crate) fn mark(&self, queue: u8) -> Result<()> {
+    pub(crate) fn mark(&self, _gate: &Gate<'_>, queue: u8) -> Result<()> {
         if self.streams() {
             let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
             order.mark(self.backend(), queue)?;

@@ -1,7 +1,7 @@
 //! Streams and offload on a device of eight queues that runs nothing, and checks the order of everything: whoever touches
 //! memory must have waited for all who have written it, and a writer for all who have read it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
 use forebay_core::backend::null::{NullBackend, Profile};
 use forebay_core::backend::{
@@ -161,6 +161,8 @@ impl Backend for Checked {
         let written = self.written.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
         let slices: Vec<_> =
             launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
+        // Whatever another thread may do between what the core has decided and this, it does.
+        std::thread::yield_now();
         self.touch("a kernel", &slices);
         self.inner.launch(launch)
     }
@@ -258,6 +260,41 @@ fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
             }
         }
         Ok(())
+    })
+}
+
+/// Threads on streams of their own hand tensors round. An event of one queue that another thread asks for must not count as
+/// behind an operation that the first one has begun, and not enqueued.
+#[test]
+fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
+    const THREADS: usize = 4;
+    in_order(|device| {
+        let shared = Tensor::ones(&[64, 64], DType::F32, device)?;
+        let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Tensor>()).unzip();
+        std::thread::scope(|threads| {
+            let workers: Vec<_> = from
+                .into_iter()
+                .enumerate()
+                .map(|(k, from)| {
+                    let (next, shared) = (to[(k + 1) % THREADS].clone(), &shared);
+                    threads.spawn(move || -> Result<()> {
+                        let _on = Stream::new(device).enter();
+                        let mut own = Tensor::ones(&[64, 64], DType::F32, device)?;
+                        for _ in 0..600 {
+                            // Who is done first lets the others find nobody.
+                            let _ = next.send(own.add(shared)?);
+                            let Ok(handed) = from.recv() else { break };
+                            handed.mul_(0.5)?;
+                            own = own.add(&handed)?;
+                        }
+                        Ok(())
+                    })
+                })
+                .collect();
+            drop(to);
+            // invariant: a panic in a thread is one here
+            workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
+        })
     })
 }
 

@@ -15,7 +15,6 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::launch::{self, Params};
 use crate::optim::{Optimizer, clip};
-use crate::stream::Access;
 use crate::tensor::Tensor;
 
 /// Where the buffer has what, in words. The same in amp_update.wgsl and optim_scale.wgsl.
@@ -253,7 +252,7 @@ impl GradScaler {
     pub fn restart(&mut self) -> Result<()> {
         if let Some(state) = self.state.get().filter(|_| !self.optimizers.is_empty()) {
             let flags = state.narrow(0, FLAGS, WORDS - FLAGS)?;
-            flags.device().here()?.fill(flags.bind_bytes(Access::Write)?, 0)?;
+            flags.fill(0)?;
             self.optimizers.clear();
         }
         Ok(())

@@ -52,8 +52,8 @@ impl Tensor {
         let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
         let fresh = target.is_contiguous() && target.layout().offset() == 0;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
-            let (dst, src) = (target.bind_bytes(Access::Write)?, self.bind_bytes(Access::Read)?);
-            return self.device().here()?.copy(dst, src);
+            let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
+            return self.device().here()?.copy(bound[0], bound[1]);
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;

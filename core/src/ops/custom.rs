@@ -223,11 +223,11 @@ impl Call<'_> {
                 ),
             ));
         }
-        let bindings = launch::bindings(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
         // A uniform block has a multiple of 16 bytes.
         let mut params = self.params;
         params.resize(params.len().next_multiple_of(16), 0);
-        device.launch(kernel, &bindings, &params, [x as u32, y as u32, z as u32])?;
+        let bound = launch::bindings(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
+        device.launch(kernel, &bound, &params, [x as u32, y as u32, z as u32])?;
         Ok(outputs)
     }
 }

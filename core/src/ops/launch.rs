@@ -1,5 +1,7 @@
 //! The one point where operations meet the backend: parameters, bindings, the grid.
 
+use std::ops::Deref;
+
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
@@ -7,7 +9,7 @@ use crate::backend::Slice;
 use crate::device::{Device, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::stream::Access;
+use crate::stream::{Access, Gate};
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of the kernels that handle elements one by one.
@@ -110,20 +112,64 @@ pub(crate) fn launch3(
     }
     let device = first.device();
     let kernel = device.kernel(spec)?;
-    let bindings = bindings(kernel, tensors)?;
     let groups = fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })?;
-    device.launch(kernel, &bindings, params.align().bytes(), groups)
+    let bound = bindings(kernel, tensors)?;
+    device.launch(kernel, &bound, params.align().bytes(), groups)
+}
+
+/// What an operation touches, for as long as it takes to enqueue it: its order among the queues is kept, and nothing moves.
+#[must_use = "the addresses are good while this lives"]
+pub(crate) struct Bound<'a> {
+    slices: SmallVec<[Slice; 8]>,
+    _gate: Gate<'a>,
+}
+
+impl Deref for Bound<'_> {
+    type Target = [Slice];
+
+    fn deref(&self) -> &[Slice] {
+        &self.slices
+    }
 }
 
 /// What a kernel binds of tensors, in order.
-pub(crate) fn bindings(kernel: Kernel, tensors: &[&Tensor]) -> Result<SmallVec<[Slice; 8]>> {
+pub(crate) fn bindings<'a>(kernel: Kernel, tensors: &[&'a Tensor]) -> Result<Bound<'a>> {
     let access = |at: usize| match kernel.written.checked_shr(at as u32).unwrap_or(1) & 1 {
         0 => Access::Read,
         _ => Access::Write,
     };
-    tensors.iter().enumerate().map(|(at, t)| t.bind(access(at))).collect()
+    bind(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
+}
+
+/// The memory of tensors of one device, in order, for an operation on all of it that this thread enqueues while it holds the
+/// result. It is brought back to the device first, where it is not there.
+pub(crate) fn bind<'a, T>(tensors: T) -> Result<Bound<'a>>
+where
+    T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
+{
+    let Some((first, _)) = tensors.clone().into_iter().next() else {
+        return Err(Error::argument("launch", "an operation on no tensors"));
+    };
+    loop {
+        let gate = first.device().gate();
+        let slices = tensors.clone().into_iter().map(|(t, access)| t.bind(access, &gate));
+        if let Some(slices) = slices.collect::<Result<Option<_>>>()? {
+            return Ok(Bound { slices, _gate: gate });
+        }
+        drop(gate);
+        tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
+    }
+}
+
+/// The bytes of contiguous tensors of one device, for a copy or the like; as [`bind`].
+pub(crate) fn bind_bytes<'a, const N: usize>(tensors: [(&'a Tensor, Access); N]) -> Result<Bound<'a>> {
+    let mut bound = bind(tensors)?;
+    for (slice, (t, _)) in bound.slices.iter_mut().zip(tensors) {
+        *slice = t.bytes_in(*slice);
+    }
+    Ok(bound)
 }
 
 /// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.

@@ -128,8 +128,7 @@ fn by_library(
     b: (&Tensor, Matrices),
     out: &Tensor,
 ) -> Result<bool> {
-    let (slice_a, slice_b) = (a.0.bind(Access::Read)?, b.0.bind(Access::Read)?);
-    let slice_c = out.bind(Access::Write)?;
+    let bound = launch::bind([(a.0, Access::Read), (b.0, Access::Read), (out, Access::Write)])?;
     let operand = |slice: Slice, (t, m): (&Tensor, Matrices), index: usize| MatrixOperand {
         segment: slice.segment,
         offset: slice.offset + ((m.offset + index * m.outer) * t.dtype().size()) as u64,
@@ -146,9 +145,9 @@ fn by_library(
             n: e.n as u64,
             k: e.k as u64,
             batch: inner as u64,
-            a: operand(slice_a, a, index),
-            b: operand(slice_b, b, index),
-            c: operand(slice_c, (out, c), index),
+            a: operand(bound[0], a, index),
+            b: operand(bound[1], b, index),
+            c: operand(bound[2], (out, c), index),
             beta: 0.0,
         };
         if !out.device().here()?.matmul(&call)? {

@@ -4,10 +4,12 @@ use half::{bf16, f16};
 
 use super::{Layout, Tensor};
 use crate::autograd;
+use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::launch;
 use crate::stream::Access;
 
 impl Tensor {
@@ -56,14 +58,16 @@ impl Tensor {
         if data.is_empty() {
             return Ok(());
         }
-        let mut dst = self.bind_bytes(Access::Write)?;
-        if data.len().is_multiple_of(4) {
-            return self.device().here()?.upload(dst, data);
-        }
-        dst.bytes = dst.bytes.next_multiple_of(4);
-        let mut padded = data.to_vec();
-        padded.resize(dst.bytes as usize, 0);
-        self.device().here()?.upload(dst, &padded)
+        let lane = self.device().here()?;
+        self.with_bytes(Access::Write, |mut dst| {
+            if data.len().is_multiple_of(4) {
+                return lane.upload(dst, data);
+            }
+            dst.bytes = dst.bytes.next_multiple_of(4);
+            let mut padded = data.to_vec();
+            padded.resize(dst.bytes as usize, 0);
+            lane.upload(dst, &padded)
+        })
     }
 
     /// A tensor that holds one number everywhere.
@@ -89,15 +93,20 @@ impl Tensor {
             DType::I64 => return out.fill_words([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
             DType::F64 => return out.fill_words([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
         };
-        let mut dst = out.bind_bytes(Access::Write)?;
-        dst.bytes = dst.bytes.next_multiple_of(4);
-        device.here()?.fill(dst, word)?;
+        out.fill(word)?;
         Ok(out)
+    }
+
+    /// Writes a word all over a contiguous tensor, and over what is left of its last one.
+    pub(crate) fn fill(&self, word: u32) -> Result<()> {
+        let bound = launch::bind_bytes([(self, Access::Write)])?;
+        let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
+        self.device().here()?.fill(dst, word)
     }
 
     fn fill_words(self, words: [u32; 2]) -> Result<Self> {
         if words[0] == words[1] {
-            self.device().here()?.fill(self.bind_bytes(Access::Write)?, words[0])?;
+            self.fill(words[0])?;
             return Ok(self);
         }
         let one = Self::from_bytes(bytemuck::cast_slice(&words), &[1], self.dtype(), self.device())?;
@@ -180,10 +189,11 @@ impl Tensor {
         // Copies start at whole words.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
-        let mut src = source.bind_bytes(Access::Read)?;
-        src.bytes = src.bytes.next_multiple_of(4);
-        let mut data = vec![0; src.bytes as usize];
-        self.device().here()?.download(src, &mut data)?;
+        let mut data = vec![0; length.next_multiple_of(4)];
+        let lane = self.device().here()?;
+        source.with_bytes(Access::Read, |src| {
+            lane.download(Slice { bytes: data.len() as u64, ..src }, &mut data)
+        })?;
         data.truncate(length);
         Ok(data)
     }

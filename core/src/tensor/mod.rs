@@ -8,7 +8,8 @@ use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::stream::Access;
+use crate::ops::launch;
+use crate::stream::{Access, Gate};
 
 mod create;
 mod format;
@@ -164,17 +165,26 @@ impl Tensor {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
-    /// What a kernel binds: the whole storage, from an aligned offset. The kernel is to be enqueued next, by this thread.
-    pub(crate) fn bind(&self, access: Access) -> Result<Slice> {
-        self.inner.storage.bind(access)
+    /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
+    pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
+        self.inner.storage.bind(access, gate)
     }
 
-    /// The bytes of a contiguous tensor in its segment, for a copy or the like that is enqueued next.
-    pub(crate) fn bind_bytes(&self, access: Access) -> Result<Slice> {
-        let Slice { segment, offset, .. } = self.bind(access)?;
+    /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.
+    pub(crate) fn with_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
+        let bound = launch::bind_bytes([(self, access)])?;
+        let slice = bound[0];
+        drop(bound);
+        let done = work(slice);
+        self.inner.storage.enqueued(access)?;
+        done
+    }
+
+    /// The bytes of a contiguous tensor, in what its storage was bound to.
+    pub(crate) fn bytes_in(&self, Slice { segment, offset, .. }: Slice) -> Slice {
         let size = self.dtype().size();
         let offset = offset + (self.layout().offset() * size) as u64;
-        Ok(Slice { segment, offset, bytes: (self.numel() * size) as u64 })
+        Slice { segment, offset, bytes: (self.numel() * size) as u64 }
     }
 
     /// The other operand of an operation must be on the same device.

@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request};
-use crate::stream::{Access, Uses};
+use crate::stream::{Access, Gate, Uses};
 
 /// A piece of memory, given back when the last tensor over it is dropped.
 pub(crate) struct Storage {
@@ -61,7 +61,7 @@ impl Storage {
         let block = device.pool().alloc(Request::new(bytes).queue(device.queue()))?;
         let mut uses = Uses::default();
         if device.streams() {
-            device.order(&mut uses, Access::Write, block.queue)?;
+            device.order(&device.gate(), &mut uses, Access::Write, block.queue)?;
         }
         Ok(Self {
             device: device.clone(),
@@ -78,35 +78,53 @@ impl Storage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory, for an operation that this thread enqueues next: it is on the device, and behind what other queues do
-    /// with it.
-    pub(super) fn bind(&self, access: Access) -> Result<Slice> {
+    /// The memory, for an operation that this thread enqueues while it holds the gate: it is behind what other queues do with
+    /// it. `None` if it is not on the device: then [`fetch`](Self::fetch) comes first, without the gate.
+    pub(super) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         let state = &mut *self.lock();
         let block = match &state.place {
             Place::Here(block) => *block,
-            Place::Both(block, _) if access == Access::Read => *block,
-            Place::Both(..) | Place::Away(..) => self.bring(state)?,
+            Place::Both(block, _) => *block,
+            Place::Away(..) => return Ok(None),
         };
-        if self.device.streams() {
-            self.device.order(&mut state.uses, access, self.device.queue())?;
+        if access == Access::Write {
+            // What the host has is not the same any more.
+            state.place = Place::Here(block);
         }
-        Ok(slice(&block))
+        if self.device.streams() {
+            self.device.order(gate, &mut state.uses, access, self.device.queue())?;
+        }
+        Ok(Some(slice(&block)))
+    }
+
+    /// An operation that was enqueued without the gate has been given to its queue by now.
+    pub(super) fn enqueued(&self, access: Access) -> Result<()> {
+        if self.device.streams() {
+            let gate = self.device.gate();
+            self.device.order(&gate, &mut self.lock().uses, access, self.device.queue())?;
+        }
+        Ok(())
     }
 
     /// Starts a copy to memory of the host. The block stays until [`leave`](Self::leave).
     pub(crate) fn send(&self) -> Result<()> {
-        let state = &mut *self.lock();
-        let Place::Here(block) = state.place else { return Ok(()) };
         let device = &self.device;
+        if !matches!(self.lock().place, Place::Here(_)) {
+            return Ok(());
+        }
         let (out, _) = device.copies();
         let host = device.host_pool().alloc(Request::new(self.bytes).queue(out))?;
         let mut host = HostBlock { device: device.clone(), block: host, uses: Uses::default() };
+        let gate = device.gate();
+        let state = &mut *self.lock();
+        // Another thread may have been faster.
+        let Place::Here(block) = state.place else { return Ok(()) };
         if device.streams() {
-            device.order(&mut state.uses, Access::Read, out)?;
-            device.order(&mut host.uses, Access::Write, out)?;
+            device.order(&gate, &mut state.uses, Access::Read, out)?;
+            device.order(&gate, &mut host.uses, Access::Write, out)?;
         }
         device.lane(out)?.copy(words(&host.block), words(&block))?;
-        device.mark(out)?;
+        device.mark(&gate, out)?;
         state.place = Place::Both(block, host);
         Ok(())
     }
@@ -126,40 +144,47 @@ impl Storage {
 
     /// Starts to bring the contents back, if they are on the host.
     pub(crate) fn fetch(&self) -> Result<()> {
+        let device = &self.device;
+        let scope = {
+            let state = &mut *self.lock();
+            match &state.place {
+                Place::Here(_) => return Ok(()),
+                Place::Both(block, _) => {
+                    state.place = Place::Here(*block);
+                    return Ok(());
+                }
+                Place::Away(_, scope) => *scope,
+            }
+        };
+        let queue = device.queue();
+        let block = device.pool().alloc(Request::new(self.bytes).queue(queue).scope(scope))?;
+        let (_, back) = device.copies();
+        let mut uses = Uses::default();
+        let gate = device.gate();
         let state = &mut *self.lock();
-        if matches!(state.place, Place::Here(_)) { Ok(()) } else { self.bring(state).map(drop) }
+        let Place::Away(host, _) = &mut state.place else {
+            // Another thread was faster.
+            device.pool().free(block);
+            return Ok(());
+        };
+        let copied = (|| {
+            if device.streams() {
+                // What the block's own queue did with it before.
+                device.follow(&gate, back, queue)?;
+                device.order(&gate, &mut uses, Access::Write, back)?;
+                device.order(&gate, &mut host.uses, Access::Read, back)?;
+            }
+            device.lane(back)?.copy(words(&block), words(&host.block))?;
+            device.mark(&gate, back)
+        })();
+        copied.inspect_err(|_| free(device, device.pool(), block, &uses))?;
+        *state = State { place: Place::Here(block), uses };
+        Ok(())
     }
 
     /// Whether the contents are on the host alone.
     pub(super) fn is_away(&self) -> bool {
         matches!(self.lock().place, Place::Away(..))
-    }
-
-    fn bring(&self, state: &mut State) -> Result<Block> {
-        let device = &self.device;
-        let block = match &mut state.place {
-            Place::Here(block) | Place::Both(block, _) => *block,
-            Place::Away(host, scope) => {
-                let queue = device.queue();
-                let block = device.pool().alloc(Request::new(self.bytes).queue(queue).scope(*scope))?;
-                let (_, back) = device.copies();
-                state.uses = Uses::default();
-                let copied = (|| {
-                    if device.streams() {
-                        // What the block's own queue did with it before.
-                        device.follow(back, queue)?;
-                        device.order(&mut state.uses, Access::Write, back)?;
-                        device.order(&mut host.uses, Access::Read, back)?;
-                    }
-                    device.lane(back)?.copy(words(&block), words(&host.block))?;
-                    device.mark(back)
-                })();
-                copied.inspect_err(|_| free(device, device.pool(), block, &state.uses))?;
-                block
-            }
-        };
-        state.place = Place::Here(block);
-        Ok(block)
     }
 }
 
