@@ -7,13 +7,15 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch, Limits,
-    MAX_QUEUES, MatmulCall, Piece, Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    MAX_QUEUES, MatmulCall, Peak, Piece, Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Stamp,
 };
 use forebay_core::error::{Error, Result};
 
 use crate::cache::DiskCache;
+use crate::clock::Clock;
 use crate::context::{Context, Pinned, Stream};
-use crate::driver::{Driver, Unavailable};
+use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
 use crate::matmul::Matmul;
@@ -40,6 +42,7 @@ struct Device {
     total: u64,
     fences: Fences,
     events: Events,
+    clock: Clock,
     kernels: Kernels,
     /// Page-locked memory that was lent, by its address.
     host: Mutex<HashMap<u64, Pinned>>,
@@ -140,6 +143,7 @@ impl CudaBackend {
                 subgroup_size: (warp, warp),
                 max_params: MAX_PARAMS as u32,
             },
+            peak: peak(device, arch),
         };
         let context = Context::retain(device)?;
         let addresses = match is_set("FOREBAY_CUDA_VMM") {
@@ -151,6 +155,7 @@ impl CudaBackend {
             total,
             fences: Fences::default(),
             events: Events::default(),
+            clock: Clock::default(),
             kernels: Kernels::new(arch, DiskCache::from_env()),
             host: Mutex::default(),
             addresses,
@@ -315,6 +320,14 @@ impl Backend for CudaBackend {
         Ok(Some(Arc::new(Self { queue, device: Arc::clone(&self.device) })))
     }
 
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        Ok(Some(self.device.clock.stamp(&self.device.context, &self.queue.stream)?))
+    }
+
+    fn read_stamps(&self) -> Result<Vec<f64>> {
+        Ok(self.device.clock.read()?)
+    }
+
     fn reaches_host(&self) -> bool {
         true
     }
@@ -344,6 +357,28 @@ impl Backend for CudaBackend {
 
     fn multiplies(&self) -> bool {
         self.queue.matmul.is_present(&self.device.context)
+    }
+}
+
+/// By the clocks and widths that the driver tells.
+fn peak(device: driver::Device, arch: u32) -> Peak {
+    let value = |attribute| device.attribute(attribute).ok().filter(|&value| value > 0).map(f64::from);
+    let memory = value(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
+        .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH));
+    // Dense products of 16-bit floats with sums in f32, a multiprocessor and clock (NVIDIA's architecture papers).
+    let each = match arch {
+        80 | 87 => Some(2048.0),
+        86 | 89 | 120 | 121 => Some(512.0),
+        90 => Some(4096.0),
+        100 | 101 | 103 => Some(8192.0),
+        _ => None,
+    };
+    let clocks = value(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
+        .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE));
+    Peak {
+        // Two transfers a clock; kHz and bits.
+        bytes: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
+        flops: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
     }
 }
 

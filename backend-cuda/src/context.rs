@@ -227,11 +227,19 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that also keeps when the device has passed it.
+    pub(crate) fn timed(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, SourceError> {
         context.make_current()?;
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags) })?;
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
@@ -240,6 +248,22 @@ impl Event {
         self.context.make_current()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+    }
+
+    /// Nanoseconds from another timed event to this one, both passed.
+    pub(crate) fn since(&self, before: &Event) -> Result<f64, SourceError> {
+        self.context.make_current()?;
+        type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
+        let mut ms = 0.0;
+        // SAFETY: the symbol was found when the driver was loaded, and has this type in every version; cudarc binds only the
+        // second one, which drivers before 12.8 lack. Both events live; the function writes one float.
+        let code = unsafe {
+            match sys::culib().get::<Elapsed>(b"cuEventElapsedTime") {
+                Ok(elapsed) => elapsed(&mut ms, before.raw, self.raw),
+                Err(_) => CUresult::CUDA_ERROR_NOT_FOUND,
+            }
+        };
+        check("cuEventElapsedTime", code).map(|()| f64::from(ms) * 1e6)
     }
 
     /// Whether the device has passed it.

@@ -20,6 +20,7 @@
 
 mod backend;
 mod cache;
+mod clock;
 mod context;
 mod driver;
 mod fences;

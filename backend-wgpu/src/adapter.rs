@@ -1,6 +1,6 @@
 //! Which adapters there are, what they can do, and how one is opened.
 
-use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, SourceLimits};
+use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, Peak, SourceLimits};
 use forebay_core::error::{Error, Result};
 
 use crate::backend::WgpuBackend;
@@ -189,6 +189,7 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         | wgpu::Features::SHADER_INT64_ATOMIC_MIN_MAX
         | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
         | wgpu::Features::TIMESTAMP_QUERY
+        | wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
         // Memory of the host that the device copies from and to: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = candidate.adapter.features() & wanted;
@@ -222,6 +223,8 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         software: candidate.software(),
         features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
         limits: launch_limits(&limits, &candidate.info),
+        // No API tells it.
+        peak: Peak::default(),
     };
     let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
     let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);

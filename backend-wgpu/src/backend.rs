@@ -5,13 +5,14 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource,
-    Slice, SourceError, SourceLimits,
+    Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
 
 use crate::adapter::{self, Found};
 use crate::bind::{BindGroups, Layouts};
+use crate::clock::Clock;
 use crate::gpu::{Gpu, lock};
 use crate::kernel::{self, Kernel};
 use crate::params::Params;
@@ -36,6 +37,7 @@ pub struct WgpuBackend {
     kernels: RwLock<Vec<Arc<Kernel>>>,
     words: Words,
     readbacks: Readbacks,
+    clock: Clock,
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
     state: Mutex<State>,
@@ -89,6 +91,7 @@ impl WgpuBackend {
             kernels: RwLock::default(),
             words: Words::default(),
             readbacks: Readbacks::default(),
+            clock: Clock::default(),
             completed,
             state: Mutex::new(State { recorder, groups: BindGroups::default() }),
         }
@@ -317,6 +320,23 @@ impl Backend for WgpuBackend {
     fn flush(&self) -> Result<()> {
         lock(&self.state).recorder.submit()?;
         Ok(())
+    }
+
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        if !self.gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
+            return Ok(None);
+        }
+        Ok(Some(self.clock.stamp(&self.gpu, lock(&self.state).recorder.encoder())?))
+    }
+
+    fn read_stamps(&self) -> Result<Vec<f64>> {
+        let submit = |resolve: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
+            let recorder = &mut lock(&self.state).recorder;
+            resolve(recorder.encoder());
+            let fence = recorder.submit()?;
+            Ok(recorder.submission(fence).map(|(_, index)| index))
+        };
+        Ok(self.clock.read(&self.gpu, &self.readbacks, submit)?)
     }
 
     fn reaches_host(&self) -> bool {

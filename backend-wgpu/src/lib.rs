@@ -13,6 +13,7 @@
 mod adapter;
 mod backend;
 mod bind;
+mod clock;
 mod gpu;
 mod kernel;
 mod params;

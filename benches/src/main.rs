@@ -13,6 +13,7 @@ use forebay::prelude::*;
 
 mod compare;
 mod copies;
+mod gpt;
 mod mlp;
 mod operations;
 mod timing;
@@ -36,7 +37,10 @@ enum Command {
         /// Small sizes: does it run at all.
         #[arg(long)]
         tiny: bool,
-        /// Only groups with one of these names: matmul, elementwise, reduce, alloc, copies, mlp.
+        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
+        #[arg(long)]
+        profile: Option<PathBuf>,
+        /// Only groups with one of these names: matmul, elementwise, reduce, alloc, copies, mlp, gpt.
         only: Vec<String>,
     },
     /// Prints a table: each of our lines beside the peer's line for the same work.
@@ -51,7 +55,7 @@ enum Command {
 
 fn main() -> Result<()> {
     match Cli::parse().command {
-        Command::Run { device, tiny, only } => {
+        Command::Run { device, tiny, profile, only } => {
             let device = match device {
                 Some(id) => Device::open(&id)?,
                 None => Device::best()?,
@@ -73,7 +77,7 @@ fn main() -> Result<()> {
                     group(&bench)?;
                 }
             }
-            Ok(())
+            if wanted("gpt") { gpt::gpt(&bench, profile.as_deref()) } else { Ok(()) }
         }
         Command::Compare { ours, peer } => compare::table(&ours, &peer),
     }

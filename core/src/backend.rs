@@ -35,7 +35,23 @@ pub struct DeviceInfo {
     pub features: Features,
     /// What its launches must keep within.
     pub limits: Limits,
+    /// What it can do at most, by its data sheet.
+    pub peak: Peak,
 }
+
+/// What a device can do in a second at most, where the driver tells enough to know: what profiles are set against.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Peak {
+    /// Bytes of its memory.
+    pub bytes: Option<f64>,
+    /// Operations of dense products of 16-bit floats, at the highest clock (data sheets may assume a lower one: 989 TFLOP/s of
+    /// 1,070 for an H100).
+    pub flops: Option<f64>,
+}
+
+/// A reading of a device's clock, when a queue has come to it: the number of those since they were last read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stamp(pub u32);
 
 /// What kernels may use on a device. Every one has been tried, where a driver's word is not enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -190,6 +206,16 @@ pub trait Backend: SegmentSource {
     fn fill(&self, dst: Slice, word: u32) -> Result<()>;
     /// Hands everything enqueued so far to the device, without waiting.
     fn flush(&self) -> Result<()>;
+
+    /// Enqueues a reading of the device's clock; `None` where it has none.
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        Ok(None)
+    }
+    /// What all stamps of all queues have read, in nanoseconds on one scale, in the order of their numbers; they are
+    /// forgotten then. Blocking.
+    fn read_stamps(&self) -> Result<Vec<f64>> {
+        Ok(Vec::new())
+    }
 
     /// One of the device's [queues](SegmentSource::queues): a backend that enqueues there, over the same segments and
     /// kernels. `None` where it is this one, for a device with one queue.

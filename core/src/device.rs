@@ -10,6 +10,7 @@ use crate::backend::{Backend, DeviceInfo, KernelId, KernelSource, Launch, Slice}
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Config, HostSource, Pool, Stats};
+use crate::profile::{Recording, Work};
 use crate::stream::Lanes;
 
 /// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
@@ -26,7 +27,10 @@ struct Inner {
     lanes: Lanes,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
+    /// By the kernel's number.
+    labels: RwLock<Vec<Arc<str>>>,
     random: Mutex<RandomState>,
+    recording: Recording,
     name: String,
 }
 
@@ -97,7 +101,9 @@ impl Device {
                 lanes,
                 kernels: RwLock::default(),
                 custom: RwLock::default(),
+                labels: RwLock::default(),
                 random,
+                recording: Recording::default(),
                 name,
             }),
         }
@@ -143,6 +149,10 @@ impl Device {
 
     pub(crate) fn lanes(&self) -> &Lanes {
         &self.inner.lanes
+    }
+
+    pub(crate) fn recording(&self) -> &Recording {
+        &self.inner.recording
     }
 
     /// What tells it from other devices while it lives.
@@ -211,8 +221,7 @@ impl Device {
         let wgsl = forebay_shaders::render(spec)
             .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
         let source = KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[] };
-        let kernel =
-            Kernel { id: self.inner.backend.compile(&source)?, written: forebay_shaders::written(&wgsl) };
+        let kernel = self.compile(&source)?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
         Ok(kernel)
     }
@@ -229,10 +238,20 @@ impl Device {
         if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(kernel);
         }
-        let id = self.inner.backend.compile(&KernelSource { label, wgsl, entry: "main", overrides })?;
-        let kernel = Kernel { id, written: forebay_shaders::written(wgsl) };
+        let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides })?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, kernel);
         Ok(kernel)
+    }
+
+    fn compile(&self, source: &KernelSource<'_>) -> Result<Kernel> {
+        let id = self.inner.backend.compile(source)?;
+        let mut labels = self.inner.labels.write().unwrap_or_else(PoisonError::into_inner);
+        let at = id.0 as usize;
+        if labels.len() <= at {
+            labels.resize(at + 1, Arc::from(""));
+        }
+        labels[at] = source.label.into();
+        Ok(Kernel { id, written: forebay_shaders::written(source.wgsl) })
     }
 
     /// Enqueues a kernel on the queue of this thread.
@@ -243,6 +262,11 @@ impl Device {
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
-        self.here()?.launch(&Launch { kernel: kernel.id, bindings, params, groups })
+        let work = || {
+            let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+            let name = labels.get(kernel.id.0 as usize).map_or_else(|| "".into(), Arc::clone);
+            Work { name, bytes: bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
+        };
+        self.enqueue(work, |lane| lane.launch(&Launch { kernel: kernel.id, bindings, params, groups }))
     }
 }

@@ -17,6 +17,7 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod plan;
+pub mod profile;
 pub mod stream;
 pub mod tensor;
 pub mod train;

@@ -159,7 +159,12 @@ int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ENTER(); retu
 int cuEventCreate(void **event, unsigned flags) {
     ENTER();
     *event = calloc(1, sizeof(Event));
-    return flags == 2 ? OK : INVALID;
+    return flags == 2 || flags == 0 ? OK : INVALID;
+}
+int cuEventElapsedTime(float *ms, void *start, void *end) {
+    ENTER();
+    *ms = (float)((double)((Event *)end)->at - (double)((Event *)start)->at);
+    return OK;
 }
 int cuEventDestroy_v2(void *event) { ENTER(); free(event); return OK; }
 int cuEventRecord(void *event, void *stream) {

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Slice,
+    Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak,
+    Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -178,6 +179,7 @@ impl NullBackend {
             software: profile.software,
             features: profile.features,
             limits: profile.limits,
+            peak: Peak::default(),
         };
         Self {
             info,

@@ -9,6 +9,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::profile::Work;
 use crate::stream::Access;
 use crate::tensor::Tensor;
 use crate::tensor::layout::collapse;
@@ -53,7 +54,8 @@ impl Tensor {
         let fresh = target.is_contiguous() && target.layout().offset() == 0;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
-            return self.device().here()?.copy(bound[0], bound[1]);
+            let work = || Work::bytes("copy", 2 * bound[1].bytes);
+            return self.device().enqueue(work, |lane| lane.copy(bound[0], bound[1]));
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;

@@ -16,6 +16,7 @@ use crate::backend::{MatmulCall, MatrixOperand, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::profile::Work;
 use crate::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse, numel};
 use crate::tensor::{Dims, Tensor};
@@ -150,7 +151,13 @@ fn by_library(
             c: operand(bound[2], (out, c), index),
             beta: 0.0,
         };
-        if !out.device().here()?.matmul(&call)? {
+        let work = || Work {
+            name: format!("matmul {} {}x{}x{}x{}", call.dtype, call.batch, call.m, call.n, call.k).into(),
+            bytes: (call.batch * (call.m * call.k + call.k * call.n + call.m * call.n))
+                * call.dtype.size() as u64,
+            flops: 2 * call.batch * call.m * call.n * call.k,
+        };
+        if !out.device().offer(work, |lane| lane.matmul(&call))? {
             // The kernels then write everything again.
             return Ok(false);
         }

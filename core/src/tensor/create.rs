@@ -10,6 +10,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::launch;
+use crate::profile::Work;
 use crate::stream::Access;
 
 impl Tensor {
@@ -58,15 +59,17 @@ impl Tensor {
         if data.is_empty() {
             return Ok(());
         }
-        let lane = self.device().here()?;
+        let send = |dst: Slice, data: &[u8]| {
+            self.device().enqueue(|| Work::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
+        };
         self.with_bytes(Access::Write, |mut dst| {
             if data.len().is_multiple_of(4) {
-                return lane.upload(dst, data);
+                return send(dst, data);
             }
             dst.bytes = dst.bytes.next_multiple_of(4);
             let mut padded = data.to_vec();
             padded.resize(dst.bytes as usize, 0);
-            lane.upload(dst, &padded)
+            send(dst, &padded)
         })
     }
 
@@ -101,7 +104,7 @@ impl Tensor {
     pub(crate) fn fill(&self, word: u32) -> Result<()> {
         let bound = launch::bind_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
-        self.device().here()?.fill(dst, word)
+        self.device().enqueue(|| Work::bytes("fill", dst.bytes), |lane| lane.fill(dst, word))
     }
 
     fn fill_words(self, words: [u32; 2]) -> Result<Self> {
@@ -190,9 +193,10 @@ impl Tensor {
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
-        let lane = self.device().here()?;
+        let bytes = data.len() as u64;
+        let work = || Work::bytes("download", bytes);
         source.with_bytes(Access::Read, |src| {
-            lane.download(Slice { bytes: data.len() as u64, ..src }, &mut data)
+            self.device().enqueue(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
         })?;
         data.truncate(length);
         Ok(data)

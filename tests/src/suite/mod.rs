@@ -26,6 +26,7 @@ mod host;
 mod memory;
 mod plan;
 mod pointwise;
+mod profile;
 mod random;
 mod runs;
 mod scaler;
@@ -63,6 +64,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
     ("plan", plan::TESTS),
+    ("profile", profile::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("runs", runs::TESTS),

@@ -1,0 +1,110 @@
+//! A training step of GPT-2 124M: the row that everyone compares.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use forebay::amp::autocast;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::nn::{Gpt, GptOptions, Module};
+use forebay::optim::{AdamW, Optimizer};
+use forebay::plan::Choice;
+use forebay::profile::Profiler;
+use forebay::tensor::Tensor;
+use serde_json::json;
+
+use crate::timing::{Bench, median};
+
+/// Steps before the first that counts, and those that count.
+const WARM_UP: usize = 5;
+const STEPS: usize = 20;
+
+struct Training {
+    net: Gpt,
+    optimizer: AdamW,
+    text: Tensor,
+    next: Tensor,
+    /// The 16-bit type of mixed precision.
+    low: Option<DType>,
+}
+
+impl Training {
+    fn new(sizes: &GptOptions, batch: usize, low: Option<DType>, device: &Device) -> Result<Self> {
+        device.manual_seed(1);
+        let net = Gpt::new(sizes, device)?;
+        let optimizer = AdamW::new(net.parameters(), 3e-4).betas((0.9, 0.95)).weight_decay(0.1);
+        let shape = [batch, sizes.context];
+        let text = || Tensor::randint(0, sizes.vocabulary as i64, &shape, DType::I32, device);
+        Ok(Self { text: text()?, next: text()?, net, optimizer, low })
+    }
+
+    fn step(&mut self) -> Result<Tensor> {
+        let loss = {
+            let _autocast = self.low.map(autocast).transpose()?;
+            self.net.forward(&self.text)?.flatten(0, 1)?.cross_entropy(&self.next.flatten(0, 1)?)?
+        };
+        loss.backward()?;
+        self.optimizer.step()?;
+        self.optimizer.zero_grad();
+        Ok(loss.detach())
+    }
+}
+
+/// One line for each way; a profile of one step of the first, if wanted.
+pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
+    let sizes = match b.tiny {
+        true => GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 },
+        // As the peers': a multiple of 128, so that their products are fast.
+        false => GptOptions { vocabulary: 50_304, ..GptOptions::preset("gpt2-124m")? },
+    };
+    let (batch, steps) = if b.tiny { (2, 3) } else { (8, STEPS) };
+    for (k, (variant, low, again)) in
+        [("bf16", Some(DType::BF16), false), ("bf16_ckpt", Some(DType::BF16), true), ("f32", None, false)]
+            .into_iter()
+            .enumerate()
+    {
+        // A pool of its own: the peak is this way's.
+        let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
+        let choice = Choice::new(batch, 1);
+        let choice = if again { choice.recompute(vec![true; sizes.layers]) } else { choice };
+        let _segments = choice.segments();
+        let start = Instant::now();
+        let mut training = Training::new(&sizes, batch, low, device)?;
+        let first_loss = training.step()?.item()?;
+        let first_ms = start.elapsed().as_secs_f64() * 1e3;
+        for _ in 0..WARM_UP.min(steps) {
+            training.step()?.item()?;
+        }
+        device.pool().reset_peak_stats();
+        let mut ms = Vec::new();
+        let mut last = 0.0;
+        for _ in 0..steps {
+            device.synchronize()?;
+            let start = Instant::now();
+            last = training.step()?.item()?;
+            ms.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        let (m, memory) = (median(ms), device.memory());
+        let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        b.emit(
+            "gpt2_train",
+            &format!("{batch}x{}", sizes.context),
+            if low.is_some() { "bf16" } else { "f32" },
+            json!({
+                "variant": variant, "median_ms": m, "tok_s": (batch * sizes.context) as f64 * 1e3 / m,
+                "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
+                "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
+            }),
+        );
+        if let Some(path) = profile.filter(|_| k == 0) {
+            let profiler = Profiler::start(device)?;
+            training.step()?;
+            let profile = profiler.finish()?;
+            eprintln!("{profile}");
+            std::fs::write(path, profile.chrome_trace())
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
+    }
+    Ok(())
+}
