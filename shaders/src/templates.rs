@@ -19,6 +19,7 @@ templates! {
     "softmax",
     "norm",
     "norm_weight",
+    "layer_norm",
     "cross_entropy",
     "gather",
     "scatter",

@@ -41,7 +41,16 @@ fn reductions() {
         ("f32", "u32", "bool"),
     ] {
         for combine in ["sum", "prod", "max", "min", "argmax", "argmin"] {
-            for (flat, lanes, across) in [(true, 1usize, false), (false, 8, true), (true, 256, false)] {
+            for (flat, lanes, across, width, unroll) in [
+                (true, 1usize, false, 1usize, 1usize),
+                (false, 8, true, 1, 4),
+                (false, 8, true, 4, 8),
+                (true, 256, false, 1, 8),
+                (true, 256, false, 4, 4),
+            ] {
+                if width == 4 && (combine.starts_with("arg") || !matches!(source, "f32" | "f16" | "bf16")) {
+                    continue;
+                }
                 for seen in [false, true] {
                     let nonzero = compute == "u32" && out == "bool" && !combine.starts_with("arg");
                     let spec = reduce(source, compute, out, combine)
@@ -53,7 +62,9 @@ fn reductions() {
                         .def("seen", seen && combine.starts_with("arg"))
                         .def("flat", flat)
                         .def("lanes", lanes)
-                        .def("across", across);
+                        .def("across", across)
+                        .def("width", width)
+                        .def("unroll", unroll);
                     valid(&spec);
                 }
             }
@@ -91,14 +102,57 @@ fn softmax() {
     for dtype in ["f32", "f16", "bf16"] {
         for pass in ["forward", "backward"] {
             for log in [false, true] {
-                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                for (lanes, across, width, hold) in
+                    [(1usize, false, 1usize, 3usize), (8, true, 1, 0), (64, false, 4, 4), (256, false, 4, 0)]
+                {
                     let spec = KernelSpec::new("softmax")
                         .def("pass", pass)
                         .def("log", log)
                         .def("dtype", dtype)
                         .def("lanes", lanes)
                         .def("across", across)
-                        .def("width", width);
+                        .def("width", width)
+                        .def("hold", hold);
+                    valid(&spec);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn row_normalisations() {
+    for (x, residual, sum, result) in [
+        ("f32", "", "f32", "f32"),
+        ("bf16", "f32", "f32", "bf16"),
+        ("f16", "f16", "f16", "f16"),
+        ("bf16", "bf16", "bf16", "f32"),
+    ] {
+        for (weight, bias) in [("f32", "bf16"), ("", "")] {
+            for (rms, lanes, width, hold) in [(false, 256usize, 4usize, 2usize), (true, 64, 1, 3), (false, 8, 4, 1)] {
+                for (pass, partial, more, inplace) in [
+                    ("forward", false, "", false),
+                    ("backward", true, "", false),
+                    ("backward", false, sum, false),
+                    ("backward", true, sum, true),
+                ] {
+                    let forward = pass == "forward";
+                    let spec = KernelSpec::new("layer_norm")
+                        .def("pass", pass)
+                        .def("x", if forward { x } else { sum })
+                        .def("residual", residual)
+                        .def("sum", sum)
+                        .def("weight", weight)
+                        .def("bias", bias)
+                        .def("g", result)
+                        .def("more", more)
+                        .def("inplace", inplace)
+                        .def("result", if forward { result } else { sum })
+                        .def("partial", partial)
+                        .def("rms", rms)
+                        .def("lanes", lanes)
+                        .def("width", width)
+                        .def("hold", hold);
                     valid(&spec);
                 }
             }

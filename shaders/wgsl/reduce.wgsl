@@ -5,6 +5,9 @@ source · compute · out: dtypes of the input, of the arithmetic, of the result 
 map: an expression of `v`, an element · center: dtype of one more number `m` for each output, or "" · post: of `acc`
 combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one · lanes: threads for one output
 across: neighbouring threads hold neighbouring outputs (the kept dimensions are the inner ones), not neighbouring elements
+width: 4 where neighbours are read in one aligned access: elements of one output or, `across`, of four outputs; else 1.
+Such fours are the steps of the inner dimension, and `across` the outputs, that the parameters count.
+unroll: reads that a thread has on their way at a time
 For argmax and argmin: values: the value is written too · seen: indices come from a buffer, of a stage before
 Few outputs of many elements are made in two stages: the first writes `splits` partial results for each output.
 -#}
@@ -15,6 +18,9 @@ Few outputs of many elements are made in two stages: the first writes `splits` p
 {%- set arg = combine in ["argmax", "argmin"] -%}
 {%- set extreme = arg or combine in ["max", "min"] -%}
 {%- set rows = 256 // lanes -%}
+{%- set lanes_of = [".x", ".y", ".z", ".w"] if width == 4 else [""] -%}
+{%- set outs = width if across else 1 -%}
+{%- set packed = outs == 4 and out in ["f32", "f16", "bf16"] -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
@@ -36,7 +42,7 @@ struct Params {
     reduced_strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "input", source) }}
+{{ t.quads(0, "input", source) if width == 4 else t.input(0, "input", source) }}
 {% set next = namespace(binding=1) %}
 {% if center %}
 {{ t.input(next.binding, "center", center) }}
@@ -47,7 +53,7 @@ struct Params {
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if not arg or values %}
-{{ t.output(next.binding, "result", out) }}
+{{ t.quads_output(next.binding, "result", out) if packed else t.output(next.binding, "result", out) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if arg %}
@@ -100,11 +106,11 @@ fn nonzero(v: {{ V }}) -> T {
     {% endif %}
 }
 
-fn element(i: u32, r: u32, m: T) -> Acc {
+fn mapped(e: {{ V }}, i: u32, r: u32, m: T) -> Acc {
     {% if map == "nonzero" %}
-    return nonzero(input_at(i));
+    return nonzero(e);
     {% else %}
-    let v = {{ t.cast("input_at(i)", V, T) }};
+    let v = {{ t.cast("e", V, T) }};
     {% if not arg %}
     return {{ map }};
     {% elif seen %}
@@ -133,8 +139,10 @@ fn reduced_offset(r: u32) -> u32 {
     {% endif %}
 }
 
+{% set read = "input_quad(i" if width == 4 else "input_at(i" %}
+{% set element = " >> 2u)" if width == 4 else ")" %}
 {% if lanes > 1 %}
-var<workgroup> shared_acc: array<Acc, 256>;
+var<workgroup> shared_acc: array<Acc, {{ 256 * outs }}>;
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -159,53 +167,107 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         base += (left % extent) * p.kept_strides[axis >> 2u][axis & 3u];
         left = left / extent;
     }
+    {% for k in range(outs) %}
     {% if center %}
-    let m = {{ t.cast("center_at(o)", t.value(center), T) }};
+    let m{{ k }} = {{ t.cast("center_at(o * " ~ outs ~ "u + " ~ k ~ "u)", t.value(center), T) }};
     {% else %}
-    let m = T(0);
+    let m{{ k }} = T(0);
     {% endif %}
-    var total: Acc;
+    {% endfor %}
+    {% for c in lanes_of %}
+    var total{{ loop.index0 }}: Acc;
+    {% endfor %}
     if live {
         let begin = (out_index / p.outputs) * p.chunk;
         let end = min(begin + p.chunk, p.extent);
         {% if extreme %}
         // An extreme of the range: harmless to count twice, and needs no infinity of every type.
-        let identity = element(base + reduced_offset(begin), begin, m);
-        {% else %}
-        let identity = T({{ 1 if combine == "prod" else 0 }});
+        let i = base + reduced_offset(begin);
+        let e = {{ read }}{{ element }};
         {% endif %}
-        total = identity;
+        {% for c in lanes_of %}
+        {% if extreme %}
+        total{{ loop.index0 }} = mapped(e{{ c }}, i, begin, m{{ loop.index0 % outs }});
+        {% else %}
+        total{{ loop.index0 }} = T({{ 1 if combine == "prod" else 0 }});
+        {% endif %}
+        {% endfor %}
         var r = begin + lane;
-        // In blocks: rounding errors grow with the number of blocks, not of elements.
+        {% if unroll > 1 %}
+        // Combined in pairs: rounding errors grow with the number of turns, not of elements.
+        while r + {{ (unroll - 1) * lanes }}u < end {
+            {% for u in range(unroll) %}
+            let r{{ u }} = r + {{ u * lanes }}u;
+            let i{{ u }} = base + reduced_offset(r{{ u }});
+            let e{{ u }} = {{ read }}{{ u }}{{ element }};
+            {% endfor %}
+            {% for c in lanes_of %}
+            {% set at = loop.index0 %}
+            {% for u in range(0, unroll, 4) %}
+            let b{{ at }}_{{ u }} = combined(
+                combined(mapped(e{{ u }}{{ c }}, i{{ u }}, r{{ u }}, m{{ at % outs }}), mapped(e{{ u + 1 }}{{ c }}, i{{ u + 1 }}, r{{ u + 1 }}, m{{ at % outs }})),
+                combined(mapped(e{{ u + 2 }}{{ c }}, i{{ u + 2 }}, r{{ u + 2 }}, m{{ at % outs }}), mapped(e{{ u + 3 }}{{ c }}, i{{ u + 3 }}, r{{ u + 3 }}, m{{ at % outs }})));
+            {% endfor %}
+            {% if unroll == 8 %}
+            total{{ at }} = combined(total{{ at }}, combined(b{{ at }}_0, b{{ at }}_4));
+            {% else %}
+            total{{ at }} = combined(total{{ at }}, b{{ at }}_0);
+            {% endif %}
+            {% endfor %}
+            r += {{ unroll * lanes }}u;
+        }
+        {% endif %}
         while r < end {
-            var block = identity;
-            for (var k = 0u; k < 32u && r < end; k++) {
-                block = combined(block, element(base + reduced_offset(r), r, m));
-                r += {{ lanes }}u;
-            }
-            total = combined(total, block);
+            let i = base + reduced_offset(r);
+            let e = {{ read }}{{ element }};
+            {% for c in lanes_of %}
+            total{{ loop.index0 }} = combined(total{{ loop.index0 }}, mapped(e{{ c }}, i, r, m{{ loop.index0 % outs }}));
+            {% endfor %}
+            r += {{ lanes }}u;
         }
     }
+    {% if width == 4 and not across %}
+    total0 = combined(combined(total0, total1), combined(total2, total3));
+    {% endif %}
     {% if lanes > 1 %}
-    shared_acc[thread] = total;
+    {% for k in range(outs) %}
+    shared_acc[thread + {{ k * 256 }}u] = total{{ k }};
+    {% endfor %}
     workgroupBarrier();
-    for (var step = {{ lanes // 2 }}u; step > 0u; step = step >> 1u) {
-        if lane < step {
-            let other = shared_acc[thread + step * {{ rows if across else 1 }}u];
-            shared_acc[thread] = combined(shared_acc[thread], other);
+    {% set step = rows if across else 1 %}
+    {% set few = 16 if lanes == 256 else lanes %}
+    {% if lanes == 256 %}
+    // Sixteen sums of sixteen, then their sum; what a thread overwrites here, only it reads.
+    if lane < 16u {
+        {% for k in range(outs) %}
+        for (var n = 1u; n < 16u; n++) {
+            total{{ k }} = combined(total{{ k }}, shared_acc[thread + n * {{ 16 * step }}u + {{ k * 256 }}u]);
         }
-        workgroupBarrier();
+        shared_acc[thread + {{ k * 256 }}u] = total{{ k }};
+        {% endfor %}
     }
-    total = shared_acc[thread];
+    workgroupBarrier();
+    {% endif %}
+    if lane == 0u {
+        {% for k in range(outs) %}
+        for (var n = 1u; n < {{ few }}u; n++) {
+            total{{ k }} = combined(total{{ k }}, shared_acc[thread + n * {{ step }}u + {{ k * 256 }}u]);
+        }
+        {% endfor %}
+    }
     {% endif %}
     if live && lane == 0u {
         {% if arg %}
         {% if values %}
-        result_put(out_index, {{ t.cast("total.v", T, O) }});
+        result_put(out_index, {{ t.cast("total0.v", T, O) }});
         {% endif %}
-        place_put(out_index, {{ t.cast("total.i", "u32", t.value(index)) }});
+        place_put(out_index, {{ t.cast("total0.i", "u32", t.value(index)) }});
+        {% elif packed %}
+        result_put_quad(out_index, vec4<{{ O }}>({% for k in range(4) %}{{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }}{{ ", " if not loop.last }}{% endfor %}));
         {% else %}
-        result_put(out_index, {{ t.cast("finished(total, m)", T, O) }});
+        {% for k in range(outs) %}
+        result_put(out_index * {{ outs }}u + {{ k }}u, {{ t.cast("finished(total" ~ k ~ ", m" ~ k ~ ")", T, O) }});
+        {% endfor %}
         {% endif %}
     }
 }

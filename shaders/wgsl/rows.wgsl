@@ -1,14 +1,12 @@
 {#-
 What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows. Threads that
 lie side by side hold elements of one row or, `across`, elements of neighbouring rows. All threads, with a row or
-without, call row_sum and row_max.
+without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result.
 -#}
 {%- macro functions(lanes, across) %}
 {% set rows = 256 // lanes %}
 {% set step = rows if across else 1 %}
-{% if lanes > 1 %}
-var<workgroup> row_values: array<f32, 256>;
-{% endif %}
+{% set few = 16 if lanes == 256 else 8 if lanes >= 64 else 4 if lanes == 32 else lanes %}
 {% if across %}
 fn lane_of(thread: u32) -> u32 { return thread / {{ rows }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread % {{ rows }}u; }
@@ -16,26 +14,83 @@ fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread 
 fn lane_of(thread: u32) -> u32 { return thread % {{ lanes }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ lanes }}u; }
 {% endif %}
-{% for name, value in [("sum", "mine + other"), ("max", "m_max(mine, other)")] %}
-fn row_{{ name }}(v: f32, thread: u32) -> f32 {
+{% if lanes > 1 %}
+var<workgroup> row_values: array<f32, 256>;
+var<workgroup> row_pairs: array<vec2<f32>, 256>;
+{% endif %}
+{% for name, type, memory, value in [
+    ("sum", "f32", "row_values", "all + other"), ("max", "f32", "row_values", "m_max(all, other)"), ("sums", "vec2<f32>", "row_pairs", "all + other")] %}
+fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
     {% if lanes == 1 %}
     return v;
     {% else %}
     let lane = lane_of(thread);
-    row_values[thread] = v;
+    {{ memory }}[thread] = v;
     workgroupBarrier();
-    for (var reach = {{ lanes // 2 }}u; reach > 0u; reach = reach >> 1u) {
-        if lane < reach {
-            let mine = row_values[thread];
-            let other = row_values[thread + reach * {{ step }}u];
-            row_values[thread] = {{ value }};
+    {% if few < lanes %}
+    // A few lanes take {{ lanes // few }} each; what one overwrites here, only it reads.
+    if lane < {{ few }}u {
+        var all = v;
+        for (var n = 1u; n < {{ lanes // few }}u; n++) {
+            let other = {{ memory }}[thread + n * {{ few * step }}u];
+            all = {{ value }};
         }
-        workgroupBarrier();
+        {{ memory }}[thread] = all;
     }
-    let all = row_values[thread - lane * {{ step }}u];
+    workgroupBarrier();
+    {% endif %}
+    let first = thread - lane * {{ step }}u;
+    var all = {{ memory }}[first];
+    for (var n = 1u; n < {{ few }}u; n++) {
+        let other = {{ memory }}[first + n * {{ step }}u];
+        all = {{ value }};
+    }
     workgroupBarrier();
     return all;
     {% endif %}
 }
 {% endfor %}
+{% endmacro -%}
+
+{#- A buffer that is read or written by steps of `width` elements: NAME_step(i) and NAME_put_step(i, v), i in elements. -#}
+{%- import "types" as t -%}
+{%- macro step_type(width) -%}{{ "vec4<f32>" if width == 4 else "f32" }}{%- endmacro -%}
+{%- macro input(binding, name, dtype, width) %}
+{% if width == 4 %}
+{{ t.quads(binding, name, dtype) }}
+fn {{ name }}_step(i: u32) -> vec4<f32> { return {{ name }}_quad(i >> 2u); }
+{% else %}
+{{ t.input(binding, name, dtype) }}
+fn {{ name }}_step(i: u32) -> f32 { return {{ name }}_at(i); }
+{% endif %}
+{% endmacro -%}
+{%- macro output(binding, name, dtype, width) %}
+{% if width == 4 %}
+{{ t.quads_output(binding, name, dtype) }}
+fn {{ name }}_step(i: u32) -> vec4<f32> { return {{ name }}_quad(i >> 2u); }
+fn {{ name }}_put_step(i: u32, v: vec4<f32>) { {{ name }}_put_quad(i >> 2u, v); }
+{% else %}
+{{ t.output(binding, name, dtype) }}
+fn {{ name }}_step(i: u32) -> f32 { return {{ name }}_at(i); }
+fn {{ name }}_put_step(i: u32, v: f32) { {{ name }}_put(i, v); }
+{% endif %}
+{% endmacro -%}
+
+{#- Functions of one step: of `NAME` each component, or of all components one number. -#}
+{%- macro steps(width) %}
+alias Step = {{ step_type(width) }};
+{% if width == 4 %}
+fn step_sum(v: Step) -> f32 { return (v.x + v.y) + (v.z + v.w); }
+fn step_max(v: Step) -> f32 { return m_max(m_max(v.x, v.y), m_max(v.z, v.w)); }
+{% else %}
+fn step_sum(v: Step) -> f32 { return v; }
+fn step_max(v: Step) -> f32 { return v; }
+{% endif %}
+{% endmacro -%}
+{%- macro each(name, function, width) %}
+{% if width == 4 %}
+fn {{ name }}(v: Step) -> Step { return Step({{ function }}(v.x), {{ function }}(v.y), {{ function }}(v.z), {{ function }}(v.w)); }
+{% else %}
+fn {{ name }}(v: Step) -> Step { return {{ function }}(v); }
+{% endif %}
 {% endmacro -%}

@@ -1,9 +1,12 @@
 {#-
-Softmax or log-softmax along one dimension, forward and backward; a row is everything along it.
+Softmax or log-softmax along one dimension, forward and backward; a row is everything along it. Read once, written
+once: a thread holds its part of the row, up to `hold` steps of it. Longer rows are read twice, the first time for the
+largest and the sum at once.
 
 pass: `forward`: y from x; `backward`: the gradient of x from g and y · log · dtype: of all buffers
 x and g have any strides, y and the results are contiguous · lanes, across: see rows
-width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
+width: elements of a step, 4 where rows are contiguous and in aligned fours, else 1
+hold: steps that a thread holds; 0: rows are longer
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -25,19 +28,26 @@ struct Params {
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "input", dtype) }}
+{{ rows.input(0, "input", dtype, width) }}
 {% if pass == "backward" %}
-{{ t.input(1, "y", dtype) }}
+{{ rows.input(1, "y", dtype, width) }}
 {% endif %}
-{{ t.output(1 if pass == "forward" else 2, "result", dtype, "packed" if width == 4 else "scattered") }}
+{{ rows.output(1 if pass == "forward" else 2, "result", dtype, width) }}
 {{ rows.functions(lanes, across) }}
+{{ rows.steps(width) }}
+{{ rows.each("step_exp", "m_exp", width) }}
+{{ rows.each("step_exp_down", "m_exp_down", width) }}
+{% set reach = lanes * width %}
+// What is subtracted: an infinity less itself is no number, and e^-inf must be 0 before there is a largest.
+fn anchor(m: f32) -> f32 { return select(m, 0.0, m_bits(m) == 0xff800000u); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let row = row_of(group_index(group, groups), thread);
-    // Threads without a row stay for the barriers, with nothing to do.
-    let extent = select(0u, p.extent, row < p.rows);
+    let index = row_of(group_index(group, groups), thread);
+    // Threads without a row stay for the barriers; they do the last one again, and write nothing.
+    let live = index < p.rows;
+    let row = min(index, p.rows - 1u);
     let first = lane_of(thread) * {{ width }}u;
     var base = p.offset;
     var left = row;
@@ -48,53 +58,106 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         left = left / n;
     }
     let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
+    {% set stride = "" if width == 4 else " * p.stride" %}
+    {% set inner = "" if width == 4 else " * p.inner" %}
+    {% if hold > 0 %}
+    {% for k in range(hold) %}
+    let at{{ k }} = first + {{ k * reach }}u;
+    let in{{ k }} = at{{ k }} < p.extent;
+    let near{{ k }} = select(0u, at{{ k }}, in{{ k }});
+    let x{{ k }} = input_step(base + near{{ k }}{{ stride }});
+    {% if pass == "backward" %}
+    let y{{ k }} = y_step(dense + near{{ k }}{{ inner }});
+    {% endif %}
+    {% endfor %}
     {% if pass == "forward" %}
     var largest = m_from_bits(0xff800000u);
-    for (var at = first; at < extent; at += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        largest = m_max(largest, input_at(base + (at + {{ k }}u) * p.stride));
-        {% endfor %}
-    }
+    {% for k in range(hold) %}
+    // What is read twice does not change the largest.
+    largest = m_max(largest, step_max(x{{ k }}));
+    {% endfor %}
     let m = row_max(largest, thread);
     var sum = 0.0;
-    for (var at = first; at < extent; at += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        sum += m_exp(input_at(base + (at + {{ k }}u) * p.stride) - m);
-        {% endfor %}
-    }
+    {% for k in range(hold) %}
+    let e{{ k }} = step_exp_down(x{{ k }} - m);
+    sum += select(0.0, step_sum(e{{ k }}), in{{ k }});
+    {% endfor %}
     let total = row_sum(sum, thread);
     {% if log %}
-    let norm = m_log(total);
+    let norm = select(m_nan(), m_log(total), m_isfinite(m));
+    {% else %}
+    // With NaN, +inf, or nothing but -inf in it a row is NaN.
+    let scale = select(m_nan(), 1.0 / total, m_isfinite(m));
     {% endif %}
+    {% for k in range(hold) %}
+    let r{{ k }} = {{ "(x" ~ k ~ " - m) - norm" if log else "e" ~ k ~ " * scale" }};
+    {% endfor %}
     {% else %}
     var sum = 0.0;
-    for (var at = first; at < extent; at += {{ lanes * width }}u) {
-        {% for k in range(width) %}
-        sum += input_at(base + (at + {{ k }}u) * p.stride){{ "" if log else " * y_at(dense + (at + " ~ k ~ "u) * p.inner)" }};
+    {% for k in range(hold) %}
+    sum += select(0.0, step_sum(x{{ k }}{{ "" if log else " * y" ~ k }}), in{{ k }});
+    {% endfor %}
+    let total = row_sum(sum, thread);
+    {% for k in range(hold) %}
+    let r{{ k }} = {{ "x" ~ k ~ " - step_exp(y" ~ k ~ ") * total" if log else "y" ~ k ~ " * (x" ~ k ~ " - total)" }};
+    {% endfor %}
+    {% endif %}
+    {% for k in range(hold) %}
+    if live && in{{ k }} { result_put_step(dense + at{{ k }}{{ inner }}, r{{ k }}); }
+    {% endfor %}
+    {% else %}
+    {% set turn = 4 %}
+    {% if pass == "forward" %}
+    var largest = m_from_bits(0xff800000u);
+    {% endif %}
+    var sum = 0.0;
+    for (var at = first; at < p.extent; at += {{ reach * turn }}u) {
+        {% for k in range(turn) %}
+        let in{{ k }} = at + {{ k * reach }}u < p.extent;
+        let near{{ k }} = select(at, at + {{ k * reach }}u, in{{ k }});
+        let x{{ k }} = input_step(base + near{{ k }}{{ stride }});
+        {% if pass == "backward" and not log %}
+        let y{{ k }} = y_step(dense + near{{ k }}{{ inner }});
+        {% endif %}
+        {% endfor %}
+        {% if pass == "forward" %}
+        let before = largest;
+        {% for k in range(turn) %}
+        largest = m_max(largest, step_max(x{{ k }}));
+        {% endfor %}
+        let m = anchor(largest);
+        sum *= m_exp_down(before - m);
+        {% endif %}
+        {% for k in range(turn) %}
+        {% if pass == "forward" %}
+        sum += select(0.0, step_sum(step_exp_down(x{{ k }} - m)), in{{ k }});
+        {% else %}
+        sum += select(0.0, step_sum(x{{ k }}{{ "" if log else " * y" ~ k }}), in{{ k }});
+        {% endif %}
         {% endfor %}
     }
+    {% if pass == "forward" %}
+    let m = row_max(largest, thread);
+    let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
+    {% if log %}
+    let norm = select(m_nan(), m_log(total), m_isfinite(m));
+    {% else %}
+    let scale = select(m_nan(), 1.0 / total, m_isfinite(m));
+    {% endif %}
+    {% else %}
     let total = row_sum(sum, thread);
     {% endif %}
-    for (var at = first; at < extent; at += {{ lanes * width }}u) {
-        {% if width == 4 %}
-        var quad: array<f32, 4>;
-        {% endif %}
-        {% for k in range(width) %}
-        let v{{ k }} = input_at(base + (at + {{ k }}u) * p.stride);
-        {% if pass == "forward" %}
-        let r{{ k }} = {{ "(v" ~ k ~ " - m) - norm" if log else "m_exp(v" ~ k ~ " - m) / total" }};
-        {% else %}
-        let y{{ k }} = y_at(dense + (at + {{ k }}u) * p.inner);
-        let r{{ k }} = {{ "v" ~ k ~ " - m_exp(y" ~ k ~ ") * total" if log else "y" ~ k ~ " * (v" ~ k ~ " - total)" }};
-        {% endif %}
-        {% if width == 4 %}
-        quad[{{ k }}] = r{{ k }};
-        {% else %}
-        result_put(dense + at * p.inner, r{{ k }});
-        {% endif %}
-        {% endfor %}
-        {% if width == 4 %}
-        result_put4(dense + at, quad, dense + extent);
-        {% endif %}
+    if live {
+        for (var at = first; at < p.extent; at += {{ reach }}u) {
+            let x = input_step(base + at{{ stride }});
+            {% if pass == "backward" %}
+            let y = y_step(dense + at{{ inner }});
+            let r = {{ "x - step_exp(y) * total" if log else "y * (x - total)" }};
+            {% else %}
+            let r = {{ "(x - m) - norm" if log else "step_exp_down(x - m) * scale" }};
+            {% endif %}
+            result_put_step(dense + at{{ inner }}, r);
+        }
     }
+    {% endif %}
 }

@@ -35,8 +35,8 @@ the word is changed atomically, and no other thread changes this element's bits)
 {%- endmacro -%}
 
 {#- f32 to f16 by bits: nearest even, which WGSL's own conversion does not promise; NaN and infinities kept. -#}
-{%- macro half_functions() %}
-fn half_bits(v: f32) -> u32 {
+{%- macro half_function(name) %}
+fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
     let sign = (b >> 16u) & 0x8000u;
     let magnitude = b & 0x7fffffffu;
@@ -61,8 +61,7 @@ fn half_bits(v: f32) -> u32 {
 {#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even and keeps NaN. -#}
 {%- macro bits_function(name, dtype) %}
 {% if dtype == "f16" %}
-{{ half_functions() }}
-fn {{ name }}_bits(v: f32) -> u32 { return half_bits(v); }
+{{ half_function(name) }}
 {% elif dtype == "bf16" %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
@@ -126,6 +125,42 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 }
 {% endif %}
 {% endif %}
+{% endmacro -%}
+
+{#- Four neighbouring elements as one aligned access: NAME_quad(i) has the elements 4 i to 4 i + 3. For f32, i32, u32, f16 and bf16. -#}
+{%- macro quad_type(dtype) -%}{{ "vec2<u32>" if dtype in ["f16", "bf16"] else "vec4<" ~ dtype ~ ">" }}{%- endmacro -%}
+
+{%- macro quad_read(name, dtype) %}
+fn {{ name }}_quad(i: u32) -> vec4<{{ value(dtype) }}> {
+    {% if dtype == "f16" %}
+    let w = {{ name }}[i];
+    return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
+    {% elif dtype == "bf16" %}
+    let w = {{ name }}[i];
+    return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
+    {% else %}
+    return {{ name }}[i];
+    {% endif %}
+}
+{% endmacro -%}
+
+{%- macro quads(binding, name, dtype) %}
+@group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<{{ quad_type(dtype) }}>;
+{{ quad_read(name, dtype) }}
+{% endmacro -%}
+
+{#- As an output: NAME_put_quad(i, v) writes them; NAME_quad(i) reads what is there. -#}
+{%- macro quads_output(binding, name, dtype) %}
+@group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ quad_type(dtype) }}>;
+{{ bits_function(name, dtype) }}
+{{ quad_read(name, dtype) }}
+fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
+    {% if dtype in ["f16", "bf16"] %}
+    {{ name }}[i] = vec2<u32>({{ name }}_bits(v.x) | ({{ name }}_bits(v.y) << 16u), {{ name }}_bits(v.z) | ({{ name }}_bits(v.w) << 16u));
+    {% else %}
+    {{ name }}[i] = v;
+    {% endif %}
+}
 {% endmacro -%}
 
 {#-

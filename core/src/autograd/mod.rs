@@ -25,8 +25,40 @@ pub use checkpoint::checkpoint;
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
 pub type Grads = SmallVec<[Option<Tensor>; 4]>;
 
-/// Takes the gradient of the result, and which inputs want theirs.
-type Backward = dyn Fn(&Tensor, &[bool]) -> Result<Grads> + Send + Sync;
+/// Takes the gradient of the result, which inputs want theirs, and what those have already.
+type Backward = dyn Fn(&Tensor, &[bool], &mut Sums<'_>) -> Result<Grads> + Send + Sync;
+
+/// The gradients that the inputs of an operation have from elsewhere, when its turn comes: a kernel that adds its own in
+/// the same pass saves one of its own for that.
+pub(crate) struct Sums<'a> {
+    inputs: &'a [Option<Edge>],
+    pending: &'a mut FxHashMap<u64, Tensor>,
+    /// Inputs whose leaf was added to.
+    added: SmallVec<[usize; 2]>,
+}
+
+impl Sums<'_> {
+    /// Takes the sum that an input, itself a result, has so far: what is returned for it is the whole sum.
+    pub(crate) fn take(&mut self, input: usize) -> Option<Tensor> {
+        match self.inputs.get(input)?.as_ref()? {
+            Edge::Node(node) => self.pending.remove(&node.id),
+            Edge::Leaf(_) => None,
+        }
+    }
+
+    /// The gradient that an input, a leaf, has so far, if it is in one piece: to be added to in place. What is returned
+    /// for this input is not looked at.
+    pub(crate) fn add_to(&mut self, input: usize) -> Option<Tensor> {
+        let Some(Some(Edge::Leaf(leaf))) = self.inputs.get(input) else { return None };
+        let sum = SINK.with(|s| s.borrow().as_ref().map(|sink| sink.get(&leaf.id).cloned()));
+        let sum = sum.unwrap_or_else(|| lock(&leaf.grad).clone())?;
+        if !sum.is_contiguous() || sum.layout().offset() != 0 {
+            return None;
+        }
+        self.added.push(input);
+        Some(sum)
+    }
+}
 
 /// What a tensor knows about its gradient.
 #[derive(Debug)]
@@ -195,6 +227,18 @@ pub fn attach(
     inputs: &[&Tensor],
     backward: impl Fn(&Tensor, &[bool]) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
+    attach_adding(op, out, inputs, move |g, wants, _| backward(g, wants))
+}
+
+/// As [`attach`], for a `backward` that may add to what its inputs have already.
+#[must_use]
+#[track_caller]
+pub(crate) fn attach_adding(
+    op: &'static str,
+    out: Tensor,
+    inputs: &[&Tensor],
+    backward: impl Fn(&Tensor, &[bool], &mut Sums<'_>) -> Result<Grads> + Send + Sync + 'static,
+) -> Tensor {
     if !wanted(inputs) {
         return out;
     }
@@ -333,7 +377,9 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
             op: node.op,
             site: node.site,
         });
-        let grads = backward(&grad, &wants)?;
+        let mut sums = Sums { inputs: &node.inputs, pending: &mut pending, added: SmallVec::new() };
+        let grads = backward(&grad, &wants, &mut sums)?;
+        let added = sums.added;
         drop(grad);
         if options.retain_graph {
             *lock(&node.backward) = Some(backward);
@@ -348,8 +394,9 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
                 node.inputs.len()
             )));
         }
-        for (edge, grad) in node.inputs.iter().zip(grads) {
+        for (k, (edge, grad)) in node.inputs.iter().zip(grads).enumerate() {
             match (edge, grad) {
+                _ if added.contains(&k) => {}
                 (Some(edge), Some(grad)) => deliver(edge, grad, &mut pending, &mut heap)?,
                 (Some(_), None) => {
                     return Err(Error::Backward(format!(

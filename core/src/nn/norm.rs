@@ -51,6 +51,17 @@ impl LayerNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
     }
+
+    /// The sum of a block's output `x` and the `residual` stream, and that sum normalised, in one pass: see
+    /// [`Tensor::add_layer_norm`].
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    #[track_caller]
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (shape, weight) = (self.weight.shape(), Some(&self.weight));
+        self.scope.run(|| x.add_layer_norm(residual, shape, weight, self.bias.as_ref(), self.eps))
+    }
 }
 
 /// Divides the last dimensions by the root of their mean of squares, then scales.
@@ -81,6 +92,16 @@ impl RmsNorm {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
+    }
+
+    /// The sum of a block's output `x` and the `residual` stream, and that sum normalised, in one pass: see
+    /// [`Tensor::add_rms_norm`].
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    #[track_caller]
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
     }
 }
 

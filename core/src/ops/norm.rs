@@ -1,15 +1,17 @@
 //! Normalisations: layer, RMS, group, instance and batch, of one family of kernels.
 //!
 //! Statistics are kept in f32, whatever the element type. The forward kernel saves mean and reciprocal deviation of
-//! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias.
+//! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias. Rows of layer and
+//! RMS normalisation that are short enough are [`layer_norm`](super::layer_norm)'s.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use super::layer_norm::{RowNorm, rounding_unit};
 use super::reduce::dense;
 use super::softmax::{check_float, lanes};
-use crate::amp::recast;
+use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -255,7 +257,12 @@ impl Norm {
 }
 
 /// Checks weight or bias and makes it plain for the kernels.
-fn parameter(op: &'static str, t: Option<&Tensor>, x: &Tensor, shape: &[usize]) -> Result<Option<Tensor>> {
+pub(super) fn parameter(
+    op: &'static str,
+    t: Option<&Tensor>,
+    x: &Tensor,
+    shape: &[usize],
+) -> Result<Option<Tensor>> {
     let Some(t) = t else { return Ok(None) };
     if t.shape() != shape {
         return Err(Error::shape(
@@ -312,15 +319,29 @@ impl Tensor {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
         }
         let extent: usize = shape.iter().product();
+        let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
+        let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
+        let rms = op == "rms_norm";
+        if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
+            // The kernel reads any float: under autocast only what it gives is f32, the input is not copied.
+            let cast = Cast::of(op, &[]);
+            let result = if cast.is_some() { DType::F32 } else { self.dtype() };
+            let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
+            return norm.record(dense(self)?, result, &inputs);
+        }
+        recast!(op, [self, weight, bias], |x, w, b| {
+            x.norm_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
+        });
+        let [made_weight, made_bias] = made;
         let norm = Norm {
             op,
-            geometry: Geometry::layer(self.numel() / extent.max(1), extent),
-            rms: op == "rms_norm",
+            geometry: Geometry::layer(rows, extent),
+            rms,
             eps,
             x: dense(self)?,
-            weight: parameter(op, weight, self, shape)?,
-            bias: parameter(op, bias, self, shape)?,
+            weight: made_weight,
+            bias: made_bias,
         };
         norm.record(self, weight, bias)
     }
@@ -348,9 +369,6 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        recast!("layer_norm", [self, weight, bias], |x, w, b| {
-            x.layer_norm(normalized_shape, w.as_ref(), b.as_ref(), eps)
-        });
         self.norm_rows("layer_norm", normalized_shape, [weight, bias], eps)
     }
 
@@ -366,12 +384,8 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<Tensor> {
-        let unit = match self.dtype() {
-            DType::F16 => 2f64.powi(-10),
-            DType::BF16 => 2f64.powi(-7),
-            _ => f64::from(f32::EPSILON),
-        };
-        self.norm_rows("rms_norm", normalized_shape, [weight, None], eps.unwrap_or(unit))
+        let eps = eps.unwrap_or_else(|| rounding_unit(self.dtype()));
+        self.norm_rows("rms_norm", normalized_shape, [weight, None], eps)
     }
 
     #[track_caller]

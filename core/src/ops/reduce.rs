@@ -8,6 +8,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use super::spread::{QUAD, Spread, has_quads};
 use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
@@ -106,34 +107,6 @@ impl Over {
     }
 }
 
-/// How the threads are laid out.
-struct Plan {
-    /// Threads that share one output.
-    lanes: usize,
-    /// Elements of one partial result.
-    chunk: usize,
-    /// Partial results of one output.
-    splits: usize,
-}
-
-/// Enough workgroups to fill a device; fewer, with much to do each, are split.
-const ENOUGH: usize = 256;
-
-fn plan(outputs: usize, extent: usize, across: bool) -> Plan {
-    let lanes = match extent {
-        0..=8 => 1,
-        9..=64 => 8,
-        _ if across => 8,
-        65..=512 => 32,
-        _ => GROUP,
-    };
-    let groups = outputs.div_ceil(GROUP / lanes);
-    let turns = extent.div_ceil(lanes);
-    let splits = if groups < ENOUGH && turns > 64 { (2 * ENOUGH / groups).min(turns / 32).max(1) } else { 1 };
-    let chunk = extent.div_ceil(splits).next_multiple_of(lanes);
-    Plan { lanes, chunk, splits: extent.div_ceil(chunk) }
-}
-
 /// What one run reads besides its input.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Extra<'a> {
@@ -157,16 +130,42 @@ struct Stage<'a> {
     /// Whether elements are mapped, and results finished, in this stage.
     map: &'static str,
     post: &'static str,
+    /// Elements that are read at once: four of the inner reduced dimension or, `across`, of the inner kept one. That
+    /// dimension is counted in fours.
+    width: usize,
+    /// Whether neighbouring threads hold neighbouring outputs.
+    across: bool,
 }
 
 impl Stage<'_> {
-    fn launch(
-        &self,
-        plan: &Plan,
-        across: bool,
-        value: Option<&Tensor>,
-        place: Option<&Tensor>,
-    ) -> Result<()> {
+    /// Counts the inner dimension in fours, if its elements lie so and none is asked for its index.
+    fn in_fours(mut self) -> Self {
+        let arg = matches!(self.op.combine, "argmax" | "argmin");
+        let inner = if self.across { &mut self.kept } else { &mut self.reduced };
+        let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return self };
+        if arg || !has_quads(self.input.dtype()) || *s != 1 || !n.is_multiple_of(QUAD) {
+            return self;
+        }
+        (*n, *s) = (*n / QUAD, QUAD);
+        let aligned = |strides: &[usize]| strides.iter().all(|s| s.is_multiple_of(QUAD));
+        if self.offset.is_multiple_of(QUAD) && aligned(&self.kept.1) && aligned(&self.reduced.1) {
+            self.width = QUAD;
+            return self;
+        }
+        let inner = if self.across { &mut self.kept } else { &mut self.reduced };
+        if let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) {
+            (*n, *s) = (*n * QUAD, 1);
+        }
+        self
+    }
+
+    /// How it is spread, as `launch` takes it.
+    fn spread(&self) -> Spread {
+        Spread::new(numel(&self.kept.0), numel(&self.reduced.0), self.across)
+    }
+
+    fn launch(&self, plan: Spread, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
+        let across = self.across;
         let device = self.input.device();
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
         let compute = launch::shader_dtype(self.compute, device);
@@ -187,7 +186,9 @@ impl Stage<'_> {
             .def("seen", self.extra.seen.is_some())
             .def("flat", self.reduced.0.len() <= 1)
             .def("lanes", plan.lanes)
-            .def("across", across && plan.lanes > 1);
+            .def("across", across)
+            .def("width", self.width)
+            .def("unroll", plan.unroll);
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let mut params = Params::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
@@ -235,34 +236,33 @@ fn run(
     }
     let (kept, reduced) = (merged(&over.side(x.layout(), false)), merged(&reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
-    let across = inner(&kept) < inner(&reduced);
-    let (outputs, extent) = (numel(&kept.0), over.extent);
-    let first = plan(outputs, extent, across);
-    let mut stage = Stage {
+    let outputs = numel(&kept.0);
+    let stage = Stage {
         op,
         input: x,
         offset: x.layout().offset(),
+        across: inner(&kept) < inner(&reduced),
         kept,
         reduced,
         extra,
         compute,
         map: op.map,
         post: op.post,
-    };
+        width: 1,
+    }
+    .in_fours();
+    let first = stage.spread();
     if first.splits == 1 {
-        return stage.launch(&first, across, value, place);
+        return stage.launch(first, value, place);
     }
     let partial = |dtype| {
         let _tag = memory::scope::tag(Tag::Workspace);
         Tensor::empty(&[first.splits, outputs], dtype, x.device())
     };
-    let carrier = accumulator(compute);
-    let values = partial(carrier)?;
+    let values = partial(accumulator(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
-    stage.post = "acc";
-    stage.launch(&first, across, Some(&values), places.as_ref())?;
-    let second = Plan { splits: 1, chunk: first.splits, ..plan(outputs, first.splits, true) };
-    Stage {
+    Stage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
+    let second = Stage {
         op,
         input: &values,
         offset: 0,
@@ -272,8 +272,15 @@ fn run(
         compute,
         map: "v",
         post: op.post,
+        width: 1,
+        // A single output's parts lie side by side.
+        across: outputs > 1,
     }
-    .launch(&second, true, value, place)
+    .in_fours();
+    // In one go: what is left is short.
+    let Spread { lanes, unroll, .. } = second.spread();
+    let steps = numel(&second.reduced.0);
+    second.launch(Spread { lanes, unroll, chunk: steps, splits: 1 }, value, place)
 }
 
 /// The type that partial results of a type are kept in.

@@ -4,6 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use super::spread::{Held, QUAD};
 use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
@@ -65,6 +66,16 @@ impl Rows {
         self.rows.div_ceil(GROUP / self.lanes)
     }
 
+    /// How threads hold a row of `x`, at most `most` steps of four each.
+    pub(super) fn held(&self, x: &Tensor, most: usize) -> Held {
+        let aligned = |n: &usize| n.is_multiple_of(QUAD);
+        let quads = self.stride == 1
+            && aligned(&self.extent)
+            && aligned(&x.layout().offset())
+            && self.strides.iter().all(aligned);
+        if self.across { Held::across(self.extent) } else { Held::along(self.extent, quads, most) }
+    }
+
     /// Elements that a thread writes at once: four where that makes whole words of halves.
     pub(super) fn width(&self, dtype: DType) -> usize {
         if dtype.size() == 2 && self.inner == 1 && self.extent.is_multiple_of(4) { 4 } else { 1 }
@@ -97,17 +108,19 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
         return Ok(out);
     }
     let rows = Rows::new(op, input, dim)?;
+    let held = rows.held(input, if y.is_some() { 8 } else { 16 });
     let spec = KernelSpec::new("softmax")
         .def("pass", if y.is_some() { "backward" } else { "forward" })
         .def("log", op == "log_softmax")
         .def("dtype", launch::shader_dtype(input.dtype(), input.device()))
-        .def("lanes", rows.lanes)
+        .def("lanes", held.lanes)
         .def("across", rows.across)
-        .def("width", rows.width(input.dtype()));
+        .def("width", held.width)
+        .def("hold", held.hold);
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
     tensors.extend(y);
     tensors.push(&out);
-    launch::launch(&spec, &tensors, rows.params(input), rows.groups())?;
+    launch::launch(&spec, &tensors, rows.params(input), held.groups(rows.rows))?;
     drop(tensors);
     Ok(out)
 }

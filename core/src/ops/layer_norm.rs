@@ -1,0 +1,299 @@
+//! Layer and RMS normalisation of contiguous rows that fit into the registers of a workgroup: each number is read
+//! once and written once, the residual is added on the way in, and in the gradient on the way out.
+//!
+//! Longer rows, and rows of other shapes, are [`norm`](super::norm)'s.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use super::norm::parameter;
+use super::reduce::dense;
+use super::softmax::check_float;
+use super::spread::{Held, QUAD};
+use crate::amp;
+use crate::autograd::{self, Grads, Sums};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::Tensor;
+
+/// Steps of four elements in the registers of a thread: forward, and backward with three numbers for each.
+const FORWARD: usize = 8;
+const BACKWARD: usize = 4;
+
+/// A normalisation of rows of `extent` elements.
+#[derive(Clone)]
+pub(super) struct RowNorm {
+    op: &'static str,
+    rows: usize,
+    extent: usize,
+    rms: bool,
+    eps: f64,
+    /// Contiguous from the start of their storages, as all that is normalised.
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+impl RowNorm {
+    /// `None` if the rows are too long.
+    pub(super) fn new(
+        op: &'static str,
+        (rows, extent): (usize, usize),
+        rms: bool,
+        eps: f64,
+        [weight, bias]: [Option<Tensor>; 2],
+    ) -> Option<Self> {
+        let fits = Self::held(extent, FORWARD).hold > 0 && Self::held(extent, BACKWARD).hold > 0;
+        fits.then_some(Self { op, rows, extent, rms, eps, weight, bias })
+    }
+
+    fn held(extent: usize, most: usize) -> Held {
+        Held::along(extent, extent.is_multiple_of(QUAD), most)
+    }
+
+    fn spec(&self, held: Held) -> KernelSpec {
+        let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
+        KernelSpec::new("layer_norm")
+            .def("weight", name(&self.weight))
+            .def("bias", name(&self.bias))
+            .def("rms", self.rms)
+            .def("lanes", held.lanes)
+            .def("width", held.width)
+            .def("hold", held.hold)
+    }
+
+    fn params(&self, step: usize) -> Params {
+        Params::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
+    }
+
+    /// The normalised x in `result`, and the statistics; `added` is a residual, and where the sum with it goes.
+    fn forward(
+        &self,
+        x: &Tensor,
+        added: Option<(&Tensor, &Tensor)>,
+        result: DType,
+    ) -> Result<(Tensor, Tensor)> {
+        let out = Tensor::empty(x.shape(), result, x.device())?;
+        let numbers = if self.rms { 1 } else { 2 };
+        let statistics = Tensor::empty(&[numbers, self.rows], DType::F32, x.device())?;
+        let (residual, sum) = added.unzip();
+        if out.numel() == 0 {
+            return Ok((out, statistics));
+        }
+        let held = Self::held(self.extent, FORWARD);
+        let spec = self
+            .spec(held)
+            .def("pass", "forward")
+            .def("x", x.dtype().name())
+            .def("residual", residual.map_or("", |t| t.dtype().name()))
+            .def("sum", sum.map_or("", |t| t.dtype().name()))
+            .def("result", result.name())
+            .def("partial", false);
+        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
+        tensors.extend(residual);
+        tensors.extend(&self.weight);
+        tensors.extend(&self.bias);
+        tensors.push(&statistics);
+        tensors.extend(sum);
+        tensors.push(&out);
+        launch::launch(&spec, &tensors, self.params(0), held.groups(self.rows))?;
+        drop(tensors);
+        Ok((out, statistics))
+    }
+
+    /// The gradients of x, weight and bias. `more` is a gradient that x has from elsewhere; its buffer is used again.
+    fn backward(
+        &self,
+        g: &Tensor,
+        x: &Tensor,
+        statistics: &Tensor,
+        more: Option<Tensor>,
+        wants: &[bool],
+    ) -> Result<Grads> {
+        let g = dense(g)?;
+        let inplace =
+            more.as_ref().is_some_and(|m| m.is_unique() && m.is_contiguous() && m.layout().offset() == 0);
+        let more = if inplace { more } else { more.map(|m| dense(&m)).transpose()? };
+        let out = match &more {
+            Some(more) if inplace => more.clone(),
+            _ => Tensor::empty(x.shape(), x.dtype(), x.device())?,
+        };
+        let held = Self::held(self.extent, BACKWARD);
+        let groups =
+            if wants[1..].contains(&true) { held.few_groups(self.rows) } else { held.groups(self.rows) };
+        let partial = match wants[1..].contains(&true) {
+            true => {
+                let _tag = memory::scope::tag(Tag::Workspace);
+                Some(Tensor::empty(&[groups, 2, self.extent], DType::F32, x.device())?)
+            }
+            false => None,
+        };
+        if out.numel() > 0 {
+            let more = more.as_ref();
+            let spec = self
+                .spec(held)
+                .def("pass", "backward")
+                .def("x", x.dtype().name())
+                .def("g", g.dtype().name())
+                .def("more", more.map_or("", |m| m.dtype().name()))
+                .def("inplace", inplace)
+                .def("result", out.dtype().name())
+                .def("partial", partial.is_some());
+            let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![&g, x];
+            tensors.extend(&self.weight);
+            tensors.push(statistics);
+            tensors.extend(more.filter(|_| !inplace));
+            tensors.push(&out);
+            tensors.extend(&partial);
+            launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
+        }
+        let mut grads: Grads = smallvec![wants[0].then_some(out)];
+        let sums = match partial {
+            Some(_) if x.numel() == 0 => Some(Tensor::zeros(&[2, self.extent], DType::F32, x.device())?),
+            Some(partial) => Some(partial.sum(&[0], false)?),
+            None => None,
+        };
+        let parameters =
+            [&self.weight, &self.bias].into_iter().zip([0, 1]).filter_map(|(t, k)| Some((t.as_ref()?, k)));
+        for ((t, k), &want) in parameters.zip(&wants[1..]) {
+            grads.push(match &sums {
+                Some(sums) if want => Some(sums.select(0, k)?.to_dtype(t.dtype())?.reshape(t.shape())?),
+                _ => None,
+            });
+        }
+        Ok(grads)
+    }
+
+    /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
+    pub(super) fn record(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
+        let (out, statistics) = self.forward(&x, None, result)?;
+        Ok(self.attach(out, x, statistics, inputs))
+    }
+
+    fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
+        autograd::attach_adding(self.op, out, inputs, move |g, wants, sums: &mut Sums<'_>| {
+            let more = if wants[0] { sums.take(0) } else { None };
+            self.backward(g, &x, &statistics, more, wants)
+        })
+    }
+}
+
+/// Under autocast, the type of what a normalisation gives if it is to meet products next.
+fn low_or(dtype: DType) -> DType {
+    amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
+}
+
+impl Tensor {
+    #[track_caller]
+    fn add_norm(
+        &self,
+        op: &'static str,
+        residual: &Tensor,
+        shape: &[usize],
+        parameters: [Option<&Tensor>; 2],
+        eps: Option<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        let _op = memory::scope::op(op);
+        check_float(op, self)?;
+        check_float(op, residual)?;
+        self.same_device(op, residual)?;
+        if self.shape() != residual.shape() {
+            return Err(Error::shape(
+                op,
+                "x and the residual have one shape",
+                &[self.shape(), residual.shape()],
+            ));
+        }
+        if shape.is_empty() || !self.shape().ends_with(shape) {
+            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
+        }
+        let dtype = self.dtype().promote(residual.dtype());
+        let result = low_or(dtype);
+        let rms = op == "add_rms_norm";
+        let eps = eps.unwrap_or_else(|| rounding_unit(dtype));
+        let extent: usize = shape.iter().product();
+        let [weight, bias] = parameters;
+        let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
+        let Some(norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
+            let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
+            let normed = match rms {
+                true => sum.rms_norm(shape, weight, Some(eps))?,
+                false => sum.layer_norm(shape, weight, bias, eps)?,
+            };
+            return Ok((sum, normed.to_dtype(result)?));
+        };
+        let kept = Tensor::empty(self.shape(), dtype, self.device())?;
+        let (normed, statistics) = norm.forward(&dense(self)?, Some((&dense(residual)?, &kept)), result)?;
+        let types = [self.dtype(), residual.dtype()];
+        let sum = autograd::attach(op, kept.clone(), &[self, residual], move |g, wants| {
+            let mut grads = Grads::new();
+            for (&dtype, &want) in types.iter().zip(wants) {
+                grads.push(if want { Some(g.to_dtype(dtype)?) } else { None });
+            }
+            Ok(grads)
+        });
+        let normed = {
+            let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
+            norm.attach(normed, kept, statistics, &inputs)
+        };
+        Ok((sum, normed))
+    }
+
+    /// The sum of a block's output and the residual stream, and that sum with each row over the trailing dimensions
+    /// `normalized_shape` normalised: `x.add(&residual)` and [`layer_norm`](Self::layer_norm) in one pass over memory,
+    /// and in one pass back.
+    ///
+    /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it
+    /// comes in the 16-bit type, to which the product after it would cast it. Inside, all is f32.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let block = Tensor::ones(&[8, 16, 64], DType::BF16, &device)?;
+    /// let residual = Tensor::ones(&[8, 16, 64], DType::F32, &device)?;
+    /// let weight = Tensor::ones(&[64], DType::F32, &device)?;
+    /// let (sum, normed) = block.add_layer_norm(&residual, &[64], Some(&weight), None, 1e-5)?;
+    /// assert_eq!((sum.dtype(), normed.shape()), (DType::F32, residual.shape()));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The two have different shapes, or do not end with `normalized_shape`; weight or bias has another shape; the dtype
+    /// is not f32, f16 or bf16; memory runs out.
+    #[track_caller]
+    pub fn add_layer_norm(
+        &self,
+        residual: &Tensor,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm("add_layer_norm", residual, normalized_shape, [weight, bias], Some(eps))
+    }
+
+    /// As [`add_layer_norm`](Self::add_layer_norm) with [`rms_norm`](Self::rms_norm).
+    ///
+    /// # Errors
+    /// As [`add_layer_norm`](Self::add_layer_norm).
+    #[track_caller]
+    pub fn add_rms_norm(
+        &self,
+        residual: &Tensor,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        eps: Option<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm("add_rms_norm", residual, normalized_shape, [weight, None], eps)
+    }
+}
+
+/// The `eps` of an RMS normalisation that names none.
+pub(super) fn rounding_unit(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => f64::from(f32::EPSILON),
+    }
+}

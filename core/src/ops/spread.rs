@@ -1,0 +1,132 @@
+//! How kernels that read every element once are spread over a device: threads for a row, reads on their way at a
+//! time, workgroups for one sum. All such choices stand here; they were measured on an H100 (docs/performance.md).
+
+use super::launch::GROUP;
+use crate::dtype::DType;
+
+/// Workgroups that keep a large device busy.
+const ENOUGH: usize = 1024;
+
+/// Neighbours that one aligned access reads.
+pub(super) const QUAD: usize = 4;
+
+/// Whether elements of this type are read four at a time.
+pub(super) fn has_quads(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::U32)
+}
+
+/// How the threads of a reduction are laid out. A step is what a thread reads at once, one element or four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Spread {
+    /// Threads that share one output, or four.
+    pub(super) lanes: usize,
+    /// Steps that a thread has on their way at a time.
+    pub(super) unroll: usize,
+    /// Steps of one partial result.
+    pub(super) chunk: usize,
+    /// Partial results of one output.
+    pub(super) splits: usize,
+}
+
+impl Spread {
+    /// For `outputs` (or fours of them) of `steps` each. `across`: neighbouring threads hold neighbouring outputs.
+    pub(super) fn new(outputs: usize, steps: usize, across: bool) -> Self {
+        let lanes = match steps {
+            0..=4 => 1,
+            // A warp side by side reads whole lines; fewer outputs leave threads for more steps.
+            _ if across => match outputs {
+                0 => 1,
+                1 => GROUP,
+                2..=8 => 32,
+                _ => 8,
+            },
+            5..=32 => 8,
+            33..=256 => 32,
+            _ => GROUP,
+        };
+        let groups = outputs.div_ceil(GROUP / lanes).max(1);
+        let turns = steps.div_ceil(lanes);
+        let unroll = match turns {
+            0..=3 => 1,
+            4..=7 => 4,
+            _ => 8,
+        };
+        // Few workgroups with much to do each share it; each part keeps at least two turns of reads.
+        let splits = if groups * 2 <= ENOUGH { (ENOUGH / groups).min(turns / 16).max(1) } else { 1 };
+        let chunk = steps.div_ceil(splits).next_multiple_of(lanes * unroll);
+        Self { lanes, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
+    }
+}
+
+/// How rows lie in the registers of the threads that share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Held {
+    /// Threads for one row.
+    pub(super) lanes: usize,
+    /// Elements of a step.
+    pub(super) width: usize,
+    /// Steps that a thread holds; 0 where a row is too long for that.
+    pub(super) hold: usize,
+}
+
+/// Steps in the registers of a thread at which more threads take a row instead.
+const LIGHT: usize = 4;
+
+impl Held {
+    /// For rows of `extent` elements side by side, of which a thread holds at most `most` steps of [`QUAD`] elements.
+    pub(super) fn along(extent: usize, quads: bool, most: usize) -> Self {
+        let width = if quads { QUAD } else { 1 };
+        let steps = extent.div_ceil(width).max(1);
+        let lanes = [1, 8, 32, 64, 128].into_iter().find(|lanes| steps <= LIGHT * lanes).unwrap_or(GROUP);
+        let hold = steps.div_ceil(lanes);
+        Self { lanes, width, hold: if hold * width <= most * QUAD { hold } else { 0 } }
+    }
+
+    /// For rows that lie across: neighbouring threads hold elements of neighbouring rows.
+    pub(super) fn across(extent: usize) -> Self {
+        let lanes = match extent {
+            0..=16 => 1,
+            17..=128 => 8,
+            _ => 32,
+        };
+        let hold = extent.div_ceil(lanes).max(1);
+        Self { lanes, width: 1, hold: if hold <= 16 { hold } else { 0 } }
+    }
+
+    /// Workgroups that hold `rows`.
+    pub(super) fn groups(&self, rows: usize) -> usize {
+        rows.div_ceil(GROUP / self.lanes)
+    }
+
+    /// Workgroups that take all rows in turns, when each has something to write of its own at the end.
+    pub(super) fn few_groups(&self, rows: usize) -> usize {
+        self.groups(rows).min(ENOUGH / 2)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spread_covers_its_steps_and_does_not_split_short_ones() {
+        for outputs in [1, 3, 8, 9, 100, 2048, 100_000] {
+            for steps in [1, 4, 5, 31, 257, 2048, 8192, 1 << 24] {
+                for across in [false, true] {
+                    let s = Spread::new(outputs, steps, across);
+                    assert!(s.chunk * s.splits >= steps && s.chunk * (s.splits - 1) < steps, "{s:?}");
+                    assert!(GROUP.is_multiple_of(s.lanes) && s.splits <= ENOUGH, "{s:?}");
+                    assert!(s.splits == 1 || steps / s.splits >= 8 * s.lanes, "{steps}: {s:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_of_everything_fills_the_device_and_rows_need_no_second_stage() {
+        assert_eq!(Spread::new(1, 1 << 24, false).splits, ENOUGH);
+        assert_eq!(Spread::new(8192, 2048, false), Spread { lanes: 256, unroll: 8, chunk: 2048, splits: 1 });
+        let columns = Spread::new(2048, 8192, true);
+        assert_eq!((columns.lanes, columns.splits), (8, 16));
+    }
+}

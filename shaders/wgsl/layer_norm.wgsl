@@ -1,0 +1,195 @@
+{#-
+Layer and RMS normalisation of contiguous rows, with a weight for each element of a row. Each number is read once and
+written once: a thread holds its part of the row, `hold` steps of it.
+
+pass `forward`: sum = x + residual (if there is one), result = (sum - mean) * rstd * weight + bias, statistics [2, rows]:
+rstd and mean.
+pass `backward`: result = the gradient of x (or of the sum) from g, plus `more`, a gradient that it has from elsewhere.
+With `partial`, a workgroup takes rows `step` apart, and writes for each weight the sums over its rows, of g times the
+normalised x, and of g: partial [workgroups, 2, extent].
+
+x, residual, sum, weight, bias, g, more, result: dtypes, or "" · rms: no mean is taken off · lanes: see rows
+inplace: the result is written over `more`
+width: elements of a step, 4 where the extent is a multiple of four, else 1 · hold: steps that a thread holds
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    rows: u32,
+    extent: u32,
+    // Rows side by side in all workgroups.
+    step: u32,
+    eps: f32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% set next = namespace(binding=0) %}
+{% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias)] if pass == "forward" else
+    [("g", g), ("x", x), ("weight", weight), ("statistics", "f32"), ("more", "" if inplace else more)] %}
+{% for name, dtype in inputs if dtype %}
+{% if name == "statistics" %}
+{{ t.input(next.binding, name, dtype) }}
+{% else %}
+{{ rows.input(next.binding, name, dtype, width) }}
+{% endif %}
+{% set next.binding = next.binding + 1 %}
+{% endfor %}
+{% if pass == "forward" %}
+{{ t.output(next.binding, "statistics", "f32") }}
+{% set next.binding = next.binding + 1 %}
+{% if residual %}
+{{ rows.output(next.binding, "sum", sum, width) }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
+{% endif %}
+{{ rows.output(next.binding, "result", result, width) }}
+{% if partial %}
+{{ rows.output(next.binding + 1, "partial", "f32", width) }}
+var<workgroup> columns: array<Step, 256>;
+{% endif %}
+{{ rows.functions(lanes, false) }}
+{{ rows.steps(width) }}
+{% set reach = lanes * width %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = group_index(group, groups);
+    let index = row_of(number, thread);
+    let n = f32(p.extent);
+    {% for k in range(hold) %}
+    let at{{ k }} = lane_of(thread) * {{ width }}u + {{ k * reach }}u;
+    let in{{ k }} = at{{ k }} < p.extent;
+    let near{{ k }} = select(0u, at{{ k }}, in{{ k }});
+    {% endfor %}
+    {% if pass == "forward" %}
+    // Threads without a row stay for the barriers; they do the last one again, and write nothing.
+    let live = index < p.rows;
+    let row = min(index, p.rows - 1u);
+    let base = row * p.extent;
+    {% for k in range(hold) %}
+    {% if residual %}
+    let a{{ k }} = x_step(base + near{{ k }});
+    let b{{ k }} = residual_step(base + near{{ k }});
+    {% else %}
+    let x{{ k }} = x_step(base + near{{ k }});
+    {% endif %}
+    {% endfor %}
+    {% if residual %}
+    {% for k in range(hold) %}
+    let x{{ k }} = rounded(a{{ k }} + b{{ k }});
+    {% endfor %}
+    {% endif %}
+    {% if rms %}
+    let mean = 0.0;
+    {% else %}
+    var plain = 0.0;
+    {% for k in range(hold) %}
+    plain += select(0.0, step_sum(x{{ k }}), in{{ k }});
+    {% endfor %}
+    let mean = row_sum(plain, thread) / n;
+    {% endif %}
+    var squares = 0.0;
+    {% for k in range(hold) %}
+    let d{{ k }} = x{{ k }} - mean;
+    squares += select(0.0, step_sum(d{{ k }} * d{{ k }}), in{{ k }});
+    {% endfor %}
+    let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
+    if live {
+        {% for k in range(hold) %}
+        if in{{ k }} {
+            {% if residual %}
+            sum_put_step(base + at{{ k }}, x{{ k }});
+            {% endif %}
+            result_put_step(base + at{{ k }}, d{{ k }} * rstd{{ " * weight_step(at" ~ k ~ ")" if weight else "" }}{{ " + bias_step(at" ~ k ~ ")" if bias else "" }});
+        }
+        {% endfor %}
+        if lane_of(thread) == 0u {
+            statistics_put(row, rstd);
+            {% if not rms %}
+            statistics_put(p.rows + row, mean);
+            {% endif %}
+        }
+    }
+    {% else %}
+    {% for k in range(hold) %}
+    {% if weight %}
+    let w{{ k }} = weight_step(near{{ k }});
+    {% endif %}
+    {% if partial %}
+    var scaled{{ k }} = Step(0.0);
+    var plain{{ k }} = Step(0.0);
+    {% endif %}
+    {% endfor %}
+    // The same number of turns in every thread, for the barriers.
+    let turns = (p.rows + p.step - 1u) / p.step;
+    for (var turn = 0u; turn < turns; turn++) {
+        let place = index + turn * p.step;
+        let live = index < p.step && place < p.rows;
+        let row = min(place, p.rows - 1u);
+        let base = row * p.extent;
+        {% for k in range(hold) %}
+        let g{{ k }} = g_step(base + near{{ k }});
+        let x{{ k }} = x_step(base + near{{ k }});
+        {% if more %}
+        let more{{ k }} = {{ "result" if inplace else "more" }}_step(base + near{{ k }});
+        {% endif %}
+        {% endfor %}
+        let rstd = statistics_at(row);
+        let mean = {{ "0.0" if rms else "statistics_at(p.rows + row)" }};
+        var both = vec2<f32>(0.0);
+        {% for k in range(hold) %}
+        let z{{ k }} = (x{{ k }} - mean) * rstd;
+        let h{{ k }} = g{{ k }}{{ " * w" ~ k if weight else "" }};
+        both += select(vec2<f32>(0.0), vec2<f32>(step_sum(h{{ k }} * z{{ k }}), step_sum(h{{ k }})), in{{ k }});
+        {% endfor %}
+        let sums = row_sums(both, thread) / n;
+        if live {
+            {% for k in range(hold) %}
+            {% if partial %}
+            plain{{ k }} += g{{ k }};
+            scaled{{ k }} += g{{ k }} * z{{ k }};
+            {% endif %}
+            if in{{ k }} {
+                result_put_step(base + at{{ k }}, rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x){{ " + more" ~ k if more else "" }});
+            }
+            {% endfor %}
+        }
+    }
+    {% if partial %}
+    // The rows of a workgroup, in order.
+    let to = number * 2u * p.extent;
+    {% for name, offset in [("scaled", "0u"), ("plain", "p.extent")] %}
+    {% for k in range(hold) %}
+    {% if lanes == 256 %}
+    if in{{ k }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }
+    {% else %}
+    columns[thread] = {{ name }}{{ k }};
+    workgroupBarrier();
+    if thread < {{ lanes }}u && in{{ k }} {
+        var all = columns[thread];
+        for (var r = 1u; r < {{ 256 // lanes }}u; r++) { all += columns[thread + r * {{ lanes }}u]; }
+        partial_put_step(to + {{ offset }} + at{{ k }}, all);
+    }
+    workgroupBarrier();
+    {% endif %}
+    {% endfor %}
+    {% endfor %}
+    {% endif %}
+    {% endif %}
+}
+{% if pass == "forward" and residual %}
+// The sum as it is kept: it is what is normalised.
+fn rounded(v: Step) -> Step {
+    {% if sum == "f32" %}
+    return v;
+    {% else %}
+    {% for c in [".x", ".y", ".z", ".w"][:width] %}
+    {% set e = "v" ~ (c if width == 4 else "") %}
+    let e{{ loop.index0 }} = {{ "bitcast<f32>(sum_bits(" ~ e ~ ") << 16u)" if sum == "bf16" else "unpack2x16float(sum_bits(" ~ e ~ ")).x" }};
+    {% endfor %}
+    return Step({{ "e0, e1, e2, e3" if width == 4 else "e0" }});
+    {% endif %}
+}
+{% endif %}
