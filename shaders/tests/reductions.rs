@@ -129,7 +129,9 @@ fn row_normalisations() {
         ("bf16", "bf16", "bf16", "f32"),
     ] {
         for (weight, bias) in [("f32", "bf16"), ("", "")] {
-            for (rms, lanes, width, hold) in [(false, 256usize, 4usize, 2usize), (true, 64, 1, 3), (false, 8, 4, 1)] {
+            for (rms, lanes, width, hold) in
+                [(false, 256usize, 4usize, 2usize), (true, 64, 1, 3), (false, 8, 4, 1)]
+            {
                 for (pass, partial, more, inplace) in [
                     ("forward", false, "", false),
                     ("backward", true, "", false),

@@ -6,7 +6,7 @@ pass `forward`: sum = x + residual (if there is one), result = (sum - mean) * rs
 rstd and mean.
 pass `backward`: result = the gradient of x (or of the sum) from g, plus `more`, a gradient that it has from elsewhere.
 With `partial`, a workgroup takes rows `step` apart, and writes for each weight the sums over its rows, of g times the
-normalised x, and of g: partial [workgroups, 2, extent].
+normalised x, and of g: partial [2, workgroups, extent].
 
 x, residual, sum, weight, bias, g, more, result: dtypes, or "" · rms: no mean is taken off · lanes: see rows
 inplace: the result is written over `more`
@@ -159,8 +159,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% if partial %}
     // The rows of a workgroup, in order.
-    let to = number * 2u * p.extent;
-    {% for name, offset in [("scaled", "0u"), ("plain", "p.extent")] %}
+    let to = number * p.extent;
+    {% for name, offset in [("scaled", "0u"), ("plain", "(p.step / " ~ 256 // lanes ~ "u) * p.extent")] %}
     {% for k in range(hold) %}
     {% if lanes == 256 %}
     if in{{ k }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }

@@ -211,6 +211,14 @@ const GROUPS: &[&[Case]] = &[
             x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
         }),
         smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean)),
+        smooth("add_layer_norm", &[Signed(&[3, 8]), Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
+            let (sum, normed) = x[0].add_layer_norm(&x[1], &[8], Some(&x[2]), Some(&x[3]), 1e-5)?;
+            normed.mul(&sum)
+        }),
+        smooth("add_rms_norm", &[Signed(&[3, 7]), Signed(&[3, 7]), Positive(&[7])], |x| {
+            let (sum, normed) = x[0].add_rms_norm(&x[1], &[7], Some(&x[2]), None)?;
+            normed.add(&sum)
+        }),
         smooth("layer_norm", &[Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
             x[0].layer_norm(&[8], Some(&x[1]), Some(&x[2]), 1e-5)
         }),

@@ -33,8 +33,6 @@ type Backward = dyn Fn(&Tensor, &[bool], &mut Sums<'_>) -> Result<Grads> + Send 
 pub(crate) struct Sums<'a> {
     inputs: &'a [Option<Edge>],
     pending: &'a mut FxHashMap<u64, Tensor>,
-    /// Inputs whose leaf was added to.
-    added: SmallVec<[usize; 2]>,
 }
 
 impl Sums<'_> {
@@ -44,19 +42,6 @@ impl Sums<'_> {
             Edge::Node(node) => self.pending.remove(&node.id),
             Edge::Leaf(_) => None,
         }
-    }
-
-    /// The gradient that an input, a leaf, has so far, if it is in one piece: to be added to in place. What is returned
-    /// for this input is not looked at.
-    pub(crate) fn add_to(&mut self, input: usize) -> Option<Tensor> {
-        let Some(Some(Edge::Leaf(leaf))) = self.inputs.get(input) else { return None };
-        let sum = SINK.with(|s| s.borrow().as_ref().map(|sink| sink.get(&leaf.id).cloned()));
-        let sum = sum.unwrap_or_else(|| lock(&leaf.grad).clone())?;
-        if !sum.is_contiguous() || sum.layout().offset() != 0 {
-            return None;
-        }
-        self.added.push(input);
-        Some(sum)
     }
 }
 
@@ -377,9 +362,8 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
             op: node.op,
             site: node.site,
         });
-        let mut sums = Sums { inputs: &node.inputs, pending: &mut pending, added: SmallVec::new() };
+        let mut sums = Sums { inputs: &node.inputs, pending: &mut pending };
         let grads = backward(&grad, &wants, &mut sums)?;
-        let added = sums.added;
         drop(grad);
         if options.retain_graph {
             *lock(&node.backward) = Some(backward);
@@ -394,9 +378,8 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
                 node.inputs.len()
             )));
         }
-        for (k, (edge, grad)) in node.inputs.iter().zip(grads).enumerate() {
+        for (edge, grad) in node.inputs.iter().zip(grads) {
             match (edge, grad) {
-                _ if added.contains(&k) => {}
                 (Some(edge), Some(grad)) => deliver(edge, grad, &mut pending, &mut heap)?,
                 (Some(_), None) => {
                     return Err(Error::Backward(format!(

@@ -125,7 +125,7 @@ impl RowNorm {
         let partial = match wants[1..].contains(&true) {
             true => {
                 let _tag = memory::scope::tag(Tag::Workspace);
-                Some(Tensor::empty(&[groups, 2, self.extent], DType::F32, x.device())?)
+                Some(Tensor::empty(&[2, groups, self.extent], DType::F32, x.device())?)
             }
             false => None,
         };
@@ -149,16 +149,14 @@ impl RowNorm {
             launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
         }
         let mut grads: Grads = smallvec![wants[0].then_some(out)];
-        let sums = match partial {
-            Some(_) if x.numel() == 0 => Some(Tensor::zeros(&[2, self.extent], DType::F32, x.device())?),
-            Some(partial) => Some(partial.sum(&[0], false)?),
-            None => None,
-        };
         let parameters =
             [&self.weight, &self.bias].into_iter().zip([0, 1]).filter_map(|(t, k)| Some((t.as_ref()?, k)));
         for ((t, k), &want) in parameters.zip(&wants[1..]) {
-            grads.push(match &sums {
-                Some(sums) if want => Some(sums.select(0, k)?.to_dtype(t.dtype())?.reshape(t.shape())?),
+            grads.push(match &partial {
+                Some(partial) if want => {
+                    let sum = partial.select(0, k)?.sum(&[0], false)?;
+                    Some(sum.to_dtype(t.dtype())?.reshape(t.shape())?)
+                }
                 _ => None,
             });
         }

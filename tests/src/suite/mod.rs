@@ -28,6 +28,7 @@ mod plan;
 mod pointwise;
 mod profile;
 mod random;
+mod rows;
 mod runs;
 mod scaler;
 mod streams;
@@ -67,6 +68,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("profile", profile::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
+    ("rows", rows::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
 ];
