@@ -20,6 +20,8 @@ templates! {
     "norm",
     "norm_weight",
     "layer_norm",
+    "attention",
+    "attention_delta",
     "cross_entropy",
     "gather",
     "scatter",

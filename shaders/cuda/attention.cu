@@ -1,0 +1,357 @@
+// What the attention kernels share: tiles in shared memory, the tensor cores, what a query sees.
+//
+// Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma
+// (sm_90a), else mma (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
+// are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
+// (1 with wgmma).
+//
+// A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
+// are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define DEPTH ((HEAD + 15) / 16 * 16)
+#define PANELS ((DEPTH + 63) / 64)
+#define THREADS (WARPS * 32)
+#define ROWS (WARPS * 16 * ROWS16)
+#define INLINE __device__ __forceinline__
+#define NEVER __int_as_float(0xff800000)
+#define LOG2E 1.4426950408889634f
+#if BF16
+#define TYPE "bf16"
+#else
+#define TYPE "f16"
+#endif
+
+// Heads of rows of HEAD elements; strides in elements, multiples of 8.
+struct Heads {
+    u16* at;
+    i64 batch, head, row;
+};
+
+struct Params {
+    Heads q, k, v, out, grad, dq, dk, dv;
+    // [batch][heads][queries]: the logarithm of each query's sum of exponentials; the sum of grad · out.
+    float* lse;
+    float* delta;
+    int batch, heads, kv_heads, queries, keys;
+    // Query i sees keys i - left to i + right.
+    int left, right;
+    // Heads that are worked on at a time, so that what they share stays in the cache.
+    int group;
+    float scale;
+    int unused;
+};
+
+INLINE u16* head_of(const Heads& h, int batch, int head) { return h.at + batch * h.batch + head * h.head; }
+
+INLINE u32 shared_base(const void* memory) { return (static_cast<u32>(__cvta_generic_to_shared(memory)) + 1023) & ~1023u; }
+
+#define TILE_BYTES(rows) ((rows) * PANELS * 128)
+
+// Where part `part` (8 elements) of a row of a tile lies.
+template <int TILE_ROWS> INLINE u32 place(u32 tile, int row, int part) {
+    return tile + (part >> 3) * (TILE_ROWS * 128) + row * 128 + (((part ^ row) & 7) << 4);
+}
+
+INLINE void copy_async(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
+}
+INLINE void copy_async4(u32 to, const void* from, bool inside) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
+}
+INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Begins to load the rows of a tile from row `first` on; rows from `end` on, and elements past HEAD, become zero.
+template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, i64 stride, int first, int end) {
+    constexpr int PARTS = DEPTH / 8;
+#pragma unroll
+    for (int i = 0; i < TILE_ROWS * PARTS; i += THREADS) {
+        int at = i + threadIdx.x;
+        if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
+        int row = at / PARTS, part = at % PARTS;
+        bool inside = first + row < end && part * 8 < HEAD;
+        copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (first + row) * stride + part * 8 : 0), inside);
+    }
+}
+
+// Makes what copies brought visible to every thread and to wgmma.
+INLINE void arrived() {
+#if HOPPER
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+    __syncthreads();
+}
+
+INLINE float exp2_fast(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE float log2_fast(float x) {
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+INLINE u32 pack(float low, float high) {
+    u32 word;
+    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+    return word;
+}
+INLINE float low_half(u32 word) {
+#if BF16
+    return __int_as_float(word << 16);
+#else
+    float y;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(word));
+    return y;
+#endif
+}
+INLINE float high_half(u32 word) {
+#if BF16
+    return __int_as_float(word & 0xffff0000u);
+#else
+    float y;
+    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
+    return y;
+#endif
+}
+
+INLINE void read4(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+INLINE void read4_transposed(u32 (&r)[4], u32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
+}
+
+// The 16 x 16 piece of a tile that a warp's A operand wants: rows from `row`, elements from 16 · `k`.
+template <int TILE_ROWS> INLINE void read_a(u32 (&a)[4], u32 tile, int row, int k) {
+    int lane = threadIdx.x & 31;
+    read4(a, place<TILE_ROWS>(tile, row + (lane & 15), 2 * k + (lane >> 4)));
+}
+
+// Sums of a warp: [ROWS16][columns / 8][4], as mma and wgmma lay them out. Rows lane / 4 and lane / 4 + 8 of each 16,
+// columns 2 (lane % 4) and the next of each 8.
+template <int N> struct Sums {
+    float v[ROWS16][N / 8][4];
+};
+// The same in 16 bits, as the A operand of a product over these columns.
+template <int N> struct Halves {
+    u32 v[ROWS16][N / 16][4];
+};
+
+template <int N> INLINE void clear(Sums<N>& s) {
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int n = 0; n < N / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) s.v[m][n][i] = 0;
+}
+
+template <int N> INLINE void round_to(Halves<N>& h, const Sums<N>& s) {
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int n = 0; n < N / 16; n++) {
+            h.v[m][n][0] = pack(s.v[m][2 * n][0], s.v[m][2 * n][1]);
+            h.v[m][n][1] = pack(s.v[m][2 * n][2], s.v[m][2 * n][3]);
+            h.v[m][n][2] = pack(s.v[m][2 * n + 1][0], s.v[m][2 * n + 1][1]);
+            h.v[m][n][3] = pack(s.v[m][2 * n + 1][2], s.v[m][2 * n + 1][3]);
+        }
+}
+
+// Rows of a tile as the A operand, kept in registers.
+struct Kept {
+    u32 v[ROWS16][DEPTH / 16][4];
+};
+template <int TILE_ROWS> INLINE void keep(Kept& a, u32 tile, int row) {
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) read_a<TILE_ROWS>(a.v[m][k], tile, row + 16 * m, k);
+}
+
+#if HOPPER
+INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+template <int N> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
+
+// Keeps the compiler from moving uses of sums over a wait.
+template <int N> INLINE void settle(Sums<N>& s) {
+#pragma unroll
+    for (int n = 0; n < N / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) asm volatile("" : "+f"(s.v[0][n][i])::"memory");
+}
+
+// 128-byte swizzle, eight rows of a panel every 1024 bytes.
+INLINE u64 describe(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62; }
+
+#define F4(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define F32 F4(0), F4(1), F4(2), F4(3), F4(4), F4(5), F4(6), F4(7)
+#define R32                                                                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                               \
+    "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
+
+// 64 x 64 sums += (or =) 64 x 16 of registers · 16 x 64 of shared memory, whose rows are the sums' columns...
+template <bool ADD> INLINE void wgmma_rs(float (*d)[4], const u32 (&a)[4], u64 b) {
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
+                 : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
+}
+// ... or the steps of the sum.
+INLINE void wgmma_rs_rows(float (*d)[4], const u32 (&a)[4], u64 b) {
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
+                 : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+template <bool ADD> INLINE void wgmma_ss(float (*d)[4], u64 a, u64 b) {
+    asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", %32, %33, %34, 1, 1, 0, 0;}"
+                 : F32 : "l"(a), "l"(b), "n"(ADD ? 1 : 0));
+}
+
+// s = a · bᵀ, from rows in registers.
+template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept& a, u32 b) {
+#pragma unroll
+    for (int n = 0; n < N; n += 64)
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {
+            u64 from = describe(b + (k / 4) * (TILE_ROWS * 128) + n * 128 + (k % 4) * 32);
+            if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], from);
+            else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], from);
+        }
+}
+// s = a · bᵀ, from rows `row` on of the tile `a` of A_ROWS rows.
+template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, u32 a, int row, u32 b) {
+    row &= ~63;
+#pragma unroll
+    for (int n = 0; n < N; n += 64)
+#pragma unroll
+        for (int k = 0; k < DEPTH / 16; k++) {
+            u64 left = describe(a + (k / 4) * (A_ROWS * 128) + row * 128 + (k % 4) * 32);
+            u64 from = describe(b + (k / 4) * (TILE_ROWS * 128) + n * 128 + (k % 4) * 32);
+            if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], left, from);
+            else wgmma_ss<true>(&s.v[0][n / 8], left, from);
+        }
+}
+// s += a · b.
+template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Halves<N>& a, u32 b) {
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+        for (int panel = 0; panel < PANELS; panel++)
+            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], describe(b + panel * (TILE_ROWS * 128) + k * 2048));
+}
+#else
+INLINE void products_begin() {}
+INLINE void products_commit() {}
+template <int N> INLINE void products_wait() {}
+template <int N> INLINE void settle(Sums<N>&) {}
+
+INLINE void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+template <int TILE_ROWS, int N> INLINE void step(Sums<N>& s, const u32 (&a)[ROWS16][4], u32 b, int k) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int n = 0; n < N / 16; n++) {
+        u32 r[4];
+        read4(r, place<TILE_ROWS>(b, 16 * n + (lane & 7) + (lane >> 4) * 8, 2 * k + ((lane >> 3) & 1)));
+#pragma unroll
+        for (int m = 0; m < ROWS16; m++) {
+            mma(s.v[m][2 * n], a[m], r[0], r[1]);
+            mma(s.v[m][2 * n + 1], a[m], r[2], r[3]);
+        }
+    }
+}
+template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept& a, u32 b) {
+    clear(s);
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        u32 left[ROWS16][4];
+#pragma unroll
+        for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) left[m][i] = a.v[m][k][i];
+        step<TILE_ROWS, N>(s, left, b, k);
+    }
+}
+template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, u32 a, int row, u32 b) {
+    clear(s);
+#pragma unroll
+    for (int k = 0; k < DEPTH / 16; k++) {
+        u32 left[ROWS16][4];
+#pragma unroll
+        for (int m = 0; m < ROWS16; m++) read_a<A_ROWS>(left[m], a, row + 16 * m, k);
+        step<TILE_ROWS, N>(s, left, b, k);
+    }
+}
+template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Halves<N>& a, u32 b) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int k = 0; k < N / 16; k++)
+#pragma unroll
+        for (int n = 0; n < DEPTH / 16; n++) {
+            u32 r[4];
+            read4_transposed(r, place<TILE_ROWS>(b, 16 * k + (lane & 15), 2 * n + (lane >> 4)));
+#pragma unroll
+            for (int m = 0; m < ROWS16; m++) {
+                mma(s.v[m][2 * n], a.v[m][k], r[0], r[1]);
+                mma(s.v[m][2 * n + 1], a.v[m][k], r[2], r[3]);
+            }
+        }
+}
+#endif
+
+// Rows of sums, each times its factor, to 16 bits in the warp's own rows of a tile, and from there to memory.
+template <int TILE_ROWS>
+INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, i64 stride, int first, int end) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int n = 0; n < DEPTH / 8; n++)
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                u32 word = pack(s.v[m][n][2 * half] * factor[m][half], s.v[m][n][2 * half + 1] * factor[m][half]);
+                u32 at = place<TILE_ROWS>(tile, row + 16 * m + 8 * half + (lane >> 2), n) + (lane & 3) * 4;
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(word) : "memory");
+            }
+    __syncwarp();
+    constexpr int PARTS = HEAD / 8;
+    for (int at = lane; at < ROWS16 * 16 * PARTS; at += 32) {
+        int r = at / PARTS, part = at % PARTS;
+        if (first + r >= end) break;
+        u32 a, b, c, d;
+        asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(place<TILE_ROWS>(tile, row + r, part)) : "memory");
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+    }
+}
+
+// The first row of this warp in its block's tile, and the rows that work in step with it: a warpgroup's with wgmma.
+INLINE int warp_row() { return (threadIdx.x >> 5) * (16 * ROWS16); }
+#if HOPPER
+INLINE int unit_row() { return (threadIdx.x >> 7) * 64; }
+#define UNIT_ROWS 64
+#else
+INLINE int unit_row() { return warp_row(); }
+#define UNIT_ROWS (16 * ROWS16)
+#endif
+
+struct Work {
+    int batch, head, tile;
+};
+// Which tile of which head a block works on, the most work of each group of heads first.
+INLINE Work work_of(int heads, int batch, int tiles, int group, bool last_first) {
+    int id = blockIdx.x, total = heads * batch, wave = id / (group * tiles), within = id % (group * tiles);
+    int size = min(group, total - wave * group), tile = within / size, at = wave * group + within % size;
+    return {at / heads, at % heads, last_first ? tiles - 1 - tile : tile};
+}

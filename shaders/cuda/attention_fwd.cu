@@ -1,0 +1,160 @@
+// Attention forward, FlashAttention-2's way: a block holds ROWS queries of one head and walks over the keys that they
+// see, in tiles of COLS, with a running maximum and sum for each query. Keys come one tile ahead of values, so that
+// the product with the next keys runs beside the exponentials.
+
+struct Softmax {
+    float largest[ROWS16][2], sum[ROWS16][2];
+};
+
+// Scores to weights; `rescale` is what everything summed before must be multiplied by.
+INLINE void weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, int row, int key) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (edge) {
+                int query = row + 16 * m + 8 * half + (lane >> 2);
+                int low = query - p.left, high = min(query + p.right, p.keys - 1);
+#pragma unroll
+                for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 2; i++) {
+                        int at = key + 8 * n + 2 * (lane & 3) + i;
+                        if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
+                    }
+            }
+            float largest = state.largest[m][half];
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++) largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
+            // A query that has seen nothing yet has no maximum to take off.
+            float off = largest == NEVER ? 0.0f : largest * scale;
+            rescale[m][half] = exp2_fast(state.largest[m][half] * scale - off);
+            state.largest[m][half] = largest;
+            float sum = 0;
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                for (int i = 0; i < 2; i++) {
+                    float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - off);
+                    s.v[m][n][2 * half + i] = weight;
+                    sum += weight;
+                }
+            state.sum[m][half] = state.sum[m][half] * rescale[m][half] + sum;
+        }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
+    extern __shared__ char memory[];
+    const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+    const Work work = work_of(p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    const int kv_head = work.head / (p.heads / p.kv_heads);
+    const u16* k_rows = head_of(p.k, work.batch, kv_head);
+    const u16* v_rows = head_of(p.v, work.batch, kv_head);
+
+    // The tiles that some query of the block sees, and those that one of this unit's does.
+    const int q0 = work.tile * ROWS, q1 = min(q0 + ROWS, p.queries) - 1;
+    const int first = max(q0 - p.left, 0) / COLS;
+    const int count = max((min(q1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, 0);
+    const int u0 = q0 + unit_row(), u1 = u0 + UNIT_ROWS - 1;
+    const int begin = max(u0 - p.left, 0) / COLS - first;
+    const int end = u0 > q1 ? begin : min((min(u1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, count);
+    const int row = q0 + warp_row();
+
+    auto fetch = [&](int t) {
+        if (t < count) load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, p.k.row, (first + t) * COLS, p.keys);
+        if (t > 0 && t <= count) load<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, p.v.row, (first + t - 1) * COLS, p.keys);
+        copies_commit();
+    };
+    load<ROWS>(q_tile, head_of(p.q, work.batch, work.head), p.q.row, q0, p.queries);
+#pragma unroll
+    for (int t = 0; t < STAGES - 1; t++) fetch(t);
+
+    Sums<DEPTH> out;
+    Halves<COLS> weights;
+    Softmax state;
+    float rescale[ROWS16][2];
+    clear(out);
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) state.largest[m][half] = NEVER, state.sum[m][half] = 0;
+    const float scale = p.scale * LOG2E;
+#if KEEP
+    Kept q;
+    copies_wait<STAGES - 2>();
+    __syncthreads();
+    keep<ROWS>(q, q_tile, warp_row());
+#define SCORES(s, k) rows_by_rows<COLS, COLS>(s, q, k)
+#else
+#define SCORES(s, k) rows_by_rows<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
+#endif
+
+    for (int t = 0; t <= count; t++) {
+        copies_wait<STAGES - 2>();
+        arrived();
+        fetch(t + STAGES - 1);
+        const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS);
+        const int key = (first + t) * COLS;
+        const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
+        if (t > begin && t < end) {
+            Sums<COLS> s;
+            products_begin();
+            SCORES(s, k);
+            products_commit();
+            by_columns<COLS, COLS>(out, weights, v);
+            products_commit();
+            products_wait<1>();
+            settle(s);
+            weigh(s, state, rescale, scale, edge, p, row, key);
+            products_wait<0>();
+            settle(out);
+#pragma unroll
+            for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+                for (int n = 0; n < DEPTH / 8; n++)
+#pragma unroll
+                    for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
+            round_to(weights, s);
+        } else if (t == begin && t < end) {
+            Sums<COLS> s;
+            products_begin();
+            SCORES(s, k);
+            products_commit();
+            products_wait<0>();
+            settle(s);
+            weigh(s, state, rescale, scale, edge, p, row, key);
+            round_to(weights, s);
+        } else if (t == end && end > begin) {
+            products_begin();
+            by_columns<COLS, COLS>(out, weights, v);
+            products_commit();
+            products_wait<0>();
+            settle(out);
+        }
+    }
+
+    const int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            float sum = state.sum[m][half];
+            sum += __shfl_xor_sync(0xffffffff, sum, 1);
+            sum += __shfl_xor_sync(0xffffffff, sum, 2);
+            // Who sees nothing gets zeros.
+            rescale[m][half] = sum > 0 ? 1.0f / sum : 0.0f;
+            int query = row + 16 * m + 8 * half + (lane >> 2);
+            if ((lane & 3) == 0 && query < p.queries) {
+                float lse = sum > 0 ? state.largest[m][half] * p.scale + log2_fast(sum) * 0.6931471805599453f : 0.0f;
+                p.lse[(i64)(work.batch * p.heads + work.head) * p.queries + query] = lse;
+            }
+        }
+#if !KEEP
+    // The other warps of the unit may still read the queries.
+    __syncthreads();
+#endif
+    store<ROWS>(out, rescale, q_tile, warp_row(), head_of(p.out, work.batch, work.head), p.out.row, row, p.queries);
+}
