@@ -185,6 +185,100 @@ impl MatmulCall {
     }
 }
 
+/// One operand of [`AttentionCall`]: rows of a head's elements, which lie side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionOperand {
+    /// Where its first element is (any multiple of the element size).
+    pub segment: SegmentId,
+    /// Byte offset of the first element.
+    pub offset: u64,
+    /// Elements from one entry of the batch to the next.
+    pub batch_stride: u64,
+    /// Elements from one head to the next.
+    pub head_stride: u64,
+    /// Elements from one query or key to the next.
+    pub row_stride: u64,
+}
+
+/// softmax(scale · q kᵀ) · v for each head, where query i sees keys i - `left` to i + `right`; or its gradients.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionCall {
+    /// Element type of everything but `lse` and the scratch memory.
+    pub dtype: DType,
+    /// Entries of the batch.
+    pub batch: u64,
+    /// Heads of q and out.
+    pub heads: u64,
+    /// Heads of k and v, each of which serves the same number of q's, neighbours.
+    pub kv_heads: u64,
+    /// Queries of a head.
+    pub queries: u64,
+    /// Keys of a head.
+    pub keys: u64,
+    /// Elements of a row of q, k, v and out.
+    pub head: u64,
+    /// Keys before its own that a query sees, at most 2^30.
+    pub left: u64,
+    /// Keys behind its own that a query sees, at most 2^30.
+    pub right: u64,
+    /// What products are multiplied by.
+    pub scale: f32,
+    /// The queries.
+    pub q: AttentionOperand,
+    /// The keys.
+    pub k: AttentionOperand,
+    /// The values.
+    pub v: AttentionOperand,
+    /// The result: written forward, read backward. A query that sees nothing has zeros.
+    pub out: AttentionOperand,
+    /// \[batch, heads, queries\] of f32: the logarithm of each query's sum of exponentials, 0 if it sees nothing. Written forward, read
+    /// backward.
+    pub lse: Slice,
+    /// What a backward call has besides.
+    pub backward: Option<AttentionGradients>,
+}
+
+/// What [`AttentionCall`] takes and gives backward.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionGradients {
+    /// The gradient of the result.
+    pub out: AttentionOperand,
+    /// That of the queries, written.
+    pub q: AttentionOperand,
+    /// That of the keys, written.
+    pub k: AttentionOperand,
+    /// That of the values, written.
+    pub v: AttentionOperand,
+    /// Scratch memory of the size of `lse`.
+    pub scratch: Slice,
+}
+
+impl AttentionCall {
+    /// Floating-point operations as they are commonly counted: two products forward, five backward, of what is seen.
+    #[must_use]
+    pub fn flops(&self) -> f64 {
+        // Query i sees the keys from i - left to i + right that there are.
+        let (n, m) = (self.queries as f64, self.keys as f64);
+        let below = |bound: f64| {
+            // Pairs with key - query below a bound: a sum of min(max(bound + i, 0), m) over the queries.
+            let first = (-bound).clamp(0.0, n);
+            let full = (m - bound).clamp(first, n);
+            (bound + first + bound + full) / 2.0 * (full - first) + (n - full) * m
+        };
+        let pairs = (below(self.right as f64 + 1.0) - below(-(self.left as f64))).max(0.0);
+        let products = if self.backward.is_some() { 5.0 } else { 2.0 };
+        products * 2.0 * (self.batch * self.heads * self.head) as f64 * pairs
+    }
+
+    /// Bytes that are read and written if each is touched once.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys;
+        let times = if self.backward.is_some() { 2 } else { 1 };
+        times * self.batch * rows * self.head * self.dtype.size() as u64
+    }
+}
+
 /// A GPU API, or something that plays one. Segments, fences and memory are in its supertrait.
 pub trait Backend: SegmentSource {
     /// What the device is and can do.
@@ -243,6 +337,11 @@ pub trait Backend: SegmentSource {
     /// Enqueues a matrix product of the vendor's library; `false` where there is none for this call, and the core's
     /// own kernel is used.
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        let _ = call;
+        Ok(false)
+    }
+    /// Enqueues attention by kernels of the backend's own; `false` where there are none for this call, and the core's are used.
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
         let _ = call;
         Ok(false)
     }

@@ -3,7 +3,7 @@
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{PadMode, Pool2d, Reduction, cat, einsum, stack};
+use forebay::ops::{Attention, PadMode, Pool2d, Reduction, cat, einsum, stack};
 use forebay::tensor::Tensor;
 
 /// What an input of a case holds.
@@ -267,15 +267,25 @@ const GROUPS: &[&[Case]] = &[
             x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
         }),
         smooth("attention", &[Signed(&[2, 4, 3]), Small(&[2, 5, 3]), Signed(&[2, 5, 6])], |x| {
-            x[0].scaled_dot_product_attention(&x[1], &x[2], None, 0.0, false, None)
+            x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default())
         }),
         smooth("causal attention", &[Signed(&[2, 4, 3]), Small(&[2, 4, 3]), Signed(&[2, 4, 3])], |x| {
-            x[0].scaled_dot_product_attention(&x[1], &x[2], None, 0.0, true, Some(0.8))
+            x[0].scaled_dot_product_attention(
+                &x[1],
+                &x[2],
+                &Attention { is_causal: true, scale: Some(0.8), ..Attention::default() },
+            )
         }),
         smooth(
             "attention with a mask",
             &[Signed(&[4, 3]), Small(&[5, 3]), Signed(&[5, 6]), Signed(&[4, 5])],
-            |x| x[0].scaled_dot_product_attention(&x[1], &x[2], Some(&x[3]), 0.0, false, None),
+            |x| {
+                x[0].scaled_dot_product_attention(
+                    &x[1],
+                    &x[2],
+                    &Attention { attn_mask: Some(&x[3]), ..Attention::default() },
+                )
+            },
         ),
         smooth("einsum", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
             einsum("bij,jik->bk", &[&x[0], &x[1]])

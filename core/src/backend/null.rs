@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak,
-    Slice,
+    AttentionCall, Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES,
+    MatmulCall, Peak, Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -353,6 +353,15 @@ impl Backend for NullBackend {
         if self.profile.library && call.dtype.is_float() && call.by_lines() {
             let elements = batch * (m * k + k * n + m * n);
             self.count(elements * call.dtype.size() as u64, Some(product));
+            return Ok(true);
+        }
+        self.counts().1 = product;
+        Ok(false)
+    }
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        let product = Product { flops: call.flops(), half: call.dtype.size() == 2 };
+        if self.profile.library && product.half {
+            self.count(call.bytes(), Some(product));
             return Ok(true);
         }
         self.counts().1 = product;

@@ -3,6 +3,7 @@
 use super::{Dropout, Linear, Module, ModuleScope};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::ops::Attention;
 use crate::tensor::Tensor;
 
 /// Attention of a sequence to itself over several heads, as in GPT-2: one projection to queries, keys and values, one
@@ -65,18 +66,11 @@ impl SelfAttention {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            let &[batch, length, features] = x.shape() else {
+            if x.rank() != 3 {
                 return Err(Error::shape("SelfAttention", "takes [batch, length, features]", &[x.shape()]));
-            };
-            let heads =
-                |t: &Tensor| t.reshape([batch, length, self.heads, features / self.heads])?.transpose(1, 2);
-            let qkv = self.qkv.forward(x)?;
-            let [q, k, v] = &qkv.chunk(3, -1)?[..] else {
-                return Err(Error::shape("SelfAttention", "qkv gives 3 x features", &[qkv.shape()]));
-            };
-            let (q, k, v) = (heads(q)?, heads(k)?, heads(v)?);
-            let out = q.scaled_dot_product_attention(&k, &v, None, 0.0, self.causal, None)?;
-            let out = out.transpose(1, 2)?.reshape([batch, length, features])?;
+            }
+            let options = Attention { is_causal: self.causal, ..Attention::default() };
+            let out = self.qkv.forward(x)?.qkv_attention(self.heads, self.heads, &options)?;
             self.dropout.forward(&self.proj.forward(&out)?)
         })
     }

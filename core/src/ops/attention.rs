@@ -1,67 +1,505 @@
-//! Attention, composed of two products and a softmax.
+//! Attention without the matrix of its weights: kernels walk over the keys with a running sum, and make the weights again
+//! for the gradient.
+//!
+//! What is kept is q, k, v, the result and one number for each query. The backend's own kernels are asked first, else the
+//! core's run; both take the same memory. What neither does (f64, rows of more than 128 elements, a mask that requires a
+//! gradient) is composed of products and a softmax, with weights in memory.
 
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, Params};
 use crate::amp::recast;
+use crate::autograd;
+use crate::backend::{AttentionCall, AttentionGradients, AttentionOperand, Slice};
+use crate::device::RandomState;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::Tensor;
+use crate::memory::{self, Tag};
+use crate::profile::Work;
+use crate::stream::Access;
+use crate::tensor::layout::{broadcast_shapes, numel};
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "scaled_dot_product_attention";
+
+/// The longest rows of q and k, and of v, that the kernels take.
+const MAX_ROW: usize = 128;
+/// Rows that a workgroup of the core's kernel has.
+const TILE: usize = 64;
+/// As good as no bound, and sums with positions stay in 32 bits.
+const FAR: usize = 1 << 30;
+
+/// How [`Tensor::scaled_dot_product_attention`] weighs; the default is PyTorch's.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::Attention, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let q = Tensor::zeros(&[2, 8, 100, 64], DType::F32, &device)?;
+/// let kv = Tensor::zeros(&[2, 2, 100, 64], DType::F32, &device)?;
+/// let options = Attention { is_causal: true, enable_gqa: true, ..Attention::default() };
+/// assert_eq!(q.scaled_dot_product_attention(&kv, &kv, &options)?.shape(), q.shape());
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Attention<'a> {
+    /// Broadcasts to \[.., queries, keys\]: a bool mask lets through where it is true, a float mask is added to the scores.
+    pub attn_mask: Option<&'a Tensor>,
+    /// Drops weights with this probability, and scales the others by 1 / (1 - p): always, as in PyTorch; 0 for inference.
+    pub dropout_p: f64,
+    /// Query i sees keys up to i.
+    pub is_causal: bool,
+    /// What the products are multiplied by; 1/√features if it is not given.
+    pub scale: Option<f64>,
+    /// k and v may have fewer heads (the third dimension from the end), each of which serves as many neighbours of q's.
+    pub enable_gqa: bool,
+    /// Query i sees keys from i - `window[0]` to i + `window[1]`.
+    pub window: Option<[usize; 2]>,
+}
+
+impl Attention<'_> {
+    /// How many keys before and behind its own a query sees.
+    fn reach(&self) -> [usize; 2] {
+        let [left, right] = self.window.unwrap_or([FAR; 2]);
+        [left.min(FAR), if self.is_causal { 0 } else { right.min(FAR) }]
+    }
+
+    fn scale(&self, features: usize) -> f64 {
+        self.scale.unwrap_or_else(|| 1.0 / (features.max(1) as f64).sqrt())
+    }
+
+    fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
+        for t in [k, v].into_iter().chain(self.attn_mask) {
+            t.same_device(OP, q)?;
+        }
+        let shapes = [q.shape(), k.shape(), v.shape()];
+        if shapes.iter().any(|shape| shape.len() < 2 + usize::from(self.enable_gqa)) {
+            let rule = if self.enable_gqa {
+                "takes q, k and v of at least three dimensions with `enable_gqa`"
+            } else {
+                "takes q, k and v of at least two dimensions"
+            };
+            return Err(Error::shape(OP, rule, &shapes));
+        }
+        if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
+            let other = if k.dtype() == q.dtype() { v } else { k };
+            return Err(Error::dtype(
+                OP,
+                other.dtype(),
+                format!("q is {}; cast one with `to_dtype`", q.dtype()),
+            ));
+        }
+        if !q.dtype().is_float() {
+            return Err(Error::dtype(OP, q.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
+        if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
+            return Err(Error::shape(
+                OP,
+                "takes q [.., queries, features], k [.., keys, features] and v [.., keys, out]",
+                &shapes,
+            ));
+        }
+        if self.enable_gqa {
+            let (heads, shared) = (end(q, 3), end(k, 3));
+            if shared != end(v, 3) || shared == 0 || !heads.is_multiple_of(shared) {
+                let rule = "the heads of k and v are equal, and divide those of q";
+                return Err(Error::shape(OP, rule, &shapes));
+            }
+        }
+        if self.is_causal && self.attn_mask.is_some() {
+            return Err(Error::argument(OP, "takes a mask or `is_causal`, not both"));
+        }
+        if !(0.0..=1.0).contains(&self.dropout_p) {
+            return Err(Error::argument(OP, format!("dropout_p {} is no probability", self.dropout_p)));
+        }
+        Ok(())
+    }
+
+    /// Whether the kernels do it.
+    fn is_fused(&self, q: &Tensor, v: &Tensor) -> bool {
+        let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
+        let row = |t: &Tensor| (1..=MAX_ROW).contains(&t.shape()[t.rank() - 1]);
+        let positions = |t: &Tensor| (1..FAR).contains(&t.shape()[t.rank() - 2]);
+        kernel(q.dtype())
+            && [q, v].iter().all(|t| row(t) && positions(t))
+            && self.dropout_p < 1.0
+            && self
+                .attn_mask
+                .is_none_or(|m| !autograd::wanted(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype())))
+    }
+}
 
 impl Tensor {
     /// softmax(scale · q kᵀ + mask) · v, with `self` as q: \[.., queries, features\], keys \[.., keys, features\] and
-    /// values \[.., keys, out\], whose batch dimensions broadcast.
+    /// values \[.., keys, out\], whose batch dimensions broadcast. A query that sees no key gets zeros, as in PyTorch.
     ///
-    /// A bool mask lets through where it is true, a float mask is added; `is_causal` lets query i see keys up to i.
-    /// `scale` is 1/√features if it is not given. `dropout_p` drops weights always, as in PyTorch: give 0 for inference.
-    ///
-    /// The weights are held in memory, \[.., queries, keys\], and kept for the gradient.
+    /// The weights are never in memory, forward or backward, for f32, f16 and bf16 with up to 128 features, unless a float mask
+    /// requires a gradient. The memory of the result lies as that of q does: with the heads of a position side by
+    /// side, if q is a view of such a projection.
     ///
     /// # Errors
     /// The shapes do not fit or the types differ; a mask stands beside `is_causal`; memory runs out.
     #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,
-        keys: &Tensor,
-        values: &Tensor,
-        attn_mask: Option<&Tensor>,
-        dropout_p: f64,
-        is_causal: bool,
-        scale: Option<f64>,
+        key: &Tensor,
+        value: &Tensor,
+        options: &Attention<'_>,
     ) -> Result<Tensor> {
-        const OP: &str = "scaled_dot_product_attention";
-        recast!(OP, [self, keys, values, attn_mask], |q, k, v, mask| {
-            q.scaled_dot_product_attention(&k, &v, mask.as_ref(), dropout_p, is_causal, scale)
+        let mask = options.attn_mask;
+        recast!(OP, [self, key, value, mask], |q, k, v, mask| {
+            q.scaled_dot_product_attention(&k, &v, &Attention { attn_mask: mask.as_ref(), ..*options })
         });
         let _op = memory::scope::op(OP);
-        if self.rank() < 2 || keys.rank() < 2 || values.rank() < 2 {
-            return Err(Error::shape(
+        options.check(self, key, value)?;
+        let apart = 2 + usize::from(options.enable_gqa);
+        let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - apart].into() };
+        let batch = broadcast_shapes(OP, &[&outer(self), &outer(key), &outer(value)])?;
+        if !options.is_fused(self, value) || numel(&batch) == 0 {
+            return composed(self, key, value, options);
+        }
+        let whole = |t: &Tensor| {
+            let tail = &t.shape()[t.rank() - apart..];
+            let shape: Dims = batch.iter().chain(tail).copied().collect();
+            four(&t.broadcast_to(&shape)?)
+        };
+        let (q, k, v) = (whole(self)?, whole(key)?, whole(value)?);
+        let tail = &self.shape()[self.rank() - apart..self.rank() - 1];
+        let mut shape: Dims = batch.iter().chain(tail).copied().collect();
+        let (_, features) = (shape.pop(), v.shape()[3]);
+        let queries = q.shape()[2];
+        let mask = options.attn_mask.map(|mask| {
+            let full: Dims = shape.iter().copied().chain([queries, k.shape()[2]]).collect();
+            four(&mask.broadcast_to(&full)?)
+        });
+        shape.extend_from_slice(&[queries, features]);
+        let out = rows_like(&q, features)?;
+        let run = Run::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out)?;
+        let result = run.out.reshape(&shape[..])?;
+        if !autograd::wanted(&[&q, &k, &v]) {
+            return Ok(result);
+        }
+        Ok(autograd::attach(OP, result, &[&q, &k, &v], move |g, _| {
+            let [q, k, v] = &run.inputs;
+            let dq = rows_like(q, q.shape()[3])?;
+            let [dk, dv] = two_like(k, v)?;
+            run.backward(&g.reshape(run.out.shape())?, [&dq, &dk, &dv])?;
+            Ok(smallvec![Some(dq), Some(dk), Some(dv)])
+        }))
+    }
+
+    /// Attention of each sequence to itself, from one projection: \[batch, length, (heads + 2 · kv_heads) · features\], where a position has
+    /// its queries, then its keys, then its values, to \[batch, length, heads · features\]. The gradient is one tensor too.
+    ///
+    /// # Errors
+    /// The last extent does not divide by the heads; as [`scaled_dot_product_attention`](Self::scaled_dot_product_attention).
+    #[track_caller]
+    pub fn qkv_attention(&self, heads: usize, kv_heads: usize, options: &Attention<'_>) -> Result<Tensor> {
+        let mask = options.attn_mask;
+        recast!(OP, [self, mask], |qkv, mask| {
+            qkv.qkv_attention(heads, kv_heads, &Attention { attn_mask: mask.as_ref(), ..*options })
+        });
+        let _op = memory::scope::op(OP);
+        let all = heads + 2 * kv_heads;
+        let &[batch, length, width] = self.shape() else {
+            return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
+        };
+        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all) {
+            return Err(Error::argument(
                 OP,
-                "takes q, k and v of at least two dimensions",
-                &[self.shape(), keys.shape(), values.shape()],
+                format!(
+                    "{width} elements are not {heads} heads of queries and {kv_heads} each of keys and values"
+                ),
             ));
         }
-        if is_causal && attn_mask.is_some() {
-            return Err(Error::argument(OP, "takes a mask or `is_causal`, not both"));
-        }
-        let features = self.shape()[self.rank() - 1];
-        let scale = scale.unwrap_or_else(|| 1.0 / (features.max(1) as f64).sqrt());
-        // The queries are fewer numbers than the weights.
-        let mut weights = self.mul(scale)?.matmul(&keys.transpose(-2, -1)?)?;
-        let causal = if is_causal {
-            let rank = weights.rank();
-            let seen = &weights.shape()[rank - 2..];
-            Some(Tensor::ones(seen, DType::F32, self.device())?.tril(0)?.to_dtype(DType::Bool)?)
-        } else {
-            None
+        let features = width / all;
+        // [batch, heads, length, features] each.
+        let parts = move |t: &Tensor| -> Result<[Tensor; 3]> {
+            let t = t.reshape([batch, length, all, features])?.transpose(1, 2)?;
+            let part = |start, count| t.narrow(1, start, count);
+            Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
         };
-        if let Some(mask) = attn_mask.or(causal.as_ref()) {
-            weights = if mask.dtype() == DType::Bool {
-                weights.where_(mask, f64::NEG_INFINITY)?
-            } else {
-                weights.add(mask)?
-            };
+        let options = Attention { enable_gqa: heads != kv_heads, ..*options };
+        let inputs = parts(&self.detach())?;
+        let [q, k, v] = &inputs;
+        options.check(q, k, v)?;
+        let together = |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
+        if !options.is_fused(q, v) || self.numel() == 0 {
+            let [q, k, v] = parts(self)?;
+            return together(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
-        let weights = weights.softmax(-1)?;
-        let weights = if dropout_p > 0.0 { weights.dropout(dropout_p, true)? } else { weights };
-        weights.matmul(values)
+        let full = [batch, heads, length, length];
+        let mask = options.attn_mask.map(|mask| mask.broadcast_to(&full)).transpose()?;
+        let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
+        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?)?;
+        let result = together(&run.out)?;
+        Ok(autograd::attach(OP, result, &[self], move |g, _| {
+            let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
+            let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
+            let [dq, dk, dv] = parts(&whole)?;
+            run.backward(&g, [&dq, &dk, &dv])?;
+            Ok(smallvec![Some(whole)])
+        }))
     }
+}
+
+/// As \[batch, heads, rows, elements\].
+fn four(t: &Tensor) -> Result<Tensor> {
+    let &[ref batch @ .., rows, elements] = t.shape() else { return Ok(t.clone()) };
+    let (&heads, outer) = batch.split_last().unwrap_or((&1, &[]));
+    t.reshape([numel(outer), heads, rows, elements])
+}
+
+/// Whether the heads of a position lie side by side.
+fn is_woven(t: &Tensor) -> bool {
+    t.shape()[1] > 1 && t.strides()[1] < t.strides()[2]
+}
+
+/// The shape of `of` in memory, with rows of `width` elements: heads side by side or apart, as there.
+fn memory_of(of: &Tensor, width: usize) -> [usize; 4] {
+    let &[batch, heads, rows, ..] = of.shape() else { return [0; 4] };
+    if is_woven(of) { [batch, rows, heads, width] } else { [batch, heads, rows, width] }
+}
+
+fn rows_like(of: &Tensor, width: usize) -> Result<Tensor> {
+    let t = Tensor::empty(&memory_of(of, width), of.dtype(), of.device())?;
+    if is_woven(of) { t.transpose(1, 2) } else { Ok(t) }
+}
+
+/// Two tensors as `a` and `b`, in one piece of memory: a kernel binds it once.
+fn two_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
+    let both = Tensor::empty(&[a.numel() + b.numel()], a.dtype(), a.device())?;
+    let part = |of: &Tensor, start| -> Result<Tensor> {
+        let t = both.narrow(0, start, of.numel())?.view(memory_of(of, of.shape()[3]))?;
+        if is_woven(of) { t.transpose(1, 2) } else { Ok(t) }
+    };
+    Ok([part(a, 0)?, part(b, a.numel())?])
+}
+
+/// One attention that has run: what its gradients need. All tensors are [batch, heads, rows, elements].
+struct Run {
+    inputs: [Tensor; 3],
+    mask: Option<Tensor>,
+    out: Tensor,
+    lse: Tensor,
+    reach: [usize; 2],
+    scale: f32,
+    dropout: Option<(f64, RandomState)>,
+}
+
+impl Run {
+    fn new(inputs: [Tensor; 3], mask: Option<Tensor>, options: &Attention<'_>, out: Tensor) -> Result<Self> {
+        let device = inputs[0].device();
+        let scale = options.scale(inputs[0].shape()[3]) as f32;
+        let lse = Tensor::empty(&out.shape()[..3], DType::F32, device)?;
+        let dropout = (options.dropout_p > 0.0).then(|| (options.dropout_p, device.draw(1)));
+        let mask = mask.map(|mask| mask.detach());
+        let run = Self { inputs, mask, out, lse, reach: options.reach(), scale, dropout };
+        if !run.by_backend(None)? {
+            run.by_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
+        }
+        Ok(run)
+    }
+
+    /// Writes the gradients of q, k and v, of which the last two share their memory.
+    fn backward(&self, g: &Tensor, grads: [&Tensor; 3]) -> Result<()> {
+        let lines = self.lse.numel();
+        let stats = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[2, lines], DType::F32, g.device())?
+        };
+        if self.by_backend(Some((g, &grads, &stats)))? {
+            return Ok(());
+        }
+        let name = launch::shader_dtype(g.dtype(), g.device());
+        let spec = KernelSpec::new("attention_delta").def("dtype", name).def("value", g.shape()[3]);
+        let params = extents(Params::new(), g.shape(), 3).u32(0);
+        let params = params.size(g.layout().offset()).size(self.out.layout().offset()).align();
+        let params = extents(extents(params, g.strides(), 4), self.out.strides(), 4);
+        launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
+        let [dq, dk, dv] = grads;
+        self.by_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
+        self.by_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])
+    }
+
+    /// The backend's kernels; `false` if it has none for this.
+    fn by_backend(&self, backward: Option<(&Tensor, &[&Tensor; 3], &Tensor)>) -> Result<bool> {
+        let [q, k, v] = &self.inputs;
+        let rows = |t: &&Tensor| t.strides()[3] == 1 || t.shape()[3] == 1;
+        let gradients: SmallVec<[&Tensor; 4]> =
+            backward.iter().flat_map(|&(g, grads, _)| [g].into_iter().chain(grads.iter().copied())).collect();
+        if self.mask.is_some()
+            || self.dropout.is_some()
+            || q.shape()[3] != v.shape()[3]
+            || ![q, k, v, &self.out].iter().chain(&gradients).all(rows)
+        {
+            return Ok(false);
+        }
+        let forward = if backward.is_some() { Access::Read } else { Access::Write };
+        let mut touched: SmallVec<[(&Tensor, Access); 10]> = smallvec![
+            (q, Access::Read),
+            (k, Access::Read),
+            (v, Access::Read),
+            (&self.out, forward),
+            (&self.lse, forward),
+        ];
+        if let Some((g, grads, scratch)) = backward {
+            touched.push((g, Access::Read));
+            touched.extend(grads.iter().map(|&t| (t, Access::Write)));
+            touched.push((scratch, Access::Write));
+        }
+        let bound = launch::bind(touched.iter().copied())?;
+        let operand = |at: usize| {
+            let (slice, t): (Slice, &Tensor) = (bound[at], touched[at].0);
+            let [batch_stride, head_stride, row_stride] = [0, 1, 2].map(|d| t.strides()[d] as u64);
+            let offset = slice.offset + (t.layout().offset() * t.dtype().size()) as u64;
+            AttentionOperand { segment: slice.segment, offset, batch_stride, head_stride, row_stride }
+        };
+        let call = AttentionCall {
+            dtype: q.dtype(),
+            batch: q.shape()[0] as u64,
+            heads: q.shape()[1] as u64,
+            kv_heads: k.shape()[1] as u64,
+            queries: q.shape()[2] as u64,
+            keys: k.shape()[2] as u64,
+            head: q.shape()[3] as u64,
+            left: self.reach[0] as u64,
+            right: self.reach[1] as u64,
+            scale: self.scale,
+            q: operand(0),
+            k: operand(1),
+            v: operand(2),
+            out: operand(3),
+            lse: bound[4],
+            backward: backward.map(|_| AttentionGradients {
+                out: operand(5),
+                q: operand(6),
+                k: operand(7),
+                v: operand(8),
+                scratch: bound[9],
+            }),
+        };
+        let work = || Work {
+            name: format!(
+                "attention {}{} {}x{}x{}x{}x{}",
+                if backward.is_some() { "backward " } else { "" },
+                call.dtype,
+                call.batch,
+                call.heads,
+                call.queries,
+                call.keys,
+                call.head
+            )
+            .into(),
+            bytes: call.bytes(),
+            flops: call.flops() as u64,
+        };
+        q.device().offer(work, |lane| lane.attention(&call))
+    }
+
+    /// One pass of the core's kernel: it binds q, k, v, the mask and `others`, and writes `results` into the last.
+    fn by_kernel(
+        &self,
+        pass: &'static str,
+        g: Option<&Tensor>,
+        others: &[&Tensor],
+        results: [&Tensor; 2],
+    ) -> Result<()> {
+        let [q, k, v] = &self.inputs;
+        let device = q.device();
+        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
+        let fours = |t: &Tensor| {
+            let [steps @ .., element] = t.strides() else { return false };
+            let row = [t.layout().offset(), t.shape()[3]];
+            *element == 1 && steps.iter().chain(&row).all(|n| n.is_multiple_of(4))
+        };
+        let packed = results.iter().all(|&t| fours(t));
+        let spec = KernelSpec::new("attention")
+            .def("pass", pass)
+            .def("dtype", name(q))
+            .def("head", q.shape()[3])
+            .def("value", v.shape()[3])
+            .def("mask", self.mask.as_ref().map_or("", name))
+            .def("dropout", self.dropout.is_some())
+            .def("mode", if packed { "packed" } else { "scattered" });
+        let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
+        let tiles = rows.shape()[2].div_ceil(TILE);
+        let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
+        let mask = self.mask.as_ref();
+        let (p, state) = self.dropout.unwrap_or((0.0, RandomState { seed: 0, offset: 0 }));
+        let mut params = Params::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
+        params = params.size(q.shape()[2]).size(k.shape()[2]);
+        params = params.size(self.reach[0]).size(self.reach[1]).size(tiles);
+        for word in [state.offset, state.seed] {
+            params = params.u32(word as u32).u32((word >> 32) as u32);
+        }
+        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
+            params = params.size(first(t));
+        }
+        params = params.align();
+        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
+            params = extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
+        }
+        let threshold = (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32;
+        params = params.f32(self.scale).f32((1.0 / (1.0 - p)) as f32).u32(threshold);
+        let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
+        tensors.extend(mask);
+        // The result stands before the logarithms, forward, and behind all else, backward.
+        tensors.extend_from_slice(others);
+        launch::launch(&spec, &tensors, params, tiles * heads * q.shape()[0])
+    }
+}
+
+/// The first `count` extents or strides.
+fn extents(params: Params, of: &[usize], count: usize) -> Params {
+    of.iter().take(count).fold(params, |params, &n| params.size(n))
+}
+
+/// By products and a softmax, with the weights in memory.
+fn composed(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention<'_>) -> Result<Tensor> {
+    let (k, v) = if options.enable_gqa {
+        let times = q.shape()[q.rank() - 3] / k.shape()[k.rank() - 3];
+        (&repeat_heads(k, times)?, &repeat_heads(v, times)?)
+    } else {
+        (k, v)
+    };
+    // The queries are fewer numbers than the weights.
+    let mut scores = q.mul(options.scale(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
+    let seen = &scores.shape()[scores.rank() - 2..];
+    let [left, right] = options.reach();
+    let window = if options.is_causal || options.window.is_some() {
+        let seen = Tensor::ones(seen, DType::F32, q.device())?;
+        Some(seen.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)?)
+    } else {
+        None
+    };
+    for mask in window.iter().chain(options.attn_mask) {
+        scores = if mask.dtype() == DType::Bool {
+            scores.where_(mask, f64::NEG_INFINITY)?
+        } else {
+            scores.add(mask)?
+        };
+    }
+    let masked = (options.attn_mask.is_some() || options.window.is_some()) && scores.numel() > 0;
+    let weights = if masked {
+        // Who sees nothing gets zeros, and not the softmax of nothing.
+        let blind = scores.detach().amax(&[-1], true)?.eq(f64::NEG_INFINITY)?;
+        scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)?
+    } else {
+        scores.softmax(-1)?
+    };
+    let weights = if options.dropout_p > 0.0 { weights.dropout(options.dropout_p, true)? } else { weights };
+    weights.matmul(v)
+}
+
+/// Each head `times` times in a row.
+fn repeat_heads(t: &Tensor, times: usize) -> Result<Tensor> {
+    if times == 1 {
+        return Ok(t.clone());
+    }
+    let &[ref outer @ .., heads, rows, elements] = t.shape() else { return Ok(t.clone()) };
+    let with = |middle: &[usize]| -> Dims { outer.iter().chain(middle).copied().collect() };
+    let wide = t.unsqueeze(-3)?.broadcast_to(&with(&[heads, times, rows, elements]))?;
+    wide.reshape(&with(&[heads * times, rows, elements])[..])
 }

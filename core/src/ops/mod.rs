@@ -30,6 +30,7 @@ mod tiles;
 mod unary;
 mod window;
 
+pub use attention::Attention;
 pub use cross_entropy::CrossEntropy;
 pub use custom::{Call, CustomOp, Saved};
 pub use einsum::einsum;

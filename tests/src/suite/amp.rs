@@ -7,7 +7,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Reduction, cat, einsum};
+use forebay::ops::{Attention, Reduction, cat, einsum};
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 
@@ -57,7 +57,9 @@ const CALLS: &[(&str, Call)] = &[
     ("mm", |m, _| m.mm(m)),
     ("mv", |m, v| m.mv(v)),
     ("prelu", |m, v| m.prelu(v)),
-    ("scaled_dot_product_attention", |m, _| m.scaled_dot_product_attention(m, m, None, 0.0, true, None)),
+    ("scaled_dot_product_attention", |m, _| {
+        m.scaled_dot_product_attention(m, m, &Attention { is_causal: true, ..Attention::default() })
+    }),
     ("acos", |m, _| m.acos()),
     ("asin", |m, _| m.asin()),
     ("binary_cross_entropy_with_logits", |m, v| {

@@ -17,6 +17,7 @@ use forebay::dtype::DType;
 use thiserror::Error;
 
 mod amp;
+mod attention;
 mod autograd;
 mod custom;
 mod errors;
@@ -59,6 +60,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
     ("amp", amp::TESTS),
+    ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),
     ("faults", faults::TESTS),
     ("custom", custom::TESTS),

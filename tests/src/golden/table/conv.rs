@@ -1,7 +1,7 @@
 //! Convolutions, attention and sums of products in Einstein's notation.
 
 use anyhow::{Context, Result};
-use forebay::ops::{Padding, einsum};
+use forebay::ops::{Attention, Padding, einsum};
 
 use super::{Table, missing, one};
 use crate::golden::args::Args;
@@ -65,10 +65,13 @@ pub(super) fn register(table: &mut Table) {
         one(a.t(0)?.scaled_dot_product_attention(
             a.t(1)?,
             a.t(2)?,
-            a.opt_t(3, "attn_mask"),
-            0.0,
-            a.b(5, "is_causal", false),
-            a.get(6, "scale").and_then(|v| v.as_f64()),
+            &Attention {
+                attn_mask: a.opt_t(3, "attn_mask"),
+                is_causal: a.b(5, "is_causal", false),
+                scale: a.get(6, "scale").and_then(|v| v.as_f64()),
+                enable_gqa: a.b(7, "enable_gqa", false),
+                ..Attention::default()
+            },
         ))
     });
 }

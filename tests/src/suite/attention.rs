@@ -1,0 +1,418 @@
+//! Attention without its matrix, against the matrix: values and gradients for every option, size and layout.
+
+use anyhow::{Context, Result, ensure};
+use forebay::autograd::{checkpoint, no_grad};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::ops::Attention;
+use forebay::tensor::Tensor;
+
+use super::host::close;
+use super::{need, tests};
+
+tests![
+    attention_is_its_matrix_times_the_values,
+    attention_in_halves_keeps_their_digits,
+    masks_of_every_kind_and_shape,
+    queries_that_see_nothing_get_zeros,
+    one_projection_is_three_views,
+    what_lies_around_is_not_read,
+    nothing_of_the_size_of_the_matrix_is_kept,
+    dropped_weights_come_again,
+    dropped_weights_have_their_gradient,
+    a_mask_may_have_a_gradient,
+    what_attention_refuses,
+];
+
+/// Numbers of a shape, in a type.
+fn normal(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::randn(shape, DType::F32, device)?.to_dtype(dtype)?)
+}
+
+/// The same as a leaf, in f32 and in the type.
+fn leaf(x: &Tensor) -> Result<Tensor> {
+    Ok(x.detach().copy()?.requires_grad_()?)
+}
+
+/// By the matrix of weights, in f32, from q, k and v of as many heads. `seen` is 1 where a query sees a key.
+fn by_matrix(
+    [q, k, v]: &[Tensor; 3],
+    scale: f64,
+    seen: &Tensor,
+    bias: Option<&Tensor>,
+    keep: Option<&Tensor>,
+) -> Result<Tensor> {
+    let mut scores = q.matmul(&k.transpose(-2, -1)?)?.mul(scale)?;
+    if let Some(bias) = bias {
+        scores = scores.add(bias)?;
+    }
+    // Where nothing is seen, weights are multiplied by 0 twice.
+    let weights = scores.add(&seen.sub(1.0)?.mul(1e30)?)?.softmax(-1)?.mul(seen)?;
+    let weights = match keep {
+        Some(keep) => weights.mul(keep)?,
+        None => weights,
+    };
+    Ok(weights.matmul(v)?)
+}
+
+/// 1 where query i sees key j.
+fn seen(queries: usize, keys: usize, [left, right]: [usize; 2], device: &Device) -> Result<Tensor> {
+    let sees = |i: usize, j: usize| j + left >= i && j <= i + right;
+    let values: Vec<f32> =
+        (0..queries * keys).map(|at| f32::from(u8::from(sees(at / keys, at % keys)))).collect();
+    Ok(Tensor::from_slice(&values, &[queries, keys], device)?)
+}
+
+/// Each head several times in a row.
+fn repeat(t: &Tensor, times: usize) -> Result<Tensor> {
+    let &[batch, heads, rows, elements] = t.shape() else { anyhow::bail!("four dimensions") };
+    Ok(t.unsqueeze(2)?.broadcast_to(&[batch, heads, times, rows, elements])?.reshape([
+        batch,
+        heads * times,
+        rows,
+        elements,
+    ])?)
+}
+
+/// [batch, heads, kv heads, queries, keys, features, out], whether causal, the window.
+type Shape = ([usize; 7], bool, Option<[usize; 2]>);
+
+const FAR: usize = 1 << 20;
+
+/// Values and gradients of one call, beside those of the matrix.
+fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
+    let ([batch, heads, shared, queries, keys, features, out], is_causal, window) = shape;
+    let inputs = [
+        normal(&[batch, heads, queries, features], dtype, device)?,
+        normal(&[batch, shared, keys, features], dtype, device)?,
+        normal(&[batch, shared, keys, out], dtype, device)?,
+    ];
+    let g = normal(&[batch, heads, queries, out], dtype, device)?;
+    let [q, k, v] = [leaf(&inputs[0])?, leaf(&inputs[1])?, leaf(&inputs[2])?];
+    let options = Attention { is_causal, window, enable_gqa: heads != shared, ..Attention::default() };
+    let result = q.scaled_dot_product_attention(&k, &v, &options)?;
+    result.backward_with(&g)?;
+
+    let wide = |x: &Tensor| -> Result<Tensor> { leaf(&x.to_dtype(DType::F32)?) };
+    let wides = [wide(&inputs[0])?, wide(&inputs[1])?, wide(&inputs[2])?];
+    let [left, right] = window.unwrap_or([FAR, FAR]);
+    let seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    let times = heads / shared;
+    let all = [wides[0].clone(), repeat(&wides[1], times)?, repeat(&wides[2], times)?];
+    let expected = by_matrix(&all, 1.0 / (features as f64).sqrt(), &seen, None, None)?;
+    expected.backward_with(&g.to_dtype(DType::F32)?)?;
+
+    let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
+        ensure!(got.dtype() == dtype, "{name} is {}", got.dtype());
+        // The error of a sum goes by its largest terms.
+        let expected = expected.to_f64s()?;
+        let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+        close(&got.to_f64s()?, &expected, tolerance, tolerance * largest).context(name.to_owned())
+    };
+    check("the result", &result, &expected)?;
+    for (name, leaf, wide) in [("q", &q, &wides[0]), ("k", &k, &wides[1]), ("v", &v, &wides[2])] {
+        let (got, expected) = (leaf.grad().context("a gradient")?, wide.grad().context("a gradient")?);
+        check(&format!("the gradient of {name}"), &got, &expected)?;
+    }
+    Ok(())
+}
+
+const SHAPES: &[Shape] = &[
+    ([2, 3, 3, 64, 64, 64, 64], false, None),
+    ([2, 2, 2, 100, 100, 64, 64], true, None),
+    ([1, 4, 2, 67, 131, 32, 32], false, None),
+    ([1, 6, 2, 131, 67, 24, 24], true, None),
+    ([1, 2, 1, 150, 150, 64, 64], true, Some([40, 0])),
+    ([1, 2, 2, 90, 90, 16, 16], false, Some([10, 20])),
+    ([2, 1, 1, 1, 65, 128, 128], false, None),
+    ([1, 1, 1, 65, 1, 8, 8], false, None),
+    ([1, 2, 2, 33, 70, 128, 128], true, None),
+    ([1, 2, 1, 40, 40, 80, 80], true, None),
+    // What only the portable kernels take.
+    ([1, 2, 2, 35, 45, 7, 7], true, None),
+    ([1, 3, 1, 20, 30, 5, 33], false, None),
+    ([1, 1, 1, 10, 10, 1, 1], false, None),
+    // Rows too long for any kernel.
+    ([1, 1, 1, 9, 12, 130, 4], true, Some([3, 3])),
+];
+
+fn attention_is_its_matrix_times_the_values(device: &Device) -> Result<()> {
+    for &shape in SHAPES {
+        compare(shape, DType::F32, device, 2e-5).with_context(|| format!("{shape:?}"))?;
+    }
+    Ok(())
+}
+
+fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
+    // Results are rounded once, weights once more where the tensor cores multiply.
+    for (dtype, tolerance) in [(DType::F16, 2.5e-3), (DType::BF16, 2e-2)] {
+        for &shape in SHAPES {
+            compare(shape, dtype, device, tolerance).with_context(|| format!("{dtype} {shape:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// The numbers of the result and of the gradients of three leaves.
+fn outcome(leaves: &[Tensor; 3], result: &Tensor, g: &Tensor) -> Result<Vec<Vec<f64>>> {
+    result.backward_with(g)?;
+    let mut all = vec![result.to_f64s()?];
+    for leaf in leaves {
+        all.push(leaf.grad().context("a gradient")?.to_f64s()?);
+    }
+    Ok(all)
+}
+
+fn same_outcome(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Result<()> {
+    for ((name, got), expected) in ["the result", "dq", "dk", "dv"].iter().zip(got).zip(expected) {
+        close(got, expected, tolerance, tolerance).context(*name)?;
+    }
+    Ok(())
+}
+
+fn leaves(shapes: [&[usize]; 3], device: &Device) -> Result<[Tensor; 3]> {
+    let [q, k, v] = shapes.map(|shape| normal(shape, DType::F32, device).and_then(|x| leaf(&x)));
+    Ok([q?, k?, v?])
+}
+
+fn copies([q, k, v]: &[Tensor; 3]) -> Result<[Tensor; 3]> {
+    Ok([leaf(q)?, leaf(k)?, leaf(v)?])
+}
+
+fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
+    let (queries, keys) = (37, 70);
+    let shape = |rows: usize| [2, 3, rows, 20];
+    let g = normal(&shape(queries), DType::F32, device)?;
+    for mask_shape in [&[queries, keys][..], &[2, 1, queries, keys], &[3, 1, keys], &[2, 1, 1, keys], &[1, 1]]
+    {
+        let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
+        let mask = normal(mask_shape, DType::F32, device)?;
+        let place = || format!("{mask_shape:?}");
+
+        let float = Attention { attn_mask: Some(&mask), ..Attention::default() };
+        let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &float)?;
+        let wides = copies(&inputs)?;
+        let all = Tensor::ones(&[1], DType::F32, device)?;
+        let expected = by_matrix(&wides, 1.0 / 20f64.sqrt(), &all, Some(&mask), None)?;
+        let expected = outcome(&wides, &expected, &g)?;
+        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
+
+        let inputs = copies(&inputs)?;
+        let lets = mask.gt(-0.5)?;
+        let bool_mask = Attention {
+            attn_mask: Some(&lets),
+            scale: Some(0.3),
+            window: Some([30, 50]),
+            ..Attention::default()
+        };
+        let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &bool_mask)?;
+        let wides = copies(&inputs)?;
+        let window = seen(queries, keys, [30, 50], device)?;
+        let seen = lets.to_dtype(DType::F32)?.mul(&window)?;
+        let expected = by_matrix(&wides, 0.3, &seen, None, None)?;
+        let expected = outcome(&wides, &expected, &g)?;
+        same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
+    }
+    Ok(())
+}
+
+fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        // The second kind is composed.
+        for features in [16, 136] {
+            let x = normal(&[1, 2, 6, features], dtype, device)?;
+            let [q, k, v] = [leaf(&x)?, leaf(&x)?, leaf(&x)?];
+            let mask = Tensor::from_slice(
+                &[0.0f32, 0.0, f32::NEG_INFINITY, 0.0, 0.0, f32::NEG_INFINITY],
+                &[6, 1],
+                device,
+            )?;
+            let mask = mask.to_dtype(dtype)?;
+            let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+            let out = q.scaled_dot_product_attention(&k, &v, &options)?;
+            out.sum_all()?.backward()?;
+            for t in [&out, &q.grad().context("a gradient")?] {
+                for row in [2, 5] {
+                    let row = t.select(2, row)?.to_f64s()?;
+                    ensure!(row.iter().all(|&x| x == 0.0), "{dtype}, {features}: {row:?}");
+                }
+                ensure!(t.to_f64s()?.iter().all(|x| x.is_finite()), "{dtype}, {features}: not finite");
+            }
+            // More queries than keys, each of which sees only its own place and one before.
+            let few = normal(&[1, 2, 3, features], dtype, device)?;
+            let options = Attention { window: Some([1, 0]), ..Attention::default() };
+            let out = q.detach().scaled_dot_product_attention(&few, &few, &options)?;
+            let [seen, blind] = [out.narrow(2, 0, 4)?, out.narrow(2, 4, 2)?];
+            ensure!(blind.to_f64s()?.iter().all(|&x| x == 0.0) && seen.to_f64s()?.iter().all(|&x| x != 0.0));
+        }
+    }
+    Ok(())
+}
+
+fn one_projection_is_three_views(device: &Device) -> Result<()> {
+    for (dtype, heads, shared, features) in
+        [(DType::F32, 3, 3, 16), (DType::F32, 4, 2, 5), (DType::BF16, 4, 2, 64), (DType::F16, 2, 2, 7)]
+    {
+        let (batch, length, all) = (2, 41, heads + 2 * shared);
+        let x = normal(&[batch, length, all * features], dtype, device)?;
+        let g = normal(&[batch, length, heads * features], dtype, device)?;
+        let options = Attention { is_causal: true, ..Attention::default() };
+        let whole = leaf(&x)?;
+        let out = whole.qkv_attention(heads, shared, &options)?;
+        out.backward_with(&g)?;
+
+        let parts = leaf(&x)?;
+        let view = |start: usize, count: usize| {
+            let part = parts.narrow(-1, start * features, count * features)?;
+            part.reshape([batch, length, count, features])?.transpose(1, 2)
+        };
+        let (q, k, v) = (view(0, heads)?, view(heads, shared)?, view(heads + shared, shared)?);
+        let options = Attention { enable_gqa: true, ..options };
+        let expected = q.scaled_dot_product_attention(&k, &v, &options)?;
+        let expected = expected.transpose(1, 2)?.reshape([batch, length, heads * features])?;
+        expected.backward_with(&g)?;
+        let place = || format!("{dtype}, {heads} and {shared} heads of {features}");
+        // The same kernels in the same order.
+        ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", place());
+        let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
+        close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
+    }
+    Ok(())
+}
+
+fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        let (rows, features) = (70, 64);
+        let x = normal(&[1, 2, rows, features], dtype, device)?;
+        // The same numbers, amid others that would be seen.
+        let amid = |x: &Tensor| -> Result<Tensor> {
+            let around = Tensor::full(&[1, 2, rows + 64, features], f64::NAN, dtype, device)?;
+            around.narrow(2, 32, rows)?.copy_(x)?;
+            Ok(around.narrow(2, 32, rows)?.detach().requires_grad_()?)
+        };
+        let options = Attention { is_causal: true, ..Attention::default() };
+        let run = |inputs: &[Tensor; 3]| -> Result<Vec<Vec<f64>>> {
+            let out = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
+            outcome(inputs, &out, &x)
+        };
+        let plain = run(&[leaf(&x)?, leaf(&x)?, leaf(&x)?])?;
+        let inside = run(&[amid(&x)?, amid(&x)?, amid(&x)?])?;
+        ensure!(plain == inside, "{dtype}: the same numbers elsewhere give others");
+    }
+    Ok(())
+}
+
+fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
+    let (length, features) = (512, 64);
+    let qkv = normal(&[1, length, 3 * features], DType::F32, device)?.requires_grad_()?;
+    let before = device.memory().allocated();
+    device.pool().reset_peak_stats();
+    let out = qkv.qkv_attention(1, 1, &Attention { is_causal: true, ..Attention::default() })?;
+    let (result, line) = ((length * features * 4) as u64, (length * 4) as u64);
+    let kept = device.memory().allocated() - before;
+    ensure!(kept == result + line, "{kept} bytes are kept, expected {result} and {line}");
+    let peak = device.memory().peak_allocated() - before;
+    ensure!(peak == kept, "{peak} bytes at the peak of the forward pass, {kept} are kept");
+    let g = out.ones_like()?;
+    device.pool().reset_peak_stats();
+    let before = device.memory().allocated();
+    out.backward_with(&g)?;
+    let peak = device.memory().peak_allocated() - before;
+    let needed = 3 * result + 2 * line;
+    ensure!(peak == needed, "{peak} bytes at the peak of the backward pass, expected {needed}");
+    Ok(())
+}
+
+fn dropped_weights_come_again(device: &Device) -> Result<()> {
+    let x = normal(&[2, 40, 3 * 48], DType::F32, device)?;
+    let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+    let state = device.random_state();
+    let plain = leaf(&x)?;
+    let out = plain.qkv_attention(3, 3, &options)?;
+    out.sum_all()?.backward()?;
+    ensure!(device.random_state() != state, "nothing was drawn");
+    device.set_random_state(state);
+    let again = leaf(&x)?;
+    let mask_free = move |t: &[Tensor]| {
+        let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+        t[0].qkv_attention(3, 3, &options)
+    };
+    let twice = checkpoint(&[&again], mask_free)?;
+    twice.sum_all()?.backward()?;
+    ensure!(out.to_f64s()? == twice.to_f64s()?, "other weights were dropped");
+    let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
+    ensure!(grad(&plain)? == grad(&again)?, "other weights were dropped when it ran again");
+    let third = x.qkv_attention(3, 3, &options)?;
+    ensure!(out.to_f64s()? != third.to_f64s()?, "the same weights were dropped twice");
+    Ok(())
+}
+
+fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
+    let (heads, queries, keys, p) = (2, 50, 64, 0.25);
+    let shape = |rows: usize| [1, heads, rows, 16];
+    let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
+    let options = Attention { dropout_p: p, ..Attention::default() };
+    // Unit vectors as values: the result is the weights, and says which are dropped.
+    let state = device.random_state();
+    let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
+    let units =
+        Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&[1, heads, keys, keys])?;
+    let keep = {
+        let _guard = no_grad();
+        let weights = inputs[0].scaled_dot_product_attention(&inputs[1], &units, &options)?;
+        weights.gt(0.0)?.to_dtype(DType::F32)?
+    };
+    let kept = keep.mean_all()?.item()?;
+    ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
+    device.set_random_state(state);
+    let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
+    let wides = copies(&inputs)?;
+    let all = Tensor::ones(&[1], DType::F32, device)?;
+    let keep = keep.mul(1.0 / (1.0 - p))?;
+    let expected = by_matrix(&wides, 0.25, &all, None, Some(&keep))?;
+    let g = normal(&shape(queries), DType::F32, device)?;
+    let expected = outcome(&wides, &expected, &g)?;
+    same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
+}
+
+fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
+    let [q, k, v] = leaves([&[2, 5, 4], &[2, 7, 4], &[2, 7, 4]], device)?;
+    let mask = leaf(&normal(&[5, 7], DType::F32, device)?)?;
+    let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+    let out = q.scaled_dot_product_attention(&k, &v, &options)?;
+    out.mul(&out)?.sum_all()?.backward()?;
+    let got = mask.grad().context("the mask has no gradient")?.to_f64s()?;
+    let wide = leaf(&mask)?;
+    let all = Tensor::ones(&[1], DType::F32, device)?;
+    let expected = by_matrix(&copies(&[q, k, v])?, 0.5, &all, Some(&wide), None)?;
+    expected.mul(&expected)?.sum_all()?.backward()?;
+    close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
+}
+
+fn what_attention_refuses(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(&[1, 3, 4, 8], DType::F32, device)?;
+    let mask = Tensor::zeros(&[4, 4], DType::F32, device)?;
+    let plain = Attention::default();
+    let both = Attention { attn_mask: Some(&mask), is_causal: true, ..plain };
+    ensure!(matches!(x.scaled_dot_product_attention(&x, &x, &both), Err(Error::Argument { .. })));
+    let odd = Attention { dropout_p: 1.5, ..plain };
+    ensure!(matches!(x.scaled_dot_product_attention(&x, &x, &odd), Err(Error::Argument { .. })));
+    let narrow = x.narrow(3, 0, 5)?;
+    ensure!(matches!(x.scaled_dot_product_attention(&narrow, &x, &plain), Err(Error::Shape { .. })));
+    let short = x.narrow(2, 0, 3)?;
+    ensure!(matches!(x.scaled_dot_product_attention(&x, &short, &plain), Err(Error::Shape { .. })));
+    let two = Tensor::zeros(&[1, 2, 4, 8], DType::F32, device)?;
+    let grouped = Attention { enable_gqa: true, ..plain };
+    ensure!(matches!(x.scaled_dot_product_attention(&two, &two, &grouped), Err(Error::Shape { .. })));
+    let half = x.to_dtype(DType::BF16)?;
+    ensure!(matches!(x.scaled_dot_product_attention(&x, &half, &plain), Err(Error::DType { .. })));
+    ensure!(matches!(
+        two.narrow(1, 0, 1)?.select(1, 0)?.qkv_attention(3, 3, &plain),
+        Err(Error::Argument { .. })
+    ));
+    need(device, DType::F64)?;
+    let wide = x.to_dtype(DType::F64)?;
+    ensure!(wide.scaled_dot_product_attention(&wide, &wide, &plain)?.dtype() == DType::F64);
+    Ok(())
+}
