@@ -6,12 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch, Limits,
-    MAX_QUEUES, MatmulCall, Peak, Piece, Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
-    Stamp,
+    AttentionCall, Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch,
+    Limits, MAX_QUEUES, MatmulCall, Peak, Piece, Process, SegmentId, SegmentSource, Slice, SourceError,
+    SourceLimits, Stamp,
 };
 use forebay_core::error::{Error, Result};
 
+use crate::attention::Attention;
 use crate::cache::DiskCache;
 use crate::clock::Clock;
 use crate::context::{Context, Pinned, Stream};
@@ -44,6 +45,7 @@ struct Device {
     events: Events,
     clock: Clock,
     kernels: Kernels,
+    attention: Attention,
     /// Page-locked memory that was lent, by its address.
     host: Mutex<HashMap<u64, Pinned>>,
     /// `None` where segments cannot grow.
@@ -157,6 +159,7 @@ impl CudaBackend {
             events: Events::default(),
             clock: Clock::default(),
             kernels: Kernels::new(arch, DiskCache::from_env()),
+            attention: Attention::default(),
             host: Mutex::default(),
             addresses,
             queues: Default::default(),
@@ -351,6 +354,15 @@ impl Backend for CudaBackend {
         let done = self.queue.matmul.run(&self.queue.stream, call)?;
         if done {
             self.device.fences.enqueued();
+        }
+        Ok(done)
+    }
+
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        let Device { attention, context, kernels, fences, .. } = &*self.device;
+        let done = attention.run(context, kernels, &self.queue.stream, call)?;
+        if done {
+            fences.enqueued();
         }
         Ok(done)
     }

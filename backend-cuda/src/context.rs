@@ -184,6 +184,22 @@ impl Stream {
         block: [u32; 3],
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
+        // SAFETY: the caller's promise.
+        unsafe { self.launch_with(function, groups, block, 0, arguments) }
+    }
+
+    /// As [`launch`](Self::launch), with bytes of shared memory besides what the kernel declares.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_with(
+        &self,
+        function: Function,
+        groups: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), SourceError> {
         self.context.make_current()?;
         let ([gx, gy, gz], [bx, by, bz]) = (groups, block);
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
@@ -196,7 +212,7 @@ impl Stream {
                 bx,
                 by,
                 bz,
-                0,
+                shared,
                 self.raw,
                 arguments.as_mut_ptr(),
                 ptr::null_mut(),
@@ -371,6 +387,16 @@ pub(crate) struct Function(CUfunction);
 unsafe impl Send for Function {}
 // SAFETY: as above.
 unsafe impl Sync for Function {}
+
+impl Function {
+    /// Lets its launches have this many bytes of shared memory besides what it declares.
+    pub(crate) fn allow_shared(self, bytes: u32) -> Result<(), SourceError> {
+        let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        // SAFETY: the function lives as long as its module, of which this is part.
+        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, bytes) })
+    }
+}
 
 /// Loaded code.
 #[derive(Debug)]

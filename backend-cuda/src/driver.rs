@@ -50,7 +50,7 @@ pub enum Unavailable {
 }
 
 /// Every function of the driver that this crate calls.
-const SYMBOLS: [&str; 44] = [
+const SYMBOLS: [&str; 45] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -67,6 +67,7 @@ const SYMBOLS: [&str; 44] = [
     "cuEventQuery",
     "cuEventRecord",
     "cuEventSynchronize",
+    "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
     "cuInit",

@@ -93,7 +93,7 @@ impl Kernels {
             )));
         }
         let name = CString::new(translated.entry.as_str()).map_err(|error| refuse(error.to_string()))?;
-        let module = self.load(context, source.label, &translated.source, &refuse)?;
+        let module = self.load(context, source.label, &translated.source, &refuse, &[])?;
         let function = module.function(&name)?;
         let kernel = Kernel {
             function,
@@ -105,6 +105,23 @@ impl Kernels {
         Ok((module, kernel))
     }
 
+    /// The device's architecture.
+    pub(crate) fn arch(&self) -> u32 {
+        self.arch
+    }
+
+    /// Loads CUDA C++ that was written as such. The options are decided by the source.
+    pub(crate) fn load_cuda(
+        &self,
+        context: &Arc<Context>,
+        label: &str,
+        source: &str,
+        options: &[&str],
+    ) -> Result<Module> {
+        let refuse = |message: String| Error::Kernel { label: label.to_owned(), message };
+        self.load(context, label, source, &refuse, options)
+    }
+
     /// Loads CUDA C++ as code: from the disk if it is there, else compiled.
     fn load(
         &self,
@@ -112,6 +129,7 @@ impl Kernels {
         label: &str,
         source: &str,
         refuse: &dyn Fn(String) -> Error,
+        options: &[&str],
     ) -> Result<Module> {
         let key = Key::new(source, self.arch);
         toolkit::find_nvrtc();
@@ -124,7 +142,8 @@ impl Kernels {
             }
         }
         let version = compiler.map_err(|error| refuse(error.to_string()))?;
-        let cubin = nvrtc::compile(source, label, self.arch).map_err(|error| refuse(error.to_string()))?;
+        let cubin = nvrtc::compile_with(source, label, self.arch, options)
+            .map_err(|error| refuse(error.to_string()))?;
         let module = Module::load(context, &cubin)?;
         self.disk.store(key, version, &cubin);
         Ok(module)

@@ -15,9 +15,11 @@
 //! - `processes` asks NVML who else is on a device.
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
+//! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced.
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
+pub mod attention;
 mod backend;
 mod cache;
 mod clock;

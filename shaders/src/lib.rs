@@ -15,6 +15,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::{Environment, UndefinedBehavior, Value};
 use thiserror::Error;
 
+pub mod cuda;
 mod templates;
 pub use templates::TEMPLATES;
 

@@ -21,6 +21,7 @@ use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
 use forebay::tensor::Tensor;
+use forebay_cuda::attention::{self, Pass};
 use forebay_cuda::nvrtc;
 use forebay_cuda::translate::{Translated, translate};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -103,6 +104,7 @@ pub fn check(golden: &Path, filters: &[String]) -> Result<Report> {
     println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
     if there {
         compile(&translated, &mut report);
+        compile_attention(filters, &mut report);
     }
     Ok(report)
 }
@@ -228,6 +230,33 @@ fn together(kernels: &[&(String, Translated)]) -> String {
         source.push_str(&format!("namespace wgsl {{ namespace kernel{i} {{\n{own}}}\n"));
     }
     source
+}
+
+/// The attention kernels that are written in CUDA C++, on every architecture that has them.
+fn compile_attention(filters: &[String], report: &mut Report) {
+    let sizes = [(64, DType::BF16), (128, DType::BF16), (128, DType::F16), (40, DType::F16)];
+    for (head, dtype) in sizes {
+        for pass in [Pass::Forward, Pass::Queries, Pass::Keys] {
+            let label = format!("attention.cu {pass:?} {dtype} {head}");
+            if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+                continue;
+            }
+            report.kernels += 1;
+            for arch in ARCHITECTURES {
+                let Some(kernel) = attention::Kernel::new(pass, head, dtype, arch) else { continue };
+                // sm_90 has two forms.
+                let plain = attention::Kernel { hopper: false, ..kernel };
+                for kernel in [Some(kernel), kernel.hopper.then_some(plain)].into_iter().flatten() {
+                    match nvrtc::compile_with(&kernel.source(), "attention", arch, kernel.options()) {
+                        Ok(_) => *report.compiled.entry(arch).or_default() += 1,
+                        Err(error) => {
+                            report.failures.insert(label.clone(), error.to_string());
+                        }
+                    }
+                }
+            }
+        }
+    }
 }
 
 fn compile(translated: &[(String, Translated)], report: &mut Report) {

@@ -2,13 +2,14 @@
 //! for the gradient.
 //!
 //! What is kept is q, k, v, the result and one number for each query. The backend's own kernels are asked first, else the
-//! core's run; both take the same memory. What neither does (f64, rows of more than 128 elements, a mask that requires a
-//! gradient) is composed of products and a softmax, with weights in memory.
+//! core's run; both take the same memory. What neither does (rows of more than 128 elements, a mask that requires a gradient) is
+//! composed of products and a softmax, with weights in memory.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, Params};
+use super::softmax::check_float;
 use crate::amp::recast;
 use crate::autograd;
 use crate::backend::{AttentionCall, AttentionGradients, AttentionOperand, Slice};
@@ -89,9 +90,7 @@ impl Attention<'_> {
                 format!("q is {}; cast one with `to_dtype`", q.dtype()),
             ));
         }
-        if !q.dtype().is_float() {
-            return Err(Error::dtype(OP, q.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        check_float(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
         if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
             return Err(Error::shape(
@@ -121,8 +120,7 @@ impl Attention<'_> {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let row = |t: &Tensor| (1..=MAX_ROW).contains(&t.shape()[t.rank() - 1]);
         let positions = |t: &Tensor| (1..FAR).contains(&t.shape()[t.rank() - 2]);
-        kernel(q.dtype())
-            && [q, v].iter().all(|t| row(t) && positions(t))
+        [q, v].iter().all(|t| row(t) && positions(t))
             && self.dropout_p < 1.0
             && self
                 .attn_mask
@@ -134,7 +132,7 @@ impl Tensor {
     /// softmax(scale · q kᵀ + mask) · v, with `self` as q: \[.., queries, features\], keys \[.., keys, features\] and
     /// values \[.., keys, out\], whose batch dimensions broadcast. A query that sees no key gets zeros, as in PyTorch.
     ///
-    /// The weights are never in memory, forward or backward, for f32, f16 and bf16 with up to 128 features, unless a float mask
+    /// The weights are never in memory, forward or backward, for rows of up to 128 elements, unless a float mask
     /// requires a gradient. The memory of the result lies as that of q does: with the heads of a position side by
     /// side, if q is a view of such a projection.
     ///

@@ -105,9 +105,9 @@ fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Resul
 
     let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
         ensure!(got.dtype() == dtype, "{name} is {}", got.dtype());
-        // The error of a sum goes by its largest terms.
+        // The error of a sum goes by its largest terms; of a single key, gradients are sums that vanish.
         let expected = expected.to_f64s()?;
-        let largest = expected.iter().fold(0.0f64, |a, b| a.max(b.abs()));
+        let largest = expected.iter().fold(0.1f64, |a, b| a.max(b.abs()));
         close(&got.to_f64s()?, &expected, tolerance, tolerance * largest).context(name.to_owned())
     };
     check("the result", &result, &expected)?;
@@ -413,6 +413,6 @@ fn what_attention_refuses(device: &Device) -> Result<()> {
     ));
     need(device, DType::F64)?;
     let wide = x.to_dtype(DType::F64)?;
-    ensure!(wide.scaled_dot_product_attention(&wide, &wide, &plain)?.dtype() == DType::F64);
+    ensure!(matches!(wide.scaled_dot_product_attention(&wide, &wide, &plain), Err(Error::DType { .. })));
     Ok(())
 }

@@ -1,0 +1,304 @@
+//! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, in heads of up to 128 elements.
+//!
+//! The kernels are in `shaders/cuda`. They are compiled for a size of heads and a type when it is first used, and kept on
+//! disk as all others are. Hopper (sm_90) has a form with `wgmma` for heads of 64 and 128; everything from sm_80 on has
+//! the one with `mma`.
+
+use std::collections::HashMap;
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_core::backend::{AttentionCall, AttentionOperand, SourceError};
+use forebay_core::dtype::DType;
+
+use crate::context::{Context, Function, Module, Stream};
+use crate::kernels::Kernels;
+use crate::switches;
+
+/// What a kernel does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Pass {
+    /// The result.
+    Forward,
+    /// The gradient of the queries, and what the next pass needs of each query.
+    Queries,
+    /// The gradients of keys and values.
+    Keys,
+}
+
+impl Pass {
+    const fn entry(self) -> &'static CStr {
+        match self {
+            Self::Forward => c"attention_fwd",
+            Self::Queries => c"attention_bwd_queries",
+            Self::Keys => c"attention_bwd_keys",
+        }
+    }
+}
+
+/// A kernel for one pass, size of heads and type.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// What it does.
+    pub pass: Pass,
+    /// Elements of a head: a multiple of 8, at most 128.
+    pub head: u32,
+    /// Whether elements are bf16, else f16.
+    pub bf16: bool,
+    /// Whether it multiplies by `wgmma`, which only sm_90a has.
+    pub hopper: bool,
+}
+
+/// How the work is cut. Measured on an H100, 8 x 12 x 1024 x 64.
+struct Tiling {
+    /// Warps of a block, and how many times 16 rows each has.
+    warps: u32,
+    rows16: u32,
+    /// Rows of the tiles that a block walks over, and how many are in shared memory.
+    columns: u32,
+    stages: u32,
+    /// Blocks on a multiprocessor: what bounds the registers.
+    blocks: u32,
+    /// Whether the block's own rows stay in registers.
+    keep: bool,
+}
+
+impl Tiling {
+    /// Rows of a block.
+    fn rows(&self) -> u32 {
+        16 * self.warps * self.rows16
+    }
+}
+
+impl Kernel {
+    /// The kernel for a pass on an architecture such as 90; `None` where there is none.
+    #[must_use]
+    pub fn new(pass: Pass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
+        let bf16 = match dtype {
+            DType::BF16 => true,
+            DType::F16 => false,
+            _ => return None,
+        };
+        let head = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
+        (arch >= 80).then_some(Self { pass, head, bf16, hopper: arch == 90 && matches!(head, 64 | 128) })
+    }
+
+    fn tiling(&self) -> Tiling {
+        let (warps, rows16, columns, blocks, keep) = match (self.hopper, self.head > 64, self.pass) {
+            (true, false, Pass::Forward) => (8, 1, 64, 2, true),
+            (true, false, Pass::Queries) => (4, 1, 64, 3, true),
+            (true, false, Pass::Keys) => (4, 1, 64, 2, true),
+            (true, true, _) => (8, 1, 64, 1, false),
+            (false, false, Pass::Forward) => (4, 1, 64, 4, true),
+            (false, false, Pass::Queries) => (4, 1, 64, 3, true),
+            (false, false, Pass::Keys) => (4, 1, 64, 2, false),
+            (false, true, Pass::Forward) => (4, 2, 64, 1, false),
+            (false, true, Pass::Queries) => (4, 1, 32, 2, false),
+            (false, true, Pass::Keys) => (8, 1, 32, 1, false),
+        };
+        Tiling { warps, rows16, columns, stages: 2, blocks, keep }
+    }
+
+    /// Bytes of shared memory of a block.
+    fn shared(&self) -> u32 {
+        let Tiling { columns, stages, .. } = self.tiling();
+        let rows = self.tiling().rows();
+        let tile = |rows: u32| rows * self.head.div_ceil(64) * 128;
+        let lines = if self.pass == Pass::Keys { stages * 2 * columns * 4 } else { 0 };
+        let own = if self.pass == Pass::Forward { 1 } else { 2 };
+        // Tiles begin at multiples of 1024.
+        1024 + own * tile(rows) + 2 * stages * tile(columns) + lines
+    }
+
+    /// Its CUDA C++.
+    #[must_use]
+    pub fn source(&self) -> String {
+        let Tiling { warps, rows16, columns, stages, blocks, keep } = self.tiling();
+        let defines = [
+            ("HEAD", self.head),
+            ("BF16", self.bf16.into()),
+            ("HOPPER", self.hopper.into()),
+            ("PASS", self.pass as u32),
+            ("WARPS", warps),
+            ("ROWS16", rows16),
+            ("COLS", columns),
+            ("STAGES", stages),
+            ("BLOCKS", blocks),
+            ("KEEP", keep.into()),
+        ];
+        let mut source: String =
+            defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
+        source.push_str(forebay_shaders::cuda::ATTENTION);
+        source.push_str(match self.pass {
+            Pass::Forward => forebay_shaders::cuda::ATTENTION_FWD,
+            Pass::Queries | Pass::Keys => forebay_shaders::cuda::ATTENTION_BWD,
+        });
+        source
+    }
+
+    /// What NVRTC must be told besides.
+    #[must_use]
+    pub fn options(&self) -> &'static [&'static str] {
+        if self.hopper { &["--gpu-architecture=sm_90a"] } else { &[] }
+    }
+}
+
+/// `Heads` of the kernels.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Heads {
+    at: u64,
+    batch: i64,
+    head: i64,
+    row: i64,
+}
+
+impl Heads {
+    /// `None` where its rows do not begin at multiples of 16 bytes.
+    fn new(operand: &AttentionOperand) -> Option<Self> {
+        let at = operand.segment.0 + operand.offset;
+        let steps = [operand.batch_stride, operand.head_stride, operand.row_stride];
+        if !at.is_multiple_of(16) || steps.iter().any(|step| !step.is_multiple_of(8)) {
+            return None;
+        }
+        let [batch, head, row] = steps.map(i64::try_from);
+        Some(Self { at, batch: batch.ok()?, head: head.ok()?, row: row.ok()? })
+    }
+}
+
+/// `Params` of the kernels.
+#[repr(C)]
+struct Params {
+    /// q, k, v, out, the gradients of out, q, k, v.
+    heads: [Heads; 8],
+    lse: u64,
+    delta: u64,
+    /// Batch, heads, kv heads, queries, keys, left, right, heads at a time.
+    numbers: [i32; 8],
+    scale: f32,
+    unused: i32,
+}
+
+impl Params {
+    fn new(call: &AttentionCall) -> Option<Self> {
+        let (grads, delta) = match &call.backward {
+            Some(b) => {
+                let heads = [Heads::new(&b.out)?, Heads::new(&b.q)?, Heads::new(&b.k)?, Heads::new(&b.v)?];
+                (heads, b.scratch.segment.0 + b.scratch.offset)
+            }
+            None => ([Heads::default(); 4], 0),
+        };
+        let [g, dq, dk, dv] = grads;
+        let own = [Heads::new(&call.q)?, Heads::new(&call.k)?, Heads::new(&call.v)?, Heads::new(&call.out)?];
+        let [q, k, v, out] = own;
+        // What heads read besides their own rows shall stay in the cache.
+        let bytes = 4 * (call.keys + if call.backward.is_some() { call.queries } else { 0 }) * call.head;
+        let group = (CACHE / bytes.max(1)).clamp(1, call.batch * call.heads);
+        let numbers =
+            [call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.left, call.right, group];
+        let mut all = [0; 8];
+        for (to, number) in all.iter_mut().zip(numbers) {
+            *to = i32::try_from(number).ok()?;
+        }
+        Some(Self {
+            heads: [q, k, v, out, g, dq, dk, dv],
+            lse: call.lse.segment.0 + call.lse.offset,
+            delta,
+            numbers: all,
+            scale: call.scale,
+            unused: 0,
+        })
+    }
+}
+
+/// Bytes of the second-level cache that the rows of the heads at work may take: half of an H100's.
+const CACHE: u64 = 24 << 20;
+
+/// A loaded kernel.
+#[derive(Debug)]
+struct Loaded {
+    function: Function,
+    /// Keeps the code.
+    _module: Module,
+}
+
+/// The attention kernels of one device.
+#[derive(Debug, Default)]
+pub(crate) struct Attention {
+    /// `None` for what cannot be compiled.
+    loaded: RwLock<HashMap<Kernel, Option<Loaded>>>,
+}
+
+impl Attention {
+    /// Enqueues attention; `false` where there is no kernel for it.
+    pub(crate) fn run(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        stream: &Stream,
+        call: &AttentionCall,
+    ) -> Result<bool, SourceError> {
+        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
+            return Ok(false);
+        }
+        let Some(params) = Params::new(call) else { return Ok(false) };
+        let passes: &[Pass] =
+            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
+        let mut launches = Vec::with_capacity(passes.len());
+        for &pass in passes {
+            let kernel = Kernel::new(pass, call.head, call.dtype, kernels.arch());
+            let Some(kernel) = kernel else { return Ok(false) };
+            let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
+            let (rows, heads) = match pass {
+                Pass::Keys => (call.keys, call.kv_heads),
+                Pass::Forward | Pass::Queries => (call.queries, call.heads),
+            };
+            let blocks = rows.div_ceil(kernel.tiling().rows().into()) * heads * call.batch;
+            let Ok(blocks) = i32::try_from(blocks) else { return Ok(false) };
+            launches.push((function, blocks.unsigned_abs(), kernel));
+        }
+        for (function, blocks, kernel) in launches {
+            let threads = kernel.tiling().warps * 32;
+            let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
+            // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
+            // their segments.
+            unsafe {
+                stream.launch_with(function, [blocks, 1, 1], [threads, 1, 1], kernel.shared(), &mut arguments)
+            }?;
+        }
+        Ok(true)
+    }
+
+    fn function(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        kernel: Kernel,
+    ) -> Result<Option<Function>, SourceError> {
+        let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
+        if let Some(loaded) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            return Ok(function(loaded));
+        }
+        // Under the lock: who else needs it waits, and does not compile it too.
+        let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = all.get(&kernel) {
+            return Ok(function(loaded));
+        }
+        let label = format!("{kernel:?}");
+        let loaded = match kernels.load_cuda(context, &label, &kernel.source(), kernel.options()) {
+            Ok(module) => {
+                let function = module.function(kernel.pass.entry())?;
+                function.allow_shared(kernel.shared())?;
+                Some(Loaded { function, _module: module })
+            }
+            Err(error) => {
+                log::warn!("attention runs on the portable kernels, which are slower: {error}");
+                None
+            }
+        };
+        let result = function(&loaded);
+        all.insert(kernel, loaded);
+        Ok(result)
+    }
+}

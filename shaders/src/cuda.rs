@@ -1,0 +1,8 @@
+//! Kernels in CUDA C++: faster forms of some of the WGSL ones, for CUDA alone. Their definitions are said at their beginnings.
+
+/// What the attention kernels share; stands before each of them.
+pub const ATTENTION: &str = include_str!("../cuda/attention.cu");
+/// Attention forward.
+pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
+/// Attention backward, in two passes.
+pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
