@@ -11,6 +11,7 @@ use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
 
+mod attention;
 mod compare;
 mod copies;
 mod gpt;
@@ -40,7 +41,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, alloc, copies, mlp, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, gpt.
         only: Vec<String>,
     },
     /// Prints a table: each of our lines beside the peer's line for the same work.
@@ -64,10 +65,11 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 6] = [
+            let groups: [(&str, Group); 7] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
+                ("attention", attention::attention),
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
