@@ -3,6 +3,9 @@
 //! cuBLASLt counts by columns; the core counts by rows. A row-major matrix is, byte for byte, the column-major
 //! transpose, and `c = a b` is `c^T = b^T a^T`: so b becomes the first operand, a the second, n the rows and m the
 //! columns, and nothing is moved. The algorithm that cuBLASLt's heuristic picks is kept for each kind of problem.
+//!
+//! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns; sums of b over k, as it counts, are
+//! those of the core's a.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -10,12 +13,12 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
-    self, cublasComputeType_t as Compute, cublasLtMatmulAlgo_t,
+    self, cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cublasLtMatmulAlgo_t,
     cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as Preference,
     cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
     cublasStatus_t as Status, cudaDataType_t as DataType,
 };
-use forebay_core::backend::{MatmulCall, MatrixOperand, SourceError};
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
 
 use crate::context::{Context, Stream};
@@ -104,6 +107,8 @@ impl Matmul {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Problem {
     dtype: DType,
+    out: DType,
+    epilogue: Finish,
     tf32: bool,
     m: u64,
     n: u64,
@@ -112,6 +117,39 @@ struct Problem {
     a: Operand,
     b: Operand,
     c: Operand,
+}
+
+/// What an epilogue's kind is, and what decides the algorithm of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Finish {
+    None,
+    Bias,
+    GeluBias { lead: i64 },
+    GeluGrad { lead: i64 },
+    RowSums,
+}
+
+impl Finish {
+    fn new(epilogue: &Epilogue) -> Option<Self> {
+        let lead = |before: &MatrixOperand| i64::try_from(before.row_stride).ok();
+        Some(match epilogue {
+            Epilogue::None => Self::None,
+            Epilogue::Bias(_) => Self::Bias,
+            Epilogue::GeluBias { before, .. } => Self::GeluBias { lead: lead(before)? },
+            Epilogue::GeluGrad { before, .. } => Self::GeluGrad { lead: lead(before)? },
+            Epilogue::RowSums(_) => Self::RowSums,
+        })
+    }
+
+    fn name(self) -> LtEpilogue {
+        match self {
+            Self::None => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            Self::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            Self::GeluBias { .. } => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Self::GeluGrad { .. } => LtEpilogue::CUBLASLT_EPILOGUE_DGELU_BGRAD,
+            Self::RowSums => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
 }
 
 /// A matrix as the library wants to hear of it.
@@ -130,43 +168,51 @@ struct Operand {
 impl Problem {
     /// `None` for what the library does not do.
     fn new(call: &MatmulCall) -> Option<Self> {
-        if !call.dtype.is_float() || call.k == 0 {
+        if !call.of_floats() || call.k == 0 || !call.takes_epilogue() {
             return None;
         }
-        let c = Operand::new(call, &call.c, call.m, call.n)?;
+        let c = Operand::new(call, &call.c, call.m, call.n, call.out)?;
         if c.transposed || (call.batch > 1 && c.batch_stride == 0) {
             return None;
         }
         Some(Self {
             dtype: call.dtype,
+            out: call.out,
+            epilogue: Finish::new(&call.epilogue)?,
             tf32: call.dtype == DType::F32 && switches::allow_tf32(),
             m: call.m,
             n: call.n,
             k: call.k,
             batch: i32::try_from(call.batch).ok()?,
-            a: Operand::new(call, &call.a, call.m, call.k)?,
-            b: Operand::new(call, &call.b, call.k, call.n)?,
+            a: Operand::new(call, &call.a, call.m, call.k, call.dtype)?,
+            b: Operand::new(call, &call.b, call.k, call.n, call.dtype)?,
             c,
         })
     }
 
-    /// The types of the elements, of the sums and of the factors.
-    fn types(&self) -> Option<(DataType, Compute, DataType)> {
-        Some(match self.dtype {
-            DType::F32 if self.tf32 => {
-                (DataType::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DataType::CUDA_R_32F)
-            }
-            DType::F32 => (DataType::CUDA_R_32F, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
-            DType::F16 => (DataType::CUDA_R_16F, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
-            DType::BF16 => (DataType::CUDA_R_16BF, Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
-            DType::F64 => (DataType::CUDA_R_64F, Compute::CUBLAS_COMPUTE_64F, DataType::CUDA_R_64F),
-            _ => return None,
-        })
+    /// The types of the sums and of the factors.
+    fn types(&self) -> (Compute, DataType) {
+        match self.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DataType::CUDA_R_64F),
+            _ if self.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DataType::CUDA_R_32F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
+        }
     }
 }
 
+/// The library's name of an element type.
+fn data_type(dtype: DType) -> Option<DataType> {
+    Some(match dtype {
+        DType::F32 => DataType::CUDA_R_32F,
+        DType::F16 => DataType::CUDA_R_16F,
+        DType::BF16 => DataType::CUDA_R_16BF,
+        DType::F64 => DataType::CUDA_R_64F,
+        _ => return None,
+    })
+}
+
 impl Operand {
-    fn new(call: &MatmulCall, operand: &MatrixOperand, rows: u64, cols: u64) -> Option<Self> {
+    fn new(call: &MatmulCall, operand: &MatrixOperand, rows: u64, cols: u64, dtype: DType) -> Option<Self> {
         let MatrixOperand { row_stride, col_stride, .. } = *operand;
         // Strides along a dimension of one element say nothing.
         let (transposed, lead) = if (col_stride == 1 || cols == 1) && (row_stride >= cols || rows == 1) {
@@ -178,7 +224,7 @@ impl Operand {
         };
         let address = address(operand);
         let alignment = (1 << address.trailing_zeros().min(63)).min(MAX_ALIGNMENT);
-        if alignment < call.dtype.size() as u64 {
+        if alignment < dtype.size() as u64 {
             return None;
         }
         Some(Self {
@@ -240,6 +286,10 @@ impl Library {
                 .ok()
         });
         let Some(plan) = plan else { return Ok(false) };
+        plan.point(&call.epilogue).map_err(|error| SourceError::Driver {
+            call: "cublasLtMatmulDescSetAttribute",
+            detail: error.to_string(),
+        })?;
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
         // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
@@ -310,8 +360,10 @@ struct Plan {
 impl Plan {
     fn new(handle: sys::cublasLtHandle_t, problem: &Problem, workspace: u64) -> Result<Self, CublasError> {
         let Problem { m, n, k, batch, a, b, c, .. } = *problem;
-        let (data, compute, scale) =
-            problem.types().ok_or(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED))?;
+        let unsupported = || CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED);
+        let data = data_type(problem.dtype).ok_or_else(unsupported)?;
+        let data_out = data_type(problem.out).ok_or_else(unsupported)?;
+        let (compute, scale) = problem.types();
         let product =
             Owned { raw: result::create_matmul_desc(compute, scale)?, destroy: result::destroy_matmul_desc };
         for (attribute, operand) in
@@ -321,7 +373,8 @@ impl Plan {
             // SAFETY: the descriptor lives; the attribute is a 32-bit value.
             unsafe { set(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
         }
-        let layout = |rows: u64, cols: u64, operand: Operand| -> Result<_, CublasError> {
+        Self::describe(product.raw, problem.epilogue, data)?;
+        let layout = |rows: u64, cols: u64, operand: Operand, data: DataType| -> Result<_, CublasError> {
             let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
             let raw = result::create_matrix_layout(data, rows, cols, operand.lead)?;
             let layout = Owned { raw, destroy: result::destroy_matrix_layout };
@@ -336,7 +389,8 @@ impl Plan {
             }
             Ok(layout)
         };
-        let (first, second, out) = (layout(n, k, b)?, layout(k, m, a)?, layout(n, m, c)?);
+        let (first, second, out) =
+            (layout(n, k, b, data)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
         let preference = Owned { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
         let prefer = |attribute, value: u32| {
             // SAFETY: the preference lives; the attributes are 32-bit values.
@@ -369,6 +423,50 @@ impl Plan {
             )
         }?;
         Ok(Self { product, first, second, out, algorithm: found.algo })
+    }
+
+    /// Tells the library of an epilogue; its vectors are of type `data`.
+    fn describe(
+        product: sys::cublasLtMatmulDesc_t,
+        finish: Finish,
+        data: DataType,
+    ) -> Result<(), CublasError> {
+        let lead = match finish {
+            Finish::None => return Ok(()),
+            Finish::Bias | Finish::RowSums => None,
+            Finish::GeluBias { lead } | Finish::GeluGrad { lead } => Some(lead),
+        };
+        let setter = result::set_matmul_desc_attribute;
+        // SAFETY: the descriptor lives; the attributes are 32-bit names, and a 64-bit number.
+        unsafe {
+            set(setter, product, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE, &(finish.name() as u32))?;
+            set(setter, product, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &(data as i32))?;
+            if let Some(lead) = lead {
+                set(setter, product, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &lead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the library where the operands of an epilogue are.
+    fn point(&self, epilogue: &Epilogue) -> Result<(), CublasError> {
+        let (vector, before): (&Slice, Option<&MatrixOperand>) = match epilogue {
+            Epilogue::None => return Ok(()),
+            Epilogue::Bias(vector) | Epilogue::RowSums(vector) => (vector, None),
+            Epilogue::GeluBias { bias, before } => (bias, Some(before)),
+            Epilogue::GeluGrad { before, sums } => (sums, Some(before)),
+        };
+        let vector = vector.segment.0 + vector.offset;
+        let setter = result::set_matmul_desc_attribute;
+        // SAFETY: the descriptor lives; the attributes are addresses.
+        unsafe {
+            set(setter, self.product.raw, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector)?;
+            if let Some(before) = before {
+                let attribute = DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
+                set(setter, self.product.raw, attribute, &address(before))?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -421,7 +519,7 @@ impl Drop for Workspace {
 
 #[cfg(test)]
 mod tests {
-    use forebay_core::backend::{MatmulCall, MatrixOperand, SegmentId};
+    use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId};
     use forebay_core::dtype::DType;
 
     use super::Problem;
@@ -433,6 +531,7 @@ mod tests {
     fn call() -> MatmulCall {
         MatmulCall {
             dtype: DType::F32,
+            out: DType::F32,
             m: 3,
             n: 5,
             k: 7,
@@ -441,6 +540,7 @@ mod tests {
             b: operand(5, 1),
             c: operand(5, 1),
             beta: 0.0,
+            epilogue: Epilogue::None,
         }
     }
 

@@ -148,11 +148,40 @@ pub struct MatrixOperand {
     pub batch_stride: u64,
 }
 
+/// What a library product does besides, on its way out. Slices hold a number for each element, without gaps.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Epilogue {
+    /// Nothing.
+    #[default]
+    None,
+    /// Adds the n numbers of a bias, of c's type, to each row.
+    Bias(Slice),
+    /// Adds a bias, writes the sum to `before`, of c's type and strides, and its GELU (in the form of tanh) to c.
+    GeluBias {
+        /// n numbers of c's type.
+        bias: Slice,
+        /// What GELU is taken of.
+        before: MatrixOperand,
+    },
+    /// Multiplies by the derivative of that GELU at `before`, of c's type and strides; the sums of c's columns go to
+    /// `sums`.
+    GeluGrad {
+        /// What GELU was taken of.
+        before: MatrixOperand,
+        /// n numbers of c's type.
+        sums: Slice,
+    },
+    /// The sums of a's rows, over k, go to m numbers of a's type.
+    RowSums(Slice),
+}
+
 /// `c = a * b` over a batch: a is m x k, b is k x n, c is m x n. Sums are kept in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulCall {
-    /// Element type of a, b and c.
+    /// Element type of a and b.
     pub dtype: DType,
+    /// Element type of c: that of a and b, or f32 for 16-bit ones.
+    pub out: DType,
     /// Rows of a and c.
     pub m: u64,
     /// Columns of b and c.
@@ -169,9 +198,35 @@ pub struct MatmulCall {
     pub c: MatrixOperand,
     /// 0.0 overwrites c, 1.0 adds to it.
     pub beta: f32,
+    /// What is done besides; of one product, not of a batch.
+    pub epilogue: Epilogue,
 }
 
 impl MatmulCall {
+    /// Whether the library takes the types: floats, and f32 from 16-bit ones.
+    #[must_use]
+    pub fn of_floats(&self) -> bool {
+        let widened = self.dtype.size() == 2 && self.out == DType::F32;
+        self.dtype.is_float() && (self.out == self.dtype || widened)
+    }
+
+    /// Whether the library takes the epilogue, which wants 16-bit floats in lines of 16 bytes: its matrix units.
+    #[must_use]
+    pub fn takes_epilogue(&self) -> bool {
+        let line = |o: &MatrixOperand| {
+            (o.row_stride.max(o.col_stride) * 2).is_multiple_of(16) && o.offset.is_multiple_of(16)
+        };
+        let aligned = || {
+            [&self.a, &self.b, &self.c].into_iter().all(line)
+                && self.n.is_multiple_of(8)
+                && self.m.is_multiple_of(8)
+        };
+        match self.epilogue {
+            Epilogue::None => true,
+            _ => self.batch == 1 && self.dtype.size() == 2 && self.dtype.is_float() && aligned(),
+        }
+    }
+
     /// Whether each operand lies by rows or by columns, which do not overlap: what libraries take. (A backend may be
     /// handed others, and declines.)
     #[must_use]

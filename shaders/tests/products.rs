@@ -58,7 +58,10 @@ fn every_way(spec: &KernelSpec, tiles: bool) {
 #[test]
 fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        every_way(&KernelSpec::new("matmul").def("dtype", dtype), matches!(dtype, "f32" | "f16" | "bf16"));
+        every_way(
+            &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype),
+            matches!(dtype, "f32" | "f16" | "bf16"),
+        );
         let sums = match dtype {
             "f16" | "bf16" => "f32",
             "u8" => "u32",

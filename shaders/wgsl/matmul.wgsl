@@ -1,7 +1,7 @@
 {#-
 Matrix products of any strides: c[z] = a[z] · b[z].
 
-dtype: the elements · way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with
+dtype: the elements of a and b · out: those of c, which may be f32 for 16-bit ones · way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with
 lanes, order): see `matmul_body`
 split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, summed up by `matmul_sum`
 mode: `packed` (tiles only, n is a multiple of 4) or `scattered` output
@@ -29,7 +29,7 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "a", dtype) }}
 {{ t.input(1, "b", dtype) }}
-{{ t.output(2, "c", T if split else dtype, mode) }}
+{{ t.output(2, "c", T if split else out, mode) }}
 
 fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.steps.x + (z % p.inner) * p.steps.y; }
 fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.steps.z + (z % p.inner) * p.steps.w; }

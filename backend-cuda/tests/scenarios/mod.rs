@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_core::backend::{Backend, KernelSource, MatmulCall, MatrixOperand, SegmentId, Slice};
+use forebay_core::backend::{Backend, Epilogue, KernelSource, MatmulCall, MatrixOperand, SegmentId, Slice};
 use forebay_core::dtype::DType;
 use forebay_core::memory::{Block, Config, Pool, Request};
 use half::{bf16, f16};
@@ -212,8 +212,9 @@ impl Product {
             operand.segment = segment;
         }
         let [m64, n64, k64, batch] = [m, n, k, self.batch].map(|size| size as u64);
-        let (dtype, beta) = (self.dtype, self.beta);
-        if !backend.matmul(&MatmulCall { dtype, m: m64, n: n64, k: k64, batch, a, b, c, beta }).unwrap() {
+        let (dtype, beta, epilogue) = (self.dtype, self.beta, Epilogue::None);
+        let call = MatmulCall { dtype, out: dtype, m: m64, n: n64, k: k64, batch, a, b, c, beta, epilogue };
+        if !backend.matmul(&call).unwrap() {
             backend.free_segment(segment).unwrap();
             return false;
         }

@@ -8,6 +8,7 @@ use std::cell::{Cell, RefCell};
 use std::marker::PhantomData;
 
 use rustc_hash::FxHashMap;
+use smallvec::smallvec;
 
 use crate::autograd;
 use crate::dtype::DType;
@@ -164,8 +165,8 @@ impl Drop for Autocast {
 /// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost,
 /// unless a [`GradScaler`](super::GradScaler) scales the loss.
 ///
-/// A parameter that is used several times is cast once: the casts are kept until the outermost scope ends, a
-/// backward pass has used them, or an optimiser of this thread steps. Who changes a parameter in another way, within a
+/// A parameter that is used several times is cast once: the casts are kept until the outermost scope ends, or an optimiser
+/// of this thread steps. Who changes a parameter in another way, within a
 /// scope, calls [`clear_autocast_cache`].
 ///
 /// ```
@@ -285,20 +286,30 @@ impl Cast {
     }
 
     pub(crate) fn on(&self, t: &Tensor) -> Result<Tensor> {
-        if !is_cast(t.dtype()) || t.dtype() == self.to {
+        let from = t.dtype();
+        if !is_cast(from) || from == self.to {
             return Ok(t.clone());
         }
-        let leaf = if t.dtype() == DType::F32 { autograd::leaf_id(t) } else { None };
-        let Some(leaf) = leaf else { return t.to_dtype(self.to) };
+        if autograd::leaf_id(t).is_none() {
+            return t.to_dtype(self.to);
+        }
+        let numbers = self.numbers(t)?;
+        Ok(autograd::attach("to_dtype", numbers, &[t], move |g, _| Ok(smallvec![Some(g.to_dtype(from)?)])))
+    }
+
+    /// The numbers of a tensor in the type that is multiplied, without its history: those of a leaf are known from before.
+    pub(crate) fn numbers(&self, t: &Tensor) -> Result<Tensor> {
+        let plain = t.detach();
+        if !is_cast(t.dtype()) || t.dtype() == self.to {
+            return Ok(plain);
+        }
+        let Some(leaf) = autograd::leaf_id(t) else { return plain.to_dtype(self.to) };
         let key = (leaf, self.to);
-        let known = CASTS.with(|c| c.borrow().get(&key).cloned());
-        if let Some(known) = known
-            && autograd::can_record(&known)
-        {
+        if let Some(known) = CASTS.with_borrow(|casts| casts.get(&key).cloned()) {
             return Ok(known);
         }
-        let made = t.to_dtype(self.to)?;
-        let replaced = CASTS.with(|c| c.borrow_mut().insert(key, made.clone()));
+        let made = plain.to_dtype(self.to)?;
+        let replaced = CASTS.with_borrow_mut(|casts| casts.insert(key, made.clone()));
         drop(replaced);
         Ok(made)
     }

@@ -57,7 +57,7 @@ pub fn checkpoint(
         let _grad = enable_grad();
         let leaves = saved
             .iter()
-            .zip(wants)
+            .zip(wants.iter())
             .map(|(t, &w)| if w { t.requires_grad_() } else { Ok(t.detach()) })
             .collect::<Result<Vec<_>>>()?;
         let now = device.random_state();
@@ -74,7 +74,7 @@ pub fn checkpoint(
         if again.requires_grad() {
             run(&[(again, grad.clone())], Options::default())?;
         }
-        for (slot, (leaf, &want)) in grads.iter_mut().zip(leaves.iter().zip(wants)) {
+        for (slot, (leaf, &want)) in grads.iter_mut().zip(leaves.iter().zip(wants.iter())) {
             if want {
                 *slot = Some(match take_grad(leaf) {
                     Some(grad) => grad,

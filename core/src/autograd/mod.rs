@@ -8,6 +8,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BinaryHeap;
 use std::fmt;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,23 +26,52 @@ pub use checkpoint::checkpoint;
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
 pub type Grads = SmallVec<[Option<Tensor>; 4]>;
 
-/// Takes the gradient of the result, which inputs want theirs, and what those have already.
-type Backward = dyn Fn(&Tensor, &[bool], &mut Sums<'_>) -> Result<Grads> + Send + Sync;
+/// Takes the gradient of the result, and which inputs want theirs.
+type Backward = dyn Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync;
 
-/// The gradients that the inputs of an operation have from elsewhere, when its turn comes: a kernel that adds its own in
-/// the same pass saves one of its own for that.
-pub(crate) struct Sums<'a> {
+/// Which inputs of an operation want a gradient: a slice of truth values.
+pub struct Wants<'a> {
+    wanted: SmallVec<[bool; 4]>,
     inputs: &'a [Option<Edge>],
-    pending: &'a mut FxHashMap<u64, Tensor>,
+    /// What the inputs that are results have been given, by their nodes.
+    pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
 }
 
-impl Sums<'_> {
-    /// Takes the sum that an input, itself a result, has so far: what is returned for it is the whole sum.
-    pub(crate) fn take(&mut self, input: usize) -> Option<Tensor> {
+impl Deref for Wants<'_> {
+    type Target = [bool];
+
+    fn deref(&self) -> &[bool] {
+        &self.wanted
+    }
+}
+
+impl fmt::Debug for Wants<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wanted.fmt(f)
+    }
+}
+
+impl Wants<'_> {
+    /// The gradient that others have given an input, a result, so far. An operation that can add its own in the same pass
+    /// takes this, and returns the whole sum in place of its own gradient. Others may see this memory: it is not changed.
+    #[must_use]
+    pub fn sum(&self, input: usize) -> Option<Tensor> {
         match self.inputs.get(input)?.as_ref()? {
-            Edge::Node(node) => self.pending.remove(&node.id),
+            Edge::Node(node) => self.pending.borrow_mut().remove(&node.id),
             Edge::Leaf(_) => None,
         }
+    }
+
+    /// The gradient that an input, a leaf, has so far. An operation that can add to memory adds its own to this, and returns
+    /// this.
+    #[must_use]
+    pub fn sum_in_place(&self, input: usize) -> Option<Tensor> {
+        let Edge::Leaf(leaf) = self.inputs.get(input)?.as_ref()? else { return None };
+        // In the sink lies what operations have returned, which may be another one's gradient as well; a leaf owns its own.
+        let sunk = SINK.with_borrow(|sink| {
+            sink.as_ref().map(|sink| sink.get(&leaf.id).filter(|sum| sum.is_unique()).cloned())
+        });
+        sunk.unwrap_or_else(|| lock(&leaf.grad).clone()).filter(Tensor::is_contiguous)
     }
 }
 
@@ -183,14 +213,6 @@ pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
     }
 }
 
-/// Whether operations on the result of an earlier one can be recorded, or need not be: its node is not walked yet.
-pub(crate) fn can_record(t: &Tensor) -> bool {
-    match t.meta() {
-        Some(Meta::Node(node)) => lock(&node.backward).is_some(),
-        _ => !is_enabled(),
-    }
-}
-
 /// Fails if an input of an operation that has no gradient requires one.
 ///
 /// # Errors
@@ -210,19 +232,7 @@ pub fn attach(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &[bool]) -> Result<Grads> + Send + Sync + 'static,
-) -> Tensor {
-    attach_adding(op, out, inputs, move |g, wants, _| backward(g, wants))
-}
-
-/// As [`attach`], for a `backward` that may add to what its inputs have already.
-#[must_use]
-#[track_caller]
-pub(crate) fn attach_adding(
-    op: &'static str,
-    out: Tensor,
-    inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &[bool], &mut Sums<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     if !wanted(inputs) {
         return out;
@@ -294,6 +304,7 @@ fn collect(leaf: &Leaf, grad: Tensor) -> Result<()> {
     let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
     let Some(before) = before else { return leaf.add(grad) };
     let sum = match before {
+        Some(sum) if sum.is_same(&grad) => sum,
         Some(sum) => accumulate(sum, grad)?,
         None => grad,
     };
@@ -354,7 +365,8 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
                 ))
             })?
         };
-        let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(Option::is_some).collect();
+        let wanted = node.inputs.iter().map(Option::is_some).collect();
+        let wants = Wants { wanted, inputs: &node.inputs, pending: RefCell::new(&mut pending) };
         // Until the gradients are delivered: one that must be copied or summed is this node's as well.
         let _scope = memory::scope::enter_scope(memory::scope::Scope {
             module: node.module,
@@ -362,8 +374,7 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
             op: node.op,
             site: node.site,
         });
-        let mut sums = Sums { inputs: &node.inputs, pending: &mut pending };
-        let grads = backward(&grad, &wants, &mut sums)?;
+        let grads = backward(&grad, &wants)?;
         drop(grad);
         if options.retain_graph {
             *lock(&node.backward) = Some(backward);
@@ -408,6 +419,8 @@ impl Leaf {
                 let _scope = memory::scope::tag(Tag::Gradient);
                 grad.copy()?
             }
+            // The operation has added to it.
+            Some(sum) if sum.is_same(&grad) => sum,
             Some(sum) if sum.shape() == grad.shape() => {
                 // A clone the user holds sees the sum grow, as in PyTorch.
                 sum.add_(&grad)?;

@@ -350,7 +350,7 @@ impl Backend for NullBackend {
             flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
             half: call.dtype.size() == 2,
         };
-        if self.profile.library && call.dtype.is_float() && call.by_lines() {
+        if self.profile.library && call.of_floats() && call.by_lines() && call.takes_epilogue() {
             let elements = batch * (m * k + k * n + m * n);
             self.count(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);

@@ -99,8 +99,12 @@ impl GptBlock {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
-            let wide = self.up.forward(&self.norm2.forward(&x)?)?.gelu_tanh()?;
-            x.add(&self.dropout.forward(&self.down.forward(&wide)?)?)
+            let normed = self.norm2.forward(&x)?;
+            let y = match (&self.up.bias, &self.down.bias) {
+                (Some(up), Some(down)) => normed.mlp(&self.up.weight, up, &self.down.weight, down)?,
+                _ => self.down.forward(&self.up.forward(&normed)?.gelu_tanh()?)?,
+            };
+            x.add(&self.dropout.forward(&y)?)
         })
     }
 }

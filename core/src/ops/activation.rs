@@ -1,6 +1,6 @@
 //! Activation functions: elementwise, each with its gradient.
 
-use super::pointwise::Grad::Expr;
+use super::pointwise::Grad::{self, Expr};
 use super::pointwise::Var::{A, B, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
 use super::unary::unary;
@@ -75,6 +75,20 @@ static PRELU: Pointwise = Pointwise {
     math: &[],
     grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
 };
+
+static GELU_TANH_GRAD: Pointwise = Pointwise {
+    name: "gelu_tanh_grad",
+    expr: "a * m_gelu_tanh_grad(b)",
+    plain: "",
+    types: Types::Float,
+    math: &["base", "exp", "log", "erf", "activation"],
+    grads: &[Grad::None, Grad::None],
+};
+
+/// g times the derivative of [`gelu_tanh`](Tensor::gelu_tanh) at x.
+pub(super) fn gelu_tanh_grad(g: &Tensor, x: &Tensor) -> Result<Tensor> {
+    pointwise(&GELU_TANH_GRAD, &[Operand::Tensor(g), Operand::Tensor(x)], &[])
+}
 
 impl Tensor {
     /// a for a > 0, else weight · a, with one weight, or one for each index of dimension 1.

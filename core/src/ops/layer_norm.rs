@@ -12,7 +12,7 @@ use super::reduce::dense;
 use super::softmax::check_float;
 use super::spread::{Held, QUAD};
 use crate::amp;
-use crate::autograd::{self, Grads, Sums};
+use crate::autograd::{self, Grads};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -170,8 +170,8 @@ impl RowNorm {
     }
 
     fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
-        autograd::attach_adding(self.op, out, inputs, move |g, wants, sums: &mut Sums<'_>| {
-            let more = if wants[0] { sums.take(0) } else { None };
+        autograd::attach(self.op, out, inputs, move |g, wants| {
+            let more = if wants[0] { wants.sum(0) } else { None };
             self.backward(g, &x, &statistics, more, wants)
         })
     }
@@ -226,7 +226,7 @@ impl Tensor {
         let types = [self.dtype(), residual.dtype()];
         let sum = autograd::attach(op, kept.clone(), &[self, residual], move |g, wants| {
             let mut grads = Grads::new();
-            for (&dtype, &want) in types.iter().zip(wants) {
+            for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 grads.push(if want { Some(g.to_dtype(dtype)?) } else { None });
             }
             Ok(grads)

@@ -5,17 +5,17 @@
 //! integers in their own type), and always in the same order.
 
 use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, Params};
 use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use crate::amp::recast;
 use crate::autograd::{self, Grads};
-use crate::backend::{MatmulCall, MatrixOperand, Slice};
+use crate::backend::{Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::profile::Work;
 use crate::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse, numel};
@@ -42,7 +42,7 @@ fn transposed(t: &Tensor) -> Result<Tensor> {
 }
 
 /// Checks what every product asks of its operands: one device, one type, which has a product.
-fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+pub(super) fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.same_device(op, b)?;
     if a.dtype() != b.dtype() {
         return Err(Error::dtype(
@@ -75,117 +75,260 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// a · b, without a gradient.
-fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    check(op, a, b)?;
-    let ((m, k), (rows, n)) = (matrix(a.shape()), matrix(b.shape()));
-    if k != rows {
-        return Err(Error::shape(
-            op,
-            format!("the first has {k} columns, the second {rows} rows; they must be equal"),
-            &[a.shape(), b.shape()],
-        ));
+pub(super) fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let product = Product::new(op, a, b)?;
+    if product.is_empty() {
+        return Tensor::zeros(&product.shape, a.dtype(), a.device());
     }
-    let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
-    let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
-    let shape = with(m, n);
-    if numel(&shape) == 0 || k == 0 {
-        return Tensor::zeros(&shape, a.dtype(), a.device());
-    }
-    let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
-    let depth = batch.len();
-    let fold = |a: &Tensor, b: &Tensor| collapse(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
-    let (mut extents, mut strides) = fold(&a, &b);
-    if extents.len() > 2 {
-        // Kernels take two batch dimensions; of contiguous operands one remains.
-        (a, b) = (a.contiguous()?, b.contiguous()?);
-        (extents, strides) = fold(&a, &b);
-    }
-    let pair = |of: &[usize], default| match *of {
-        [] => (default, default),
-        [inner] => (default, inner),
-        [outer, inner, ..] => (outer, inner),
-    };
-    let (outer, inner) = pair(&extents, 1);
-    let view = |t: &Tensor, steps: &[usize]| {
-        let (row, col) = matrix(t.strides());
-        let (outer, inner) = pair(steps, 0);
-        Matrices { offset: t.layout().offset(), row, col, outer, inner }
-    };
-    let call = Extents { m, n, k, batch: outer * inner };
-    let (left, right) = (view(&a, &strides[0]), view(&b, &strides[1]));
-    let out = Tensor::empty(&shape, a.dtype(), a.device())?;
-    if !by_library(call, inner, (&a, left), (&b, right), &out)? {
-        by_kernel(call, inner, (&a, left), (&b, right), &out)?;
-    }
+    let out = Tensor::empty(&product.shape, a.dtype(), a.device())?;
+    product.write(&out, false)?;
     Ok(out)
 }
 
-/// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
-/// one is a loop of calls, which costs less than copies of the operands.
-fn by_library(
-    e: Extents,
-    inner: usize,
-    a: (&Tensor, Matrices),
-    b: (&Tensor, Matrices),
-    out: &Tensor,
-) -> Result<bool> {
-    let bound = launch::bind([(a.0, Access::Read), (b.0, Access::Read), (out, Access::Write)])?;
-    let operand = |slice: Slice, (t, m): (&Tensor, Matrices), index: usize| MatrixOperand {
-        segment: slice.segment,
-        offset: slice.offset + ((m.offset + index * m.outer) * t.dtype().size()) as u64,
-        row_stride: m.row as u64,
-        col_stride: m.col as u64,
-        batch_stride: m.inner as u64,
-    };
-    let size = e.m * e.n;
-    let c = Matrices { offset: 0, row: e.n, col: 1, outer: inner * size, inner: size };
-    for index in 0..e.batch / inner {
-        let call = MatmulCall {
-            dtype: out.dtype(),
-            m: e.m as u64,
-            n: e.n as u64,
-            k: e.k as u64,
-            batch: inner as u64,
-            a: operand(bound[0], a, index),
-            b: operand(bound[1], b, index),
-            c: operand(bound[2], (out, c), index),
-            beta: 0.0,
-        };
-        let work = || Work {
-            name: format!("matmul {} {}x{}x{}x{}", call.dtype, call.batch, call.m, call.n, call.k).into(),
-            bytes: (call.batch * (call.m * call.k + call.k * call.n + call.m * call.n))
-                * call.dtype.size() as u64,
-            flops: 2 * call.batch * call.m * call.n * call.k,
-        };
-        if !out.device().offer(work, |lane| lane.matmul(&call))? {
-            // The kernels then write everything again.
-            return Ok(false);
-        }
+/// Writes a · b over `out`, or adds it (`add`), without a gradient. `out` has the product's shape, its columns side by side,
+/// and the type of a and b, or f32 for 16-bit ones: then nothing is rounded to 16 bits.
+pub(super) fn multiply_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
+    let product = Product::new(op, a, b)?;
+    if product.shape.as_slice() != out.shape() {
+        let rule =
+            format!("the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
+        return Err(Error::shape(op, rule, &[a.shape(), b.shape(), out.shape()]));
     }
-    Ok(true)
+    match product.is_empty() {
+        true if add => Ok(()),
+        true => crate::nn::init::zeros_(out),
+        false => product.write(out, add),
+    }
 }
 
-fn by_kernel(
-    e: Extents,
-    inner: usize,
-    a: (&Tensor, Matrices),
-    b: (&Tensor, Matrices),
+/// As [`multiply_into`] of matrices, with an epilogue of the vendor's library; `false`, and nothing done, where there is none.
+pub(super) fn multiply_with(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
     out: &Tensor,
-) -> Result<()> {
-    let device = out.device();
-    let plan = Plan::new(e, out.dtype(), Costs::new(device, false));
-    let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
-    let along = AlongSum { a: along(a.1.col, a.1.row), b: along(b.1.row, b.1.col) };
-    let spec = KernelSpec::new("matmul").def("dtype", launch::shader_dtype(out.dtype(), device));
-    let spec = plan.define(spec, along, e.n.is_multiple_of(4));
-    let matrices = |p: Params, m: &Matrices| p.size(m.offset).size(m.row).size(m.col).align();
-    let params = plan.params().size(inner).align();
-    let params = matrices(matrices(params, &a.1), &b.1)
-        .size(a.1.outer)
-        .size(a.1.inner)
-        .size(b.1.outer)
-        .size(b.1.inner);
-    plan.run(&spec, &[a.0, b.0], params, out)
+    add: bool,
+    finish: Finish<'_>,
+) -> Result<bool> {
+    let product = Product::new(op, a, b)?;
+    if product.is_empty() { Ok(false) } else { product.by_library(out, add, finish) }
+}
+
+/// An [`Epilogue`], of tensors. Matrices have the strides of the product's result, vectors lie at the start of their memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Finish<'a> {
+    None,
+    Bias(&'a Tensor),
+    GeluBias { bias: &'a Tensor, before: &'a Tensor },
+    GeluGrad { before: &'a Tensor, sums: &'a Tensor },
+    RowSums(&'a Tensor),
+}
+
+impl<'a> Finish<'a> {
+    /// What it touches: a matrix, a vector.
+    fn tensors(self) -> SmallVec<[(&'a Tensor, Access); 2]> {
+        use Access::{Read, Write};
+        match self {
+            Self::None => smallvec![],
+            Self::Bias(bias) => smallvec![(bias, Read)],
+            Self::GeluBias { bias, before } => smallvec![(before, Write), (bias, Read)],
+            Self::GeluGrad { before, sums } => smallvec![(before, Read), (sums, Write)],
+            Self::RowSums(sums) => smallvec![(sums, Write)],
+        }
+    }
+}
+
+/// A product, checked and folded to at most two batch dimensions.
+struct Product {
+    op: &'static str,
+    extents: Extents,
+    /// The second of the two batch dimensions.
+    inner: usize,
+    a: (Tensor, Matrices),
+    b: (Tensor, Matrices),
+    shape: Dims,
+}
+
+impl Product {
+    fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
+        check(op, a, b)?;
+        let ((m, k), (rows, n)) = (matrix(a.shape()), matrix(b.shape()));
+        if k != rows {
+            return Err(Error::shape(
+                op,
+                format!("the first has {k} columns, the second {rows} rows; they must be equal"),
+                &[a.shape(), b.shape()],
+            ));
+        }
+        let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
+        let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
+        let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
+        let depth = batch.len();
+        let fold = |a: &Tensor, b: &Tensor| collapse(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
+        let (mut extents, mut strides) = fold(&a, &b);
+        if extents.len() > 2 {
+            // Kernels take two batch dimensions; of contiguous operands one remains.
+            (a, b) = (a.contiguous()?, b.contiguous()?);
+            (extents, strides) = fold(&a, &b);
+        }
+        let (outer, inner) = pair(&extents, 1);
+        let (left, right) = (Matrices::of(&a, &strides[0]), Matrices::of(&b, &strides[1]));
+        Ok(Self {
+            op,
+            extents: Extents { m, n, k, batch: outer * inner },
+            inner,
+            a: (a, left),
+            b: (b, right),
+            shape: with(m, n),
+        })
+    }
+
+    /// Whether there is nothing to add up, or nothing to write.
+    fn is_empty(&self) -> bool {
+        numel(&self.shape) == 0 || self.extents.k == 0
+    }
+
+    fn write(&self, out: &Tensor, add: bool) -> Result<()> {
+        if self.by_library(out, add, Finish::None)? {
+            return Ok(());
+        }
+        // The kernels write whole tensors.
+        if !add && out.is_contiguous() && out.layout().offset() == 0 {
+            return self.by_kernel(out);
+        }
+        let whole = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&self.shape, out.dtype(), out.device())?
+        };
+        self.by_kernel(&whole)?;
+        if add { out.add_(&whole) } else { whole.copy_into(out) }
+    }
+
+    /// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
+    /// one is a loop of calls, which costs less than copies of the operands.
+    fn by_library(&self, out: &Tensor, add: bool, finish: Finish<'_>) -> Result<bool> {
+        let (e, inner) = (self.extents, self.inner);
+        let (row, col) = matrix(out.strides());
+        let (steps, batch) = (&out.strides()[..out.rank() - 2], &self.shape[..out.rank() - 2]);
+        let (extents, steps) = collapse(batch, &[steps]);
+        // Of a result that was made for the product one step is enough.
+        let one = extents.len() <= 1;
+        if col != 1 && e.n > 1 || !one {
+            return Ok(false);
+        }
+        let step = pair(&steps[0], 0).1;
+        let c = Matrices { offset: out.layout().offset(), row, col: 1, outer: inner * step, inner: step };
+        let [(ta, a), (tb, b)] = [(&self.a.0, self.a.1), (&self.b.0, self.b.1)];
+        let extra = finish.tensors();
+        let all =
+            [(ta, Access::Read), (tb, Access::Read), (out, Access::Write)].into_iter().chain(extra.clone());
+        let bound = launch::bind(all.collect::<SmallVec<[_; 5]>>())?;
+        let operand = |at: usize, dtype: DType, m: Matrices, index: usize| MatrixOperand {
+            segment: bound[at].segment,
+            offset: bound[at].offset + ((m.offset + index * m.outer) * dtype.size()) as u64,
+            row_stride: m.row as u64,
+            col_stride: m.col as u64,
+            batch_stride: m.inner as u64,
+        };
+        let epilogue = match finish {
+            Finish::None => Epilogue::None,
+            Finish::Bias(_) => Epilogue::Bias(bound[3]),
+            Finish::GeluBias { before, .. } => {
+                let before =
+                    operand(3, before.dtype(), Matrices { offset: before.layout().offset(), ..c }, 0);
+                Epilogue::GeluBias { bias: bound[4], before }
+            }
+            Finish::GeluGrad { before, .. } => {
+                let before =
+                    operand(3, before.dtype(), Matrices { offset: before.layout().offset(), ..c }, 0);
+                Epilogue::GeluGrad { before, sums: bound[4] }
+            }
+            Finish::RowSums(_) => Epilogue::RowSums(bound[3]),
+        };
+        for index in 0..e.batch / inner {
+            let call = MatmulCall {
+                dtype: ta.dtype(),
+                out: out.dtype(),
+                m: e.m as u64,
+                n: e.n as u64,
+                k: e.k as u64,
+                batch: inner as u64,
+                a: operand(0, ta.dtype(), a, index),
+                b: operand(1, tb.dtype(), b, index),
+                c: operand(2, out.dtype(), c, index),
+                beta: if add { 1.0 } else { 0.0 },
+                epilogue,
+            };
+            let asked =
+                call.takes_epilogue() && out.device().offer(|| work(&call), |lane| lane.matmul(&call))?;
+            if !asked {
+                // The kernels then write everything again.
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Into a contiguous `out` from the start of its memory.
+    fn by_kernel(&self, out: &Tensor) -> Result<()> {
+        let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
+        let device = out.device();
+        if out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2) {
+            let rule = format!("a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
+            return Err(Error::dtype(self.op, out.dtype(), rule));
+        }
+        let plan = Plan::new(e, ta.dtype(), Costs::new(device, false));
+        let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
+        let along = AlongSum { a: along(a.col, a.row), b: along(b.row, b.col) };
+        let name = |dtype| launch::shader_dtype(dtype, device);
+        let spec = KernelSpec::new("matmul").def("dtype", name(ta.dtype())).def("out", name(out.dtype()));
+        let spec = plan.define(spec, along, e.n.is_multiple_of(4));
+        let matrices = |p: Params, m: &Matrices| p.size(m.offset).size(m.row).size(m.col).align();
+        let params = plan.params().size(self.inner).align();
+        let params =
+            matrices(matrices(params, &a), &b).size(a.outer).size(a.inner).size(b.outer).size(b.inner);
+        plan.run(&spec, &[ta, tb], params, out)
+    }
+}
+
+/// Two batch dimensions of what is left of them.
+fn pair(of: &[usize], default: usize) -> (usize, usize) {
+    match *of {
+        [] => (default, default),
+        [inner] => (default, inner),
+        [outer, inner, ..] => (outer, inner),
+    }
+}
+
+impl Matrices {
+    /// The matrices of a tensor, whose batch dimensions have these steps.
+    fn of(t: &Tensor, steps: &[usize]) -> Self {
+        let (row, col) = matrix(t.strides());
+        let (outer, inner) = pair(steps, 0);
+        Self { offset: t.layout().offset(), row, col, outer, inner }
+    }
+}
+
+/// What a profile says of a product.
+fn work(call: &MatmulCall) -> Work {
+    let MatmulCall { dtype, out, m, n, k, batch, epilogue, .. } = *call;
+    let besides = match epilogue {
+        Epilogue::None => "",
+        Epilogue::Bias(_) => " + bias",
+        Epilogue::GeluBias { .. } => " + bias, gelu",
+        Epilogue::GeluGrad { .. } => ", gelu's gradient, sums",
+        Epilogue::RowSums(_) => ", sums",
+    };
+    let before = match epilogue {
+        Epilogue::GeluBias { .. } | Epilogue::GeluGrad { .. } => m * n,
+        _ => 0,
+    };
+    let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };
+    Work {
+        name: format!("matmul {dtype} to {out} {batch}x{m}x{n}x{k}{besides}").into(),
+        bytes: (batch * (m * k + k * n) + before) * dtype.size() as u64 + written,
+        flops: 2 * batch * m * n * k,
+    }
 }
 
 static ADD_SCALED: Pointwise = Pointwise {
@@ -198,7 +341,13 @@ static ADD_SCALED: Pointwise = Pointwise {
 };
 
 /// beta · input + alpha · product, of the product's shape. A beta of 0 ignores the input, whatever it holds.
-fn add_scaled(op: &'static str, input: &Tensor, product: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
+pub(super) fn add_scaled(
+    op: &'static str,
+    input: &Tensor,
+    product: &Tensor,
+    beta: f64,
+    alpha: f64,
+) -> Result<Tensor> {
     let shape = broadcast_shapes(op, &[input.shape(), product.shape()])?;
     if shape.as_slice() != product.shape() {
         return Err(Error::shape(
@@ -417,76 +566,6 @@ impl Tensor {
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
         let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
         add_scaled("addbmm", self, &long.mm(&tall)?, beta, alpha)
-    }
-
-    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\].
-    ///
-    /// # Errors
-    /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
-    #[track_caller]
-    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "linear";
-        recast!(OP, [self, weight, bias], |x, w, b| x.linear(&w, b.as_ref()));
-        let _op = memory::scope::op(OP);
-        if !matches!(weight.rank(), 1 | 2) || self.rank() == 0 {
-            return Err(Error::shape(
-                OP,
-                "takes x of [.., in] and a weight of [out, in] or [in]",
-                &[self.shape(), weight.shape()],
-            ));
-        }
-        let (features, given) = (weight.shape()[weight.rank() - 1], self.shape()[self.rank() - 1]);
-        if features != given {
-            return Err(Error::shape(
-                OP,
-                format!("the weight takes {features} features, the last extent of x is {given}"),
-                &[self.shape(), weight.shape()],
-            ));
-        }
-        let out = self.matmul(&weight.t()?)?;
-        match bias {
-            None => Ok(out),
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
-        }
-    }
-}
-
-impl Tensor {
-    /// y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
-    ///
-    /// # Errors
-    /// The shapes do not fit or the types differ; memory runs out.
-    #[track_caller]
-    pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "bilinear";
-        recast!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
-        let _op = memory::scope::op(OP);
-        let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
-            (weight.shape(), self.shape().split_last(), x2.shape().split_last())
-        else {
-            return Err(Error::shape(
-                OP,
-                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]",
-                &[self.shape(), x2.shape(), weight.shape()],
-            ));
-        };
-        if (given1, given2) != (i, j) || batch != batch2 {
-            return Err(Error::shape(
-                OP,
-                format!("the weight takes {i} and {j} features of one batch"),
-                &[self.shape(), x2.shape(), weight.shape()],
-            ));
-        }
-        // One product for x1 with all outputs' weights, then one small one for each row.
-        let rows = numel(batch);
-        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
-        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
-        let shape: Dims = batch.iter().copied().chain([o]).collect();
-        let out = out.reshape(&shape[..])?;
-        match bias {
-            None => Ok(out),
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
-        }
     }
 }
 

@@ -14,6 +14,7 @@ mod einsum;
 mod index;
 pub(crate) mod launch;
 mod layer_norm;
+mod linear;
 mod loss;
 mod matmul;
 mod norm;

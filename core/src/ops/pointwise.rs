@@ -440,7 +440,7 @@ fn record(
     let grads = op.grads;
     autograd::attach(op.name, out, tensors, move |g, wants| {
         let mut result = Grads::new();
-        for ((k, shape, dtype), &want) in places.iter().zip(wants) {
+        for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
             if !want {
                 result.push(None);
                 continue;

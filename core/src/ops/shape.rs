@@ -69,7 +69,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     Ok(autograd::attach("cat", out, &parts, move |g, wants| {
         places
             .iter()
-            .zip(wants)
+            .zip(wants.iter())
             .map(|(&(start, n, dtype), &want)| match want {
                 true => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
                 false => Ok(None),

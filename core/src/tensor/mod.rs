@@ -165,6 +165,13 @@ impl Tensor {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
+    /// Whether it is the same memory, seen in the same way.
+    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
+            && self.dtype() == other.dtype()
+            && self.layout() == other.layout()
+    }
+
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
     pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         self.inner.storage.bind(access, gate)

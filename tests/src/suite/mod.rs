@@ -24,6 +24,7 @@ mod errors;
 mod faults;
 mod faulty;
 mod host;
+mod linear;
 mod memory;
 mod plan;
 mod pointwise;
@@ -67,6 +68,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
     ("plan", plan::TESTS),
+    ("linear", linear::TESTS),
     ("profile", profile::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),

@@ -1,0 +1,307 @@
+//! Linear layers: a product with a weight and a bias, as one operation, so that the vendor's library adds the bias, takes the
+//! GELU and sums the gradients of biases on the way, and the weight's gradient is added in f32 to the one that is there.
+//!
+//! Under autocast the products are of 16-bit numbers while weights and their gradients stay f32 throughout.
+
+use smallvec::smallvec;
+
+use super::activation;
+use super::matmul::{self, Finish, add_scaled};
+use super::reduce::dense;
+use crate::amp::{Cast, recast};
+use crate::autograd::{self, Grads, Wants};
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::numel;
+use crate::tensor::{Dims, Tensor};
+
+/// A weight, and a bias, as a product takes them.
+struct Layer {
+    op: &'static str,
+    /// The operands of the tape, in the type that their gradients have.
+    weight: Tensor,
+    bias: Option<Tensor>,
+    /// The numbers that are multiplied, in the type of x, without their history.
+    low: Tensor,
+    low_bias: Option<Tensor>,
+}
+
+impl Layer {
+    /// Checks a layer's shapes, and casts its numbers to the type of x.
+    fn new(
+        op: &'static str,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        cast: Option<&Cast>,
+    ) -> Result<Self> {
+        let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
+            return Err(Error::shape(
+                op,
+                "takes x of [.., in] and a weight of [out, in]",
+                &[x.shape(), weight.shape()],
+            ));
+        };
+        if features != given {
+            return Err(Error::shape(
+                op,
+                format!("the weight takes {features} features, the last extent of x is {given}"),
+                &[x.shape(), weight.shape()],
+            ));
+        }
+        if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
+            let rule = format!("takes a bias of [{outputs}], one number for each output");
+            return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
+        }
+        let cast = |t: &Tensor| match cast {
+            Some(cast) => cast.numbers(t),
+            None => Ok(t.detach()),
+        };
+        Ok(Self {
+            op,
+            low: cast(weight)?,
+            low_bias: bias.map(&cast).transpose()?,
+            weight: weight.clone(),
+            bias: bias.cloned(),
+        })
+    }
+
+    /// x · weightᵀ + bias of rows, without a gradient.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let weight = self.low.t()?;
+        let Some(bias) = &self.low_bias else { return matmul::multiply(self.op, x, &weight) };
+        let out = self.empty(x)?;
+        let bias = &dense(bias)?;
+        if !matmul::multiply_with(self.op, x, &weight, &out, false, Finish::Bias(bias))? {
+            matmul::multiply_into(self.op, x, &weight, &out, false)?;
+            out.add_(bias)?;
+        }
+        Ok(out)
+    }
+
+    /// Memory for the result of rows.
+    fn empty(&self, x: &Tensor) -> Result<Tensor> {
+        Tensor::empty(&[x.shape()[0], self.low.shape()[0]], x.dtype(), x.device())
+    }
+
+    /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
+    /// operation. `sums` are those of the columns of g, where they are known.
+    fn backward(
+        &self,
+        g: &Tensor,
+        x: Option<&Tensor>,
+        sums: Option<Tensor>,
+        wants: &Wants<'_>,
+        at: usize,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let wants_sums = self.bias.is_some() && wants[at + 1] && sums.is_none();
+        let mut sums = sums;
+        let dw = match x.filter(|_| wants[at]) {
+            None => None,
+            Some(x) => {
+                let before = wants.sum_in_place(at).filter(|sum| sum.dtype() == self.weight.dtype());
+                let add = before.is_some();
+                let dw = before.map_or_else(
+                    || Tensor::empty(self.weight.shape(), self.weight.dtype(), g.device()),
+                    Ok,
+                )?;
+                let gt = g.t()?;
+                if wants_sums {
+                    let row = Tensor::empty(&[g.shape()[1]], g.dtype(), g.device())?;
+                    if matmul::multiply_with(self.op, &gt, x, &dw, add, Finish::RowSums(&row))? {
+                        sums = Some(row);
+                    }
+                }
+                if !wants_sums || sums.is_none() {
+                    matmul::multiply_into(self.op, &gt, x, &dw, add)?;
+                }
+                Some(dw)
+            }
+        };
+        let db = match &self.bias {
+            Some(bias) if wants[at + 1] => {
+                let sums = sums.map_or_else(|| g.sum_to(&[g.shape()[1]]), Ok)?;
+                Some(sums.to_dtype(bias.dtype())?)
+            }
+            _ => None,
+        };
+        Ok([dw, db])
+    }
+}
+
+/// A tensor as rows of its last dimension.
+fn rows(t: &Tensor) -> Result<Tensor> {
+    let (last, before) = t.shape().split_last().map_or((1, 1), |(last, before)| (*last, numel(before)));
+    t.reshape([before, last])
+}
+
+fn with_last(shape: &[usize], last: usize) -> Dims {
+    shape[..shape.len() - 1].iter().copied().chain([last]).collect()
+}
+
+impl Tensor {
+    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\].
+    ///
+    /// # Errors
+    /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
+    #[track_caller]
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "linear";
+        let _op = memory::scope::op(OP);
+        if self.rank() == 0 || !matches!(weight.rank(), 1 | 2) {
+            let rule = "takes x of [.., in] and a weight of [out, in] or [in]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
+        }
+        if weight.rank() == 1 {
+            let out = self.linear(&weight.unsqueeze(0)?, None)?.squeeze(-1)?;
+            return match bias {
+                None => Ok(out),
+                Some(bias) => out.add(bias),
+            };
+        }
+        let cast = Cast::of(OP, &[Some(self.dtype()), Some(weight.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.on(self)?,
+            None => self,
+        };
+        if cast.is_none() {
+            matmul::check(OP, x, weight)?;
+            bias.map_or(Ok(()), |bias| matmul::check(OP, x, bias))?;
+        }
+        let layer = Layer::new(OP, x, weight, bias, cast.as_ref())?;
+        let flat = rows(&x.detach())?;
+        let shape = with_last(x.shape(), weight.shape()[0]);
+        let out = layer.forward(&flat)?.reshape(&shape[..])?;
+        let inputs = [Some(x), Some(weight), bias];
+        let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
+        if !autograd::wanted(&inputs) {
+            return Ok(out);
+        }
+        // x is kept for the weight's gradient alone.
+        let kept = weight.requires_grad().then_some(flat);
+        let x_shape: Dims = x.shape().into();
+        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+            let g = rows(g)?;
+            let dx = match wants[0] {
+                true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
+                false => None,
+            };
+            let [dw, db] = layer.backward(&g, kept.as_ref(), None, wants, 1)?;
+            let mut grads: Grads = smallvec![dx, dw];
+            if layer.bias.is_some() {
+                grads.push(db);
+            }
+            Ok(grads)
+        }))
+    }
+}
+
+impl Tensor {
+    /// gelu(x · upᵀ + up_bias) · downᵀ + down_bias, with GELU in the form of tanh: the two layers of a transformer's block that
+    /// treat each token alone, as one operation. Weights are \[out, in\] as in [`linear`](Self::linear). It keeps x, and what
+    /// GELU is taken of and gives.
+    ///
+    /// # Errors
+    /// As [`linear`](Self::linear).
+    #[track_caller]
+    pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
+        const OP: &str = "mlp";
+        let _op = memory::scope::op(OP);
+        // It is made of linear layers, and cast as they are.
+        let cast = Cast::of("linear", &[Some(self.dtype()), Some(up.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.on(self)?,
+            None => self,
+        };
+        if cast.is_none() {
+            [up, up_bias, down, down_bias].iter().try_for_each(|t| matmul::check(OP, x, t))?;
+        }
+        let first = Layer::new(OP, x, up, Some(up_bias), cast.as_ref())?;
+        let flat = rows(&x.detach())?;
+        let before = first.empty(&flat)?;
+        let wide = first.empty(&flat)?;
+        let weight = first.low.t()?;
+        let bias = match &first.low_bias {
+            Some(bias) => dense(bias)?,
+            None => Tensor::zeros(&[wide.shape()[1]], x.dtype(), x.device())?,
+        };
+        let finish = Finish::GeluBias { bias: &bias, before: &before };
+        let wide = if matmul::multiply_with(OP, &flat, &weight, &wide, false, finish)? {
+            wide
+        } else {
+            drop(wide);
+            matmul::multiply_into(OP, &flat, &weight, &before, false)?;
+            before.add_(&bias)?;
+            before.gelu_tanh()?
+        };
+        let second = Layer::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
+        let shape = with_last(x.shape(), down.shape()[0]);
+        let out = second.forward(&wide)?.reshape(&shape[..])?;
+        let inputs = [x, up, up_bias, down, down_bias];
+        if !autograd::wanted(&inputs) {
+            return Ok(out);
+        }
+        let x_shape: Dims = x.shape().into();
+        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+            let g = rows(g)?;
+            let [dw2, db2] = second.backward(&g, Some(&wide), None, wants, 3)?;
+            let (hidden, sums) = {
+                let hidden = Tensor::empty(before.shape(), before.dtype(), g.device())?;
+                let sums = Tensor::empty(&[hidden.shape()[1]], g.dtype(), g.device())?;
+                let finish = Finish::GeluGrad { before: &before, sums: &sums };
+                if matmul::multiply_with(OP, &g, &second.low, &hidden, false, finish)? {
+                    (hidden, Some(sums))
+                } else {
+                    drop((hidden, sums));
+                    (activation::gelu_tanh_grad(&matmul::multiply(OP, &g, &second.low)?, &before)?, None)
+                }
+            };
+            drop(g);
+            let [dw1, db1] = first.backward(&hidden, Some(&flat), sums, wants, 1)?;
+            let dx = match wants[0] {
+                true => Some(matmul::multiply(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
+                false => None,
+            };
+            Ok(smallvec![dx, dw1, db1, dw2, db2] as Grads)
+        }))
+    }
+}
+
+impl Tensor {
+    /// y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
+    ///
+    /// # Errors
+    /// The shapes do not fit or the types differ; memory runs out.
+    #[track_caller]
+    pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "bilinear";
+        recast!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
+        let _op = memory::scope::op(OP);
+        let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
+            (weight.shape(), self.shape().split_last(), x2.shape().split_last())
+        else {
+            return Err(Error::shape(
+                OP,
+                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]",
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        };
+        if (given1, given2) != (i, j) || batch != batch2 {
+            return Err(Error::shape(
+                OP,
+                format!("the weight takes {i} and {j} features of one batch"),
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        }
+        // One product for x1 with all outputs' weights, then one small one for each row.
+        let rows = numel(batch);
+        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
+        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
+        let shape: Dims = batch.iter().copied().chain([o]).collect();
+        let out = out.reshape(&shape[..])?;
+        match bias {
+            None => Ok(out),
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Linear layers as one operation, against the operations they are made of: values, gradients, and gradients on top of
+//! gradients; in every type, with sizes that the vendor's library takes and others.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+
+use super::tests;
+
+tests![
+    linear_is_a_product_and_a_sum,
+    mlp_is_what_it_is_made_of,
+    gradients_are_added_to_those_that_are_there,
+    only_what_wants_a_gradient_gets_one,
+    under_autocast_weights_and_their_gradients_stay_f32,
+    wrong_shapes_are_named,
+];
+
+/// Rows, features, hidden features: multiples of 8, which the vendor's library takes with its epilogues, and others.
+const SIZES: [[usize; 3]; 4] = [[64, 32, 128], [40, 24, 56], [5, 7, 9], [1, 3, 2]];
+
+/// The largest difference, against the largest number.
+fn apart(a: &Tensor, b: &Tensor) -> Result<f64> {
+    ensure!(a.shape() == b.shape(), "{:?} and {:?}", a.shape(), b.shape());
+    let to = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.to_vec()?) };
+    let (a, b) = (to(a)?, to(b)?);
+    ensure!(a.iter().chain(&b).all(|x| x.is_finite()), "not finite");
+    let most = b.iter().fold(1e-3_f64, |most, x| most.max(f64::from(x.abs())));
+    Ok(a.iter().zip(&b).fold(0.0_f64, |d, (x, y)| d.max(f64::from((x - y).abs()))) / most)
+}
+
+/// What rounding of results in a type, and of values on the way, leaves between two orders of the same sums.
+fn bound(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 4e-3,
+        DType::BF16 => 3e-2,
+        _ => 2e-5,
+    }
+}
+
+fn random(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::uniform(shape, -1.0, 1.0, DType::F32, device)?.to_dtype(dtype)?)
+}
+
+/// x, a weight and a bias, another weight and bias; all want gradients.
+fn operands([rows, features, hidden]: [usize; 3], dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
+    let shapes: [&[usize]; 5] =
+        [&[2, rows, features], &[hidden, features], &[hidden], &[features, hidden], &[features]];
+    shapes.iter().map(|shape| Ok(random(shape, dtype, device)?.requires_grad_()?)).collect()
+}
+
+/// The gradients of `of`, which is computed from `leaves`, for the gradient `seed`; they are taken away again.
+fn gradients(of: &Tensor, seed: &Tensor, leaves: &[Tensor]) -> Result<Vec<Tensor>> {
+    of.backward_with(seed)?;
+    leaves
+        .iter()
+        .map(|leaf| {
+            let grad = leaf.grad().context("no gradient")?;
+            ensure!(grad.dtype() == leaf.dtype() && grad.shape() == leaf.shape(), "another gradient");
+            leaf.set_grad(None);
+            Ok(grad)
+        })
+        .collect()
+}
+
+fn compare(one: (&Tensor, &[Tensor]), other: (&Tensor, &[Tensor]), bound: f64) -> Result<()> {
+    let d = apart(one.0, other.0)?;
+    ensure!(d <= bound, "values are {d:.1e} apart, {bound:.1e} is allowed");
+    for (k, (a, b)) in one.1.iter().zip(other.1).enumerate() {
+        let d = apart(a, b)?;
+        ensure!(d <= bound, "gradient {k} is {d:.1e} apart, {bound:.1e} is allowed");
+    }
+    Ok(())
+}
+
+fn linear_is_a_product_and_a_sum(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for sizes in SIZES {
+            let all = operands(sizes, dtype, device)?;
+            let [x, weight, bias, ..] = &all[..] else { unreachable!() };
+            let y = x.linear(weight, Some(bias))?;
+            let seed = random(y.shape(), dtype, device)?;
+            let grads = gradients(&y, &seed, &all[..3])?;
+            let made = x.matmul(&weight.t()?)?.add(bias)?;
+            let expected = gradients(&made, &seed, &all[..3])?;
+            compare((&y, &grads), (&made, &expected), bound(dtype))
+                .with_context(|| format!("{dtype} {sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn mlp_is_what_it_is_made_of(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for sizes in SIZES {
+            let all = operands(sizes, dtype, device)?;
+            let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
+            let y = x.mlp(up, up_bias, down, down_bias)?;
+            let seed = random(y.shape(), dtype, device)?;
+            let grads = gradients(&y, &seed, &all)?;
+            let made = x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias))?;
+            let expected = gradients(&made, &seed, &all)?;
+            compare((&y, &grads), (&made, &expected), bound(dtype))
+                .with_context(|| format!("{dtype} {sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16] {
+        for sizes in SIZES {
+            let all = operands(sizes, dtype, device)?;
+            let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
+            let step = || -> Result<Tensor> { Ok(x.mlp(up, up_bias, down, down_bias)?) };
+            let seed = random(step()?.shape(), dtype, device)?;
+            let once = gradients(&step()?, &seed, &all)?;
+            for _ in 0..2 {
+                step()?.backward_with(&seed)?;
+            }
+            for (leaf, once) in all.iter().zip(&once) {
+                let d = apart(&leaf.grad().context("no gradient")?, &once.mul(2.0)?)?;
+                ensure!(d <= bound(dtype), "{dtype} {sizes:?}: twice is {d:.1e} apart");
+            }
+            // The same leaf in two places of one pass, and gradients that do not go to the leaves.
+            let tied = |x: &Tensor| -> Result<Tensor> {
+                Ok(x.linear(up, Some(up_bias))?.linear(down, None)?.linear(up, None)?)
+            };
+            let y = tied(x)?;
+            let seed = random(y.shape(), dtype, device)?;
+            up.set_grad(None);
+            let apart_from_leaves =
+                forebay::autograd::grad(&[y], std::slice::from_ref(&seed), std::slice::from_ref(up))?;
+            ensure!(up.grad().is_none(), "`grad` has given the leaf a gradient");
+            tied(x)?.backward_with(&seed)?;
+            let (a, b) = (apart_from_leaves[0].as_ref().context("none")?, up.grad().context("none")?);
+            let d = apart(a, &b)?;
+            ensure!(d <= bound(dtype), "{dtype} {sizes:?}: {d:.1e} apart");
+        }
+    }
+    Ok(())
+}
+
+fn only_what_wants_a_gradient_gets_one(device: &Device) -> Result<()> {
+    for wanted in 0..32_u32 {
+        let all = operands([16, 8, 24], DType::F32, device)?;
+        let wants = |k: usize| wanted >> k & 1 == 1;
+        let mixed: Vec<Tensor> =
+            all.iter().enumerate().map(|(k, t)| if wants(k) { t.clone() } else { t.detach() }).collect();
+        let y = mixed[0].mlp(&mixed[1], &mixed[2], &mixed[3], &mixed[4])?;
+        ensure!(y.requires_grad() == (wanted != 0), "{wanted:b}");
+        if wanted == 0 {
+            continue;
+        }
+        let seed = random(y.shape(), DType::F32, device)?;
+        y.backward_with(&seed)?;
+        let whole = all[0].mlp(&all[1], &all[2], &all[3], &all[4])?;
+        for (k, t) in all.iter().enumerate() {
+            let grad = t.grad();
+            ensure!(grad.is_some() == wants(k), "{wanted:b}: input {k}");
+            t.set_grad(None);
+            let expected = forebay::autograd::grad(
+                &[all[0].mlp(&all[1], &all[2], &all[3], &all[4])?],
+                std::slice::from_ref(&seed),
+                std::slice::from_ref(t),
+            )?;
+            if let (Some(grad), Some(expected)) = (grad, &expected[0]) {
+                ensure!(apart(&grad, expected)? <= bound(DType::F32), "{wanted:b}: input {k}");
+            }
+        }
+        drop(whole);
+    }
+    Ok(())
+}
+
+fn under_autocast_weights_and_their_gradients_stay_f32(device: &Device) -> Result<()> {
+    for low in [DType::BF16, DType::F16] {
+        for sizes in SIZES {
+            let all = operands(sizes, DType::F32, device)?;
+            let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
+            let y = {
+                let _autocast = autocast(low)?;
+                x.mlp(up, up_bias, down, down_bias)?.linear(up, Some(up_bias))?
+            };
+            ensure!(y.dtype() == low, "{}", y.dtype());
+            let seed = random(y.shape(), low, device)?;
+            let grads = gradients(&y, &seed, &all)?;
+            let full = x.mlp(up, up_bias, down, down_bias)?.linear(up, Some(up_bias))?;
+            let expected = gradients(&full, &seed.to_dtype(DType::F32)?, &all)?;
+            compare((&y, &grads), (&full, &expected), 2.0 * bound(low))
+                .with_context(|| format!("{low} {sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn wrong_shapes_are_named(device: &Device) -> Result<()> {
+    let ones = |shape: &[usize]| Tensor::ones(shape, DType::F32, device);
+    let (x, weight) = (ones(&[2, 3])?, ones(&[4, 3])?);
+    let text = |result: forebay::error::Result<Tensor>| {
+        result.err().map(|error| error.to_string()).unwrap_or_default()
+    };
+    let told = [
+        (text(x.linear(&ones(&[4, 5])?, None)), "takes 5 features"),
+        (text(x.linear(&weight, Some(&ones(&[3])?))), "takes a bias of [4]"),
+        (text(x.linear(&ones(&[4, 3, 1])?, None)), "a weight of [out, in] or [in]"),
+        (text(x.linear(&weight.to_dtype(DType::BF16)?, None)), "cast one"),
+        (text(x.mlp(&weight, &ones(&[4])?, &ones(&[3, 5])?, &ones(&[3])?)), "takes 5 features"),
+    ];
+    for (error, part) in told {
+        ensure!(error.contains(part), "`{error}` lacks `{part}`");
+    }
+    Ok(())
+}
