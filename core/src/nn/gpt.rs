@@ -98,8 +98,8 @@ impl GptBlock {
     /// `x` has another shape; memory runs out.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            let x = x.add(&self.attention.forward(&self.norm1.forward(x)?)?)?;
-            let normed = self.norm2.forward(&x)?;
+            let seen = self.attention.forward(&self.norm1.forward(x)?)?;
+            let (x, normed) = self.norm2.forward_add(&seen, x)?;
             let y = match (&self.up.bias, &self.down.bias) {
                 (Some(up), Some(down)) => normed.mlp(&self.up.weight, up, &self.down.weight, down)?,
                 _ => self.down.forward(&self.up.forward(&normed)?.gelu_tanh()?)?,

@@ -23,9 +23,9 @@ fn names_what_ran(device: &Device) -> Result<()> {
     let profile = profiler.finish()?;
     y.exp()?;
     let ops: Vec<&str> = profile.spans.iter().map(|span| span.op).collect();
-    ensure!(ops.iter().filter(|op| **op == "matmul").count() >= 2 && ops.contains(&"tanh"), "{ops:?}");
+    ensure!(ops.iter().filter(|op| **op == "linear").count() >= 2 && ops.contains(&"tanh"), "{ops:?}");
     ensure!(!ops.contains(&"exp"), "recorded after the end: {ops:?}");
-    ensure!(profile.spans.iter().any(|span| span.op == "matmul" && span.module == "1"), "no module");
+    ensure!(profile.spans.iter().any(|span| span.op == "linear" && span.module == "1"), "no module");
     ensure!(
         profile.spans.iter().any(|span| &*span.name == "download" && span.bytes == 4 * 12 * 8),
         "no download"
