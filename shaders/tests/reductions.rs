@@ -210,7 +210,13 @@ fn cross_entropy() {
         let soft = dtype == goal;
         for pass in ["forward", "backward"] {
             for smooth in [false, true] {
-                for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
+                for (lanes, across, width, ragged, inplace) in [
+                    (1usize, false, 1usize, false, false),
+                    (8, true, 1, false, false),
+                    (256, false, 4, false, false),
+                    (256, false, 4, true, true),
+                    (64, false, 1, false, true),
+                ] {
                     let spec = KernelSpec::new("cross_entropy")
                         .def("pass", pass)
                         .def("dtype", dtype)
@@ -220,10 +226,28 @@ fn cross_entropy() {
                         .def("smooth", smooth)
                         .def("lanes", lanes)
                         .def("across", across)
-                        .def("width", width);
+                        .def("width", width)
+                        .def("ragged", ragged)
+                        .def("inplace", inplace && pass == "backward");
                     valid(&spec);
                 }
             }
         }
+    }
+}
+
+#[test]
+fn rows_of_tables_and_what_losses_need() {
+    for index in ["i64w", "i32", "u32"] {
+        for (g, out, width) in [("f32", "f32", 4usize), ("bf16", "f32", 1), ("f16", "f32", 4)] {
+            let spec = KernelSpec::new("embedding_grad").def("index", index).def("g", g);
+            valid(&spec.def("out", out).def("width", width));
+        }
+        for weight in ["", "f32", "bf16"] {
+            valid(&KernelSpec::new("class_weights").def("goal", index).def("weight", weight));
+        }
+    }
+    for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
+        valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width));
     }
 }

@@ -1,12 +1,16 @@
 {#-
 Cross-entropy from logits, a row for each example: all classes of it.
 
-pass: `forward` writes loss [2, rows] (the losses, and the weight each has in a mean) and lse [2, rows], whose sum is the
-log-sum-exp: the largest logit, and the logarithm of the sum over it;
-`backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights)
+pass: `forward` writes loss [2, total] (the losses, and the weight each has in a mean) and lse [2, total], whose sum is the
+log-sum-exp: the largest logit, and the logarithm of the sum over it. The logits are read once, and again only where
+targets are soft or smoothed;
+`backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights), or
+`inplace` over the logits
+The rows are those from `first` on of `total`, which targets, losses, log-sum-exps and scales are of.
 dtype: of the logits (any strides) and their gradient · goal: of the targets · weight: dtype of the class weights, or ""
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
-lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
+lanes, across: see rows · width: elements of a step, 4 where rows lie in aligned fours, else 1
+ragged: with a width of 4, the extent is no multiple of it: rows are padded in memory
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -21,8 +25,8 @@ struct Params {
     rank: u32,
     offset: u32,
     stride: u32,
-    unused0: u32,
-    unused1: u32,
+    first: u32,
+    total: u32,
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
     ignore_class: i32,
@@ -33,12 +37,16 @@ struct Params {
     share: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "input", dtype) }}
-{{ t.input(1, "goal", goal) }}
-{% set next = namespace(binding=2) %}
+{% set next = namespace(binding=0) %}
+{% if not inplace %}
+{{ rows.input(0, "input", dtype, width) }}
+{% set next.binding = 1 %}
+{% endif %}
+{{ t.input(next.binding, "goal", goal) }}
+{% set next.binding = next.binding + 1 %}
 {% if weight %}
-{{ t.input(2, "weight", weight) }}
-{% set next.binding = 3 %}
+{{ t.input(next.binding, "weight", weight) }}
+{% set next.binding = next.binding + 1 %}
 {% endif %}
 {% if pass == "forward" %}
 {{ t.output(next.binding, "loss", "f32") }}
@@ -50,20 +58,57 @@ struct Params {
 {% endif %}
 {{ t.input(next.binding, "lse", "f32") }}
 {{ t.input(next.binding + 1, "scale", "f32") }}
-{{ t.output(next.binding + 2, "result", dtype, "packed" if width == 4 else "scattered") }}
+{{ rows.output(next.binding + 2, "result", dtype, width) }}
 {% endif %}
 {{ rows.functions(lanes, across) }}
+{{ rows.steps(width) }}
+{{ rows.each("step_exp_down", "m_exp_down", width) }}
+{% set reach = lanes * width %}
+{% set stride = "" if width == 4 else " * p.stride" %}
+{% set inner = "" if width == 4 else " * p.inner" %}
+{% set source = "result" if inplace else "input" %}
 
-fn weight_of(c: u32) -> f32 { return {{ "weight_at(c)" if weight else "1.0" }}; }
+fn weight_of(c: u32) -> f32 { return {{ "weight_at(min(c, p.extent - 1u))" if weight else "1.0" }}; }
+
+// The classes of a step, and the logits of them; what lies beyond the row is impossible.
+{% if width == 4 %}
+fn classes(c: u32) -> vec4<u32> { return vec4<u32>(c, c + 1u, c + 2u, c + 3u); }
+{% else %}
+fn classes(c: u32) -> u32 { return c; }
+{% endif %}
+fn logits(base: u32, c: u32) -> Step {
+    let v = {{ source }}_step(base + c{{ stride }});
+    {% if ragged %}
+    return select(Step(m_from_bits(0xff800000u)), v, classes(c) < vec4<u32>(p.extent));
+    {% else %}
+    return v;
+    {% endif %}
+}
+// One of them.
+fn logit(base: u32, c: u32) -> f32 {
+    {% if width == 4 %}
+    let v = {{ source }}_step(base + c);
+    let lane = c & 3u;
+    return select(select(v.x, v.y, lane == 1u), select(v.z, v.w, lane == 3u), lane >= 2u);
+    {% else %}
+    return {{ source }}_step(base + c{{ stride }});
+    {% endif %}
+}
+fn anchor(m: f32) -> f32 { return select(m, 0.0, m_bits(m) == 0xff800000u); }
+// What the target of a row gives to a class besides the label's own part.
+fn shared_part(c: u32, dense: u32) -> f32 {
+    return weight_of(c) * {{ "(goal_at(dense + c * p.inner) * p.keep + p.share)" if soft else "p.share" }};
+}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let row = row_of(group_index(group, groups), thread);
     let live = row < p.rows;
+    let place = p.first + min(row, p.rows - 1u);
     // Threads without a row stay for the barriers, with nothing to do.
     let extent = select(0u, p.extent, live);
-    let first = lane_of(thread) * {{ width if pass == "backward" else 1 }}u;
+    let first = lane_of(thread) * {{ width }}u;
     var base = p.offset;
     var left = row;
     for (var d = p.rank; d > 0u; d--) {
@@ -75,7 +120,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% if not soft %}
     var label = 0i;
-    if live { label = i32(goal_at(row)); }
+    if live { label = i32(goal_at(place)); }
     let ignored = label == p.ignore_class;
     let valid = live && label >= 0i && label < i32(p.extent);
     // A label that is no class gives NaN rather than a wrong loss that nobody sees.
@@ -84,81 +129,104 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if ignored { own = 0.0; }
     {% endif %}
     {% if pass == "forward" %}
+    {% set turn = 4 if width == 4 else 8 %}
     var largest = m_from_bits(0xff800000u);
-    for (var c = first; c < extent; c += {{ lanes }}u) { largest = m_max(largest, input_at(base + c * p.stride)); }
-    let m = row_max(largest, thread);
     var sum = 0.0;
-    for (var c = first; c < extent; c += {{ lanes }}u) { sum += m_exp(input_at(base + c * p.stride) - m); }
+    for (var at = first; at < extent; at += {{ reach * turn }}u) {
+        {% for k in range(turn) %}
+        let in{{ k }} = at + {{ k * reach }}u < extent;
+        let x{{ k }} = logits(base, select(at, at + {{ k * reach }}u, in{{ k }}));
+        {% endfor %}
+        let before = largest;
+        {% for k in range(turn) %}
+        largest = m_max(largest, step_max(x{{ k }}));
+        {% endfor %}
+        let now = anchor(largest);
+        sum *= m_exp_down(before - now);
+        {% for k in range(turn) %}
+        sum += select(0.0, step_sum(step_exp_down(x{{ k }} - now)), in{{ k }});
+        {% endfor %}
+    }
+    let m = row_max(largest, thread);
+    let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
     // Kept apart from m, which would round away what a sure example has left of its loss.
-    let log_sum = m_log(row_sum(sum, thread));
+    let log_sum = select(m_nan(), m_log(total), m_isfinite(m));
     {% if soft or smooth %}
     var spread = 0.0;
     var weights = 0.0;
-    for (var c = first; c < extent; c += {{ lanes }}u) {
-        let w = weight_of(c){{ " * (goal_at(dense + c * p.inner) * p.keep + p.share)" if soft else " * p.share" }};
+    for (var c = lane_of(thread); c < extent; c += {{ lanes }}u) {
+        let w = shared_part(c, dense);
         weights += w;
-        spread += w * ((m - input_at(base + c * p.stride)) + log_sum);
+        spread += w * ((m - logit(base, c)) + log_sum);
     }
     let all_spread = row_sum(spread, thread);
     let all_weights = row_sum(weights, thread);
     {% endif %}
     if live && lane_of(thread) == 0u {
-        lse_put(row, m);
-        lse_put(p.rows + row, log_sum);
+        lse_put(place, m);
+        lse_put(p.total + place, log_sum);
         {% if soft %}
-        loss_put(row, all_spread);
-        loss_put(p.rows + row, all_weights);
+        loss_put(place, all_spread);
+        loss_put(p.total + place, all_weights);
         {% else %}
         var value = m_nan();
-        if valid { value = p.keep * own * ((m - input_at(base + u32(label) * p.stride)) + log_sum){{ " + all_spread" if smooth else "" }}; }
+        if valid { value = p.keep * own * ((m - logit(base, u32(label))) + log_sum){{ " + all_spread" if smooth else "" }}; }
         if ignored { value = 0.0; }
-        loss_put(row, value);
-        loss_put(p.rows + row, own);
+        loss_put(place, value);
+        loss_put(p.total + place, own);
         {% endif %}
     }
     {% else %}
+    let m = lse_at(place);
+    let log_sum = lse_at(p.total + place);
     {% if smooth and not soft %}
     var weights = 0.0;
-    for (var c = lane_of(thread); c < extent; c += {{ lanes }}u) { weights += weight_of(c) * p.share; }
-    let whole = p.keep * own + row_sum(weights, thread);
+    for (var c = lane_of(thread); c < extent; c += {{ lanes }}u) { weights += shared_part(c, dense); }
+    let sum = p.keep * own + row_sum(weights, thread);
     {% elif soft %}
-    let whole = loss_at(p.rows + min(row, p.rows - 1u));
+    let sum = loss_at(p.total + place);
     {% else %}
-    let whole = p.keep * own;
+    let sum = p.keep * own;
     {% endif %}
+    // A row with NaN or an infinity in it has no gradient that is a number.
+    let whole = select(m_nan(), sum, m_isfinite(m));
     {% if soft %}
-    let scale = scale_at(min(row, p.rows - 1u) * p.scale_stride);
+    let scale = scale_at(place * p.scale_stride);
     {% else %}
     // Nothing flows to what is ignored, also where a mean of nothing is NaN.
-    let scale = select(scale_at(min(row, p.rows - 1u) * p.scale_stride), 0.0, ignored);
+    let scale = select(scale_at(place * p.scale_stride), 0.0, ignored);
     {% endif %}
-    let m = lse_at(min(row, p.rows - 1u));
-    let log_sum = lse_at(p.rows + min(row, p.rows - 1u));
-    for (var at = first; at < extent; at += {{ lanes * width }}u) {
-        {% if width == 4 %}
-        var quad: array<f32, 4>;
-        {% endif %}
-        {% for k in range(width) %}
-        let c{{ k }} = at + {{ k }}u;
-        var r{{ k }} = m_exp((input_at(base + c{{ k }} * p.stride) - m) - log_sum) * whole;
-        {% if soft %}
-        r{{ k }} -= weight_of(c{{ k }}) * (goal_at(dense + c{{ k }} * p.inner) * p.keep + p.share);
-        {% else %}
-        {% if smooth %}
-        r{{ k }} -= weight_of(c{{ k }}) * p.share;
-        {% endif %}
-        r{{ k }} -= select(0.0, p.keep * own, i32(c{{ k }}) == label);
-        if ignored { r{{ k }} = 0.0; }
-        {% endif %}
-        {% if width == 4 %}
-        quad[{{ k }}] = r{{ k }} * scale;
-        {% else %}
-        result_put(dense + c{{ k }} * p.inner, r{{ k }} * scale);
-        {% endif %}
+    {% set turn = 4 %}
+    for (var at = first; at < extent; at += {{ reach * turn }}u) {
+        {% for k in range(turn) %}
+        let c{{ k }} = at + {{ k * reach }}u;
+        let in{{ k }} = c{{ k }} < extent;
+        let x{{ k }} = logits(base, select(at, c{{ k }}, in{{ k }}));
         {% endfor %}
-        {% if width == 4 %}
-        result_put4(dense + at, quad, dense + extent);
-        {% endif %}
+        {% for k in range(turn) %}
+        if in{{ k }} {
+            var r = step_exp_down((x{{ k }} - m) - log_sum) * whole;
+            {% if soft or smooth %}
+            {% if width == 4 %}
+            r -= Step({% for i in range(4) %}shared_part(c{{ k }} + {{ i }}u, dense){{ ", " if not loop.last }}{% endfor %});
+            {% else %}
+            r -= shared_part(c{{ k }}, dense);
+            {% endif %}
+            {% endif %}
+            {% if not soft %}
+            r -= select(Step(0.0), Step(p.keep * own), classes(c{{ k }}) == classes_of_label(label));
+            if ignored { r = Step(0.0); }
+            {% endif %}
+            result_put_step({{ "base + c" ~ k ~ stride if inplace else "dense + c" ~ k ~ inner }}, r * scale);
+        }
+        {% endfor %}
     }
     {% endif %}
 }
+{% if not soft %}
+{% if width == 4 %}
+fn classes_of_label(label: i32) -> vec4<u32> { return vec4<u32>(bitcast<u32>(label)); }
+{% else %}
+fn classes_of_label(label: i32) -> u32 { return bitcast<u32>(label); }
+{% endif %}
+{% endif %}

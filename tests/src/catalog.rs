@@ -3,7 +3,7 @@
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{Attention, PadMode, Pool2d, Reduction, cat, einsum, stack};
+use forebay::ops::{Attention, CrossEntropy, PadMode, Pool2d, Reduction, cat, einsum, stack};
 use forebay::tensor::Tensor;
 
 /// What an input of a case holds.
@@ -211,6 +211,10 @@ const GROUPS: &[&[Case]] = &[
             x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
         }),
         smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean)),
+        smooth("linear_cross_entropy", &[Signed(&[2, 3, 4]), Signed(&[10, 4])], |x| {
+            let classes = Tensor::from_slice(&[1i32, 9, 0, 3, -100, 4], &[2, 3], x[0].device())?;
+            x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropy::default())
+        }),
         smooth("add_layer_norm", &[Signed(&[3, 8]), Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
             let (sum, normed) = x[0].add_layer_norm(&x[1], &[8], Some(&x[2]), Some(&x[3]), 1e-5)?;
             normed.mul(&sum)

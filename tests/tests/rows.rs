@@ -297,6 +297,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                         ignore_index: ignored,
                         label_smoothing: smoothing,
                         reduction,
+                        in_place: false,
                     };
                     let host: Vec<f64> =
                         weight.iter().map(|&w| if weighted { w.into() } else { 1.0 }).collect();

@@ -1,12 +1,13 @@
 //! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::launch;
 use super::loss::Reduction;
 use super::reduce::dense;
 use super::softmax::{Rows, check_float};
+use super::spread::{Held, QUAD};
 use crate::amp::Cast;
 use crate::autograd;
 use crate::dtype::DType;
@@ -31,51 +32,87 @@ pub struct CrossEntropy<'a> {
     pub reduction: Reduction,
     /// The part of each label that is spread over all classes, 0 to 1.
     pub label_smoothing: f64,
+    /// The backward pass writes the gradient of the logits over them, where they lie in one piece: half the memory, for
+    /// who uses them no more, and walks back once.
+    pub in_place: bool,
 }
 
 impl Default for CrossEntropy<'_> {
     fn default() -> Self {
-        Self { weight: None, ignore_index: -100, reduction: Reduction::Mean, label_smoothing: 0.0 }
+        Self {
+            weight: None,
+            ignore_index: -100,
+            reduction: Reduction::Mean,
+            label_smoothing: 0.0,
+            in_place: false,
+        }
     }
 }
 
 const OP: &str = "cross_entropy";
 
 /// Logits with their targets: what both passes need.
-struct Example {
-    x: Tensor,
-    target: Tensor,
-    weight: Option<Tensor>,
-    soft: bool,
-    dim: isize,
-    ignore: i32,
-    smoothing: f64,
+pub(super) struct Example {
+    pub(super) x: Tensor,
+    pub(super) target: Tensor,
+    pub(super) weight: Option<Tensor>,
+    pub(super) soft: bool,
+    pub(super) dim: isize,
+    pub(super) ignore: i32,
+    pub(super) smoothing: f64,
+    /// The first row, and how many there are beside those of x: of targets, losses, log-sum-exps and scales.
+    pub(super) first: usize,
+    pub(super) total: usize,
+    /// Whether rows are padded in memory to a multiple of four elements.
+    pub(super) padded: bool,
+}
+
+/// What [`Example::run`] does.
+pub(super) enum Pass<'a> {
+    /// Writes losses with their weights, and log-sum-exps.
+    Forward(&'a Tensor, &'a Tensor),
+    /// From these and scales, one number or one for each row; to a tensor, or over the logits.
+    Backward(&'a Tensor, &'a Tensor, &'a Tensor, Option<&'a Tensor>),
 }
 
 impl Example {
-    /// Forward into `outs` (losses and weights, log-sum-exps), or backward from `ins` (the same, scales) into `outs`.
-    fn run(&self, pass: &'static str, ins: &[&Tensor], outs: &[&Tensor], scale_stride: usize) -> Result<()> {
+    pub(super) fn run(&self, pass: &Pass<'_>) -> Result<()> {
         let rows = Rows::new(OP, &self.x, self.dim)?;
+        let ragged = self.padded && rows.in_quads(&self.x) && !rows.extent.is_multiple_of(QUAD);
+        let held = if ragged { Held::along(rows.extent, true, 0) } else { rows.held(&self.x, 0) };
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
-        let width = if pass == "backward" { rows.width(self.x.dtype()) } else { 1 };
+        let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
+        let (kind, inplace, scale_stride) = match pass {
+            Pass::Forward(..) => ("forward", false, 0),
+            Pass::Backward(_, _, scale, out) => ("backward", out.is_none(), usize::from(scale.numel() > 1)),
+        };
+        tensors.extend((!inplace).then_some(&self.x));
+        tensors.push(&self.target);
+        tensors.extend(self.weight.as_ref());
+        match pass {
+            Pass::Forward(losses, lse) => tensors.extend([*losses, *lse]),
+            Pass::Backward(losses, lse, scale, out) => {
+                tensors.extend(self.soft.then_some(*losses));
+                tensors.extend([*lse, *scale, out.unwrap_or(&self.x)]);
+            }
+        }
         let spec = KernelSpec::new("cross_entropy")
-            .def("pass", pass)
+            .def("pass", kind)
             .def("dtype", name(&self.x))
             .def("goal", name(&self.target))
             .def("weight", self.weight.as_ref().map_or("", name))
             .def("soft", self.soft)
             .def("smooth", self.smoothing > 0.0)
-            .def("lanes", rows.lanes)
+            .def("lanes", held.lanes)
             .def("across", rows.across)
-            .def("width", width);
+            .def("width", held.width)
+            .def("ragged", ragged)
+            .def("inplace", inplace);
         let share = self.smoothing / rows.extent as f64;
-        let params = rows.params(&self.x).u32(self.ignore as u32).size(scale_stride);
+        let params =
+            rows.params(&self.x, [self.first, self.total]).u32(self.ignore as u32).size(scale_stride);
         let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32);
-        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![&self.x, &self.target];
-        tensors.extend(self.weight.as_ref());
-        tensors.extend_from_slice(ins);
-        tensors.extend_from_slice(outs);
-        launch::launch(&spec, &tensors, params, rows.groups())
+        launch::launch(&spec, &tensors, params, held.groups(rows.rows))
     }
 
     /// The gradient of probabilities: what each class would have added to the loss.
@@ -93,8 +130,13 @@ impl Example {
     }
 }
 
+/// An ignored class for the kernels: no class is as low as the lowest i32.
+pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
+    i32::try_from(options.ignore_index).unwrap_or(i32::MIN)
+}
+
 /// Checks the targets; whether they are probabilities.
-fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
+pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
     check_float(OP, x)?;
     target.same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
@@ -186,23 +228,27 @@ impl Tensor {
         let cast = Cast::of(OP, &[]);
         let result = if cast.is_some() { DType::F32 } else { self.dtype() };
         let soft = check(self, target, options)?;
+        let mut examples: Dims = self.shape().into();
+        examples.remove(usize::from(self.rank() > 1));
+        let rows: usize = examples.iter().product();
         let example = Example {
             x: self.detach(),
             target: dense(target)?,
             weight: options.weight.map(dense).transpose()?,
             soft,
             dim: if self.rank() > 1 { 1 } else { 0 },
-            // No class is as low as the lowest i32.
-            ignore: i32::try_from(options.ignore_index).unwrap_or(i32::MIN),
+            ignore: ignored(options),
             smoothing: options.label_smoothing,
+            first: 0,
+            total: rows,
+            padded: false,
         };
-        let mut examples: Dims = self.shape().into();
-        examples.remove(usize::from(self.rank() > 1));
-        let rows: usize = examples.iter().product();
+        // Probabilities' own gradient reads the logits as they were.
+        let in_place = options.in_place && !target.requires_grad() && self.is_contiguous();
         let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         let lse = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         if rows > 0 {
-            example.run("forward", &[], &[&losses, &lse], 0)?;
+            example.run(&Pass::Forward(&losses, &lse))?;
         }
         let loss = |k: isize| losses.select(0, k);
         // What the gradient of every row is multiplied by besides that of the result.
@@ -235,11 +281,12 @@ impl Tensor {
             let scale = dense(&scale)?;
             let mut grads = autograd::Grads::from_elem(None, 2);
             if wants[0] {
-                let dx = Tensor::empty(&shape, example.x.dtype(), example.x.device())?;
+                let dx = match in_place {
+                    true => example.x.clone(),
+                    false => Tensor::empty(&shape, example.x.dtype(), example.x.device())?,
+                };
                 if rows > 0 {
-                    let stride = usize::from(scale.numel() > 1);
-                    let ins = [&losses, &lse, &scale];
-                    example.run("backward", &ins[usize::from(!soft)..], &[&dx], stride)?;
+                    example.run(&Pass::Backward(&losses, &lse, &scale, (!in_place).then_some(&dx)))?;
                 }
                 grads[0] = Some(dx);
             }

@@ -8,6 +8,8 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
+use super::reduce::dense;
+use super::spread::QUAD;
 use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
@@ -186,6 +188,40 @@ fn scatter_grad(
     sum.to_dtype(g.dtype())
 }
 
+/// The gradient of picking rows, added in f32 to `sum` if that is what it can be added to.
+fn row_grad(
+    op: &'static str,
+    g: &Tensor,
+    shape: &[usize],
+    index: &Tensor,
+    skip: Option<usize>,
+    sum: Option<Tensor>,
+) -> Result<Tensor> {
+    let sum =
+        sum.filter(|sum| sum.dtype() == DType::F32 && g.dtype() == DType::F32 && sum.layout().offset() == 0);
+    let sum = sum.map_or_else(|| Tensor::zeros(shape, DType::F32, g.device()), Ok)?;
+    let (n, entries) = (index.numel(), shape.first().copied().unwrap_or(1));
+    let extent: usize = shape.iter().skip(1).product();
+    if n > 0 && sum.numel() > 0 {
+        let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let g = dense(g)?;
+        let spec = KernelSpec::new("embedding_grad")
+            .def("index", index_dtype(op, index)?)
+            .def("g", g.dtype().name())
+            .def("out", "f32")
+            .def("width", width);
+        let params = Params::new()
+            .size(n)
+            .size(entries)
+            .size(extent)
+            .size(index.layout().offset())
+            .size(index.strides().first().copied().unwrap_or(0))
+            .u32(skip.map_or(u32::MAX, |s| s as u32));
+        launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * GROUP))?;
+    }
+    sum.to_dtype(g.dtype())
+}
+
 impl Tensor {
     /// out[i][j] = self[index[i][j]][j] for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
     ///
@@ -257,7 +293,15 @@ impl Tensor {
         }
         gather_into(op, self, d, index, &strides, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), index.detach());
-        Ok(autograd::attach(op, out, &[self], move |g, _| {
+        Ok(autograd::attach(op, out, &[self], move |g, wants| {
+            // Every row looks through all indices: beyond this, walking them in lines takes less.
+            if d == 0
+                && matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16)
+                && index.numel() <= 1 << 16
+            {
+                let sum = wants.sum_in_place(0);
+                return Ok(smallvec![Some(row_grad(op, g, &before, &index, skip, sum)?)]);
+            }
             Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
         }))
     }

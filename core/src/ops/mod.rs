@@ -15,6 +15,7 @@ mod index;
 pub(crate) mod launch;
 mod layer_norm;
 mod linear;
+mod linear_cross_entropy;
 mod loss;
 mod matmul;
 mod norm;

@@ -21,8 +21,6 @@ pub(super) struct Rows {
     pub(super) extent: usize,
     /// Elements of the dimensions after that of the rows.
     pub(super) inner: usize,
-    /// Threads for one row.
-    pub(super) lanes: usize,
     /// Whether neighbouring threads hold neighbouring rows.
     pub(super) across: bool,
     stride: usize,
@@ -46,7 +44,6 @@ impl Rows {
             rows: x.numel() / extent.max(1),
             extent,
             inner,
-            lanes: lanes(extent, across),
             across,
             stride: x.strides().get(d).copied().unwrap_or(1),
             shape,
@@ -54,31 +51,23 @@ impl Rows {
         })
     }
 
-    /// The parameters that say where rows lie: eight words, then shape and strides.
-    pub(super) fn params(&self, x: &Tensor) -> Params {
+    /// The parameters that say where rows lie: eight words, the last two those of `more`, then shape and strides.
+    pub(super) fn params(&self, x: &Tensor, more: [usize; 2]) -> Params {
         let params = Params::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
-        let params = params.size(x.layout().offset()).size(self.stride);
-        params.align().dims(&self.shape).dims(&self.strides)
-    }
-
-    /// Workgroups that hold all rows.
-    pub(super) fn groups(&self) -> usize {
-        self.rows.div_ceil(GROUP / self.lanes)
+        let params = params.size(x.layout().offset()).size(self.stride).size(more[0]).size(more[1]);
+        params.dims(&self.shape).dims(&self.strides)
     }
 
     /// How threads hold a row of `x`, at most `most` steps of four each.
     pub(super) fn held(&self, x: &Tensor, most: usize) -> Held {
-        let aligned = |n: &usize| n.is_multiple_of(QUAD);
-        let quads = self.stride == 1
-            && aligned(&self.extent)
-            && aligned(&x.layout().offset())
-            && self.strides.iter().all(aligned);
+        let quads = self.in_quads(x) && self.extent.is_multiple_of(QUAD);
         if self.across { Held::across(self.extent) } else { Held::along(self.extent, quads, most) }
     }
 
-    /// Elements that a thread writes at once: four where that makes whole words of halves.
-    pub(super) fn width(&self, dtype: DType) -> usize {
-        if dtype.size() == 2 && self.inner == 1 && self.extent.is_multiple_of(4) { 4 } else { 1 }
+    /// Whether every row of `x` starts at a multiple of four elements, which lie side by side.
+    pub(super) fn in_quads(&self, x: &Tensor) -> bool {
+        let aligned = |n: &usize| n.is_multiple_of(QUAD);
+        self.stride == 1 && aligned(&x.layout().offset()) && self.strides.iter().all(aligned)
     }
 }
 
@@ -120,7 +109,7 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
     tensors.extend(y);
     tensors.push(&out);
-    launch::launch(&spec, &tensors, rows.params(input), held.groups(rows.rows))?;
+    launch::launch(&spec, &tensors, rows.params(input, [0, 0]), held.groups(rows.rows))?;
     drop(tensors);
     Ok(out)
 }

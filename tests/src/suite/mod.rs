@@ -25,6 +25,7 @@ mod faults;
 mod faulty;
 mod host;
 mod linear;
+mod losses;
 mod memory;
 mod plan;
 mod pointwise;
@@ -73,6 +74,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("rows", rows::TESTS),
+    ("losses", losses::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
 ];

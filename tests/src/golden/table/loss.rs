@@ -25,6 +25,7 @@ pub(super) fn register(table: &mut Table) {
             ignore_index: a.i(NAMED, "ignore_index", -100)?,
             reduction: reduction(a)?,
             label_smoothing: a.f(NAMED, "label_smoothing", 0.0)?,
+            in_place: false,
         };
         one(a.t(0)?.cross_entropy_with(a.t(1)?, &options))
     });

@@ -1,0 +1,226 @@
+//! The last layer of a language model and its loss as one operation, in chunks of rows: the logits of all examples never
+//! are in memory at once, and their gradient lies where they lay.
+
+use std::sync::{Mutex, PoisonError};
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::cross_entropy::{CrossEntropy, Example, Pass, check, ignored};
+use super::launch::{self, GROUP, Params};
+use super::loss::Reduction;
+use super::matmul;
+use super::reduce::dense;
+use super::softmax::check_float;
+use super::spread::QUAD;
+use crate::amp::Cast;
+use crate::autograd::{self, Grads};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::numel;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "linear_cross_entropy";
+
+/// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes.
+const CHUNK: usize = 128 << 20;
+
+/// A row of logits is as long as a multiple of this, for the vendor's products.
+const ROW: usize = 64;
+
+/// x *= scale, a number on the device, in place.
+fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
+    let width = if x.numel().is_multiple_of(QUAD) { QUAD } else { 1 };
+    let steps = x.numel() / width;
+    let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width);
+    launch::launch(&spec, &[scale, x], Params::new().size(steps), steps.div_ceil(GROUP))
+}
+
+/// What the losses are divided by, as a number on the device: 1 for their sum.
+fn divisor(target: &Tensor, classes: usize, options: &CrossEntropy<'_>) -> Result<Tensor> {
+    let device = target.device();
+    match options.reduction {
+        Reduction::None => Err(Error::argument(
+            OP,
+            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait",
+        )),
+        Reduction::Sum => Tensor::ones(&[], DType::F32, device),
+        Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
+        Reduction::Mean => {
+            let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
+            let weight = options.weight.map(dense).transpose()?;
+            let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
+            let spec = KernelSpec::new("class_weights")
+                .def("goal", name(target))
+                .def("weight", weight.as_ref().map_or("", name));
+            let params = Params::new().size(target.numel()).size(classes).u32(ignored(options) as u32);
+            let tensors: SmallVec<[&Tensor; 3]> =
+                std::iter::once(target).chain(&weight).chain([&weights]).collect();
+            launch::launch(&spec, &tensors, params, target.numel().div_ceil(GROUP))?;
+            weights.sum_all()
+        }
+    }
+}
+
+/// Rows of x, the numbers of a weight in their type, and the classes of the rows.
+struct Head<'a> {
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    options: &'a CrossEntropy<'a>,
+}
+
+/// The gradients of x and weight, for a gradient of 1 of the loss.
+type Made = [Option<Tensor>; 2];
+
+impl Head<'_> {
+    /// The loss, and the gradients that are wanted; that of the weight in `weight_type`.
+    fn run(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, Made)> {
+        let Self { x, weight, target, options } = self;
+        let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
+            return Err(Error::shape(OP, "takes rows of x and a weight of [classes, in]", &[x.shape()]));
+        };
+        let (device, dtype) = (x.device(), x.dtype());
+        let divisor = divisor(target, classes, options)?;
+        let scale = divisor.reciprocal()?;
+        let numbers = || Tensor::empty(&[2, n], DType::F32, device);
+        let (losses, lse) = (numbers()?, numbers()?);
+        let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
+        // Sums over chunks are made in f32, whatever the types.
+        let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
+        let row = classes.next_multiple_of(ROW);
+        let fit = (CHUNK / (row * dtype.size())).max(1);
+        let chunk = n.min(1 << fit.ilog2()).max(1);
+        let buffer = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[chunk, row], dtype, device)?
+        };
+        for first in (0..n).step_by(chunk) {
+            let rows = chunk.min(n - first);
+            let part = x.narrow(0, first, rows)?;
+            let logits = buffer.narrow(0, 0, rows)?.narrow(1, 0, classes)?;
+            matmul::multiply_into(OP, &part, &weight.t()?, &logits, false)?;
+            let example = Example {
+                x: logits,
+                target: target.clone(),
+                weight: options.weight.map(dense).transpose()?,
+                soft: false,
+                dim: 1,
+                ignore: ignored(options),
+                smoothing: options.label_smoothing,
+                first,
+                total: n,
+                padded: true,
+            };
+            example.run(&Pass::Forward(&losses, &lse))?;
+            if dx.is_none() && dw.is_none() {
+                continue;
+            }
+            example.run(&Pass::Backward(&losses, &lse, &scale, None))?;
+            let logits = &example.x;
+            if let Some(dx) = &dx {
+                matmul::multiply_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;
+            }
+            if let Some(dw) = &dw {
+                matmul::multiply_into(OP, &logits.t()?, &part, dw, first > 0)?;
+            }
+        }
+        let loss = losses.select(0, 0)?.sum_all()?.div(&divisor)?;
+        let dw = match dw {
+            Some(dw) if n == 0 => Some(Tensor::zeros(dw.shape(), weight_type, device)?),
+            Some(dw) => Some(dw.to_dtype(weight_type)?),
+            None => None,
+        };
+        Ok((loss, [dx, dw]))
+    }
+}
+
+impl Tensor {
+    /// The cross-entropy of `self` · weightᵀ with `target`: [`linear`](Self::linear) and
+    /// [`cross_entropy_with`](Self::cross_entropy_with) of x \[.., in\], a weight of \[classes, in\] and classes of \[..\], in
+    /// f32. The logits are made in chunks of rows of at most 128 MiB, whatever the batch; where gradients are wanted they
+    /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
+    ///
+    /// The backward pass can walk through it once. Its loss is a sum or a mean; under
+    /// [`autocast`](crate::amp::autocast) the products are of 16-bit numbers.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::CrossEntropy};
+    /// # let device = Device::null(Default::default());
+    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let next = Tensor::zeros(&[2, 16], DType::I64, &device)?;
+    /// hidden.linear_cross_entropy(&head, &next, &CrossEntropy::default())?.backward()?;
+    /// assert_eq!(head.grad().map(|g| g.shape().to_vec()), Some(vec![1000, 64]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes or dtypes do not fit; the targets are probabilities, or a loss for each example is asked for; the class
+    /// weights do not fit, or require a gradient; memory runs out.
+    #[track_caller]
+    pub fn linear_cross_entropy(
+        &self,
+        weight: &Tensor,
+        target: &Tensor,
+        options: &CrossEntropy<'_>,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(OP);
+        let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
+        else {
+            let rule = "takes x of [.., in] and a weight of [classes, in]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
+        };
+        if features != given || target.shape() != before {
+            let rule = "takes x of [.., in], a weight of [classes, in] and targets of [..]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape(), target.shape()]));
+        }
+        if target.dtype().is_float() {
+            return Err(Error::dtype(
+                OP,
+                target.dtype(),
+                "takes classes; of probabilities there is `cross_entropy`",
+            ));
+        }
+        check_float(OP, self)?;
+        check_float(OP, weight)?;
+        // It is a linear layer, and cast as one.
+        let cast = Cast::of("linear", &[Some(self.dtype()), Some(weight.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.on(self)?,
+            None => self,
+        };
+        let low = match &cast {
+            Some(cast) => cast.numbers(weight)?,
+            None => weight.detach(),
+        };
+        matmul::check(OP, x, &low)?;
+        let n = numel(before);
+        let rows = dense(&x.detach().reshape([n, features])?)?;
+        let target = dense(&target.reshape([n])?)?;
+        // What is asked of class weights and smoothing, on logits of one row that are not made.
+        check(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
+        let head = Head { x: rows, weight: dense(&low)?, target, options };
+        let wants = match autograd::is_enabled() {
+            true => [x.requires_grad(), weight.requires_grad()],
+            false => [false, false],
+        };
+        let (loss, made) = head.run(wants, weight.dtype())?;
+        let shape: Dims = x.shape().into();
+        let made = Mutex::new(Some(made));
+        Ok(autograd::attach(OP, loss, &[x, weight], move |g, _| {
+            let made = made.lock().unwrap_or_else(PoisonError::into_inner).take();
+            let Some([dx, dw]) = made else {
+                return Err(Error::Backward(format!(
+                    "`{OP}` can be walked once: its gradients are given away"
+                )));
+            };
+            let g = dense(g)?;
+            for t in [&dx, &dw].into_iter().flatten() {
+                scale_in_place(t, &g)?;
+            }
+            Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as Grads)
+        }))
+    }
+}

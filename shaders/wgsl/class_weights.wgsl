@@ -1,0 +1,31 @@
+{#-
+The weight that each example has in a mean: that of its class, 0 if that is ignored, NaN if it is none.
+
+goal: dtype of the targets · weight: dtype of the class weights, or ""
+-#}
+{%- import "types" as t -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    classes: u32,
+    ignore_class: i32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "goal", goal) }}
+{% if weight %}
+{{ t.input(1, "weight", weight) }}
+{% endif %}
+{{ t.output(2 if weight else 1, "result", "f32") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = group_index(group, groups) * 256u + thread;
+    if i >= p.n { return; }
+    let label = i32(goal_at(i));
+    var own = m_nan();
+    if label >= 0i && label < i32(p.classes) { own = {{ "weight_at(u32(label))" if weight else "1.0" }}; }
+    if label == p.ignore_class { own = 0.0; }
+    result_put(i, own);
+}

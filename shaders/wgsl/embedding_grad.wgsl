@@ -1,0 +1,111 @@
+{#-
+The gradient of picking rows of a table: out[index[i]] += g[i], for all i in order. No atomics on floats, so that two runs
+give the same bits, and no row of the table is touched that was not picked.
+
+Each workgroup is of one i, and of `columns` of a row. It looks through all indices for its own one, a tile at a time; if
+an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and adds those
+rows, eight on their way at a time.
+
+index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    entries: u32,
+    extent: u32,
+    // Of the indices: where they start, and how far they are apart.
+    offset: u32,
+    stride: u32,
+    // A row that gets nothing.
+    skip: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "index", index) }}
+{{ rows.input(1, "g", g, width) }}
+{{ rows.output(2, "out", out, width) }}
+alias Step = {{ rows.step_type(width) }};
+{{ t.place(index) }}
+{% set tile = 1024 %}
+// Which of a tile have the index, a bit for each, and which words of bits are not empty.
+var<workgroup> same: array<atomic<u32>, {{ tile // 32 }}>;
+var<workgroup> some: atomic<u32>;
+var<workgroup> list: array<u32, {{ 2 * tile }}>;
+// How many are listed; all bits where an earlier one was found.
+var<workgroup> listed: u32;
+
+fn place_of(i: u32) -> u32 { return place(index_at(p.offset + i * p.stride), p.entries); }
+
+// The sum of the listed rows, in order.
+fn sum_of(count: u32, column: u32) -> Step {
+    var total = Step(0.0);
+    for (var k = 0u; k < count; k += 8u) {
+        {% for u in range(8) %}
+        let v{{ u }} = g_step(list[min(k + {{ u }}u, count - 1u)] * p.extent + column);
+        {% endfor %}
+        {% for u in range(1, 8) %}
+        let w{{ u }} = select(Step(0.0), v{{ u }}, k + {{ u }}u < count);
+        {% endfor %}
+        total += ((v0 + w1) + (w2 + w3)) + ((w4 + w5) + (w6 + w7));
+    }
+    return total;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = group_index(group, groups);
+    let i = number % p.n;
+    let column = ((number / p.n) * 256u + thread) * {{ width }}u;
+    let own = place_of(i);
+    let live = column < p.extent && own < p.entries && own != p.skip;
+    let near = select(0u, column, column < p.extent);
+    // Nothing is left to look through for a row that gets nothing.
+    let n = select(0u, p.n, own < p.entries && own != p.skip);
+    var total = Step(0.0);
+    var mine = n > 0u;
+    if thread == 0u { listed = 0u; }
+    for (var start = 0u; start < n; start += {{ tile }}u) {
+        if thread < {{ tile // 32 }}u { atomicStore(&same[thread], 0u); }
+        if thread == 0u { atomicStore(&some, 0u); }
+        workgroupBarrier();
+        for (var k = thread; k < {{ tile }}u; k += 256u) {
+            let j = start + k;
+            if j < n {
+                if place_of(j) == own {
+                    atomicOr(&same[k >> 5u], 1u << (k & 31u));
+                    atomicOr(&some, 1u << (k >> 5u));
+                }
+            }
+        }
+        workgroupBarrier();
+        if thread == 0u {
+            var count = listed;
+            var words = atomicLoad(&some);
+            while words != 0u {
+                let word = firstTrailingBit(words);
+                words &= words - 1u;
+                var bits = atomicLoad(&same[word]);
+                while bits != 0u {
+                    list[count] = start + word * 32u + firstTrailingBit(bits);
+                    bits &= bits - 1u;
+                    count += 1u;
+                }
+            }
+            if count > 0u && list[0] < i { count = 0xffffffffu; }
+            listed = count;
+        }
+        let count = workgroupUniformLoad(&listed);
+        if count == 0xffffffffu {
+            mine = false;
+            break;
+        }
+        if count > {{ tile }}u || (count > 0u && start + {{ tile }}u >= n) {
+            total += sum_of(count, near);
+            workgroupBarrier();
+            if thread == 0u { listed = 0u; }
+        }
+    }
+    if mine && live { out_put_step(own * p.extent + column, out_step(own * p.extent + column) + total); }
+}

@@ -1,0 +1,23 @@
+{#-
+x *= scale, in place: nothing is read or written where the scale is 1, as it is where a loss is what is walked back from.
+
+dtype: of x · width: 4 where its length is a multiple of four, else 1
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{{ t.prelude() }}
+struct Params {
+    steps: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "scale", "f32") }}
+{{ rows.output(1, "result", dtype, width) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let scale = scale_at(0u);
+    let i = group_index(group, groups) * 256u + thread;
+    if scale == 1.0 || i >= p.steps { return; }
+    result_put_step(i * {{ width }}u, result_step(i * {{ width }}u) * scale);
+}

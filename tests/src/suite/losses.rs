@@ -1,0 +1,215 @@
+//! Cross-entropy at the sizes and layouts where its kernels change, in place, and with the layer before it; gradients of
+//! tables.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::ops::{CrossEntropy, Reduction};
+use forebay::tensor::Tensor;
+
+super::tests![
+    cross_entropy_of_many_classes,
+    cross_entropy_over_its_logits,
+    a_layer_with_its_loss,
+    a_layer_with_its_loss_under_autocast,
+    a_layer_with_its_loss_says_what_it_does_not_take,
+    tables_sum_their_rows_in_order,
+];
+
+fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::rand(shape, DType::F32, device)?.sub(0.5)?)
+}
+
+/// Classes for `n` examples, of which every seventh is ignored.
+fn classes(n: usize, classes: usize, device: &Device) -> Result<Tensor> {
+    let of = |i: usize| if i % 7 == 5 { -100 } else { (i * 7919 % classes) as i64 };
+    Ok(Tensor::from_slice(&(0..n).map(of).collect::<Vec<_>>(), &[n], device)?)
+}
+
+fn close(what: &str, got: &Tensor, expected: &Tensor, within: f32) -> Result<()> {
+    ensure!(got.shape() == expected.shape(), "{what}: {:?}, not {:?}", got.shape(), expected.shape());
+    let f32s = |t: &Tensor| t.detach().to_dtype(DType::F32)?.to_vec::<f32>();
+    for (k, (g, e)) in f32s(got)?.into_iter().zip(f32s(expected)?).enumerate() {
+        ensure!((g - e).abs() <= within * (1.0 + e.abs()), "{what}: element {k} is {g}, not {e}");
+    }
+    Ok(())
+}
+
+/// The mean loss of plain operations.
+fn plain(logits: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+    let log = logits.log_softmax(-1)?.neg()?;
+    let kept = target.ne(options.ignore_index)?.to_dtype(DType::F32)?;
+    let some = target.masked_fill(&target.eq(options.ignore_index)?, 0)?;
+    let own = log.gather(1, &some.unsqueeze(1)?)?.squeeze(1)?;
+    let spread = log.mean(&[1], false)?;
+    let e = options.label_smoothing;
+    let loss = own.mul(1.0 - e)?.add(&spread.mul(e)?)?.mul(&kept)?.sum_all()?;
+    Ok(match options.reduction {
+        Reduction::Mean => loss.div(&kept.sum_all()?)?,
+        _ => loss,
+    })
+}
+
+fn grad(t: &Tensor) -> Result<Tensor> {
+    t.grad().context("there is a gradient")
+}
+
+fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
+    super::need(device, DType::I64)?;
+    for (rows, extent) in [(9, 3), (5, 64), (3, 1001), (2, 5000), (2, 5001)] {
+        let x = uniform(&[rows, extent], device)?.mul(8.0)?;
+        let target = classes(rows, extent, device)?;
+        for label_smoothing in [0.0, 0.2] {
+            let options = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
+            let name = format!("{rows} of {extent}, smoothed by {label_smoothing}");
+            let (leaf, other) = (x.requires_grad_()?, x.requires_grad_()?);
+            let (loss, expected) =
+                (leaf.cross_entropy_with(&target, &options)?, plain(&other, &target, &options)?);
+            close(&name, &loss, &expected, 1e-5)?;
+            loss.backward()?;
+            expected.backward()?;
+            close(&format!("{name}, gradient"), &grad(&leaf)?, &grad(&other)?, 1e-5)?;
+            for dtype in [DType::BF16, DType::F16] {
+                let low = x.to_dtype(dtype)?.requires_grad_()?;
+                let wide = low.detach().to_dtype(DType::F32)?.requires_grad_()?;
+                low.cross_entropy_with(&target, &options)?.backward()?;
+                wide.cross_entropy_with(&target, &options)?.backward()?;
+                close(&format!("{name}, {dtype}"), &grad(&low)?, &grad(&wide)?, 4e-3)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
+    for (extent, dtype) in [(100, DType::F32), (101, DType::BF16), (64, DType::F16)] {
+        let x = uniform(&[6, extent], device)?.to_dtype(dtype)?;
+        let target = classes(6, extent, device)?;
+        let (leaf, other) = (x.requires_grad_()?, x.requires_grad_()?);
+        other.mul(2.0)?.cross_entropy(&target)?.backward()?;
+        let logits = leaf.mul(2.0)?;
+        let before = device.memory().allocated();
+        let options = CrossEntropy { in_place: true, ..CrossEntropy::default() };
+        let loss = logits.cross_entropy_with(&target, &options)?;
+        drop(logits);
+        loss.backward()?;
+        drop(loss);
+        let name = format!("{extent} {dtype}");
+        close(&name, &grad(&leaf)?, &grad(&other)?, 0.0)?;
+        let after = device.memory().allocated();
+        ensure!(
+            after <= before,
+            "{name}: the gradient lies where the logits lay, {after} bytes after {before}"
+        );
+    }
+    Ok(())
+}
+
+fn a_layer_with_its_loss(device: &Device) -> Result<()> {
+    super::need(device, DType::I64)?;
+    // 40,000 classes of f32 are 838 rows in a chunk, rounded down to 512.
+    for (n, features, count) in [(5, 8, 10), (3, 7, 65), (600, 4, 40_001)] {
+        let (x, weight) = (uniform(&[n, features], device)?, uniform(&[count, features], device)?);
+        let target = classes(n, count, device)?;
+        for (reduction, label_smoothing) in [(Reduction::Mean, 0.0), (Reduction::Sum, 0.1)] {
+            if n > 100 && label_smoothing > 0.0 {
+                continue;
+            }
+            let options = CrossEntropy { reduction, label_smoothing, ..CrossEntropy::default() };
+            let name = format!("{n} x {features} x {count}, {reduction:?}");
+            let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
+            let others = [x.requires_grad_()?, weight.requires_grad_()?];
+            let loss = leaves[0].linear_cross_entropy(&leaves[1], &target, &options)?;
+            let expected = others[0].linear(&others[1], None)?.cross_entropy_with(&target, &options)?;
+            close(&name, &loss, &expected, 1e-5)?;
+            loss.mul(3.0)?.backward()?;
+            ensure!(loss.backward().is_err(), "{name}: it is walked once");
+            expected.mul(3.0)?.backward()?;
+            for (got, expected) in leaves.iter().zip(&others) {
+                close(&format!("{name}, gradient"), &grad(got)?, &grad(expected)?, 1e-5)?;
+            }
+            // Gradients add up, and one alone can be asked for.
+            let frozen = x.linear_cross_entropy(&leaves[1], &target, &options)?;
+            frozen.mul(3.0)?.backward()?;
+            close(&format!("{name}, twice"), &grad(&leaves[1])?, &grad(&others[1])?.mul(2.0)?, 1e-5)?;
+        }
+    }
+    Ok(())
+}
+
+fn a_layer_with_its_loss_under_autocast(device: &Device) -> Result<()> {
+    let (x, weight) = (uniform(&[2, 3, 16], device)?, uniform(&[50, 16], device)?);
+    let target = classes(6, 50, device)?.reshape([2, 3])?;
+    let run = |fused: bool| -> Result<(Tensor, [Tensor; 2])> {
+        let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
+        let loss = {
+            let _autocast = autocast(DType::BF16)?;
+            if fused {
+                leaves[0].linear_cross_entropy(&leaves[1], &target, &CrossEntropy::default())?
+            } else {
+                let logits = leaves[0].linear(&leaves[1], None)?;
+                logits.reshape([6, 50])?.cross_entropy(&target.reshape([6])?)?
+            }
+        };
+        loss.backward()?;
+        Ok((loss.detach(), [grad(&leaves[0])?, grad(&leaves[1])?]))
+    };
+    let (got, expected) = (run(true)?, run(false)?);
+    close("the loss", &got.0, &expected.0, 1e-5)?;
+    for (got, expected) in got.1.iter().zip(&expected.1) {
+        ensure!(got.dtype() == DType::F32, "gradients of f32 leaves are f32, not {}", got.dtype());
+        close("a gradient", got, expected, 1e-3)?;
+    }
+    Ok(())
+}
+
+fn a_layer_with_its_loss_says_what_it_does_not_take(device: &Device) -> Result<()> {
+    let (x, weight) = (uniform(&[4, 8], device)?, uniform(&[10, 8], device)?);
+    let target = classes(4, 10, device)?;
+    let options = CrossEntropy::default();
+    let none = CrossEntropy { reduction: Reduction::None, ..options };
+    ensure!(x.linear_cross_entropy(&weight, &target, &none).is_err(), "a loss for each example");
+    ensure!(x.linear_cross_entropy(&weight, &x, &options).is_err(), "probabilities");
+    ensure!(x.linear_cross_entropy(&weight.t()?, &target, &options).is_err(), "a weight that lies across");
+    ensure!(x.linear_cross_entropy(&weight, &target.narrow(0, 0, 3)?, &options).is_err(), "too few classes");
+    Ok(())
+}
+
+fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
+    for (n, entries, width) in [(1, 3, 4), (50, 7, 5), (3000, 40, 12), (2500, 2, 1028), (300, 900, 64)] {
+        let at = |i: usize| if i % 11 == 3 { -1 } else { (i * i * 31 % entries) as i32 };
+        let index: Vec<i32> = (0..n).map(at).collect();
+        let g = uniform(&[n, width], device)?;
+        let host = g.to_vec::<f32>()?;
+        let mut sums = vec![0f64; entries * width];
+        for (i, &row) in index.iter().enumerate() {
+            let row = if row < 0 { entries - 1 } else { row as usize };
+            for c in 0..width {
+                sums[row * width + c] += f64::from(host[i * width + c]);
+            }
+        }
+        let expected: Vec<f32> = sums.iter().map(|&v| v as f32).collect();
+        let expected = Tensor::from_slice(&expected, &[entries, width], device)?;
+        let index = Tensor::from_slice(&index, &[n], device)?;
+        let name = format!("{n} of {entries} x {width}");
+        let table = uniform(&[entries, width], device)?.requires_grad_()?;
+        table.embedding(&index, None)?.backward_with(&g)?;
+        close(&name, &grad(&table)?, &expected, 1e-4)?;
+        let first = grad(&table)?.to_vec::<f32>()?;
+        table.embedding(&index, Some(1))?.backward_with(&g)?;
+        let second = grad(&table)?.to_vec::<f32>()?;
+        for (k, (a, b)) in first.iter().zip(&second).enumerate() {
+            let skipped = k / width == 1;
+            let doubled = (b - 2.0 * a).abs() <= 1e-4 * (1.0 + a.abs());
+            ensure!(if skipped { a == b } else { doubled }, "{name}: element {k} goes from {a} to {b}");
+        }
+        let again = table.detach().requires_grad_()?;
+        again.embedding(&index, None)?.backward_with(&g)?;
+        ensure!(grad(&again)?.to_vec::<f32>()? == first, "{name}: two runs give the same bits");
+        let low = table.detach().to_dtype(DType::BF16)?.requires_grad_()?;
+        low.embedding(&index, None)?.backward_with(&g.to_dtype(DType::BF16)?)?;
+        close(&format!("{name}, bf16"), &grad(&low)?, &expected, 4e-2)?;
+    }
+    Ok(())
+}
