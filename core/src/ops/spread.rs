@@ -33,11 +33,12 @@ impl Spread {
     pub(super) fn new(outputs: usize, steps: usize, across: bool) -> Self {
         let lanes = match steps {
             0..=4 => 1,
-            // A warp side by side reads whole lines; fewer outputs leave threads for more steps.
+            // Eight fours side by side are a whole line of memory; fewer outputs leave threads for more steps.
             _ if across => match outputs {
                 0 => 1,
                 1 => GROUP,
                 2..=8 => 32,
+                9..=512 if steps >= 64 => 32,
                 _ => 8,
             },
             5..=32 => 8,
