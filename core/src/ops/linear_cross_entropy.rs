@@ -15,6 +15,7 @@ use super::softmax::check_float;
 use super::spread::QUAD;
 use crate::amp::Cast;
 use crate::autograd::{self, Grads};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -23,8 +24,11 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "linear_cross_entropy";
 
-/// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes.
-const CHUNK: usize = 128 << 20;
+/// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes; a
+/// program that plays a GPU has caches to keep to.
+fn chunk_bytes(device: &Device) -> usize {
+    if device.info().software { 1 << 20 } else { 128 << 20 }
+}
 
 /// A row of logits is as long as a multiple of this, for the vendor's products.
 const ROW: usize = 64;
@@ -90,7 +94,7 @@ impl Head<'_> {
         // Sums over chunks are made in f32, whatever the types.
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW);
-        let fit = (CHUNK / (row * dtype.size())).max(1);
+        let fit = (chunk_bytes(device) / (row * dtype.size())).max(1);
         let chunk = n.min(1 << fit.ilog2()).max(1);
         let buffer = {
             let _tag = memory::scope::tag(Tag::Workspace);

@@ -57,7 +57,7 @@ fn grad(t: &Tensor) -> Result<Tensor> {
 
 fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
     super::need(device, DType::I64)?;
-    for (rows, extent) in [(9, 3), (5, 64), (3, 1001), (2, 5000), (2, 5001)] {
+    for (rows, extent) in [(9, 3), (5, 64), (2, 5000), (2, 5001)] {
         let x = uniform(&[rows, extent], device)?.mul(8.0)?;
         let target = classes(rows, extent, device)?;
         for label_smoothing in [0.0, 0.2] {
@@ -70,7 +70,7 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
             loss.backward()?;
             expected.backward()?;
             close(&format!("{name}, gradient"), &grad(&leaf)?, &grad(&other)?, 1e-5)?;
-            for dtype in [DType::BF16, DType::F16] {
+            for dtype in [DType::BF16, DType::F16].into_iter().filter(|_| label_smoothing == 0.0) {
                 let low = x.to_dtype(dtype)?.requires_grad_()?;
                 let wide = low.detach().to_dtype(DType::F32)?.requires_grad_()?;
                 low.cross_entropy_with(&target, &options)?.backward()?;
@@ -108,8 +108,9 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
 
 fn a_layer_with_its_loss(device: &Device) -> Result<()> {
     super::need(device, DType::I64)?;
-    // 40,000 classes of f32 are 838 rows in a chunk, rounded down to 512.
-    for (n, features, count) in [(5, 8, 10), (3, 7, 65), (600, 4, 40_001)] {
+    // Several chunks: of 1 MiB where a program plays a GPU, else of 128 MiB.
+    let many = if device.info().software { (600, 4, 1001) } else { (1100, 4, 40_001) };
+    for (n, features, count) in [(5, 8, 10), (3, 7, 65), many] {
         let (x, weight) = (uniform(&[n, features], device)?, uniform(&[count, features], device)?);
         let target = classes(n, count, device)?;
         for (reduction, label_smoothing) in [(Reduction::Mean, 0.0), (Reduction::Sum, 0.1)] {
