@@ -4,7 +4,7 @@ give the same bits, and no row of the table is touched that was not picked.
 
 Each workgroup is of one i, and of `columns` of a row. It looks through all indices for its own one, a tile at a time; if
 an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and adds those
-rows, eight on their way at a time.
+rows, sixteen on their way at a time.
 
 index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
 -#}
@@ -40,14 +40,14 @@ fn place_of(i: u32) -> u32 { return place(index_at(p.offset + i * p.stride), p.e
 // The sum of the listed rows, in order.
 fn sum_of(count: u32, column: u32) -> Step {
     var total = Step(0.0);
-    for (var k = 0u; k < count; k += 8u) {
-        {% for u in range(8) %}
+    for (var k = 0u; k < count; k += 16u) {
+        {% for u in range(16) %}
         let v{{ u }} = g_step(list[min(k + {{ u }}u, count - 1u)] * p.extent + column);
         {% endfor %}
-        {% for u in range(1, 8) %}
+        {% for u in range(1, 16) %}
         let w{{ u }} = select(Step(0.0), v{{ u }}, k + {{ u }}u < count);
         {% endfor %}
-        total += ((v0 + w1) + (w2 + w3)) + ((w4 + w5) + (w6 + w7));
+        total += (((v0 + w1) + (w2 + w3)) + ((w4 + w5) + (w6 + w7))) + (((w8 + w9) + (w10 + w11)) + ((w12 + w13) + (w14 + w15)));
     }
     return total;
 }
