@@ -86,7 +86,7 @@ impl Kernel {
 
     fn tiling(&self) -> Tiling {
         let (warps, rows16, columns, blocks, keep) = match (self.hopper, self.head > 64, self.pass) {
-            (true, false, Pass::Forward) => (8, 1, 64, 2, true),
+            (true, false, Pass::Forward) => (4, 1, 64, 4, true),
             (true, false, Pass::Queries) => (4, 1, 64, 3, true),
             (true, false, Pass::Keys) => (4, 1, 64, 2, true),
             (true, true, _) => (8, 1, 64, 1, false),
@@ -173,7 +173,7 @@ struct Params {
     /// q, k, v, out, the gradients of out, q, k, v.
     heads: [Heads; 8],
     lse: u64,
-    delta: u64,
+    stats: u64,
     /// Batch, heads, kv heads, queries, keys, left, right, heads at a time.
     numbers: [i32; 8],
     scale: f32,
@@ -182,7 +182,7 @@ struct Params {
 
 impl Params {
     fn new(call: &AttentionCall) -> Option<Self> {
-        let (grads, delta) = match &call.backward {
+        let (grads, stats) = match &call.backward {
             Some(b) => {
                 let heads = [Heads::new(&b.out)?, Heads::new(&b.q)?, Heads::new(&b.k)?, Heads::new(&b.v)?];
                 (heads, b.scratch.segment.0 + b.scratch.offset)
@@ -193,7 +193,7 @@ impl Params {
         let own = [Heads::new(&call.q)?, Heads::new(&call.k)?, Heads::new(&call.v)?, Heads::new(&call.out)?];
         let [q, k, v, out] = own;
         // What heads read besides their own rows shall stay in the cache.
-        let bytes = 4 * (call.keys + if call.backward.is_some() { call.queries } else { 0 }) * call.head;
+        let bytes = 4 * call.keys * call.head;
         let group = (CACHE / bytes.max(1)).clamp(1, call.batch * call.heads);
         let numbers =
             [call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.left, call.right, group];
@@ -204,7 +204,7 @@ impl Params {
         Some(Self {
             heads: [q, k, v, out, g, dq, dk, dv],
             lse: call.lse.segment.0 + call.lse.offset,
-            delta,
+            stats,
             numbers: all,
             scale: call.scale,
             unused: 0,

@@ -304,7 +304,7 @@ pub struct AttentionGradients {
     pub k: AttentionOperand,
     /// That of the values, written.
     pub v: AttentionOperand,
-    /// Scratch memory of the size of `lse`.
+    /// Scratch memory of twice the size of `lse`.
     pub scratch: Slice,
 }
 

@@ -34,9 +34,10 @@ struct Heads {
 
 struct Params {
     Heads q, k, v, out, grad, dq, dk, dv;
-    // [batch][heads][queries]: the logarithm of each query's sum of exponentials; the sum of grad · out.
+    // [batch][heads][queries]: the logarithm of each query's sum of exponentials.
     float* lse;
-    float* delta;
+    // The same to the base 2, then the sum of grad · out of each query: scratch memory between the passes.
+    float* stats;
     int batch, heads, kv_heads, queries, keys;
     // Query i sees keys i - left to i + right.
     int left, right;
@@ -69,13 +70,23 @@ template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %
 // Begins to load the rows of a tile from row `first` on; rows from `end` on, and elements past HEAD, become zero.
 template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, i64 stride, int first, int end) {
     constexpr int PARTS = DEPTH / 8;
+    if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
+        // A thread's pieces lie a multiple of eight rows apart: one place, and steps.
+        constexpr int STEP = THREADS / PARTS;
+        int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, left = part * 8 < HEAD ? end - first - row : 0;
+        u32 to = place<TILE_ROWS>(tile, row, part);
+        const u16* at = from + (first + row) * stride + part * 8;
 #pragma unroll
-    for (int i = 0; i < TILE_ROWS * PARTS; i += THREADS) {
-        int at = i + threadIdx.x;
-        if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
-        int row = at / PARTS, part = at % PARTS;
-        bool inside = first + row < end && part * 8 < HEAD;
-        copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (first + row) * stride + part * 8 : 0), inside);
+        for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+    } else {
+#pragma unroll
+        for (int i = 0; i < TILE_ROWS * PARTS; i += THREADS) {
+            int at = i + threadIdx.x;
+            if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
+            int row = at / PARTS, part = at % PARTS;
+            bool inside = first + row < end && part * 8 < HEAD;
+            copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (first + row) * stride + part * 8 : 0), inside);
+        }
     }
 }
 

@@ -55,7 +55,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
             delta[m][half] = sum;
             lse[m][half] = inside ? p.lse[line + query] * LOG2E : 0.0f;
-            if (inside && (lane & 3) == 0) p.delta[line + query] = sum;
+            if (inside && (lane & 3) == 0) {
+                p.stats[line + query] = lse[m][half];
+                p.stats[(i64)p.batch * p.heads * p.queries + line + query] = sum;
+            }
         }
 
     const float scale = p.scale * LOG2E;
@@ -90,19 +93,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         products_commit();
         products_wait<1>();
         settle(s);
+        if (edge) {
+#pragma unroll
+            for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int query = row + 16 * m + 8 * half + (lane >> 2);
+                    int low = query - p.left, high = min(query + p.right, p.keys - 1);
+#pragma unroll
+                    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            int at = key + 8 * n + 2 * (lane & 3) + i;
+                            if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
+                        }
+                }
+        }
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int query = row + 16 * m + 8 * (i / 2) + (lane >> 2);
-                int low = query - p.left, high = min(query + p.right, p.keys - 1);
+            for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-                for (int n = 0; n < COLS / 8; n++) {
-                    int at = key + 8 * n + 2 * (lane & 3) + i % 2;
-                    if (edge && (at < low || at > high)) s.v[m][n][i] = NEVER;
-                    s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[m][i / 2]);
-                }
-            }
+                for (int i = 0; i < 4; i++) s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[m][i / 2]);
+        settle(s);
         products_wait<0>();
         settle(dp);
 #pragma unroll
@@ -145,15 +158,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const int end = u0 > k1 ? begin : min((min(u1 + p.left + 1, p.queries) + COLS - 1) / COLS - first, tiles);
     const int row = k0 + warp_row(), lane = threadIdx.x & 31;
 
+    // What is fetched next: tile `next_tile` of head `next_head`.
+    int next_head = work.head * shared_by, next_tile = 0;
     auto fetch = [&](int t) {
         if (t < count) {
-            int head = work.head * shared_by + t / tiles, at = (first + t % tiles) * COLS, stage = t % STAGES;
+            int head = next_head, at = (first + next_tile) * COLS, stage = t % STAGES;
+            if (++next_tile == tiles) next_tile = 0, next_head++;
             load<COLS>(q_tiles + stage * TILE_BYTES(COLS), head_of(p.q, work.batch, head), p.q.row, at, p.queries);
             load<COLS>(g_tiles + stage * TILE_BYTES(COLS), head_of(p.grad, work.batch, head), p.grad.row, at, p.queries);
             i64 line = (i64)(work.batch * p.heads + head) * p.queries;
             for (int i = threadIdx.x; i < 2 * COLS; i += THREADS) {
                 bool inside = at + i % COLS < p.queries;
-                const float* from = i < COLS ? p.lse : p.delta;
+                const float* from = p.stats + (i < COLS ? 0 : (i64)p.batch * p.heads * p.queries);
                 copy_async4(lines + (stage * 2 * COLS + i) * 4, from + (inside ? line + at + i % COLS : 0), inside);
             }
         }
@@ -175,11 +191,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     keep<ROWS>(k, k_tile, warp_row());
     keep<ROWS>(v, v_tile, warp_row());
 #endif
+    int turn = 0;
     for (int t = 0; t < count; t++) {
         copies_wait<STAGES - 2>();
         arrived();
         fetch(t + STAGES - 1);
-        const int within = t % tiles, stage = t % STAGES;
+        const int within = turn, stage = t % STAGES;
+        if (++turn == tiles) turn = 0;
         if (within < begin || within >= end) continue;
         const u32 q = q_tiles + stage * TILE_BYTES(COLS), g = g_tiles + stage * TILE_BYTES(COLS);
         const int query = (first + within) * COLS;
@@ -200,22 +218,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         const u32 line = lines + (stage * 2 * COLS + 2 * (lane & 3)) * 4;
         products_wait<1>();
         settle(s);
+        if (edge) {
+#pragma unroll
+            for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++) {
+                    int key = row + 16 * m + 8 * half + (lane >> 2), low = key - p.right, high = key + p.left;
+#pragma unroll
+                    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            int at = query + 8 * n + 2 * (lane & 3) + i;
+                            if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
+                        }
+                }
+        }
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             float lse[2];
             asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(lse[0]), "=f"(lse[1]) : "r"(line + n * 32) : "memory");
-            lse[0] *= LOG2E, lse[1] *= LOG2E;
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    int at = query + 8 * n + 2 * (lane & 3) + i % 2, key = row + 16 * m + 8 * (i / 2) + (lane >> 2);
-                    if (edge && (key < at - p.left || key > at + p.right)) s.v[m][n][i] = NEVER;
-                    s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[i % 2]);
-                }
+                for (int i = 0; i < 4; i++) s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[i % 2]);
         }
         Halves<COLS> weights, ds;
         round_to(weights, s);
+        settle(s);
         products_wait<0>();
         settle(dp);
         products_begin();

@@ -6,9 +6,14 @@ struct Softmax {
     float largest[ROWS16][2], sum[ROWS16][2];
 };
 
-// Scores to weights; `rescale` is what everything summed before must be multiplied by.
-INLINE void weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, int row, int key) {
+// How much larger a score's power of two may be than the maximum that is taken off, before that is brought up to date: what was
+// summed so far is then rescaled, which is rare.
+#define SLACK 8.0f
+
+// Scores to weights; `rescale` is what everything summed before must be multiplied by. Whether any is not 1, for this warp.
+INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, int row, int key) {
     int lane = threadIdx.x & 31;
+    bool moved = false;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -30,20 +35,25 @@ INLINE void weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
             // A query that has seen nothing yet has no maximum to take off.
+            float before = state.largest[m][half];
+            bool move = (largest - before) * scale > SLACK;
+            largest = move ? largest : before;
+            moved |= move;
             float off = largest == NEVER ? 0.0f : largest * scale;
-            rescale[m][half] = exp2_fast(state.largest[m][half] * scale - off);
+            rescale[m][half] = move ? exp2_fast(before * scale - off) : 1.0f;
             state.largest[m][half] = largest;
-            float sum = 0;
+            float sum[2] = {0, 0};
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - off);
                     s.v[m][n][2 * half + i] = weight;
-                    sum += weight;
+                    sum[i] += weight;
                 }
-            state.sum[m][half] = state.sum[m][half] * rescale[m][half] + sum;
+            state.sum[m][half] = state.sum[m][half] * rescale[m][half] + (sum[0] + sum[1]);
         }
+    return __any_sync(0xffffffff, moved);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
@@ -108,15 +118,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             products_commit();
             products_wait<1>();
             settle(s);
-            weigh(s, state, rescale, scale, edge, p, row, key);
+            const bool moved = weigh(s, state, rescale, scale, edge, p, row, key);
+            settle(s);
             products_wait<0>();
             settle(out);
+            if (moved) {
 #pragma unroll
-            for (int m = 0; m < ROWS16; m++)
+                for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                for (int n = 0; n < DEPTH / 8; n++)
+                    for (int n = 0; n < DEPTH / 8; n++)
 #pragma unroll
-                    for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
+                        for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
+            }
             round_to(weights, s);
         } else if (t == begin && t < end) {
             Sums<COLS> s;
