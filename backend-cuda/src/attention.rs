@@ -87,15 +87,15 @@ impl Kernel {
     fn tiling(&self) -> Tiling {
         let (warps, rows16, columns, blocks, keep) = match (self.hopper, self.head > 64, self.pass) {
             (true, false, Pass::Forward) => (4, 1, 64, 4, true),
-            (true, false, Pass::Queries) => (4, 1, 64, 3, true),
-            (true, false, Pass::Keys) => (4, 1, 64, 2, true),
-            (true, true, _) => (8, 1, 64, 1, false),
-            (false, false, Pass::Forward) => (4, 1, 64, 4, true),
+            (true, false, Pass::Queries) => (4, 1, 64, 4, false),
+            (true, false, Pass::Keys) => (4, 1, 64, 3, false),
+            (true, true, _) => (4, 1, 64, 2, false),
+            (false, false, Pass::Forward) => (4, 1, 64, 4, false),
             (false, false, Pass::Queries) => (4, 1, 64, 3, true),
-            (false, false, Pass::Keys) => (4, 1, 64, 2, false),
+            (false, false, Pass::Keys) => (4, 1, 64, 2, true),
             (false, true, Pass::Forward) => (4, 2, 64, 1, false),
             (false, true, Pass::Queries) => (4, 1, 32, 2, false),
-            (false, true, Pass::Keys) => (8, 1, 32, 1, false),
+            (false, true, Pass::Keys) => (4, 1, 32, 2, false),
         };
         Tiling { warps, rows16, columns, stages: 2, blocks, keep }
     }

@@ -347,6 +347,10 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
     }
 }
 
+// For what is written out twice, for tiles at an edge of what is seen and for others: between the beginning of products and
+// the wait for them there must be no branch.
+#define WRITTEN_OUT __attribute__((always_inline))
+
 // The first row of this warp in its block's tile, and the rows that work in step with it: a warpgroup's with wgmma.
 INLINE int warp_row() { return (threadIdx.x >> 5) * (16 * ROWS16); }
 #if HOPPER

@@ -79,6 +79,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + (t % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
+        auto step = [&](const bool at_edge) WRITTEN_OUT {
         Sums<COLS> s, dp;
         products_begin();
 #if KEEP
@@ -93,7 +94,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         products_commit();
         products_wait<1>();
         settle(s);
-        if (edge) {
+        if (at_edge) {
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -131,6 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         products_commit();
         products_wait<0>();
         settle(dq);
+        };
+        if (edge) step(true);
+        else step(false);
     }
     float factor[ROWS16][2];
 #pragma unroll
@@ -203,6 +207,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         const int query = (first + within) * COLS;
         // Queries past the end are zeros, and add nothing.
         const bool edge = row + 16 * ROWS16 - 1 > query + p.right || row < query + COLS - 1 - p.left;
+        auto step = [&](const bool at_edge) WRITTEN_OUT {
         Sums<COLS> s, dp;
         products_begin();
 #if KEEP
@@ -218,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         const u32 line = lines + (stage * 2 * COLS + 2 * (lane & 3)) * 4;
         products_wait<1>();
         settle(s);
-        if (edge) {
+        if (at_edge) {
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -266,6 +271,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         products_wait<0>();
         settle(dv);
         settle(dk);
+        };
+        if (edge) step(true);
+        else step(false);
     }
     float factor[ROWS16][2];
     copies_wait<0>();

@@ -109,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        if (t > begin && t < end) {
+        auto step = [&](const bool at_edge) WRITTEN_OUT {
             Sums<COLS> s;
             products_begin();
             SCORES(s, k);
@@ -118,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             products_commit();
             products_wait<1>();
             settle(s);
-            const bool moved = weigh(s, state, rescale, scale, edge, p, row, key);
+            const bool moved = weigh(s, state, rescale, scale, at_edge, p, row, key);
             settle(s);
             products_wait<0>();
             settle(out);
@@ -131,6 +131,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
                         for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
             }
             round_to(weights, s);
+        };
+        if (t > begin && t < end) {
+            if (edge) step(true);
+            else step(false);
         } else if (t == begin && t < end) {
             Sums<COLS> s;
             products_begin();
@@ -138,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             products_commit();
             products_wait<0>();
             settle(s);
-            weigh(s, state, rescale, scale, edge, p, row, key);
+            weigh(s, state, rescale, scale, true, p, row, key);
             round_to(weights, s);
         } else if (t == end && end > begin) {
             products_begin();
