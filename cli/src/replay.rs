@@ -76,13 +76,14 @@ fn open(path: &Path) -> Result<Trace> {
 /// One line for each trace, mode and configuration, and the means of each configuration.
 fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> String {
     let mut text = format!(
-        "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>9} {:>13} {:>11}",
+        "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",
         "workload",
         "requested",
         "allocated",
         "reserved",
         "ratio",
         "calls",
+        "copied",
         "segments",
         "largest free",
         "fragmented"
@@ -117,12 +118,13 @@ fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> S
 
 fn line(report: &Report, timed: bool) -> String {
     let mut line = format!(
-        "{:>10} {:>10} {:>10} {:>6.3} {:>6} {:>9} {:>13} {:>9.0} %",
+        "{:>10} {:>10} {:>10} {:>6.3} {:>6} {:>10} {:>9} {:>13} {:>9.0} %",
         Bytes(report.peak_requested),
         Bytes(report.peak_allocated),
         Bytes(report.peak_reserved),
         report.ratio(),
         report.driver_calls,
+        Bytes(report.compacted_bytes),
         report.segments,
         Bytes(report.largest_free),
         100.0 * report.fragmentation()

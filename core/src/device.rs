@@ -11,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Config, HostSource, Pool, Stats};
 use crate::profile::{Recording, Work};
-use crate::stream::Lanes;
+use crate::stream::{Copies, Lanes};
 
 /// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ struct Inner {
     pool: Pool,
     host: OnceLock<Pool>,
     backend: Arc<dyn Backend>,
-    lanes: Lanes,
+    lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
     /// By the kernel's number.
@@ -90,9 +90,10 @@ impl Device {
     pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
         let info = backend.info();
         let name = format!("{}:{}", info.backend, info.index);
-        let pool = Pool::new(backend.clone(), config).named(name.clone());
+        let lanes = Arc::new(Lanes::new(&backend));
+        let mover = Arc::new(Copies { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
+        let pool = Pool::new(backend.clone(), config).named(name.clone()).with_mover(mover);
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
-        let lanes = Lanes::new(&backend);
         Self {
             inner: Arc::new(Inner {
                 pool,

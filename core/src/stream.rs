@@ -12,9 +12,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 
-use crate::backend::{Backend, Event, MAX_QUEUES};
+use crate::backend::{Backend, Event, MAX_QUEUES, Slice};
 use crate::device::Device;
 use crate::error::Result;
+use crate::memory::compact::{Held, Move, Mover};
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
 const OUT: u8 = MAX_QUEUES - 2;
@@ -201,6 +202,59 @@ impl Lanes {
             gate: Mutex::new(()),
         }
     }
+
+    fn lane<'a>(&'a self, backend: &'a Arc<dyn Backend>, queue: u8) -> Result<&'a Arc<dyn Backend>> {
+        let place = &self.backends[usize::from(queue)];
+        if queue == 0 {
+            return Ok(backend);
+        }
+        if let Some(lane) = place.get() {
+            return Ok(lane);
+        }
+        let lane = backend.queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
+        Ok(place.get_or_init(|| lane))
+    }
+
+    fn gate(&self) -> Gate<'_> {
+        Gate(self.gate.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Moves the blocks of a device's pool.
+pub(crate) struct Copies {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) lanes: Arc<Lanes>,
+}
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Copies({:?})", self.backend)
+    }
+}
+
+impl Mover for Copies {
+    fn gate(&self) -> Box<dyn Held + '_> {
+        Box::new(self.lanes.gate())
+    }
+
+    fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
+        let Self { backend, lanes } = self;
+        let order = &mut *lanes.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
+        let others: SmallVec<[u8; 8]> =
+            (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
+        for &other in &others {
+            let now = order.next(other);
+            order.join(backend, queue, now)?;
+        }
+        let lane = lanes.lane(backend, queue)?;
+        for Move { from, to, bytes } in moves {
+            let slice = |(segment, offset)| Slice { segment, offset, bytes: *bytes };
+            lane.copy(slice(*to), slice(*from))?;
+        }
+        let done = order.next(queue);
+        others.iter().try_for_each(|other| order.join(backend, *other, done))
+    }
 }
 
 impl Device {
@@ -222,15 +276,7 @@ impl Device {
 
     /// The backend of a queue.
     pub(crate) fn lane(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
-        let place = &self.lanes().backends[usize::from(queue)];
-        if queue == 0 {
-            return Ok(self.backend());
-        }
-        if let Some(lane) = place.get() {
-            return Ok(lane);
-        }
-        let lane = self.backend().queue(queue)?.unwrap_or_else(|| Arc::clone(self.backend()));
-        Ok(place.get_or_init(|| lane))
+        self.lanes().lane(self.backend(), queue)
     }
 
     /// The backend of the queue that operations of this thread run on.
@@ -252,7 +298,7 @@ impl Device {
     /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped.
     #[inline]
     pub(crate) fn gate(&self) -> Gate<'_> {
-        Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner))
+        self.lanes().gate()
     }
 
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
@@ -264,9 +310,7 @@ impl Device {
                 order.join(self.backend(), queue, moment)?;
             }
         }
-        let ticket = &mut order.tickets[usize::from(queue)];
-        *ticket += 1;
-        let now = Moment { queue, ticket: *ticket };
+        let now = order.next(queue);
         match access {
             Access::Write => uses.written = now,
             Access::Read => {
@@ -291,9 +335,7 @@ impl Device {
     /// ticket, so this takes one.
     pub(crate) fn follow(&self, _gate: &Gate<'_>, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        let ticket = &mut order.tickets[usize::from(other)];
-        *ticket += 1;
-        let moment = Moment { queue: other, ticket: *ticket };
+        let moment = order.next(other);
         order.join(self.backend(), queue, moment)
     }
 
@@ -308,6 +350,13 @@ impl Device {
 }
 
 impl Order {
+    /// The moment behind the operation that a queue is given now.
+    fn next(&mut self, queue: u8) -> Moment {
+        let ticket = &mut self.tickets[usize::from(queue)];
+        *ticket += 1;
+        Moment { queue, ticket: *ticket }
+    }
+
     fn mark(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
         let mark = (self.tickets[usize::from(queue)], backend.record(queue)?);
         let events = &mut self.events[usize::from(queue)];

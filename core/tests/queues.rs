@@ -211,6 +211,10 @@ impl Backend for Checked {
 /// Runs `work` on such a device, with and without virtual memory, and fails if anything was out of order. It must have
 /// used several queues.
 fn in_order(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    in_order_with("", work)
+}
+
+fn in_order_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     for virtual_memory in [true, false] {
         let mut profile = Profile::default();
         if !virtual_memory {
@@ -222,7 +226,7 @@ fn in_order(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
             seen: Arc::default(),
             written: Arc::default(),
         });
-        work(&Device::with_config(backend.clone(), Config::default()))?;
+        work(&Device::with_config(backend.clone(), Config::parse(config)?))?;
         let seen = backend.seen();
         assert!(seen.races.is_empty(), "{} races, the first: {}", seen.races.len(), seen.races[0]);
         assert!(seen.waits > 0, "one queue alone was used");
@@ -295,6 +299,53 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
             // invariant: a panic in a thread is one here
             workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
         })
+    })
+}
+
+/// Memory that is full, and free in parts: blocks move while streams, threads and copies to the host have them in hand.
+#[test]
+fn blocks_that_move_are_waited_for() -> Result<()> {
+    in_order_with("max_memory_mb:24,large_segment_size_mb:2", |device| {
+        let work = |seed: u64| -> Result<()> {
+            let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+            let (mut state, mut kept) = (seed, Vec::<Tensor>::new());
+            for _ in 0..300 {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let random = (state >> 33) as usize;
+                let _on = streams[random % 3].enter();
+                let mut turn = || -> Result<()> {
+                    if !kept.is_empty() {
+                        let old = kept.swap_remove(random / 3 % kept.len());
+                        old.mul_(0.5)?;
+                        if random % 8 == 1 {
+                            old.offload_()?;
+                        }
+                        if random.is_multiple_of(2) {
+                            kept.push(old.exp()?);
+                        } else if random % 8 == 1 {
+                            kept.push(old);
+                        }
+                    }
+                    while kept.iter().map(Tensor::numel).sum::<usize>() < 7 << 18 {
+                        let size = (1 << 16) + random % 7 * (1 << 15);
+                        kept.push(Tensor::ones(&[size], DType::F32, device)?);
+                    }
+                    Ok(())
+                };
+                match turn() {
+                    Err(full) if full.is_out_of_memory() => kept.truncate(kept.len() / 2),
+                    done => done?,
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|threads| {
+            let workers: Vec<_> = (1..4).map(|seed| threads.spawn(move || work(seed))).collect();
+            // invariant: a panic in a thread is one here
+            workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
+        })?;
+        assert!(device.memory().num_compactions > 0, "{}", device.memory());
+        Ok(())
     })
 }
 

@@ -125,7 +125,7 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
 }
 
 /// The free blocks of one queue and pool.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Bins {
     bins: Box<[Bin]>,
     /// Which bins hold something.

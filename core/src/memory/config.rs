@@ -82,6 +82,8 @@ pub struct Config {
     pub release_before_growth: bool,
     /// `growth_slack`: see above.
     pub growth_slack: f64,
+    /// `compaction`: move blocks in use, of tensors, where memory is free only in parts.
+    pub compaction: bool,
 }
 
 impl Default for Config {
@@ -93,6 +95,7 @@ impl Default for Config {
             expandable_segments: true,
             release_before_growth: true,
             growth_slack: 0.01,
+            compaction: true,
             ..Self::pytorch()
         }
     }
@@ -117,6 +120,7 @@ impl Config {
             fail_fast: false,
             release_before_growth: false,
             growth_slack: 0.0,
+            compaction: false,
         }
     }
 
@@ -179,6 +183,7 @@ impl Config {
                 "throw_on_cudamalloc_oom" => self.fail_fast = setting.boolean()?,
                 "release_before_growth" => self.release_before_growth = setting.boolean()?,
                 "growth_slack" => self.growth_slack = setting.fraction(0.0, 100.0)?,
+                "compaction" => self.compaction = setting.boolean()?,
                 "backend" if setting.value == "native" => {}
                 "backend" => return Err(setting.wrong("`native` (this pool; there is no other)")),
                 _ if FOREIGN.contains(&key) => {
@@ -251,13 +256,15 @@ impl fmt::Display for Config {
         }
         write!(f, ",throw_on_cudamalloc_oom:{}", truth(self.fail_fast))?;
         write!(f, ",release_before_growth:{}", truth(self.release_before_growth))?;
-        write!(f, ",growth_slack:{}", self.growth_slack)
+        write!(f, ",growth_slack:{}", self.growth_slack)?;
+        write!(f, ",compaction:{}", truth(self.compaction))
     }
 }
 
 /// The valid keys.
-pub const KEYS: [&str; 15] = [
+pub const KEYS: [&str; 16] = [
     "backend",
+    "compaction",
     "expandable_segments",
     "fit",
     "garbage_collection_threshold",
@@ -391,7 +398,7 @@ mod tests {
              per_process_memory_fraction:0.5,large_segment_size_mb:32,expandable_segments:False,max_memory_mb:1000,\
              max_process_memory_mb:2000,\
              throw_on_cudamalloc_oom:True,small_size_kb:512,fit:best,release_before_growth:False,growth_slack:0.25,\
-             roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
+             compaction:False,roundup_power2_divisions:[256:1,512:2,1024:4,>:8],pinned_use_background_threads:True",
         )?;
         let mut divisions = [1; 16];
         divisions[9] = 2;
@@ -412,6 +419,7 @@ mod tests {
             fail_fast: true,
             release_before_growth: false,
             growth_slack: 0.25,
+            compaction: false,
         };
         assert_eq!(config, expected);
         assert_eq!(Config::parse(&config.to_string())?, config);
@@ -463,7 +471,7 @@ mod tests {
 
     #[test]
     fn mistakes_are_named() {
-        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_process_memory_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
+        insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, compaction, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_process_memory_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
         insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number above 0");
         insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use super::compact::{Held, Move, Mover};
 use super::source::{
     DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
-
 /// What a [`FakeSource`] was asked for, how often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
@@ -23,6 +23,8 @@ pub struct Calls {
     pub unmap: u64,
     /// Pieces of `arrange` that were moved.
     pub moved: u64,
+    /// Bytes of blocks that were copied.
+    pub copied: u64,
     /// `fence_wait`
     pub wait: u64,
 }
@@ -287,6 +289,29 @@ impl State {
     fn id(&mut self) -> SegmentId {
         self.next += 1;
         SegmentId(self.next)
+    }
+}
+
+impl Mover for FakeSource {
+    fn gate(&self) -> Box<dyn Held + '_> {
+        Box::new(())
+    }
+
+    fn copy(&self, queue: u8, moves: &[Move]) -> crate::error::Result<()> {
+        let others = || (0..MAX_QUEUES).filter(|other| *other != queue);
+        for other in others() {
+            self.wait_event(queue, self.record(other)?)?;
+        }
+        for Move { from, to, bytes } in moves {
+            if self.lock().contents.is_some() {
+                let mut data = vec![0; *bytes as usize];
+                self.read(from.0, from.1, &mut data)?;
+                self.write(to.0, to.1, &data)?;
+            }
+            self.lock().calls.copied += bytes;
+        }
+        let done = self.record(queue)?;
+        Ok(others().try_for_each(|other| self.wait_event(other, done))?)
     }
 }
 

@@ -23,25 +23,45 @@ const LARGEST_EXTENT: u64 = 20 * MIB;
 /// the calls, and more would soon be missed.
 const LEAST_PIECE: u64 = 16;
 const LARGEST_PIECE: u64 = 4;
-/// How many bytes a program requests for each that may move, and the pieces that a wait for the device counts as.
+/// Where blocks in use move, plain segments are at least this part of what the program uses; of a small program a larger
+/// part, but at most twice `large_segment_size`: fewer calls, and larger holes to be made.
+const SLAB: u64 = 24;
+const SMALL_SLAB: u64 = 4;
+/// And a pool may hold somewhat more: each step below costs copies and calls.
+const COMPACT_SLACK: f64 = 0.02;
+/// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
+/// for each other, or by being copied. And the pieces that a wait for the device counts as.
 const REQUESTED: u64 = 24;
+const REQUESTED_COPIES: u64 = 8;
 const WAIT: u64 = 4;
 
-/// The bytes that have moved lately: less by one for every [`REQUESTED`] bytes that the program requests.
-#[derive(Clone, Copy, Debug, Default)]
+/// The bytes that have moved lately: less by one for every so many bytes that the program requests.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Moved {
+    requested: u64,
     bytes: u64,
     /// When that was, in bytes that were ever lent.
     at: u64,
 }
 
+impl Default for Moved {
+    fn default() -> Self {
+        Self { requested: REQUESTED, bytes: 0, at: 0 }
+    }
+}
+
 impl Moved {
-    fn now(&self, lent: u64) -> u64 {
-        self.bytes.saturating_sub((lent - self.at) / REQUESTED)
+    /// Of bytes that are copied.
+    pub(super) fn copied() -> Self {
+        Self { requested: REQUESTED_COPIES, ..Self::default() }
     }
 
-    fn add(&mut self, lent: u64, bytes: u64) {
-        *self = Self { bytes: self.now(lent) + bytes, at: lent };
+    fn now(&self, lent: u64) -> u64 {
+        self.bytes.saturating_sub((lent - self.at) / self.requested)
+    }
+
+    pub(super) fn add(&mut self, lent: u64, bytes: u64) {
+        *self = Self { bytes: self.now(lent) + bytes, at: lent, ..*self };
     }
 }
 
@@ -90,18 +110,34 @@ impl State {
         if !self.config.release_before_growth || self.config.max_split_size.is_some() {
             return least;
         }
+        if self.compacts() {
+            return self.slab(need).min(LARGEST_IN_COMMON.max(least));
+        }
         let part = (self.most_active(need) / IN_COMMON).next_multiple_of(ROUND_LARGE);
         least.max(part.min(LARGEST_IN_COMMON))
     }
 
+    /// The least plain segment where blocks in use move.
+    pub(super) fn slab(&self, need: &Need) -> u64 {
+        let (most, least) = (self.most_active(need), self.config.large_segment_size);
+        let small = (most / SMALL_SLAB).next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
+        small.max((most / SLAB).next_multiple_of(ROUND_LARGE))
+    }
+
+    /// Whether a request gets a plain segment of its own.
+    pub(super) fn has_own_segment(&self, need: &Need) -> bool {
+        self.virtual_memory.is_none() && need.size >= OWN_SEGMENT
+    }
+
     /// The plain segment to make for a request.
-    fn segment_size(&self, need: &Need) -> u64 {
+    pub(super) fn segment_size(&self, need: &Need) -> u64 {
         let size = if self.is_small(need) {
             SMALL_PIECE
         } else if need.size < OWN_SEGMENT {
             self.in_common(need)
         } else {
-            need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size)
+            let own = need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size);
+            if self.compacts() { own.max(self.slab(need)) } else { own }
         };
         size.min(self.max_segment).max(need.size)
     }
@@ -121,9 +157,7 @@ impl State {
             return Ok(false);
         }
         let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
-        let target = self.target(need);
-        // What is held above the target already is no debt of this request.
-        let surplus = self.heap.counters.reserved().saturating_add(grow).saturating_sub(target).min(grow);
+        let surplus = self.surplus_of(need, grow);
         if surplus == 0 {
             return Ok(false);
         }
@@ -151,6 +185,22 @@ impl State {
             }
         };
         Ok(self.leave(source, &chosen, place.is_some())? > 0)
+    }
+
+    /// Whether blocks should move for a request, before the pool takes more memory.
+    pub(super) fn should_compact(&self, need: &Need) -> bool {
+        let plain = self.virtual_memory.is_none() && self.config.release_before_growth;
+        plain && !self.is_small(need) && self.surplus(need) > 0
+    }
+
+    /// The bytes that a plain pool would hold too many, if it grew for a request.
+    pub(super) fn surplus(&self, need: &Need) -> u64 {
+        self.surplus_of(need, self.segment_size(need))
+    }
+
+    fn surplus_of(&self, need: &Need, grow: u64) -> u64 {
+        // What is held above the target already is no debt of this request.
+        self.heap.counters.reserved().saturating_add(grow).saturating_sub(self.target(need)).min(grow)
     }
 
     /// The part of idle memory that a placement does not need where it is.
@@ -208,6 +258,20 @@ impl State {
                 done => return Ok(done),
             }
         }
+    }
+
+    /// A new segment of so many bytes, free. Whether there was room.
+    pub(super) fn extend(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<bool> {
+        if self.over_limit(size) {
+            return Ok(false);
+        }
+        self.num_device_alloc += 1;
+        match source.alloc_segment(size) {
+            Ok(id) => self.heap.add_segment(id, size, need.arena),
+            Err(SourceError::OutOfMemory { .. }) => return Ok(false),
+            Err(other) => return Err(other.into()),
+        }
+        Ok(true)
     }
 
     fn add_segment(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
@@ -381,8 +445,10 @@ impl State {
     /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again.
     fn target(&self, need: &Need) -> u64 {
         let most = self.most_active(need);
-        let slack = (most as f64 * (1.0 + self.config.growth_slack)) as u64;
-        let unsettled = self.moved.now(self.heap.counters.lent()).saturating_sub(most / 2);
+        let copies = self.virtual_memory.is_none() && self.compacts();
+        let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
+        let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
+        let unsettled = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
         slack.saturating_add(unsettled).min(self.limit.unwrap_or(u64::MAX))
     }
 

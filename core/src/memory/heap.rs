@@ -27,6 +27,8 @@ pub(super) enum State {
     Free,
     /// Held by a caller.
     Live,
+    /// The same, by one who looks up where it is: it may move.
+    Loose,
     /// Freed, but a fence has not passed.
     Pending,
     /// On its way back to the device: free, and waits for a fence.
@@ -35,6 +37,14 @@ pub(super) enum State {
     Unmapped,
     /// No block: an unused place in the slab.
     Vacant,
+}
+
+impl State {
+    /// Whether a caller holds it.
+    #[inline]
+    pub(super) fn is_held(self) -> bool {
+        matches!(self, Self::Live | Self::Loose)
+    }
 }
 
 /// One range of a segment. 64 bytes: a cache line.
@@ -58,7 +68,7 @@ pub(super) struct Slot {
 const _: () = assert!(size_of::<Slot>() == 64);
 
 /// One piece of memory, or one range of addresses.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) id: SegmentId,
     pub(super) size: u64,
@@ -72,7 +82,7 @@ pub(super) struct Segment {
 }
 
 /// A range of addresses, and the memory behind it.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Range {
     /// What was mapped by one call each: (offset, size), ascending.
     pub(super) extents: Vec<(u64, u64)>,
@@ -81,7 +91,7 @@ pub(super) struct Range {
 }
 
 /// The blocks of one queue, small or large.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Arena {
     pub(super) queue: u8,
     pub(super) small: bool,
@@ -116,6 +126,8 @@ pub(super) struct Need {
     pub(super) size: u64,
     pub(super) requested: u64,
     pub(super) scope: Scope,
+    /// Held as [`State::Live`] or [`State::Loose`].
+    pub(super) held: State,
 }
 
 /// The rules of splitting.
@@ -133,7 +145,7 @@ pub(super) struct Splitting {
     pub(super) min_large_rest: u64,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Heap {
     slots: Vec<Slot>,
     vacant: u32,
@@ -198,7 +210,8 @@ impl Heap {
             return own;
         }
         let left = find(self, RETIRED).filter(|left| {
-            let held = |s: &Slot| s.arena == *left && matches!(s.state, State::Live | State::Pending);
+            let held =
+                |s: &Slot| s.arena == *left && matches!(s.state, State::Live | State::Loose | State::Pending);
             !self.all_blocks().any(held)
         });
         match left {
@@ -338,7 +351,7 @@ impl Heap {
     #[inline]
     fn hold(&mut self, at: u32, need: &Need) -> Block {
         let slot = &mut self.slots[at as usize];
-        slot.state = State::Live;
+        slot.state = need.held;
         let used = std::mem::replace(&mut slot.requested, need.requested);
         if used > 0 {
             self.owes = Some(Owed { arena: slot.arena, last: used });
@@ -360,7 +373,7 @@ impl Heap {
     #[inline]
     pub(super) fn find(&self, block: &Block) -> Option<u32> {
         let slot = self.slots.get(block.slot as usize)?;
-        (slot.generation == block.generation && slot.state == State::Live).then_some(block.slot)
+        (slot.generation == block.generation && slot.state.is_held()).then_some(block.slot)
     }
 
     /// The queue whose arena a block is of.
@@ -465,7 +478,7 @@ impl Heap {
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
     /// neighbours leave their bins; the block itself is in none.
     #[inline]
-    fn merge(&mut self, mut at: u32, state: State) -> u32 {
+    pub(super) fn merge(&mut self, mut at: u32, state: State) -> u32 {
         let next = self.slot(at).next;
         if next != NONE && self.slot(next).state == state {
             if state == State::Free {
@@ -501,7 +514,7 @@ impl Heap {
 
     /// Gives a place in the slab back; handles of it are stale from now on.
     #[inline]
-    fn vacate(&mut self, at: u32) {
+    pub(super) fn vacate(&mut self, at: u32) {
         let next = std::mem::replace(&mut self.vacant, at);
         let slot = self.slot_mut(at);
         slot.state = State::Vacant;
@@ -511,7 +524,7 @@ impl Heap {
 
     /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
     #[inline]
-    fn split(&mut self, at: u32, size: u64) -> u32 {
+    pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
         // Field by field: a copy of the whole slot would wait for the fields that have just been written.
         let slot = &mut self.slots[at as usize];
         let rest = Slot {
@@ -553,14 +566,14 @@ impl Heap {
     }
 
     /// Puts a free block into its bin.
-    fn list(&mut self, at: u32) {
+    pub(super) fn list(&mut self, at: u32) {
         let (entry, arena) = (self.entry(at), self.slot(at).arena);
         self.arenas[arena as usize].bins.insert(entry);
         self.freed(at, Parts::default());
     }
 
     /// Takes a free block out of its bin.
-    fn unlist(&mut self, at: u32) {
+    pub(super) fn unlist(&mut self, at: u32) {
         let Slot { arena, size, .. } = *self.slot(at);
         self.arenas[arena as usize].bins.remove(at, size);
         let gone = self.part(at);

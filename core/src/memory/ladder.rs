@@ -52,6 +52,14 @@ impl Pool {
             }
         }
 
+        if state.should_compact(&need) {
+            let (served, next) = self.compact(state, &need, false)?;
+            if let Some(block) = served {
+                return Ok(block);
+            }
+            state = next;
+        }
+
         let mut place = state.placement(&need);
         if state.reclaim(source, &need, place.as_ref())? {
             place = None;
@@ -73,6 +81,11 @@ impl Pool {
         };
 
         if !state.config.fail_fast {
+            let (served, next) = self.compact(state, &need, true)?;
+            if let Some(block) = served {
+                return Ok(block);
+            }
+            state = next;
             if !state.waiting.is_empty() {
                 state.rungs.wait.tried += 1;
                 state = self.wait(state)?;

@@ -19,11 +19,13 @@
 //! 1. poll: what waits for fences that the device has passed becomes free;
 //! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
 //! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
-//! 4. reclaim: idle memory goes back, or moves to where it is missing, if the pool would hold more than `1 + growth_slack` times the most that was
+//! 4. compact: blocks of tensors move, in plain segments, so that what is free is in one piece, where the pool would hold as
+//!    much as in the next rung; and again, in segments of any kind, when the device is full;
+//! 5. reclaim: idle memory goes back, or moves to where it is missing, if the pool would hold more than `1 + growth_slack` times the most that was
 //!    ever in use at once;
-//! 5. grow: a segment, or memory mapped where the least of it is missing;
-//! 6. wait: for all fences that freed blocks wait for;
-//! 7. release: all idle memory goes back, and the pool grows once more.
+//! 6. grow: a segment, or memory mapped where the least of it is missing;
+//! 7. wait: for all fences that freed blocks wait for;
+//! 8. release: all idle memory goes back, and the pool grows once more.
 //!
 //! Then it is an [`OutOfMemory`]. The pool and the device stay usable.
 //!
@@ -32,6 +34,7 @@
 //! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
 mod bins;
+pub(crate) mod compact;
 mod config;
 mod counters;
 mod diff;
@@ -42,6 +45,7 @@ mod heap;
 mod host;
 mod ladder;
 mod oom;
+mod planner;
 mod pool;
 mod private;
 mod process;

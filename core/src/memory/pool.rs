@@ -2,9 +2,10 @@
 
 use std::backtrace::Backtrace;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
+use super::compact::Mover;
 use super::config::Config;
 use super::heap::Need;
 use super::private;
@@ -25,6 +26,8 @@ pub struct Request {
     pub queue: u8,
     /// The private pool that serves it; 0 is none.
     pub(super) private: u16,
+    /// Whether it may move: who asks looks up where it is.
+    pub(super) movable: bool,
     /// What the memory is for: that of the thread's [`scope`], unless changed.
     pub scope: Scope,
 }
@@ -35,7 +38,7 @@ impl Request {
     #[track_caller]
     #[inline]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, queue: 0, private: private::current(), scope: scope::current().here() }
+        Self { bytes, queue: 0, private: private::current(), movable: false, scope: scope::current().here() }
     }
 
     /// On another queue.
@@ -113,6 +116,10 @@ pub(super) struct Shared {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) state: Mutex<State>,
     pub(super) callbacks: RwLock<Vec<Callback>>,
+    /// Who moves blocks for it, if anyone does.
+    pub(super) mover: OnceLock<Arc<dyn Mover>>,
+    /// How often blocks have moved.
+    pub(super) moves: AtomicU64,
     /// Whether stacks are recorded.
     pub(super) stacks: AtomicBool,
 }
@@ -159,6 +166,8 @@ impl Pool {
                 source,
                 state,
                 callbacks: RwLock::default(),
+                mover: OnceLock::new(),
+                moves: AtomicU64::new(0),
                 stacks: AtomicBool::new(false),
             }),
         }

@@ -261,8 +261,8 @@ impl Snapshot {
 /// What of PyTorch's stands for one of ours: a free is requested and completed at once.
 fn actions(action: Action) -> &'static [&'static str] {
     match action {
-        Action::Alloc => &["alloc"],
-        Action::Free => &["free_requested", "free_completed"],
+        Action::Alloc | Action::MovedTo => &["alloc"],
+        Action::Free | Action::MovedFrom => &["free_requested", "free_completed"],
         Action::FreeRequested => &["free_requested"],
         Action::FreeCompleted => &["free_completed"],
         Action::SegmentAlloc => &["segment_alloc"],

@@ -39,6 +39,10 @@ pub enum Action {
     SegmentMap,
     /// Memory was unmapped.
     SegmentUnmap,
+    /// A block was copied to another place, from here.
+    MovedFrom,
+    /// A block was copied from another place, to here.
+    MovedTo,
     /// A request could not be served.
     Oom,
 }
@@ -111,7 +115,7 @@ pub(super) struct Record {
 }
 
 /// The ring, and what is known of live blocks beyond their slots.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Recorder {
     ring: Vec<Record>,
     capacity: usize,
@@ -162,6 +166,11 @@ impl Recorder {
             self.next = 0;
         }
         self.total += 1;
+    }
+
+    fn newest(&mut self) -> Option<&mut Record> {
+        let at = self.next.checked_sub(1).unwrap_or(self.capacity - 1);
+        self.ring.get_mut(at)
     }
 
     /// A block was lent in a slot.
@@ -218,6 +227,15 @@ impl Heap {
         let holder = Holder { tag, module, op, site: recorder.site(at) };
         let time = recorder.now();
         recorder.push(Record { time, segment, offset, size, requested, action, queue, holder });
+    }
+
+    /// A block in use was moved from another place.
+    pub(super) fn record_move(&mut self, at: u32, from: (SegmentId, u64)) {
+        self.record_block(Action::MovedFrom, at);
+        if let Some(record) = self.recorder.as_mut().and_then(|r| r.newest()) {
+            (record.segment, record.offset) = from;
+        }
+        self.record_block(Action::MovedTo, at);
     }
 
     /// The pool took memory from the device, or gave it back.
@@ -285,7 +303,7 @@ impl State {
                     reserved += record.size;
                     continue;
                 }
-                Action::FreeCompleted | Action::Oom => continue,
+                Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => continue,
             };
             let Holder { tag, module, op, ref site } = record.holder;
             let scope = Scope { tag, module, op, site: site.line };

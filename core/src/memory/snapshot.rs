@@ -236,7 +236,7 @@ impl State {
 
 fn block_state(block: &Slot) -> Option<BlockState> {
     match block.state {
-        Is::Live => Some(BlockState::ActiveAllocated),
+        Is::Live | Is::Loose => Some(BlockState::ActiveAllocated),
         Is::Pending => Some(BlockState::ActiveAwaitingFree),
         Is::Free => Some(BlockState::Inactive),
         Is::Leaving => Some(BlockState::Leaving),

@@ -61,6 +61,11 @@ pub(super) struct State {
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
     pub(super) num_device_alloc: u64,
+    /// Slots that are not to move, as often as somebody asked for that.
+    pub(super) pinned: Vec<u32>,
+    pub(super) has_mover: bool,
+    pub(super) num_compactions: u64,
+    pub(super) compacted_bytes: u64,
     num_device_free: u64,
     num_invalid_frees: u64,
 }
@@ -115,9 +120,25 @@ impl State {
             num_device_alloc: 0,
             num_device_free: 0,
             num_invalid_frees: 0,
+            pinned: Vec::new(),
+            has_mover: false,
+            num_compactions: 0,
+            compacted_bytes: 0,
         };
         state.set_limit(source);
         state
+    }
+
+    /// There is somebody who moves blocks.
+    pub(super) fn set_mover(&mut self) {
+        self.has_mover = true;
+        if self.compacts() {
+            // Small rests come together again.
+            self.heap.rules.min_large_rest = 0;
+            if self.virtual_memory.is_none() {
+                self.moved = Moved::copied();
+            }
+        }
     }
 
     pub(super) fn set_limit(&mut self, source: &dyn SegmentSource) {
@@ -152,7 +173,8 @@ impl State {
             // Inside a private pool of another device, too.
             _ => self.heap.arena(request.queue, small),
         };
-        Need { arena, size, requested: request.bytes, scope: request.scope }
+        let held = if request.movable { Is::Loose } else { Is::Live };
+        Need { arena, size, requested: request.bytes, scope: request.scope, held }
     }
 
     /// Serves a request from free blocks.
@@ -396,6 +418,8 @@ impl State {
             num_device_alloc: self.num_device_alloc,
             num_device_free: self.num_device_free,
             num_invalid_frees: self.num_invalid_frees,
+            num_compactions: self.num_compactions,
+            compacted_bytes: self.compacted_bytes,
             max_split_size: self.config.max_split_size,
             expandable_segments: self.virtual_memory.is_some(),
             rungs: self.rungs,
@@ -412,6 +436,8 @@ impl State {
         self.num_device_alloc = 0;
         self.num_device_free = 0;
         self.num_invalid_frees = 0;
+        self.num_compactions = 0;
+        self.compacted_bytes = 0;
     }
 
     pub(super) fn out_of_memory(&self, need: &Need, memory: DeviceMemory, detail: String) -> OutOfMemory {
@@ -421,7 +447,7 @@ impl State {
         let mut by_tag = [0; Tag::COUNT];
         let mut by_module = std::collections::BTreeMap::<_, u64>::new();
         let mut largest_parameter = 0;
-        for block in self.heap.all_blocks().filter(|b| b.state == Is::Live) {
+        for block in self.heap.all_blocks().filter(|b| b.state.is_held()) {
             by_tag[block.tag as usize] += block.size;
             if block.tag == Tag::Parameter {
                 largest_parameter = block.size.max(largest_parameter);

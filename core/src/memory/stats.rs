@@ -49,6 +49,8 @@ pub struct Rungs {
     pub callbacks: Rung,
     /// Give segments back that have been idle for long (`garbage_collection_threshold`).
     pub collect: Rung,
+    /// Move blocks that are in use, so that what is free is in one piece.
+    pub compact: Rung,
     /// Give idle memory back before growing past what the program has shown to need.
     pub reclaim: Rung,
     /// Ask the source for memory.
@@ -101,6 +103,10 @@ pub struct Stats {
     pub num_device_alloc: u64,
     /// Calls of the source that gave back a segment or unmapped memory.
     pub num_device_free: u64,
+    /// Times that blocks in use were moved, so that memory was free in one piece.
+    pub num_compactions: u64,
+    /// Bytes that were copied for that.
+    pub compacted_bytes: u64,
     /// Frees of blocks that were not held (a bug of the caller; nothing was freed).
     pub num_invalid_frees: u64,
     /// The setting; `None` is unlimited.
@@ -192,6 +198,8 @@ impl Stats {
             ("num_device_alloc", self.num_device_alloc),
             ("num_device_free", self.num_device_free),
             ("num_invalid_frees", self.num_invalid_frees),
+            ("num_compactions", self.num_compactions),
+            ("compacted_bytes", self.compacted_bytes),
         ];
         map.extend(scalars.map(|(name, value)| (name.to_owned(), value)));
         if let Some(limit) = self.max_split_size {
@@ -228,11 +236,12 @@ impl Stats {
 impl Rungs {
     /// The rungs with their names, in order.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, Rung); 7] {
+    pub fn named(&self) -> [(&'static str, Rung); 8] {
         [
             ("poll", self.poll),
             ("callbacks", self.callbacks),
             ("collect", self.collect),
+            ("compact", self.compact),
             ("reclaim", self.reclaim),
             ("grow", self.grow),
             ("wait", self.wait),

@@ -152,6 +152,8 @@ pub struct Summary {
     pub served: u64,
     /// Requests for which there was no memory.
     pub refused: u64,
+    /// Requests for which blocks were moved.
+    pub moves: u64,
 }
 
 /// Runs operations on a pool of the device, checks everything after each, and frees what is left.
@@ -197,7 +199,13 @@ impl<D: Contents + ?Sized> Model<'_, D> {
         match op {
             Op::Alloc { bytes, queue } => {
                 let tag = Tag::ALL[bytes as usize % Tag::COUNT];
-                match self.pool.alloc(Request::new(bytes).queue(queue).tag(tag)) {
+                let (moves, events) = (self.pool.moves(), self.device.events());
+                let served = self.pool.alloc(Request::new(bytes).queue(queue).tag(tag).movable());
+                if self.pool.moves() != moves {
+                    summary.moves += 1;
+                    self.follow(events);
+                }
+                match served {
                     Ok(block) => {
                         summary.served += 1;
                         self.lend(block, bytes, queue)?;
@@ -233,6 +241,20 @@ impl<D: Contents + ?Sized> Model<'_, D> {
             }
         }
         Ok(())
+    }
+
+    /// Blocks have moved, after so many events: what they left has been used until then.
+    fn follow(&mut self, events: u64) {
+        for (block, _) in &mut self.live {
+            let before = *block;
+            self.pool.locate(block);
+            if *block != before {
+                self.uses.push(Some((before, events)));
+            }
+        }
+        let waiting = self.waiting.iter().map(|(block, ..)| block);
+        let taken = self.live.iter().map(|(block, _)| block).chain(waiting);
+        self.taken = taken.map(|b| ((b.segment, b.offset), b.offset + b.size)).collect();
     }
 
     /// Checks that a new block overlaps nothing, and fills it.

@@ -1,5 +1,6 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
+mod compact;
 mod limits;
 mod queues;
 mod recording;
@@ -30,7 +31,7 @@ fn device(paged: bool) -> Arc<FakeSource> {
 fn against_model(paged: bool, text: &str, bits: &[u64]) -> Result<(), TestCaseError> {
     let source = device(paged);
     let config = Config::parse(text).map_err(|e| TestCaseError::fail(e.to_string()))?;
-    let pool = Pool::new(source.clone(), config);
+    let pool = Pool::new(source.clone(), config).with_mover(source.clone());
     let ops = bits.iter().map(|b| Op::from_bits(*b, 8 * MIB)).collect::<Vec<_>>();
     let outcome = testing::check(&pool, &*source, &ops);
     prop_assert!(outcome.is_ok(), "{outcome:?}");
@@ -41,7 +42,7 @@ fn against_model(paged: bool, text: &str, bits: &[u64]) -> Result<(), TestCaseEr
 }
 
 proptest! {
-    // 4 tests of 16 cases of 160 to 240 operations: more than 10,000 operations.
+    // 5 tests of 16 cases of 160 to 240 operations: more than 10,000 operations.
     #![proptest_config(ProptestConfig { cases: 16, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
@@ -60,6 +61,11 @@ proptest! {
                     release_before_growth:False,small_size_kb:1024,fit:best,max_memory_mb:48,\
                     garbage_collection_threshold:0.5";
         against_model(false, text, &bits)?;
+    }
+
+    #[test]
+    fn blocks_that_move_keep_what_they_hold(bits in prop::collection::vec(any::<u64>(), 160..240)) {
+        against_model(false, "max_memory_mb:24,large_segment_size_mb:2", &bits)?;
     }
 
     #[test]

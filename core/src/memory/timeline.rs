@@ -33,7 +33,7 @@ fn undo(sum: &mut u64, event: &EventInfo) {
         Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
             sum.saturating_add(event.size)
         }
-        Action::FreeCompleted | Action::Oom => *sum,
+        Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => *sum,
     };
 }
 

@@ -123,7 +123,14 @@ pub(crate) fn launch3(
 #[must_use = "the addresses are good while this lives"]
 pub(crate) struct Bound<'a> {
     slices: SmallVec<[Slice; 8]>,
-    _gate: Gate<'a>,
+    gate: Gate<'a>,
+}
+
+impl Bound<'_> {
+    /// What keeps others away.
+    pub(crate) fn gate(&self) -> &Gate<'_> {
+        &self.gate
+    }
 }
 
 impl Deref for Bound<'_> {
@@ -156,7 +163,7 @@ where
         let gate = first.device().gate();
         let slices = tensors.clone().into_iter().map(|(t, access)| t.bind(access, &gate));
         if let Some(slices) = slices.collect::<Result<Option<_>>>()? {
-            return Ok(Bound { slices, _gate: gate });
+            return Ok(Bound { slices, gate });
         }
         drop(gate);
         tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;

@@ -181,6 +181,7 @@ impl Tensor {
     pub(crate) fn with_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
         let bound = launch::bind_bytes([(self, access)])?;
         let slice = bound[0];
+        let _pinned = self.inner.storage.pin(bound.gate());
         drop(bound);
         let done = work(slice);
         self.inner.storage.enqueued(access)?;

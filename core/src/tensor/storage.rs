@@ -19,6 +19,8 @@ pub(crate) struct Storage {
 struct State {
     place: Place,
     uses: Uses,
+    /// How often blocks had moved when it was known where this one is.
+    seen: u64,
 }
 
 /// Where the contents are.
@@ -44,6 +46,18 @@ impl Drop for HostBlock {
     }
 }
 
+/// A block that stays where it is.
+pub(super) struct Pinned<'a> {
+    pool: &'a Pool,
+    block: Block,
+}
+
+impl Drop for Pinned<'_> {
+    fn drop(&mut self) {
+        self.pool.unpin(&self.block);
+    }
+}
+
 /// What a kernel binds of a block: up to 16 bytes more than were asked for, so that vectors are whole; it is that large.
 fn slice(block: &Block) -> Slice {
     let bytes = block.bytes.next_multiple_of(16).min(block.size);
@@ -58,7 +72,8 @@ fn words(block: &Block) -> Slice {
 impl Storage {
     #[track_caller]
     pub(super) fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let block = device.pool().alloc(Request::new(bytes).queue(device.queue()))?;
+        let seen = device.pool().moves();
+        let block = device.pool().alloc(Request::new(bytes).queue(device.queue()).movable())?;
         let mut uses = Uses::default();
         if device.streams() {
             device.order(&device.gate(), &mut uses, Access::Write, block.queue)?;
@@ -66,7 +81,7 @@ impl Storage {
         Ok(Self {
             device: device.clone(),
             bytes,
-            state: Mutex::new(State { place: Place::Here(block), uses }),
+            state: Mutex::new(State { place: Place::Here(block), uses, seen }),
         })
     }
 
@@ -82,11 +97,7 @@ impl Storage {
     /// it. `None` if it is not on the device: then [`fetch`](Self::fetch) comes first, without the gate.
     pub(super) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         let state = &mut *self.lock();
-        let block = match &state.place {
-            Place::Here(block) => *block,
-            Place::Both(block, _) => *block,
-            Place::Away(..) => return Ok(None),
-        };
+        let Some(block) = self.locate(state, gate) else { return Ok(None) };
         if access == Access::Write {
             // What the host has is not the same any more.
             state.place = Place::Here(block);
@@ -95,6 +106,26 @@ impl Storage {
             self.device.order(gate, &mut state.uses, access, self.device.queue())?;
         }
         Ok(Some(slice(&block)))
+    }
+
+    /// The block on the device, where it is while the gate is held.
+    #[inline]
+    fn locate(&self, state: &mut State, _gate: &Gate<'_>) -> Option<Block> {
+        let (Place::Here(block) | Place::Both(block, _)) = &mut state.place else { return None };
+        let pool = self.device.pool();
+        let moves = pool.moves();
+        if state.seen != moves {
+            pool.locate(block);
+            state.seen = moves;
+        }
+        Some(*block)
+    }
+
+    /// Keeps the memory on the device where it is, from when the gate is held until the guard is dropped.
+    pub(super) fn pin(&self, gate: &Gate<'_>) -> Option<Pinned<'_>> {
+        let block = self.locate(&mut self.lock(), gate)?;
+        self.device.pool().pin(&block);
+        Some(Pinned { pool: self.device.pool(), block })
     }
 
     /// An operation that was enqueued without the gate has been given to its queue by now.
@@ -118,7 +149,10 @@ impl Storage {
         let gate = device.gate();
         let state = &mut *self.lock();
         // Another thread may have been faster.
-        let Place::Here(block) = state.place else { return Ok(()) };
+        if !matches!(state.place, Place::Here(_)) {
+            return Ok(());
+        }
+        let Some(block) = self.locate(state, &gate) else { return Ok(()) };
         if device.streams() {
             device.order(&gate, &mut state.uses, Access::Read, out)?;
             device.order(&gate, &mut host.uses, Access::Write, out)?;
@@ -157,7 +191,8 @@ impl Storage {
             }
         };
         let queue = device.queue();
-        let block = device.pool().alloc(Request::new(self.bytes).queue(queue).scope(scope))?;
+        let (pool, seen) = (device.pool(), device.pool().moves());
+        let mut block = pool.alloc(Request::new(self.bytes).queue(queue).scope(scope).movable())?;
         let (_, back) = device.copies();
         let mut uses = Uses::default();
         let gate = device.gate();
@@ -167,6 +202,10 @@ impl Storage {
             device.pool().free(block);
             return Ok(());
         };
+        let now = pool.moves();
+        if now != seen {
+            pool.locate(&mut block);
+        }
         let copied = (|| {
             if device.streams() {
                 // What the block's own queue did with it before.
@@ -178,7 +217,7 @@ impl Storage {
             device.mark(&gate, back)
         })();
         copied.inspect_err(|_| free(device, device.pool(), block, &uses))?;
-        *state = State { place: Place::Here(block), uses };
+        *state = State { place: Place::Here(block), uses, seen: now };
         Ok(())
     }
 

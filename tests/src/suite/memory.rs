@@ -7,6 +7,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::testing::{Op, check};
 use forebay::memory::{Config, Pool, Tag, scope};
+use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
 use super::faulty::Faulty;
@@ -17,6 +18,7 @@ tests![
     the_pool_keeps_to_its_model,
     a_thousand_steps_take_the_memory_of_ten,
     a_full_device_at_every_point_of_a_step,
+    memory_that_is_free_in_parts_comes_together,
     empty_cache_gives_everything_back,
     tags_say_who_holds_what,
     threads_share_a_device,
@@ -143,6 +145,47 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     for (weight, expected) in net.weights.iter().zip(&expected) {
         same_bits(&weight.grad().context("no gradient")?, expected)?;
     }
+    Ok(())
+}
+
+/// The same device with plain memory and a limit.
+fn limited(device: &Device, mib: u64) -> forebay::error::Result<Device> {
+    let text = format!("expandable_segments:False,max_memory_mb:{mib}");
+    Ok(Device::with_config(device.backend().clone(), Config::parse(&text)?))
+}
+
+fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
+    let device = limited(device, 40)?;
+    let side = Stream::new(&device);
+    let piece = |seed| {
+        device.manual_seed(seed);
+        Tensor::rand(&[1 << 20], DType::F32, &device)
+    };
+    let all = (0..8).map(piece).collect::<forebay::error::Result<Vec<_>>>()?;
+    let bits = all.iter().map(Tensor::to_vec::<f32>).collect::<forebay::error::Result<Vec<_>>>()?;
+    let weight = all[0].requires_grad_()?;
+    // Saved for the gradient before it moves.
+    let loss = weight.square()?;
+    drop(loss);
+    all[2].offload_()?;
+    all[2].prefetch_()?;
+    let kept = all.into_iter().enumerate().filter(|(k, _)| k % 2 == 0).collect::<Vec<_>>();
+    {
+        let _on = side.enter();
+        kept[3].1.neg()?.neg()?.copy_(&kept[3].1)?;
+    }
+    // 16 MiB are held, and 24 are free; of those the most in one piece is less than this.
+    let large = Tensor::full(&[5 << 20], 3.0, DType::F32, &device)?;
+    let stats = device.memory();
+    ensure!(stats.num_compactions > 0 && stats.compacted_bytes > 0, "nothing moved\n{stats}");
+    ensure!(large.to_vec::<f32>()?.iter().all(|x| *x == 3.0));
+    drop(large);
+    for (k, t) in &kept {
+        ensure!(t.to_vec::<f32>()? == bits[*k], "tensor {k} has changed");
+    }
+    weight.square()?.sum_all()?.backward()?;
+    let grad = weight.grad().context("no gradient")?.to_vec::<f32>()?;
+    ensure!(grad.iter().zip(&bits[0]).all(|(g, w)| *g == 2.0 * w), "the gradient is another one");
     Ok(())
 }
 

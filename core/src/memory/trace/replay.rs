@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Event, Recorded, Trace, file_error};
 use crate::error::Result;
+use crate::memory::compact::{Held, Move, Mover};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};
@@ -43,6 +44,8 @@ pub struct Report {
     /// Calls of the source that got memory, moved it or gave it back. One may be about many pieces: PyTorch counts its
     /// growth of a segment, by pieces of 20 MiB, as one too.
     pub driver_calls: u64,
+    /// Bytes of blocks in use that were copied, so that memory was free in one piece.
+    pub compacted_bytes: u64,
     /// The most segments, or mapped extents, that there were at once.
     pub segments: u64,
     /// Free bytes in the pool when it held the most, the request that made it grow served.
@@ -90,6 +93,7 @@ pub fn replay(trace: &Trace, config: Config, mode: Mode, timed: u32) -> Result<R
     report.peak_allocated = stats.peak_allocated();
     report.segments = stats.segment.all.peak;
     report.driver_calls = source.calls().memory();
+    report.compacted_bytes = stats.compacted_bytes;
     // A source that checks the pool's promises takes its time; this one only says yes.
     let source = Arc::new(Willing { limits: source.limits(), next: AtomicU64::new(1) });
     let mut best = None;
@@ -117,6 +121,15 @@ impl Mode {
 struct Willing {
     limits: SourceLimits,
     next: AtomicU64,
+}
+
+impl Mover for Willing {
+    fn gate(&self) -> Box<dyn Held + '_> {
+        Box::new(())
+    }
+    fn copy(&self, _queue: u8, _moves: &[Move]) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl SegmentSource for Willing {
@@ -162,15 +175,16 @@ impl SegmentSource for Willing {
 fn run(
     trace: &Trace,
     config: Config,
-    source: Arc<dyn SegmentSource>,
+    source: Arc<impl SegmentSource + Mover + 'static>,
     mut each: impl FnMut(&Pool),
 ) -> Result<Pool> {
-    let pool = Pool::new(source, config);
+    // As the blocks of tensors, all of them may move.
+    let pool = Pool::new(source.clone(), config).with_mover(source);
     let mut table: Vec<Option<Block>> = vec![None; trace.places];
     for event in &trace.events {
         match *event {
             Event::Alloc { place, bytes, queue } => {
-                table[place as usize] = Some(pool.alloc(Request::new(bytes).queue(queue))?);
+                table[place as usize] = Some(pool.alloc(Request::new(bytes).queue(queue).movable())?);
                 each(&pool);
             }
             Event::Free { place } => {
@@ -273,8 +287,17 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<22}{:<9}{:>11}{:>11}{:>7}{:>9}{:>7}{:>9}{:>8}",
-            "workload", "mode", "requested", "reserved", "ratio", "PyTorch", "calls", "PyTorch", "ns/pair"
+            "{:<22}{:<9}{:>11}{:>11}{:>7}{:>9}{:>7}{:>9}{:>11}{:>8}",
+            "workload",
+            "mode",
+            "requested",
+            "reserved",
+            "ratio",
+            "PyTorch",
+            "calls",
+            "PyTorch",
+            "copied",
+            "ns/pair"
         )?;
         for Row { workload, mode, report, pytorch } in &self.rows {
             write!(
@@ -293,7 +316,7 @@ impl fmt::Display for Table {
                 Some(p) => write!(f, "{:>9}", p.device_allocs + p.device_frees)?,
                 None => write!(f, "{:>9}", "-")?,
             }
-            writeln!(f, "{:>8.1}", report.ns_per_pair)?;
+            writeln!(f, "{:>11}{:>8.1}", Bytes(report.compacted_bytes), report.ns_per_pair)?;
         }
         for mode in [Mode::Virtual, Mode::Plain] {
             let (ours, theirs) = (self.mean_ratio(mode), self.pytorch_mean_ratio(mode));
@@ -314,8 +337,8 @@ mod tests {
         let table = table(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);
         for row in &table.rows {
-            // Plain segments still go back and forth where PyTorch's stay.
-            let (most, calls) = if row.mode == Mode::Virtual { (1.03, 100) } else { (1.19, 125) };
+            // Two plain rows go back and forth where PyTorch's segments stay: where shapes grow.
+            let (most, calls) = if row.mode == Mode::Virtual { (1.03, 100) } else { (1.06, 145) };
             let pytorch = row.pytorch.as_ref().map(|p| (p.peak_reserved, p.device_allocs + p.device_frees));
             let within = pytorch.is_some_and(|(reserved, theirs)| {
                 row.report.peak_reserved <= reserved && row.report.driver_calls * 100 <= theirs * calls
@@ -323,7 +346,7 @@ mod tests {
             assert!(within && row.report.ratio() <= most, "{row:?}");
         }
         assert!(table.mean_ratio(Mode::Virtual) <= 1.01, "{table}");
-        assert!(table.mean_ratio(Mode::Plain) <= 1.07, "{table}");
+        assert!(table.mean_ratio(Mode::Plain) <= 1.03, "{table}");
         Ok(())
     }
 }

@@ -1,0 +1,231 @@
+//! Moving blocks that are in use: memory that is free in parts becomes free in one piece, for a copy instead of a growth.
+//!
+//! Contract. A block moves only if whoever holds it said that it may ([`Request::movable`]), and it is neither pinned nor of a
+//! private pool. Its holder keeps a handle, and looks up where it is ([`Pool::locate`]) behind the gate of the pool's [`Mover`], each
+//! time that blocks have moved ([`Pool::moves`]), up to where its work is enqueued. The copies are enqueued behind the gate too, after
+//! all that any queue was given and before all that it is given next, so nobody sees a block on its way.
+//!
+//! What moves depends on nothing but the requests: a device that runs nothing moves the same.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::heap::{Need, SHARED};
+use super::planner::{Gap, Planner};
+use super::pool::{Block, Pool, Request};
+use super::source::{SegmentId, SegmentSource};
+use super::state::State;
+use crate::error::Result;
+
+/// What enqueuing a copy costs, in bytes that could be copied meanwhile.
+pub(super) const COPY: u64 = 1 << 20;
+/// How deep holes are made for blocks that go to make one.
+const DEPTH: usize = 2;
+/// Segments that are emptied at once, at most.
+const EMPTIED: usize = 8;
+/// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
+const LESS: u64 = 9;
+/// And where at least this part of the request is free.
+const LEAST_FREE: u64 = 10;
+const ROUND: u64 = 2 << 20;
+
+/// The way of a block, or of a part of it. It does not overlap where it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Move {
+    pub(crate) from: (SegmentId, u64),
+    pub(crate) to: (SegmentId, u64),
+    pub(crate) bytes: u64,
+}
+
+/// Something that is held, and given up by dropping it.
+pub(crate) trait Held {}
+
+impl<T> Held for T {}
+
+/// Who copies blocks for a pool.
+pub(crate) trait Mover: Send + Sync + fmt::Debug {
+    /// Keeps everyone from looking up where blocks are, until the guard is dropped. Who did before has enqueued the work.
+    fn gate(&self) -> Box<dyn Held + '_>;
+    /// Enqueues copies on a queue, in order: after all that any queue was given so far, and before all that it is given next.
+    fn copy(&self, queue: u8, moves: &[Move]) -> Result<()>;
+}
+
+impl State {
+    /// Whether the pool moves blocks instead of growing past what the program has shown to need.
+    pub(super) fn compacts(&self) -> bool {
+        self.has_mover && self.config.compaction && self.config.max_split_size.is_none()
+    }
+
+    /// Whether moving blocks may serve a request: there is something free.
+    pub(super) fn can_compact(&self, need: &Need) -> bool {
+        let counters = &self.heap.counters;
+        let owner = self.heap.arenas[usize::from(need.arena)].owner;
+        self.compacts() && owner == SHARED && counters.reserved() > counters.active() + counters.leaving_bytes
+    }
+
+    /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them.
+    fn compact(
+        &mut self,
+        source: &dyn SegmentSource,
+        mover: &dyn Mover,
+        need: &Need,
+        surplus: u64,
+    ) -> Result<Option<Block>> {
+        let free = Planner::new(&mut self.heap, &self.pinned, need.arena).free();
+        if free >= need.size && self.plan(mover, need, |planner| planner.hole(need.size, DEPTH))?
+            || free >= need.size / LEAST_FREE && self.grow_less(source, mover, need)?
+        {
+            return self.take(source, need);
+        }
+        if free >= surplus {
+            self.evacuate(source, mover, need, surplus)?;
+        }
+        Ok(None)
+    }
+
+    /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
+    fn grow_less(&mut self, source: &dyn SegmentSource, mover: &dyn Mover, need: &Need) -> Result<bool> {
+        if !self.has_own_segment(need) {
+            return Ok(false);
+        }
+        let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
+        let planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let gaps = planner.gaps(need.size).into_iter().filter(Gap::is_eviction);
+        let sizes = gaps.map(|gap| (planner.missing(&gap, 0).next_multiple_of(ROUND).max(least), gap));
+        let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
+        let found = best.filter(|(size, gap)| planner.missing(gap, *size) == 0);
+        let Some((size, gap)) = found else { return Ok(false) };
+        Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
+    }
+
+    /// Empties segments of `surplus` bytes, so that they go back instead of the pool growing by as much. What was in them may
+    /// take a new segment, a smaller one.
+    fn evacuate(
+        &mut self,
+        source: &dyn SegmentSource,
+        mover: &dyn Mover,
+        need: &Need,
+        surplus: u64,
+    ) -> Result<bool> {
+        let planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let segments = planner.segments(surplus);
+        let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
+            let gap = planner.whole(&segments[..count]);
+            let missing = planner.missing(&gap, 0).next_multiple_of(ROUND);
+            let worth = gap.size.saturating_sub(missing) >= surplus.max(missing);
+            (worth && planner.missing(&gap, missing) == 0).then_some((gap, missing))
+        });
+        let Some((gap, missing)) = found else { return Ok(false) };
+        if missing > 0 && !self.extend(source, need, missing)? {
+            return Ok(false);
+        }
+        self.plan(mover, need, |planner| planner.make(&gap, 0))
+    }
+
+    /// Lets `plan` move blocks, and copies them. If it fails, nothing has happened.
+    fn plan(
+        &mut self,
+        mover: &dyn Mover,
+        need: &Need,
+        plan: impl FnOnce(&mut Planner<'_>) -> bool,
+    ) -> Result<bool> {
+        let recorder = self.heap.recorder.take();
+        let before = self.heap.clone();
+        let mut planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let found = plan(&mut planner);
+        let plan = planner.end();
+        let queue = self.heap.arenas[usize::from(need.arena)].queue;
+        let done = if found { mover.copy(queue, &plan.copies).map(|()| true) } else { Ok(false) };
+        if !matches!(done, Ok(true)) {
+            self.heap = before;
+            self.heap.recorder = recorder;
+            return done;
+        }
+        self.heap.recorder = recorder;
+        for (slot, from) in &plan.moved {
+            self.heap.record_move(*slot, *from);
+        }
+        self.num_compactions += 1;
+        self.compacted_bytes += plan.bytes;
+        self.moved.add(self.heap.counters.lent(), plan.bytes + COPY * plan.copies.len() as u64);
+        done
+    }
+}
+
+impl Pool {
+    /// The same, with somebody who moves blocks for it; one is enough.
+    pub(crate) fn with_mover(self, mover: Arc<dyn Mover>) -> Self {
+        if self.shared.mover.set(mover).is_ok() {
+            self.shared.lock().set_mover();
+        }
+        self
+    }
+
+    /// How often blocks have moved. Unless this has changed, a block is where it was; behind the gate it does not change.
+    #[inline]
+    pub(crate) fn moves(&self) -> u64 {
+        self.shared.moves.load(Ordering::Acquire)
+    }
+
+    /// Looks up where a block is.
+    #[cold]
+    pub(crate) fn locate(&self, block: &mut Block) {
+        let state = self.shared.lock();
+        if let Some(slot) = state.heap.find(block) {
+            let slot = state.heap.slot(slot);
+            (block.segment, block.offset) = (state.heap.segment(slot.segment).id, slot.offset);
+        }
+    }
+
+    /// Keeps a block where it is until [`unpin`](Self::unpin), which undoes one of these.
+    pub(crate) fn pin(&self, block: &Block) {
+        self.shared.lock().pinned.push(block.slot);
+    }
+
+    pub(crate) fn unpin(&self, block: &Block) {
+        let pinned = &mut self.shared.lock().pinned;
+        if let Some(at) = pinned.iter().position(|slot| *slot == block.slot) {
+            pinned.swap_remove(at);
+        }
+    }
+
+    /// The rung: behind the gate, and with the search that follows.
+    pub(super) fn compact<'a>(
+        &'a self,
+        state: std::sync::MutexGuard<'a, State>,
+        need: &Need,
+        full: bool,
+    ) -> Result<(Option<Block>, std::sync::MutexGuard<'a, State>)> {
+        let shared = &*self.shared;
+        let Some(mover) = shared.mover.get().filter(|_| state.can_compact(need)) else {
+            return Ok((None, state));
+        };
+        drop(state);
+        let _gate = mover.gate();
+        let mut state = shared.lock();
+        state.rungs.compact.tried += 1;
+        // Another thread may have freed what fits.
+        let mut served = state.take(&*shared.source, need)?;
+        if served.is_none() {
+            let before = state.num_compactions;
+            let surplus = if full { need.size } else { state.surplus(need) };
+            let done = state.compact(&*shared.source, &**mover, need, surplus);
+            if state.num_compactions != before {
+                shared.moves.fetch_add(1, Ordering::Release);
+            }
+            served = done?;
+        }
+        state.rungs.compact.served += u64::from(served.is_some());
+        Ok((served, state))
+    }
+}
+
+impl Request {
+    /// For a block that may move: who holds it asks where it is.
+    #[must_use]
+    #[inline]
+    pub(crate) fn movable(self) -> Self {
+        Self { movable: true, ..self }
+    }
+}

@@ -1,0 +1,433 @@
+//! What moving blocks would come to: changes of a heap, as if they had moved, and the copies that this takes.
+
+use super::bins::Entry;
+use super::compact::{COPY, Move};
+use super::heap::{Heap, NONE, Slot, State as Is};
+use super::source::SegmentId;
+
+/// Copies that one request may cause, and blocks in its way.
+const MOST_COPIES: usize = 256;
+/// Gaps that are tried for a request.
+const GAPS: usize = 16;
+/// Gaps that are tried for it and, one in another, for the blocks in its way.
+const TRIES: usize = 6;
+/// Steps that a block is pushed in, each no longer than it goes.
+const MOST_STEPS: u64 = 32;
+/// What giving a segment back costs, in bytes that could be copied meanwhile.
+const CALL: u64 = 8 << 20;
+/// Segments below this part of what should go back are not worth the calls.
+const LEAST: u64 = 16;
+
+/// Neighbouring blocks that could become a free one.
+#[derive(Clone, Debug)]
+pub(super) struct Gap {
+    cost: u64,
+    /// How large it has to be.
+    pub(super) size: u64,
+    blocks: Vec<u32>,
+    how: How,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum How {
+    /// The blocks in use are pushed together.
+    Slide,
+    /// They go elsewhere.
+    Evict,
+}
+
+impl Gap {
+    /// Whether its blocks go elsewhere.
+    pub(super) fn is_eviction(&self) -> bool {
+        self.how == How::Evict
+    }
+}
+
+/// What has to be done so that blocks are where a planner has put them.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Plan {
+    /// In order.
+    pub(super) copies: Vec<Move>,
+    /// The slots of the blocks that have moved, and where they were.
+    pub(super) moved: Vec<(u32, (SegmentId, u64))>,
+    pub(super) bytes: u64,
+}
+
+/// Moves blocks of one arena of a heap, on paper.
+pub(super) struct Planner<'a> {
+    heap: &'a mut Heap,
+    pinned: &'a [u32],
+    arena: u16,
+    plan: Plan,
+    /// Blocks that must not move: on their way elsewhere, or there.
+    frozen: Vec<u32>,
+    tries: usize,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(heap: &'a mut Heap, pinned: &'a [u32], arena: u16) -> Self {
+        Self { heap, pinned, arena, plan: Plan::default(), frozen: Vec::new(), tries: TRIES }
+    }
+
+    /// What is to be done.
+    pub(super) fn end(self) -> Plan {
+        for at in self.frozen {
+            self.heap.slot_mut(at).state = Is::Loose;
+        }
+        self.plan
+    }
+
+    fn save(&self) -> (Heap, usize, usize, usize, u64) {
+        let Plan { copies, moved, bytes } = &self.plan;
+        (self.heap.clone(), self.frozen.len(), copies.len(), moved.len(), *bytes)
+    }
+
+    fn restore(&mut self, (heap, frozen, copies, moved, bytes): (Heap, usize, usize, usize, u64)) {
+        *self.heap = heap;
+        self.frozen.truncate(frozen);
+        self.plan.copies.truncate(copies);
+        self.plan.moved.truncate(moved);
+        self.plan.bytes = bytes;
+    }
+
+    fn free_blocks(&self) -> Vec<Entry> {
+        self.heap.arenas[usize::from(self.arena)].bins.sorted()
+    }
+
+    /// Bytes that are free in the arena.
+    pub(super) fn free(&self) -> u64 {
+        self.free_blocks().iter().map(|e| e.size).sum()
+    }
+
+    fn can_move(&self, at: u32) -> bool {
+        match self.heap.slot(at).state {
+            Is::Free => true,
+            Is::Loose => !self.pinned.contains(&at),
+            _ => false,
+        }
+    }
+
+    fn is_free(&self, at: u32) -> bool {
+        self.heap.slot(at).state == Is::Free
+    }
+
+    fn size(&self, at: u32) -> u64 {
+        self.heap.slot(at).size
+    }
+
+    /// What it costs to get a block out of the way.
+    fn cost(&self, at: u32) -> u64 {
+        if self.is_free(at) { 0 } else { self.size(at) + COPY }
+    }
+
+    fn place(&self, at: u32) -> (SegmentId, u64) {
+        let slot = self.heap.slot(at);
+        (self.heap.segment(slot.segment).id, slot.offset)
+    }
+
+    /// The cheapest ways to a free block of `size` bytes.
+    pub(super) fn gaps(&self, size: u64) -> Vec<Gap> {
+        let mut found = Vec::new();
+        let mut blocks = Vec::new();
+        for segment in self.heap.live_segments().filter(|s| s.arena == self.arena && s.size >= size) {
+            blocks.clear();
+            blocks.extend(self.heap.blocks(segment).map(|(at, _)| at));
+            for run in blocks.split(|at| !self.can_move(*at)) {
+                self.gaps_in(run, size, How::Slide, &mut found);
+                self.gaps_in(run, size, How::Evict, &mut found);
+            }
+        }
+        found.sort_unstable();
+        found.truncate(GAPS);
+        let gap = |(cost, first, count, how): (u64, u32, usize, How)| {
+            let next = |at: &u32| Some(self.heap.slot(*at).next);
+            Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
+        };
+        found.into_iter().map(gap).collect()
+    }
+
+    /// The shortest parts of a run of blocks that are enough: what they cost, their first block, and how many they are.
+    fn gaps_in(&self, run: &[u32], size: u64, how: How, found: &mut Vec<(u64, u32, usize, How)>) {
+        let gives = |at: u32| if how == How::Evict || self.is_free(at) { self.size(at) } else { 0 };
+        let (mut end, mut sum, mut cost) = (0, 0, 0);
+        for (start, &first) in run.iter().enumerate() {
+            while sum < size {
+                let Some(&next) = run.get(end) else { return };
+                (sum, cost, end) = (sum + gives(next), cost + self.cost(next), end + 1);
+            }
+            if end - start <= MOST_COPIES && (how == How::Evict || self.is_free(first)) {
+                found.push((cost, first, end - start, how));
+            }
+            (sum, cost) = (sum - gives(first), cost - self.cost(first));
+        }
+    }
+
+    /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
+    pub(super) fn hole(&mut self, size: u64, depth: usize) -> bool {
+        let free = self.free_blocks();
+        let sum = free.iter().map(|e| e.size).sum::<u64>();
+        if sum < size {
+            return false;
+        }
+        for gap in self.gaps(size) {
+            let fits = match gap.how {
+                How::Slide => self.can_slide(&gap.blocks),
+                How::Evict => self.missing_in(&gap, &free, 0) == 0,
+            };
+            // What does not fit as it lies fits only if there is as much free.
+            let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;
+            if !fits && !nested {
+                continue;
+            }
+            let before = self.save();
+            self.tries = self.tries.saturating_sub(usize::from(!fits));
+            if self.make(&gap, depth) && self.plan.copies.len() <= MOST_COPIES {
+                return true;
+            }
+            self.restore(before);
+        }
+        false
+    }
+
+    /// Makes a gap. If it fails, the heap is good for nothing but to be thrown away.
+    pub(super) fn make(&mut self, gap: &Gap, depth: usize) -> bool {
+        match gap.how {
+            How::Slide => self.slide(&gap.blocks),
+            How::Evict => self.evict(gap, depth),
+        }
+    }
+
+    /// How many bytes in the way of a gap do not fit into what is free elsewhere, with `more` bytes of a new segment.
+    pub(super) fn missing(&self, gap: &Gap, more: u64) -> u64 {
+        self.missing_in(gap, &self.free_blocks(), more)
+    }
+
+    fn missing_in(&self, gap: &Gap, free: &[Entry], more: u64) -> u64 {
+        let mut held: Vec<u64> = Vec::new();
+        let mut gaps: Vec<u32> = Vec::new();
+        for &at in &gap.blocks {
+            if self.is_free(at) {
+                gaps.push(at);
+            } else {
+                held.push(self.size(at));
+            }
+        }
+        gaps.sort_unstable();
+        let elsewhere = free.iter().filter(|e| gaps.binary_search(&e.slot).is_err()).map(|e| e.size);
+        let excess = gap.blocks.iter().map(|at| self.size(*at)).sum::<u64>().saturating_sub(gap.size);
+        let end = [gap.blocks.last(), gap.blocks.first()].into_iter().flatten();
+        let spare = end.filter(|at| self.is_free(**at) && self.size(**at) > excess).map(|_| excess).next();
+        let mut free: Vec<u64> = elsewhere.chain(spare).chain([more]).filter(|size| *size > 0).collect();
+        free.sort_unstable();
+        held.sort_unstable();
+        let mut missing = 0;
+        for size in held.into_iter().rev() {
+            match free.partition_point(|place| *place < size) {
+                at if at == free.len() => missing += size,
+                at => {
+                    let rest = free.remove(at) - size;
+                    free.insert(free.partition_point(|place| *place < rest), rest);
+                }
+            }
+        }
+        missing
+    }
+
+    /// Whether blocks can be pushed together in few steps.
+    fn can_slide(&self, blocks: &[u32]) -> bool {
+        let mut way = 0;
+        blocks.iter().all(|at| {
+            way += if self.is_free(*at) { self.size(*at) } else { 0 };
+            self.is_free(*at) || way == 0 || self.size(*at).div_ceil(way) <= MOST_STEPS
+        })
+    }
+
+    /// Pushes the blocks in use together, so that the free ones between them are one.
+    fn slide(&mut self, blocks: &[u32]) -> bool {
+        let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else { return false };
+        let (prev, next) = (self.heap.slot(first).prev, self.heap.slot(last).next);
+        let Slot { segment, mut offset, .. } = *self.heap.slot(first);
+        let (mut chain, mut hole, mut free) = (Vec::new(), NONE, 0);
+        for &at in blocks {
+            let size = self.size(at);
+            if self.is_free(at) {
+                self.heap.unlist(at);
+                free += size;
+                match hole {
+                    NONE => hole = at,
+                    _ => self.heap.vacate(at),
+                }
+                continue;
+            }
+            let (id, from) = self.place(at);
+            if from != offset {
+                let step = from - offset;
+                for done in (0..size).step_by(step as usize) {
+                    let bytes = step.min(size - done);
+                    self.plan.copies.push(Move { from: (id, from + done), to: (id, offset + done), bytes });
+                }
+                self.moved(at, (id, from));
+                self.heap.slot_mut(at).offset = offset;
+            }
+            offset += size;
+            chain.push(at);
+        }
+        if hole == NONE {
+            return false;
+        }
+        let slot = self.heap.slot_mut(hole);
+        (slot.offset, slot.size, slot.requested) = (offset, free, 0);
+        chain.push(hole);
+        let mut before = prev;
+        for at in chain {
+            self.heap.slot_mut(at).prev = before;
+            match before {
+                NONE => self.heap.segment_mut(segment).first = at,
+                before => self.heap.slot_mut(before).next = at,
+            }
+            before = at;
+        }
+        self.heap.slot_mut(hole).next = next;
+        if next != NONE {
+            self.heap.slot_mut(next).prev = hole;
+        }
+        self.set_free(hole);
+        true
+    }
+
+    /// Moves the blocks in use elsewhere.
+    fn evict(&mut self, gap: &Gap, depth: usize) -> bool {
+        let (mut free, held) = self.clear(gap);
+        for at in held {
+            match self.send(at, depth) {
+                Some(left) => free.push(left),
+                None => return false,
+            }
+        }
+        free.into_iter().for_each(|at| self.set_free(at));
+        true
+    }
+
+    /// Takes what is free in a gap out of reach, and keeps what is in use from moving but by [`send`](Self::send): both are returned,
+    /// the latter by size.
+    fn clear(&mut self, gap: &Gap) -> (Vec<u32>, Vec<u32>) {
+        let mut excess = gap.blocks.iter().map(|at| self.size(*at)).sum::<u64>().saturating_sub(gap.size);
+        let (mut free, mut held) = (Vec::new(), Vec::new());
+        for &block in &gap.blocks {
+            if !self.is_free(block) {
+                held.push(block);
+                continue;
+            }
+            self.heap.unlist(block);
+            let (mut at, size) = (block, self.size(block));
+            // What of the ends is not needed may serve as a place for others.
+            if excess > 0 && excess < size && Some(&block) == gap.blocks.last() {
+                let rest = self.heap.split(block, size - excess);
+                self.heap.list(rest);
+                excess = 0;
+            } else if excess > 0 && excess < size && Some(&block) == gap.blocks.first() {
+                at = self.heap.split(block, excess);
+                self.heap.list(block);
+                excess = 0;
+            }
+            self.heap.slot_mut(at).state = Is::Leaving;
+            free.push(at);
+        }
+        for at in &held {
+            self.heap.slot_mut(*at).state = Is::Live;
+        }
+        self.frozen.extend(&held);
+        held.sort_by_key(|at| std::cmp::Reverse(self.size(*at)));
+        (free, held)
+    }
+
+    /// Moves a block elsewhere. Returns what is left: a block in no bin, and out of reach.
+    fn send(&mut self, at: u32, depth: usize) -> Option<u32> {
+        let size = self.size(at);
+        let best =
+            |heap: &Heap, arena: u16| heap.arenas[usize::from(arena)].bins.best_fit(size).map(|e| e.slot);
+        let to = match best(self.heap, self.arena) {
+            Some(to) => to,
+            None if depth > 0 && self.hole(size, depth - 1) => best(self.heap, self.arena)?,
+            None => return None,
+        };
+        self.heap.unlist(to);
+        if self.size(to) > size {
+            let rest = self.heap.split(to, size);
+            self.heap.list(rest);
+        }
+        let (from, there) = (self.place(at), self.place(to));
+        self.plan.copies.push(Move { from, to: there, bytes: size });
+        self.moved(at, from);
+        self.heap.exchange(at, to);
+        let left = self.heap.slot_mut(to);
+        // The other queues wait for the copies: for none of the uses before.
+        (left.state, left.requested) = (Is::Leaving, 0);
+        Some(to)
+    }
+
+    fn moved(&mut self, at: u32, from: (SegmentId, u64)) {
+        self.plan.bytes += self.size(at);
+        if self.plan.moved.iter().all(|(slot, _)| *slot != at) {
+            self.plan.moved.push((at, from));
+        }
+    }
+
+    fn set_free(&mut self, at: u32) {
+        let at = self.heap.merge(at, Is::Free);
+        self.heap.list(at);
+    }
+
+    /// Plain segments that could be emptied, to give `surplus` bytes back: first the one that costs the least for its size.
+    pub(super) fn segments(&self, surplus: u64) -> Vec<u32> {
+        let mut segments = Vec::new();
+        for (at, segment) in self.heap.segments.iter().enumerate() {
+            let Some(segment) = segment.as_ref().filter(|s| s.arena == self.arena && s.range.is_none())
+            else {
+                continue;
+            };
+            let blocks = || self.heap.blocks(segment).map(|(at, _)| at);
+            if segment.size >= surplus / LEAST && blocks().all(|at| self.can_move(at)) {
+                let over = segment.size.saturating_sub(surplus) / 2;
+                let cost = blocks().map(|at| self.cost(at)).sum::<u64>() + CALL + over;
+                segments.push((at as u32, cost as f64 / segment.size as f64));
+            }
+        }
+        segments.sort_by(|a, b| a.1.total_cmp(&b.1));
+        segments.into_iter().map(|(at, _)| at).collect()
+    }
+
+    /// All of these segments.
+    pub(super) fn whole(&self, segments: &[u32]) -> Gap {
+        let segments = || segments.iter().map(|at| self.heap.segment(*at));
+        let blocks = segments().flat_map(|s| self.heap.blocks(s)).map(|(at, _)| at).collect();
+        Gap { cost: 0, size: segments().map(|s| s.size).sum(), blocks, how: How::Evict }
+    }
+}
+
+impl Heap {
+    /// Lets two slots change places; who holds one keeps its number.
+    fn exchange(&mut self, a: u32, b: u32) {
+        let (of_a, of_b) = (*self.slot(a), *self.slot(b));
+        let other = |at: u32| match at {
+            _ if at == a => b,
+            _ if at == b => a,
+            _ => at,
+        };
+        for (at, place) in [(a, of_b), (b, of_a)] {
+            let slot = self.slot_mut(at);
+            (slot.segment, slot.offset, slot.size) = (place.segment, place.offset, place.size);
+            (slot.prev, slot.next) = (other(place.prev), other(place.next));
+        }
+        for at in [a, b] {
+            let Slot { prev, next, segment, .. } = *self.slot(at);
+            match prev {
+                NONE => self.segment_mut(segment).first = at,
+                prev => self.slot_mut(prev).next = at,
+            }
+            if next != NONE {
+                self.slot_mut(next).prev = at;
+            }
+        }
+    }
+}

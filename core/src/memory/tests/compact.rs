@@ -1,0 +1,167 @@
+//! Moving blocks that are in use.
+
+use std::sync::Arc;
+
+use super::{MIB, take};
+use crate::error::Result;
+use crate::memory::compact::Mover;
+use crate::memory::fake::FakeSource;
+use crate::memory::testing::{Op, Summary, check};
+use crate::memory::{Action, Block, Config, Pool, Request};
+
+/// A pool of plain segments over a device of so many MiB, which moves blocks, and the device.
+fn moving(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
+    let source = Arc::new(FakeSource::plain(mib * MIB).with_contents());
+    Ok((Pool::new(source.clone(), Config::parse(text)?).with_mover(source.clone()), source))
+}
+
+fn movable(pool: &Pool, mib: u64) -> Result<Block> {
+    pool.alloc(Request::new(mib * MIB).movable())
+}
+
+fn refused(result: Result<Block>) {
+    assert!(result.is_err_and(|e| e.is_out_of_memory()));
+}
+
+/// Eight blocks of 8 MiB, of which every other one is freed: half of a device of 64 MiB is free, in four parts.
+fn in_parts(pool: &Pool) -> Result<Vec<Block>> {
+    let mut blocks = vec![movable(pool, 64)?];
+    pool.free(blocks.remove(0));
+    for _ in 0..8 {
+        blocks.push(movable(pool, 8)?);
+    }
+    let mut kept = Vec::new();
+    for (number, block) in blocks.into_iter().enumerate() {
+        if number % 2 == 0 { kept.push(block) } else { pool.free(block) }
+    }
+    Ok(kept)
+}
+
+#[test]
+fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
+    let (pool, source) = moving(64, "")?;
+    let mut kept = in_parts(&pool)?;
+    for (number, block) in kept.iter().enumerate() {
+        source.write(block.segment, block.offset, &[number as u8; 1000])?;
+    }
+    let large = movable(&pool, 32)?;
+    for (number, block) in kept.iter_mut().enumerate() {
+        pool.locate(block);
+        let mut data = [9; 1000];
+        source.read(block.segment, block.offset, &mut data)?;
+        assert_eq!(data, [number as u8; 1000]);
+        assert!(block.offset + block.size <= large.offset || large.offset + large.size <= block.offset);
+    }
+    let stats = pool.stats();
+    assert_eq!((source.calls().memory(), stats.num_compactions, stats.reserved()), (1, 1, 64 * MIB));
+    assert_eq!((source.calls().copied, stats.compacted_bytes), (16 * MIB, 16 * MIB));
+    assert_eq!((stats.rungs.compact.tried, stats.rungs.compact.served), (1, 1));
+    // All is lent: a handle is good wherever its block went.
+    refused(movable(&pool, 1));
+    kept.into_iter().chain([large]).for_each(|block| pool.free(block));
+    assert_eq!(
+        (pool.stats().allocated(), pool.stats().num_invalid_frees, pool.empty_cache()?),
+        (0, 0, 64 * MIB)
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
+    let (pool, _) = moving(64, "")?;
+    let kept = in_parts(&pool)?;
+    kept.iter().for_each(|block| pool.pin(block));
+    refused(movable(&pool, 32));
+    // Of two pins of a block one is left: between these two and beside them there is too little.
+    kept[1..3].iter().for_each(|block| pool.pin(block));
+    kept.iter().for_each(|block| pool.unpin(block));
+    refused(movable(&pool, 32));
+    kept[1..3].iter().for_each(|block| pool.unpin(block));
+    pool.free(movable(&pool, 32)?);
+
+    for text in ["compaction:False", ""] {
+        let (pool, source) = moving(64, text)?;
+        let blocks = (0..8).map(|_| if text.is_empty() { take(&pool, 8) } else { movable(&pool, 8) });
+        let blocks = blocks.collect::<Result<Vec<_>>>()?;
+        blocks.into_iter().step_by(2).for_each(|block| pool.free(block));
+        refused(movable(&pool, 32));
+        assert_eq!((source.calls().copied, pool.moves()), (0, 0), "{text}");
+    }
+
+    let (pool, source) = moving(64, "")?;
+    let own = pool.private();
+    let inside = own.enter();
+    in_parts(&pool)?;
+    refused(movable(&pool, 32));
+    drop(inside);
+    assert_eq!(source.calls().copied, 0);
+    Ok(())
+}
+
+#[test]
+fn a_copy_that_fails_changes_nothing() -> Result<()> {
+    #[derive(Debug)]
+    struct Broken;
+    impl Mover for Broken {
+        fn gate(&self) -> Box<dyn crate::memory::compact::Held + '_> {
+            Box::new(())
+        }
+        fn copy(&self, _: u8, _: &[crate::memory::compact::Move]) -> Result<()> {
+            Err(crate::error::Error::argument("copy", "it fails"))
+        }
+    }
+    let source = Arc::new(FakeSource::plain(64 * MIB));
+    let pool = Pool::new(source, Config::default()).with_mover(Arc::new(Broken));
+    let kept = in_parts(&pool)?;
+    let before = pool.snapshot();
+    assert!(movable(&pool, 32).is_err_and(|e| !e.is_out_of_memory()));
+    assert_eq!((pool.snapshot().segments, pool.moves()), (before.segments, 0));
+    kept.into_iter().for_each(|block| pool.free(block));
+    movable(&pool, 64)?;
+    Ok(())
+}
+
+#[test]
+fn moves_are_recorded_at_both_ends() -> Result<()> {
+    let (pool, _) = moving(64, "")?;
+    pool.record(1000);
+    in_parts(&pool)?;
+    let lent = pool.changes().len();
+    movable(&pool, 32)?;
+    let snapshot = pool.snapshot();
+    let places = |action| {
+        let events = snapshot.events.iter().filter(move |e| e.action == action);
+        events.map(|e| (e.address, e.size)).collect::<Vec<_>>()
+    };
+    let (from, to) = (places(Action::MovedFrom), places(Action::MovedTo));
+    assert_eq!((from.len(), to.len()), (2, 2));
+    let held: Vec<_> =
+        snapshot.segments.iter().flat_map(|s| &s.blocks).map(|b| (b.address, b.size)).collect();
+    assert!(to.iter().all(|place| held.contains(place)) && from.iter().zip(&to).all(|(a, b)| a.0 != b.0));
+    // Nothing was lent or taken back by that.
+    assert_eq!(pool.changes().len(), lent + 1);
+    assert_eq!(snapshot.timeline().last().map(|m| m.allocated()), Some(64 * MIB));
+    Ok(())
+}
+
+/// Ten thousand operations close to the limit, every byte of every block checked; twice, with the same moves.
+#[test]
+fn contents_move_with_their_blocks() -> Result<()> {
+    let run = |paged: bool| -> Result<(Summary, u64, u64)> {
+        let source = if paged { FakeSource::paged(64 * MIB) } else { FakeSource::plain(64 * MIB) };
+        let source = Arc::new(source.with_contents());
+        let config = Config::parse("small_size_kb:16,large_segment_size_mb:2,max_memory_mb:10")?;
+        let pool = Pool::new(source.clone(), config).with_mover(source.clone());
+        let summary = check(&pool, &*source, &Op::sequence(77, 10_000, MIB / 2))
+            .map_err(|message| crate::error::Error::argument("check", message))?;
+        drop(pool);
+        assert_eq!((source.complaints(), source.used()), (vec![], 0));
+        Ok((summary, source.calls().copied, source.calls().memory()))
+    };
+    for paged in [false, true] {
+        let first = run(paged)?;
+        assert!(first.0.moves > 50 && first.0.served > 1000, "{first:?}");
+        assert_eq!(run(paged)?, first);
+    }
+    Ok(())
+}
