@@ -30,6 +30,11 @@ impl DiskCache {
         Self { folder: folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
     }
 
+    #[cfg(test)]
+    pub(crate) fn at(folder: &Path) -> Self {
+        Self { folder: Some(folder.to_owned()) }
+    }
+
     /// A kernel compiled by `version`, or by any where there is no compiler.
     pub(crate) fn find(&self, key: Key, version: Option<Version>) -> Option<Vec<u8>> {
         let folder = self.folder.as_ref()?;

@@ -19,6 +19,7 @@
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
+mod algorithms;
 pub mod attention;
 mod backend;
 mod cache;

@@ -2,7 +2,8 @@
 //!
 //! cuBLASLt counts by columns; the core counts by rows. A row-major matrix is, byte for byte, the column-major
 //! transpose, and `c = a b` is `c^T = b^T a^T`: so b becomes the first operand, a the second, n the rows and m the
-//! columns, and nothing is moved. The algorithm that cuBLASLt's heuristic picks is kept for each kind of problem.
+//! columns, and nothing is moved. Of the algorithms that
+//! cuBLASLt's heuristic names for a kind of problem, the fastest is kept (`algorithms`).
 //!
 //! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns; sums of b over k, as it counts, are
 //! those of the core's a.
@@ -21,6 +22,7 @@ use cudarc::cublaslt::sys::{
 use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
 
+use crate::algorithms::{self, Choices};
 use crate::context::{Context, Stream};
 use crate::{switches, toolkit};
 
@@ -125,7 +127,6 @@ enum Finish {
     None,
     Bias,
     GeluBias { lead: i64 },
-    GeluGrad { lead: i64 },
     RowSums,
 }
 
@@ -136,7 +137,6 @@ impl Finish {
             Epilogue::None => Self::None,
             Epilogue::Bias(_) => Self::Bias,
             Epilogue::GeluBias { before, .. } => Self::GeluBias { lead: lead(before)? },
-            Epilogue::GeluGrad { before, .. } => Self::GeluGrad { lead: lead(before)? },
             Epilogue::RowSums(_) => Self::RowSums,
         })
     }
@@ -146,7 +146,6 @@ impl Finish {
             Self::None => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
             Self::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
             Self::GeluBias { .. } => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
-            Self::GeluGrad { .. } => LtEpilogue::CUBLASLT_EPILOGUE_DGELU_BGRAD,
             Self::RowSums => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
         }
     }
@@ -247,6 +246,7 @@ struct Library {
     plans: HashMap<Problem, Option<Plan>>,
     handle: Owned<sys::cublasLtHandle_t>,
     workspace: Option<Workspace>,
+    choices: Choices,
 }
 
 // SAFETY: the library's handles may be used from every thread, one at a time.
@@ -254,12 +254,12 @@ unsafe impl Send for Library {}
 
 impl Library {
     fn open(context: &Arc<Context>) -> Option<Self> {
-        if version().is_none() {
+        let Some(version) = version() else {
             log::warn!(
                 "cuBLASLt was not found (libcublasLt.so.13): matrix products run on the portable kernels, which are slower"
             );
             return None;
-        }
+        };
         context.make_current().ok()?;
         let handle = match result::create_handle() {
             Ok(raw) => Owned { raw, destroy: result::destroy_handle },
@@ -271,7 +271,8 @@ impl Library {
         // Without one it works too, with fewer algorithms.
         let workspace =
             Workspace::new(context).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
-        Some(Self { plans: HashMap::new(), handle, workspace })
+        let choices = Choices::new(&context.device.name().unwrap_or_default(), version);
+        Some(Self { plans: HashMap::new(), handle, workspace, choices })
     }
 
     fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
@@ -292,28 +293,50 @@ impl Library {
         })?;
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
-        // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
-        // workspace is used by this stream alone.
-        let done = unsafe {
-            result::matmul(
-                self.handle.raw,
-                plan.product.raw,
-                one.pointer(),
-                beta.pointer(),
-                address(&call.b) as *const c_void,
-                plan.first.raw,
-                address(&call.a) as *const c_void,
-                plan.second.raw,
-                c as *const c_void,
-                plan.out.raw,
-                c as *mut c_void,
-                plan.out.raw,
-                &plan.algorithm,
-                workspace.0 as *mut c_void,
-                workspace.1 as usize,
-                stream.raw().cast(),
-            )
+        let handle = self.handle.raw;
+        let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t| {
+            // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
+            // workspace is used by this stream alone.
+            unsafe {
+                result::matmul(
+                    handle,
+                    plan.product.raw,
+                    one.pointer(),
+                    beta.pointer(),
+                    address(&call.b) as *const c_void,
+                    plan.first.raw,
+                    address(&call.a) as *const c_void,
+                    plan.second.raw,
+                    c as *const c_void,
+                    plan.out.raw,
+                    c as *mut c_void,
+                    plan.out.raw,
+                    algorithm,
+                    workspace.0 as *mut c_void,
+                    workspace.1 as usize,
+                    stream.raw().cast(),
+                )
+            }
         };
+        let worth = 2 * call.m * call.n * call.k * call.batch >= algorithms::WORTH;
+        // A product that is added to c cannot be made again and again.
+        if !plan.settled && worth && call.beta == 0.0 && plan.algorithms.len() > 1 {
+            let key = format!("{problem:?}");
+            let known = self.choices.find(&key);
+            let known = known.and_then(|known| plan.algorithms.iter().position(|offered| *offered == known));
+            plan.chosen = match known {
+                Some(known) => known,
+                None if switches::is_set("FOREBAY_TUNE") == Some(false) => 0,
+                None => {
+                    let fastest =
+                        algorithms::fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm))?;
+                    self.choices.store(&key, &plan.algorithms[fastest]);
+                    fastest
+                }
+            };
+            plan.settled = true;
+        }
+        let done = run(plan, &plan.algorithms[plan.chosen]);
         match done {
             Ok(()) => Ok(true),
             // The heuristic was wrong, or the library's own code finds no room on a full device.
@@ -354,7 +377,11 @@ struct Plan {
     first: Owned<sys::cublasLtMatrixLayout_t>,
     second: Owned<sys::cublasLtMatrixLayout_t>,
     out: Owned<sys::cublasLtMatrixLayout_t>,
-    algorithm: cublasLtMatmulAlgo_t,
+    /// At least one.
+    algorithms: Vec<cublasLtMatmulAlgo_t>,
+    chosen: usize,
+    /// Whether they were timed, or known from before.
+    settled: bool,
 }
 
 impl Plan {
@@ -411,18 +438,10 @@ impl Plan {
             prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
         }
         // SAFETY: all descriptors live.
-        let found = unsafe {
-            result::get_matmul_algo_heuristic(
-                handle,
-                product.raw,
-                first.raw,
-                second.raw,
-                out.raw,
-                out.raw,
-                preference.raw,
-            )
+        let algorithms = unsafe {
+            algorithms::offered(handle, product.raw, [first.raw, second.raw, out.raw], preference.raw)
         }?;
-        Ok(Self { product, first, second, out, algorithm: found.algo })
+        Ok(Self { product, first, second, out, algorithms, chosen: 0, settled: false })
     }
 
     /// Tells the library of an epilogue; its vectors are of type `data`.
@@ -434,7 +453,7 @@ impl Plan {
         let lead = match finish {
             Finish::None => return Ok(()),
             Finish::Bias | Finish::RowSums => None,
-            Finish::GeluBias { lead } | Finish::GeluGrad { lead } => Some(lead),
+            Finish::GeluBias { lead } => Some(lead),
         };
         let setter = result::set_matmul_desc_attribute;
         // SAFETY: the descriptor lives; the attributes are 32-bit names, and a 64-bit number.
@@ -454,7 +473,6 @@ impl Plan {
             Epilogue::None => return Ok(()),
             Epilogue::Bias(vector) | Epilogue::RowSums(vector) => (vector, None),
             Epilogue::GeluBias { bias, before } => (bias, Some(before)),
-            Epilogue::GeluGrad { before, sums } => (sums, Some(before)),
         };
         let vector = vector.segment.0 + vector.offset;
         let setter = result::set_matmul_desc_attribute;

@@ -29,7 +29,7 @@ pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
             let t = b.time(inner, || {
                 let [q, k, v] = &leaves;
                 let out = q.scaled_dot_product_attention(k, v, &options)?;
-                autograd::grad(&[out.clone()], &[g.clone()], &leaves)?;
+                autograd::grad(std::slice::from_ref(&out), std::slice::from_ref(&g), &leaves)?;
                 Ok(out.detach())
             })?;
             let rate = 3.5 * flops / t.median_ms / 1e9;

@@ -42,7 +42,7 @@ impl Training {
     fn step(&mut self) -> Result<Tensor> {
         let loss = {
             let _autocast = self.low.map(autocast).transpose()?;
-            self.net.forward(&self.text)?.flatten(0, 1)?.cross_entropy(&self.next.flatten(0, 1)?)?
+            self.net.loss(&self.text, &self.next)?
         };
         loss.backward()?;
         self.optimizer.step()?;

@@ -163,14 +163,6 @@ pub enum Epilogue {
         /// What GELU is taken of.
         before: MatrixOperand,
     },
-    /// Multiplies by the derivative of that GELU at `before`, of c's type and strides; the sums of c's columns go to
-    /// `sums`.
-    GeluGrad {
-        /// What GELU was taken of.
-        before: MatrixOperand,
-        /// n numbers of c's type.
-        sums: Slice,
-    },
     /// The sums of a's rows, over k, go to m numbers of a's type.
     RowSums(Slice),
 }
@@ -223,6 +215,8 @@ impl MatmulCall {
         };
         match self.epilogue {
             Epilogue::None => true,
+            // Sums of rows are not there beside results of another type.
+            Epilogue::RowSums(_) if self.out != self.dtype => false,
             _ => self.batch == 1 && self.dtype.size() == 2 && self.dtype.is_float() && aligned(),
         }
     }

@@ -179,7 +179,10 @@ mod tests {
     #[test]
     fn pointwise_is_valid_for_every_type_and_layout() {
         for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool", "i64w"] {
-            for (layout, mode) in [("dense", "packed"), ("strided", "packed"), ("strided", "scattered")] {
+            let vectors = matches!(dtype, "f32" | "f16" | "bf16" | "i32" | "u32");
+            let layouts =
+                [("vec4", "packed"), ("dense", "packed"), ("strided", "packed"), ("strided", "scattered")];
+            for (layout, mode) in layouts.into_iter().filter(|(layout, _)| vectors || *layout != "vec4") {
                 for inplace in [false, true] {
                     if inplace && mode == "packed" && layout == "strided" {
                         continue;
@@ -195,6 +198,7 @@ mod tests {
                         .def("math", Def::List(Default::default()))
                         .def("scalars", &["s"][..])
                         .def("layout", layout)
+                        .def("width", if dtype.ends_with("f16") { 8 } else { 4 })
                         .def("mode", mode)
                         .def("inplace", inplace);
                     valid(&spec);

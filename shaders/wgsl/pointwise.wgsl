@@ -3,9 +3,10 @@ One elementwise operation: out[i] = expr(a[i], b[i], ...), over any strides.
 
 names, inputs: the tensors in the expression, and their dtypes · scalars: the names of its numbers, at most four
 expr · compute: the type it works in · result: the type it gives · out: dtype of the output · math: files it needs
-layout: `vec4` (all operands contiguous 4-byte types, length and offsets multiples of 4), `dense` (contiguous), `strided`
+layout: `vec4` (all operands contiguous, of 4-byte types or 16-bit floats, length and offsets multiples of `width`: 4, or 8
+where there are 16-bit floats), `dense` (contiguous), `strided`
 mode: `packed` or `scattered` output · inplace: the first input is the output itself
-Every thread makes four neighbouring elements, so that a packed output is written in whole words.
+Every thread makes four neighbouring elements (`vec4`: `width`), so that a packed output is written in whole words.
 -#}
 {%- import "types" as t -%}
 {%- set lanes = ["x", "y", "z", "w"] -%}
@@ -13,6 +14,16 @@ Every thread makes four neighbouring elements, so that a packed output is writte
 {%- set R = t.value(result) -%}
 {%- set O = t.value(out) -%}
 {%- set first = 1 if inplace else 0 -%}
+{%- set halves = ["f16", "bf16"] -%}
+{#- What a buffer holds where threads take whole vectors. -#}
+{%- macro vector(dtype) -%}vec4<{{ "u32" if dtype in halves else dtype }}>{%- endmacro -%}
+{#- Element `k` of the vectors of an operand, as its value type. -#}
+{%- macro element(name, dtype, k) -%}
+{%- if dtype == "bf16" -%}bitcast<f32>({{ name }}_0.{{ lanes[k // 2] }} {{ "& 0xffff0000u" if k % 2 else "<< 16u" }})
+{%- elif dtype == "f16" -%}unpack2x16float({{ name }}_0.{{ lanes[k // 2] }}).{{ lanes[k % 2] }}
+{%- else -%}{{ name }}_{{ k // 4 }}.{{ lanes[k % 4] }}
+{%- endif -%}
+{%- endmacro -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
@@ -33,13 +44,14 @@ struct Params {
 {% for dtype in inputs[first:] %}
 {% set name = names[loop.index0 + first] ~ "_in" %}
 {% if layout == "vec4" %}
-@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<vec4<{{ dtype }}>>;
+@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<{{ vector(dtype) }}>;
 {% else %}
 {{ t.input(loop.index0, name, dtype) }}
 {% endif %}
 {% endfor %}
 {% if layout == "vec4" %}
-@group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<vec4<{{ out }}>>;
+@group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<{{ vector(out) }}>;
+{{ t.bits_function("result", out) }}
 {% else %}
 {{ t.output(inputs | length - first, "result", out, mode) }}
 {% endif %}
@@ -67,17 +79,28 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
     let thread = group_index(group, groups) * 256u + lane;
     {% if layout == "vec4" %}
-    if thread >= p.n / 4u { return; }
+    if thread >= p.n / {{ width }}u { return; }
     {% for dtype in inputs %}
     {% set name = "result" if inplace and loop.first else names[loop.index0] ~ "_in" %}
-    let {{ names[loop.index0] }} = {{ name }}[thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / 4u];
+    {% set own = names[loop.index0] %}
+    {% set vectors = 1 if dtype in halves else width // 4 %}
+    let {{ own }}_at = (thread + p.offsets[{{ loop.index // 4 }}].{{ lanes[loop.index % 4] }} / {{ width }}u) * {{ vectors }}u;
+    {% for v in range(vectors) %}
+    let {{ own }}_{{ v }} = {{ name }}[{{ own }}_at + {{ v }}u];
     {% endfor %}
-    var r: vec4<{{ out }}>;
-    {% for l in lanes %}
-    {% set call %}apply({% for dtype in inputs %}{{ t.cast(names[loop.index0] ~ "." ~ l, dtype, T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
-    r.{{ l }} = {{ t.cast(call, R, O) }};
     {% endfor %}
-    result[thread + p.offsets[0].x / 4u] = r;
+    {% for k in range(width) %}
+    {% set call %}apply({% for dtype in inputs %}{{ t.cast(element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+    let r{{ k }} = {{ t.cast(call, R, O) }};
+    {% endfor %}
+    let r_at = thread + p.offsets[0].x / {{ width }}u;
+    {% if out in halves %}
+    result[r_at] = vec4<u32>({% for k in range(4) %}result_bits(r{{ 2 * k }}) | (result_bits(r{{ 2 * k + 1 }}) << 16u){{ ", " if not loop.last }}{% endfor %});
+    {% else %}
+    {% for v in range(width // 4) %}
+    result[r_at * {{ width // 4 }}u + {{ v }}u] = {{ vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});
+    {% endfor %}
+    {% endif %}
     {% else %}
     let start = thread * 4u;
     if start >= p.n { return; }

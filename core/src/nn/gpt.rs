@@ -6,6 +6,7 @@ use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, SelfAttention, init
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::ops::CrossEntropy;
 use crate::plan::segment;
 use crate::tensor::Tensor;
 
@@ -171,6 +172,23 @@ impl Gpt {
     /// # Errors
     /// A passage is longer than the context; `text` holds no integers; memory runs out.
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
+        let x = self.hidden(text)?;
+        self.scope.run(|| x.linear(&self.tokens, None))
+    }
+
+    /// The mean cross-entropy of the tokens that come next, `next` of the shape of `text`, in place of
+    /// `forward(text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)`: the scores of all positions are never held at once
+    /// ([`Tensor::linear_cross_entropy`]).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `next` has another shape.
+    pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let x = self.hidden(text)?;
+        self.scope.run(|| x.linear_cross_entropy(&self.tokens, next, &CrossEntropy::default()))
+    }
+
+    /// The features of every position after all blocks, normalised.
+    fn hidden(&self, text: &Tensor) -> Result<Tensor> {
         let context = self.positions.dim(0)?;
         let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {
             let rule = format!("takes [batch, length] with a length of at most {context}");
@@ -185,7 +203,6 @@ impl Gpt {
             let block = Arc::clone(block);
             x = segment(&[&x], move |x| block.forward(&x[0]))?;
         }
-        let x = self.norm.forward(&x)?;
-        self.scope.run(|| x.linear(&self.tokens, None))
+        self.norm.forward(&x)
     }
 }

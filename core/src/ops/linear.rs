@@ -85,17 +85,16 @@ impl Layer {
     }
 
     /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
-    /// operation. `sums` are those of the columns of g, where they are known.
+    /// operation.
     fn backward(
         &self,
         g: &Tensor,
         x: Option<&Tensor>,
-        sums: Option<Tensor>,
         wants: &Wants<'_>,
         at: usize,
     ) -> Result<[Option<Tensor>; 2]> {
-        let wants_sums = self.bias.is_some() && wants[at + 1] && sums.is_none();
-        let mut sums = sums;
+        let wants_sums = self.bias.is_some() && wants[at + 1];
+        let mut sums = None;
         let dw = match x.filter(|_| wants[at]) {
             None => None,
             Some(x) => {
@@ -186,7 +185,7 @@ impl Tensor {
                 true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
-            let [dw, db] = layer.backward(&g, kept.as_ref(), None, wants, 1)?;
+            let [dw, db] = layer.backward(&g, kept.as_ref(), wants, 1)?;
             let mut grads: Grads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -244,20 +243,11 @@ impl Tensor {
         let x_shape: Dims = x.shape().into();
         Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
             let g = rows(g)?;
-            let [dw2, db2] = second.backward(&g, Some(&wide), None, wants, 3)?;
-            let (hidden, sums) = {
-                let hidden = Tensor::empty(before.shape(), before.dtype(), g.device())?;
-                let sums = Tensor::empty(&[hidden.shape()[1]], g.dtype(), g.device())?;
-                let finish = Finish::GeluGrad { before: &before, sums: &sums };
-                if matmul::multiply_with(OP, &g, &second.low, &hidden, false, finish)? {
-                    (hidden, Some(sums))
-                } else {
-                    drop((hidden, sums));
-                    (activation::gelu_tanh_grad(&matmul::multiply(OP, &g, &second.low)?, &before)?, None)
-                }
-            };
+            let [dw2, db2] = second.backward(&g, Some(&wide), wants, 3)?;
+            // Not by the library's epilogue, which takes four times as long as the plain product (docs/performance.md).
+            let hidden = activation::gelu_tanh_grad(&matmul::multiply(OP, &g, &second.low)?, &before)?;
             drop(g);
-            let [dw1, db1] = first.backward(&hidden, Some(&flat), sums, wants, 1)?;
+            let [dw1, db1] = first.backward(&hidden, Some(&flat), wants, 1)?;
             let dx = match wants[0] {
                 true => Some(matmul::multiply(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
                 false => None,

@@ -120,7 +120,6 @@ pub(super) enum Finish<'a> {
     None,
     Bias(&'a Tensor),
     GeluBias { bias: &'a Tensor, before: &'a Tensor },
-    GeluGrad { before: &'a Tensor, sums: &'a Tensor },
     RowSums(&'a Tensor),
 }
 
@@ -132,7 +131,6 @@ impl<'a> Finish<'a> {
             Self::None => smallvec![],
             Self::Bias(bias) => smallvec![(bias, Read)],
             Self::GeluBias { bias, before } => smallvec![(before, Write), (bias, Read)],
-            Self::GeluGrad { before, sums } => smallvec![(before, Read), (sums, Write)],
             Self::RowSums(sums) => smallvec![(sums, Write)],
         }
     }
@@ -238,11 +236,6 @@ impl Product {
                     operand(3, before.dtype(), Matrices { offset: before.layout().offset(), ..c }, 0);
                 Epilogue::GeluBias { bias: bound[4], before }
             }
-            Finish::GeluGrad { before, .. } => {
-                let before =
-                    operand(3, before.dtype(), Matrices { offset: before.layout().offset(), ..c }, 0);
-                Epilogue::GeluGrad { before, sums: bound[4] }
-            }
             Finish::RowSums(_) => Epilogue::RowSums(bound[3]),
         };
         for index in 0..e.batch / inner {
@@ -316,11 +309,10 @@ fn work(call: &MatmulCall) -> Work {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",
         Epilogue::GeluBias { .. } => " + bias, gelu",
-        Epilogue::GeluGrad { .. } => ", gelu's gradient, sums",
         Epilogue::RowSums(_) => ", sums",
     };
     let before = match epilogue {
-        Epilogue::GeluBias { .. } | Epilogue::GeluGrad { .. } => m * n,
+        Epilogue::GeluBias { .. } => m * n,
         _ => 0,
     };
     let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };

@@ -285,14 +285,16 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
     let rank = shape.len();
     launch::check_rank(recipe.op, rank)?;
     let dense = rank == 0 || (rank == 1 && strides.iter().all(|s| s[0] == 1));
-    let words = |d: &&str| matches!(*d, "f32" | "i32" | "u32");
     let out_dtype = launch::shader_dtype(out.dtype(), device);
+    let types_of = || dtypes.iter().chain([&out_dtype]);
+    // A vector of 16 bytes is four elements, or eight of 16 bits.
+    let width = if types_of().any(|d| matches!(*d, "f16" | "bf16")) { 8 } else { 4 };
     let vec4 = dense
         && rank == 1
-        && n.is_multiple_of(4)
-        && dtypes.iter().all(words)
-        && words(&out_dtype)
-        && layouts.iter().all(|l| l.offset().is_multiple_of(4));
+        && n.is_multiple_of(width)
+        && types_of().all(|d| matches!(*d, "f32" | "i32" | "u32" | "f16" | "bf16"))
+        && layouts.iter().all(|l| l.offset().is_multiple_of(width));
+    let each = if vec4 { width } else { 4 };
     let fresh = !inplace && out.is_contiguous() && out.layout().offset() == 0;
     let layout = if vec4 {
         "vec4"
@@ -319,6 +321,7 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
         .def("math", recipe.math)
         .def("scalars", &scalar_names[..])
         .def("layout", layout)
+        .def("width", each)
         .def("mode", if fresh { "packed" } else { "scattered" })
         .def("inplace", inplace);
     let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
@@ -335,7 +338,7 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
         tensors.remove(0);
     }
     tensors.push(out);
-    launch::launch(&spec, &tensors, params, n.div_ceil(4 * GROUP))
+    launch::launch(&spec, &tensors, params, n.div_ceil(each * GROUP))
 }
 
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.

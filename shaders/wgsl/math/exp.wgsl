@@ -69,7 +69,7 @@ fn m_scale_any(e: f32, k: i32) -> f32 {
 
 // 1 / (1 + e^-x), with the relative accuracy kept in the left tail. Error: 1.9 ulp.
 fn m_sigmoid(x: f32) -> f32 {
-    let e = m_exp(-abs(x));
+    let e = m_exp_down(-abs(x));
     let q = select(1.0, e, m_signbit(x)) / (1.0 + e);
     // For a small e, e / (1 + e) is nearer as e - e (e / (1 + e)).
     let y = select(q, e - e * q, m_signbit(x) && e < 0.25);
