@@ -139,6 +139,18 @@ fn reduced_offset(r: u32) -> u32 {
     {% endif %}
 }
 
+{#- Combines what `count` lanes have, in pairs, so that rounding errors grow with the number of levels. -#}
+{% macro in_pairs(k, count, apart) %}
+{% for n in range(count) %}
+        let t{{ k }}_{{ count }}_{{ n }} = shared_acc[thread + {{ n * apart + k * 256 }}u];
+{% endfor %}
+{% for m in [16, 8, 4, 2, 1] if m < count %}
+{% for n in range(m) %}
+        let t{{ k }}_{{ m }}_{{ n }} = combined(t{{ k }}_{{ m * 2 }}_{{ n }}, t{{ k }}_{{ m * 2 }}_{{ n + m }});
+{% endfor %}
+{% endfor %}
+        total{{ k }} = t{{ k }}_1_0;
+{% endmacro %}
 {% set read = "input_quad(i" if width == 4 else "input_at(i" %}
 {% set element = " >> 2u)" if width == 4 else ")" %}
 {% if lanes > 1 %}
@@ -240,9 +252,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     // Sixteen sums of sixteen, then their sum; what a thread overwrites here, only it reads.
     if lane < 16u {
         {% for k in range(outs) %}
-        for (var n = 1u; n < 16u; n++) {
-            total{{ k }} = combined(total{{ k }}, shared_acc[thread + n * {{ 16 * step }}u + {{ k * 256 }}u]);
-        }
+        {{ in_pairs(k, 16, 16 * step) }}
         shared_acc[thread + {{ k * 256 }}u] = total{{ k }};
         {% endfor %}
     }
@@ -250,9 +260,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     if lane == 0u {
         {% for k in range(outs) %}
-        for (var n = 1u; n < {{ few }}u; n++) {
-            total{{ k }} = combined(total{{ k }}, shared_acc[thread + n * {{ step }}u + {{ k * 256 }}u]);
-        }
+        {{ in_pairs(k, few, step) }}
         {% endfor %}
     }
     {% endif %}
