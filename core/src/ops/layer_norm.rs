@@ -102,18 +102,18 @@ impl RowNorm {
         Ok((out, statistics))
     }
 
-    /// The gradients of x, weight and bias. `more` is a gradient that x has from elsewhere; its buffer is used again.
+    /// The gradients of x, weight and bias. `more` is a gradient that x has from elsewhere, and whether the sum takes its
+    /// memory.
     fn backward(
         &self,
         g: &Tensor,
         x: &Tensor,
         statistics: &Tensor,
-        more: Option<Tensor>,
+        more: Option<(Tensor, bool)>,
         wants: &[bool],
     ) -> Result<Grads> {
         let g = dense(g)?;
-        let inplace =
-            more.as_ref().is_some_and(|m| m.is_unique() && m.is_contiguous() && m.layout().offset() == 0);
+        let (more, inplace) = more.map_or((None, false), |(more, inplace)| (Some(more), inplace));
         let more = if inplace { more } else { more.map(|m| dense(&m)).transpose()? };
         let out = match &more {
             Some(more) if inplace => more.clone(),
@@ -171,7 +171,11 @@ impl RowNorm {
 
     fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
         autograd::attach(self.op, out, inputs, move |g, wants| {
-            let more = if wants[0] { wants.sum(0) } else { None };
+            let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
+            let of_node = || wants.sum(0).map(|m| { let own = m.is_unique() && whole(&m); (m, own) });
+            // The same sum for a leaf, such as what enters a checkpoint: in a checkpoint gradients have the same bits.
+            let of_leaf = || wants.sum_in_place(0).filter(whole).map(|m| (m, true));
+            let more = if wants[0] { of_node().or_else(of_leaf) } else { None };
             self.backward(g, &x, &statistics, more, wants)
         })
     }

@@ -23,6 +23,7 @@ tests![
     a_convolutional_network_takes_the_predicted_bytes,
     a_transformer_takes_the_predicted_bytes,
     a_budget_is_kept_and_changes_no_result,
+    blocks_computed_again_give_the_same_bits,
     offload_keeps_every_bit_and_takes_the_predicted_bytes,
     a_step_that_does_not_fit_says_what_it_needs,
 ];
@@ -282,5 +283,37 @@ fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
     ensure!(refused.total == Some(4 << 20), "{refused}");
     ensure!(run.peak_allocated > 10 << 20 && !run.fits(4 << 20) && run.fits(64 << 20), "{run}");
     ensure!(run.peak.by_tag.iter().map(|held| held.1).sum::<u64>() == run.peak_allocated, "{run}");
+    Ok(())
+}
+
+fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
+    let sizes =
+        GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
+    let text = Tensor::randint(0, 64, &[4, 16], DType::I32, device)?;
+    for low in [None, Some(DType::BF16)] {
+        let gradients = |choice: Choice| -> Result<Vec<(String, Vec<u8>)>> {
+            device.manual_seed(7);
+            let net = Gpt::new(&sizes, device)?;
+            let _segments = choice.segments();
+            // Twice: the second pass adds to gradients that are there.
+            for _ in 0..2 {
+                let loss = {
+                    let _autocast = low.map(autocast).transpose()?;
+                    net.loss(&text, &text)?
+                };
+                loss.backward()?;
+            }
+            net.named_parameters()
+                .into_iter()
+                .map(|(name, p)| Ok((name, p.grad().context("no gradient")?.to_bytes()?)))
+                .collect()
+        };
+        let plain = gradients(Choice::new(4, 1))?;
+        for again in [[true; 3], [false, true, false]] {
+            for ((name, a), (_, b)) in gradients(Choice::new(4, 1).recompute(again))?.iter().zip(&plain) {
+                ensure!(a == b, "{low:?}, {again:?}: the gradient of {name} has other bits");
+            }
+        }
+    }
     Ok(())
 }
