@@ -172,7 +172,12 @@ impl RowNorm {
     fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
         autograd::attach(self.op, out, inputs, move |g, wants| {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
-            let of_node = || wants.sum(0).map(|m| { let own = m.is_unique() && whole(&m); (m, own) });
+            let of_node = || {
+                wants.sum(0).map(|m| {
+                    let own = m.is_unique() && whole(&m);
+                    (m, own)
+                })
+            };
             // The same sum for a leaf, such as what enters a checkpoint: in a checkpoint gradients have the same bits.
             let of_leaf = || wants.sum_in_place(0).filter(whole).map(|m| (m, true));
             let more = if wants[0] { of_node().or_else(of_leaf) } else { None };

@@ -287,8 +287,7 @@ fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
 }
 
 fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
-    let sizes =
-        GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
+    let sizes = GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
     let text = Tensor::randint(0, 64, &[4, 16], DType::I32, device)?;
     for low in [None, Some(DType::BF16)] {
         let gradients = |choice: Choice| -> Result<Vec<(String, Vec<u8>)>> {
