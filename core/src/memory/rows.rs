@@ -174,11 +174,14 @@ impl State {
             let tag = tag as usize;
             inner.tags[tag].saturating_sub(running.before[tag].max(left[tag]))
         });
-        let (part, pieces) = match self.virtual_memory {
-            Some(_) => (OVERHEAD[0], PIECES),
-            None => (OVERHEAD[1], PIECES + self.config.large_segment_size),
+        let (idle, pieces) = match self.virtual_memory {
+            Some(_) => {
+                let idle = inner.reserved.saturating_sub(inner.allocated);
+                (idle.min(inner.allocated / OVERHEAD[0]), PIECES)
+            }
+            // Not by what was idle: blocks move while there is room to move them through, which there is less of at a limit.
+            None => (inner.allocated / OVERHEAD[1], PIECES + self.config.large_segment_size),
         };
-        let idle = inner.reserved.saturating_sub(inner.allocated).min(inner.allocated / part);
         let measured = Measured {
             rows: running.rows,
             peak: inner.allocated,
