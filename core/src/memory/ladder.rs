@@ -17,7 +17,7 @@ impl Pool {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
 
-        if let Some(block) = state.borrow(source, &need)? {
+        if let Some(block) = state.borrow(source, &need, false)? {
             return Ok(block);
         }
 
@@ -110,6 +110,10 @@ impl Pool {
                 }
                 Growth::Full(detail) => detail,
             };
+        }
+        // A small block in a large segment, or the other way round, is better than none.
+        if let Some(block) = state.borrow(source, &need, true)? {
+            return Ok(block);
         }
         Err(self.out_of_memory(state, &need, detail))
     }

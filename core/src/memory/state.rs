@@ -187,12 +187,20 @@ impl State {
         Ok(Some(block))
     }
 
-    /// Serves a request from what is free in the arena of another queue, which it waits for on the device.
-    pub(super) fn borrow(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+    /// Serves a request from what is free in the arena of another queue, which it waits for on the device; of `any` kind, or of
+    /// its own, small or large.
+    pub(super) fn borrow(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        any: bool,
+    ) -> Result<Option<Block>> {
         let own = &self.heap.arenas[usize::from(need.arena)];
         let (queue, small, owner) = (own.queue, own.small, own.owner);
         let others = self.heap.arenas.iter().enumerate().filter(|(at, a)| {
-            *at != usize::from(need.arena) && a.small == small && (a.owner == owner || a.owner == RETIRED)
+            *at != usize::from(need.arena)
+                && (any || a.small == small)
+                && (a.owner == owner || a.owner == RETIRED)
         });
         let others: Vec<u16> = others.map(|(at, _)| at as u16).collect();
         for arena in others {
