@@ -50,6 +50,7 @@ struct Content {
     wgsl: String,
     entry: String,
     overrides: Vec<(String, u64)>,
+    zeroed: bool,
 }
 
 impl Kernels {
@@ -63,6 +64,7 @@ impl Kernels {
             wgsl: source.wgsl.to_owned(),
             entry: source.entry.to_owned(),
             overrides: source.overrides.iter().map(|(name, v)| ((*name).to_owned(), v.to_bits())).collect(),
+            zeroed: source.zeroed,
         };
         if let Some(id) = self.lock_known().get(&content) {
             return Ok(*id);
@@ -83,7 +85,8 @@ impl Kernels {
 
     fn build(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<(Module, Kernel)> {
         let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
-        let translated = translate::translate(source.wgsl, source.entry, source.overrides)
+        let options = translate::Options { zero_workgroup_memory: source.zeroed, ..Default::default() };
+        let translated = translate::translate_with(source.wgsl, source.entry, source.overrides, &options)
             .map_err(|error| refuse(error.to_string()))?;
         let (bindings, params) = (translated.bindings.len(), translated.params_size as usize);
         if bindings > MAX_BINDINGS || params > MAX_PARAMS {

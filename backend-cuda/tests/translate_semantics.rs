@@ -45,7 +45,13 @@ fn run(backend: &dyn Backend, name: &str, wgsl: &str, words: usize) -> Result<Ve
     let bindings = translate(wgsl, "main", &[]).map_err(|e| e.to_string())?.bindings.len();
     let result = (|| {
         backend.fill(Slice { segment, offset: 0, bytes: 4096 }, 0)?;
-        let kernel = backend.compile(&KernelSource { label: name, wgsl, entry: "main", overrides: &[] })?;
+        let kernel = backend.compile(&KernelSource {
+            label: name,
+            wgsl,
+            entry: "main",
+            overrides: &[],
+            zeroed: true,
+        })?;
         let bindings = &[out, zeros][..bindings];
         backend.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] })?;
         let mut data = vec![0; bytes as usize];

@@ -374,7 +374,8 @@ mod tests {
     fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
         for found in WgpuBackend::enumerate().into_iter().filter(|found| found.why_not.is_none()) {
             let device = WgpuBackend::new(found.index).unwrap();
-            let source = KernelSource { label: "one", wgsl: KERNEL, entry: "main", overrides: &[] };
+            let source =
+                KernelSource { label: "one", wgsl: KERNEL, entry: "main", overrides: &[], zeroed: true };
             let kernel = device.compile(&source).unwrap();
             let segment = device.alloc_segment(4096).unwrap();
             let x = Slice { segment, offset: 0, bytes: 4 };

@@ -64,8 +64,7 @@ pub(crate) fn compile(
             entry_point: Some(source.entry),
             compilation_options: wgpu::PipelineCompilationOptions {
                 constants: source.overrides,
-                // WGSL's meaning of workgroup variables.
-                zero_initialize_workgroup_memory: true,
+                zero_initialize_workgroup_memory: source.zeroed,
             },
             cache: None,
         })

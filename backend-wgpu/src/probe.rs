@@ -98,7 +98,8 @@ pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Featur
     wgsl.push('}');
 
     let label = "a probe of the device's types";
-    let kernel = backend.compile(&KernelSource { label, wgsl: &wgsl, entry: "main", overrides: &[] })?;
+    let kernel =
+        backend.compile(&KernelSource { label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: true })?;
     let step = backend.limits().alignment;
     let segment = backend.alloc_segment(step * probes.len() as u64)?;
     let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {

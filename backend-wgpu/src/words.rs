@@ -74,8 +74,13 @@ impl Words {
             Some(kernel) => *kernel,
             None => {
                 let entry = ["copy_words", "copy_quads", "fill_words", "fill_quads"][work as usize];
-                let source =
-                    KernelSource { label: entry, wgsl: include_str!("words.wgsl"), entry, overrides: &[] };
+                let source = KernelSource {
+                    label: entry,
+                    wgsl: include_str!("words.wgsl"),
+                    entry,
+                    overrides: &[],
+                    zeroed: true,
+                };
                 let kernel = backend.compile(&source)?;
                 *slot.get_or_init(|| kernel)
             }

@@ -52,7 +52,9 @@ fn alone() -> Vec<WgpuBackend> {
 }
 
 fn compile(device: &WgpuBackend, wgsl: &str) -> KernelId {
-    device.compile(&KernelSource { label: "test", wgsl, entry: "main", overrides: &[] }).unwrap()
+    device
+        .compile(&KernelSource { label: "test", wgsl, entry: "main", overrides: &[], zeroed: true })
+        .unwrap()
 }
 
 fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
@@ -202,7 +204,7 @@ fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
 fn a_broken_kernel_is_an_error_that_quotes_it() {
     for device in devices() {
         let refused = |wgsl: &str, entry: &str| {
-            let source = KernelSource { label: "broken", wgsl, entry, overrides: &[] };
+            let source = KernelSource { label: "broken", wgsl, entry, overrides: &[], zeroed: true };
             let Error::Kernel { label, message } = device.compile(&source).unwrap_err() else {
                 panic!("not a kernel's")
             };
@@ -248,8 +250,9 @@ fn overrides_specialise_a_kernel() {
         let segment = device.alloc_segment(256).unwrap();
         for (size, value) in [(32.0, 2.0), (128.0, 3.0)] {
             let overrides = &[("size", size), ("value", value)];
-            let kernel =
-                device.compile(&KernelSource { label: "sum", wgsl, entry: "main", overrides }).unwrap();
+            let kernel = device
+                .compile(&KernelSource { label: "sum", wgsl, entry: "main", overrides, zeroed: true })
+                .unwrap();
             let bindings = &[slice(segment, 0, 4)];
             device.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] }).unwrap();
             assert_eq!(words(device, bindings[0]), [(size * value) as u32]);
@@ -390,7 +393,13 @@ fn more_parameters_than_one_submission_holds_arrive_whole() {
         let large = wgsl.replace("256>", "257>");
         assert!(
             device
-                .compile(&KernelSource { label: "large", wgsl: &large, entry: "main", overrides: &[] })
+                .compile(&KernelSource {
+                    label: "large",
+                    wgsl: &large,
+                    entry: "main",
+                    overrides: &[],
+                    zeroed: true
+                })
                 .is_err()
         );
         device.free_segment(segment).unwrap();

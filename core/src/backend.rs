@@ -114,6 +114,9 @@ pub struct KernelSource<'a> {
     pub entry: &'a str,
     /// Values of `override` constants.
     pub overrides: &'a [(&'a str, f64)],
+    /// Whether workgroup memory starts as zeros, as WGSL says. Kernels that write every element before they read it do
+    /// without: zeros cost each workgroup a pass over that memory, and some compilers seconds.
+    pub zeroed: bool,
 }
 
 /// A compiled kernel, owned by its backend for the backend's life.

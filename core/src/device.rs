@@ -221,7 +221,8 @@ impl Device {
         let label = spec.label();
         let wgsl = forebay_shaders::render(spec)
             .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
-        let source = KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[] };
+        let source =
+            KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: false };
         let kernel = self.compile(&source)?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
         Ok(kernel)
@@ -239,7 +240,7 @@ impl Device {
         if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(kernel);
         }
-        let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides })?;
+        let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, kernel);
         Ok(kernel)
     }

@@ -1,15 +1,11 @@
 //! Every form of the attention kernels is valid WGSL, and fits the smallest workgroup memory and bindings.
 
-use forebay_shaders::{KernelSpec, render};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use forebay_shaders::KernelSpec;
 
-fn valid(spec: &KernelSpec) {
-    let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
-    let module =
-        naga::front::wgsl::parse_str(&wgsl).unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-    Validator::new(ValidationFlags::all(), Capabilities::all())
-        .validate(&module)
-        .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
+mod common;
+
+fn fits(spec: &KernelSpec) {
+    let module = common::valid(spec);
     let (mut shared, mut bindings) = (0, 0);
     for (_, global) in module.global_variables.iter() {
         match global.space {
@@ -38,10 +34,10 @@ fn attention() {
                         .def("mode", if (head | value) % 4 == 0 { "packed" } else { "scattered" })
                 };
                 for pass in ["forward", "queries", "keys"] {
-                    valid(&spec(pass));
+                    fits(&spec(pass));
                 }
             }
         }
-        valid(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize));
+        fits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize));
     }
 }

@@ -101,3 +101,15 @@ fn accuracy_does_not_hang_on_a_drivers_functions() {
         }
     }
 }
+
+/// `&&` and `||` are branches: eight or thirty-two copies of a function with a few of them in one kernel took a compiler
+/// minutes and gigabytes. Conditions without effects are joined by `&` and `|`.
+#[test]
+fn conditions_do_not_branch() {
+    for (file, text) in math_files() {
+        for line in text.lines().map(|line| line.split("//").next().unwrap_or_default().trim_start()) {
+            let branches = line.contains("&&") || line.contains("||");
+            assert!(!branches || line.starts_with("if ") || line.starts_with("while "), "{file}: {line}");
+        }
+    }
+}

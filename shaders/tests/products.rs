@@ -1,16 +1,9 @@
 //! The kernels of products and convolutions are valid WGSL in every form that the core asks for.
 
-use forebay_shaders::{Def, KernelSpec, render};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use forebay_shaders::{Def, KernelSpec};
 
-fn valid(spec: &KernelSpec) {
-    let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
-    let module =
-        naga::front::wgsl::parse_str(&wgsl).unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-    Validator::new(ValidationFlags::all(), Capabilities::all())
-        .validate(&module)
-        .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-}
+mod common;
+use common::valid;
 
 /// The definitions of a tile, and of the simple way.
 fn ways() -> Vec<Vec<(&'static str, Def)>> {

@@ -1,16 +1,9 @@
 //! Every form of the reduction, scan and normalisation kernels is valid WGSL.
 
-use forebay_shaders::{KernelSpec, render};
-use naga::valid::{Capabilities, ValidationFlags, Validator};
+use forebay_shaders::KernelSpec;
 
-fn valid(spec: &KernelSpec) {
-    let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
-    let module =
-        naga::front::wgsl::parse_str(&wgsl).unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-    Validator::new(ValidationFlags::all(), Capabilities::all())
-        .validate(&module)
-        .unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));
-}
+mod common;
+use common::valid;
 
 fn reduce(
     source: &'static str,

@@ -76,7 +76,7 @@ fn {{ name }}_quad(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z;
     var quad: vec4<f32>;
     for (var i = 0u; i < 4u; i++) {
-        quad[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), row < {{ rows }} && d + i < {{ depth }}u);
+        quad[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ rows }}) & (d + i < {{ depth }}u));
     }
     return quad;
 }
@@ -85,7 +85,7 @@ fn {{ name }}_quad(row: u32, d: u32) -> vec4<f32> {
 // Lower than every score: marks what a query does not see.
 const NEVER = -3.4e38;
 fn sees(query: u32, key: u32) -> bool {
-    return query < {{ queries }} && key < {{ keys }} && key + p.window.y >= query && key <= query + p.window.z;
+    return (query < {{ queries }}) & (key < {{ keys }}) & (key + p.window.y >= query) & (key <= query + p.window.z);
 }
 // The score of a product, or NEVER.
 fn score(product: f32, query: u32, key: u32) -> f32 {
@@ -96,7 +96,7 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
     {% if mask == "bool" %}
     if !bias { return NEVER; }
     {% else %}
-    if m_isinf(bias) && m_signbit(bias) { return NEVER; }
+    if m_isinf(bias) & m_signbit(bias) { return NEVER; }
     s += bias;
     {% endif %}
     {% endif %}

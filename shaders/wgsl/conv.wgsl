@@ -94,10 +94,10 @@ fn divide(a: u32, b: u32) -> vec2<u32> {
         let reached = shifted < 0x80000000u;
         let steps = divide(select(0u, shifted, reached), p.stride.{{ axis }});
         let from_at = steps.x;
-        inside = inside && reached && steps.y == 0u && from_at < p.{{ from_size }}.{{ axis }};
+        inside = inside & reached & (steps.y == 0u) & (from_at < p.{{ from_size }}.{{ axis }});
         {% else %}
         let from_at = at * p.stride.{{ axis }} + tap_at * p.dilation.{{ axis }} - p.padding.{{ axis }};
-        inside = inside && from_at < p.{{ from_size }}.{{ axis }};
+        inside = inside & (from_at < p.{{ from_size }}.{{ axis }});
         {% endif %}
         place += select(0u, from_at, inside) * scale;
         scale *= p.{{ from_size }}.{{ axis }};

@@ -26,10 +26,10 @@ var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
 
 // Outside the matrix: zero, whatever stands at its edge.
 fn a_or_zero(base: u32, row: u32, k: u32, end: u32) -> f32 {
-    return select(0.0, a_value(base, min(row, p.m - 1u), min(k, end - 1u)), row < p.m && k < end);
+    return select(0.0, a_value(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end));
 }
 fn b_or_zero(base: u32, k: u32, col: u32, end: u32) -> f32 {
-    return select(0.0, b_value(base, min(k, end - 1u), min(col, p.n - 1u)), k < end && col < p.n);
+    return select(0.0, b_value(base, min(k, end - 1u), min(col, p.n - 1u)), (k < end) & (col < p.n));
 }
 
 {% macro place(at, lines, order) -%}

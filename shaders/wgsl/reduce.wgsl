@@ -71,11 +71,11 @@ fn is_nan(v: T) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f8000
 struct Acc { v: T, i: u32 }
 // Of equal values, and of several NaN, the first.
 fn combined(a: Acc, b: Acc) -> Acc {
-    var take = b.v {{ better }} a.v || (b.v == a.v && b.i < a.i);
+    var take = (b.v {{ better }} a.v) | ((b.v == a.v) & (b.i < a.i));
     {% if floats %}
     let na = is_nan(a.v);
     let nb = is_nan(b.v);
-    take = select(take && !na, !na || b.i < a.i, nb);
+    take = select(take & !na, !na | (b.i < a.i), nb);
     {% endif %}
     if take { return b; }
     return a;

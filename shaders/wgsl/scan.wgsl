@@ -45,9 +45,9 @@ fn combined(a: Acc, b: Acc) -> Acc {
     {% if T == "f32" %}
     let na = (bitcast<u32>(a.v) & 0x7fffffffu) > 0x7f800000u;
     let nb = (bitcast<u32>(b.v) & 0x7fffffffu) > 0x7f800000u;
-    take = select(take && !na, true, nb);
+    take = select(take & !na, true, nb);
     {% elif T == "f64" %}
-    take = select(take && (a.v == a.v), true, !(b.v == b.v));
+    take = select(take & (a.v == a.v), true, !(b.v == b.v));
     {% endif %}
     if take { return b; }
     return a;

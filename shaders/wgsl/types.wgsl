@@ -50,7 +50,7 @@ fn {{ name }}_bits(v: f32) -> u32 {
         let kept = mantissa >> shift;
         let lost = mantissa & ((1u << shift) - 1u);
         let middle = 1u << (shift - 1u);
-        let up = select(0u, 1u, lost > middle || (lost == middle && (kept & 1u) == 1u));
+        let up = select(0u, 1u, (lost > middle) | ((lost == middle) & ((kept & 1u) == 1u)));
         return sign | (kept + up);
     }
     let rebased = magnitude - 0x38000000u;

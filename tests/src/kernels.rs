@@ -23,7 +23,7 @@ use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip
 use forebay::tensor::Tensor;
 use forebay_cuda::attention::{self, Pass};
 use forebay_cuda::nvrtc;
-use forebay_cuda::translate::{Translated, translate};
+use forebay_cuda::translate::{Options, Translated, translate_with};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::catalog;
@@ -205,7 +205,8 @@ fn prepare(kernel: &Compiled, allowed: Capabilities) -> Result<Translated, Strin
         .validate(&module)
         .map_err(|e| e.emit_to_string(&kernel.wgsl))?;
     let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
-    translate(&kernel.wgsl, &kernel.entry, &overrides).map_err(|e| e.to_string())
+    let options = Options { zero_workgroup_memory: kernel.zeroed, ..Options::default() };
+    translate_with(&kernel.wgsl, &kernel.entry, &overrides, &options).map_err(|e| e.to_string())
 }
 
 /// Where a translation's prelude ends and its own text begins.

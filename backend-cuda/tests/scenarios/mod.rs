@@ -147,7 +147,7 @@ pub(crate) const SCALE: &str = "
     }";
 
 pub(crate) fn kernel<'a>(wgsl: &'a str, entry: &'a str) -> KernelSource<'a> {
-    KernelSource { label: "a test's kernel", wgsl, entry, overrides: &[] }
+    KernelSource { label: "a test's kernel", wgsl, entry, overrides: &[], zeroed: true }
 }
 
 /// A matrix product, on the device and on the host.

@@ -144,6 +144,8 @@ pub struct Compiled {
     pub entry: String,
     /// The values of its override constants.
     pub overrides: Vec<(String, f64)>,
+    /// Whether its workgroup memory starts as zeros.
+    pub zeroed: bool,
 }
 
 /// A matrix product that the library declined: the kernel that follows makes it.
@@ -300,6 +302,7 @@ impl Backend for NullBackend {
             wgsl: source.wgsl.to_owned(),
             entry: source.entry.to_owned(),
             overrides: source.overrides.iter().map(|(n, v)| ((*n).to_owned(), *v)).collect(),
+            zeroed: source.zeroed,
         });
         Ok(KernelId(compiled.len() as u32 - 1))
     }

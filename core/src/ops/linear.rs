@@ -111,7 +111,7 @@ impl Layer {
                         sums = Some(row);
                     }
                 }
-                if !wants_sums || sums.is_none() {
+                if sums.is_none() {
                     matmul::multiply_into(self.op, &gt, x, &dw, add)?;
                 }
                 Some(dw)
@@ -220,10 +220,7 @@ impl Tensor {
         let before = first.empty(&flat)?;
         let wide = first.empty(&flat)?;
         let weight = first.low.t()?;
-        let bias = match &first.low_bias {
-            Some(bias) => dense(bias)?,
-            None => Tensor::zeros(&[wide.shape()[1]], x.dtype(), x.device())?,
-        };
+        let bias = dense(first.low_bias.as_ref().unwrap_or(up_bias))?;
         let finish = Finish::GeluBias { bias: &bias, before: &before };
         let wide = if matmul::multiply_with(OP, &flat, &weight, &wide, false, finish)? {
             wide

@@ -16,7 +16,7 @@ fn m_acosh(x: f32) -> f32 {
     let t = x - 1.0;
     let near = m_log1p(t + sqrt(max(t * (t + 2.0), 0.0)));
     let y = select(near, m_log_double(x), m_bits(x) >= 0x4e800000u);
-    return select(y, m_nan(), m_signbit(x) || m_bits(x) < 0x3f800000u);
+    return select(y, m_nan(), m_signbit(x) | (m_bits(x) < 0x3f800000u));
 }
 
 // Error: 1.8 ulp. Infinite at 1 and -1, NaN beyond.

@@ -60,7 +60,7 @@ fn m_round(x: f32) -> f32 { return round(x); }
 
 // a / b where b may be zero.
 fn m_div(a: f32, b: f32) -> f32 {
-    let zero = select(m_copysign(m_inf(), m_from_bits(m_bits(a) ^ m_bits(b))), m_nan(), m_iszero(a) || m_isnan(a));
+    let zero = select(m_copysign(m_inf(), m_from_bits(m_bits(a) ^ m_bits(b))), m_nan(), m_iszero(a) | m_isnan(a));
     return select(a / b, zero, m_iszero(b));
 }
 
@@ -87,6 +87,6 @@ fn m_hypot(a: f32, b: f32) -> f32 {
     let x = hi * up;
     let y = lo * up;
     let r = sqrt(x * x + y * y) * down;
-    let special = select(m_nan(), m_inf(), ua == 0x7f800000u || ub == 0x7f800000u);
+    let special = select(m_nan(), m_inf(), (ua == 0x7f800000u) | (ub == 0x7f800000u));
     return select(r, special, max(ua, ub) >= 0x7f800000u);
 }

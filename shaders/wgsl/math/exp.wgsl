@@ -58,7 +58,7 @@ fn m_expm1(x: f32) -> f32 {
     let e = (one + hi) + ((r * r) * q - lo);
     // Without scaling where k is 0, which keeps tiny and denormal x.
     let y = select(m_scale_any(e, i32(k)), r + (r * r) * q, k == 0.0);
-    return select(y, x, m_isnan(x) || m_iszero(x));
+    return select(y, x, m_isnan(x) | m_iszero(x));
 }
 
 // e * 2^k for any finite e and -126 <= k <= 250.
@@ -72,7 +72,7 @@ fn m_sigmoid(x: f32) -> f32 {
     let e = m_exp_down(-abs(x));
     let q = select(1.0, e, m_signbit(x)) / (1.0 + e);
     // For a small e, e / (1 + e) is nearer as e - e (e / (1 + e)).
-    let y = select(q, e - e * q, m_signbit(x) && e < 0.25);
+    let y = select(q, e - e * q, m_signbit(x) & (e < 0.25));
     return select(y, x, m_isnan(x));
 }
 

@@ -47,7 +47,7 @@ fn m_lgamma(x: f32) -> f32 {
     if (!m_signbit(x)) { return select(y, m_inf(), m_iszero(x)); }
     // Reflection: gamma(-a) gamma(a) = -pi / (a sin(pi a)). The poles are the integers.
     let r = abs(a - round(a));
-    if (r == 0.0) { return select(m_inf(), -m_log(a), u != 0u && u < 0x33800000u); }
+    if (r == 0.0) { return select(m_inf(), -m_log(a), (u != 0u) & (u < 0x33800000u)); }
     return select((1.1447299 - m_log(a * m_sinpi_poly(r))) - y, -m_log(a), u < 0x33800000u);
 }
 

@@ -17,7 +17,7 @@ fn m_log_sum(k: i32, f: f32) -> f32 {
 
 // What a logarithm is where its argument is zero, negative, infinite or NaN.
 fn m_log_special(y: f32, x: f32) -> f32 {
-    let special = select(select(m_nan(), x, m_bits(x) == 0x7f800000u || m_isnan(x)), m_from_bits(0xff800000u), m_iszero(x));
+    let special = select(select(m_nan(), x, (m_bits(x) == 0x7f800000u) | m_isnan(x)), m_from_bits(0xff800000u), m_iszero(x));
     return select(y, special, m_bits(x) - 1u >= 0x7f7fffffu);
 }
 
@@ -61,10 +61,10 @@ fn m_log1p(x: f32) -> f32 {
     let big = x >= 0x1p26;
     let f = select(s * x + (s - 1.0), p.m - 1.0, big);
     let y = m_log_special(m_log_sum(p.k, f), 1.0 + x);
-    return select(y, x, m_iszero(x) || m_isnan(x));
+    return select(y, x, m_iszero(x) | m_isnan(x));
 }
 
 // x ln(y), and 0 where x is 0 unless y is NaN.
 fn m_xlogy(x: f32, y: f32) -> f32 {
-    return select(select(x * m_log(y), 0.0, x == 0.0), y + x, m_isnan(y) || m_isnan(x));
+    return select(select(x * m_log(y), 0.0, x == 0.0), y + x, m_isnan(y) | m_isnan(x));
 }

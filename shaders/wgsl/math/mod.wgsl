@@ -22,21 +22,21 @@ fn m_fmod(a: f32, b: f32) -> f32 {
     // r * 2^(eb - 150), normalised unless it is zero or denormal.
     let zeros = countLeadingZeros(r | 1u) - 8u;
     let normal = (r << zeros) + ((eb - zeros - 1u) << 23u);
-    let u = select(r << (eb - 1u), normal, eb > zeros && r != 0u);
+    let u = select(r << (eb - 1u), normal, (eb > zeros) & (r != 0u));
     return m_from_bits(select(u, 0u, r == 0u) | (m_bits(a) & 0x80000000u));
 }
 
 // The remainder with the sign of b: Python's %.
 fn m_remainder(a: f32, b: f32) -> f32 {
     let r = m_fmod(a, b);
-    return select(r, r + b, !m_iszero(r) && m_signbit(r) != m_signbit(b));
+    return select(r, r + b, !m_iszero(r) & (m_signbit(r) != m_signbit(b)));
 }
 
 // floor(a / b), consistent with m_remainder: as PyTorch, from what fmod leaves, so that the quotient is an integer but for its
 // rounding.
 fn m_floor_div(a: f32, b: f32) -> f32 {
     let r = m_fmod(a, b);
-    let borrow = !m_iszero(r) && m_signbit(r) != m_signbit(b);
+    let borrow = !m_iszero(r) & (m_signbit(r) != m_signbit(b));
     let q = (a - r) / b - select(0.0, 1.0, borrow);
     let below = floor(q);
     let whole = select(below, below + 1.0, q - below > 0.5);

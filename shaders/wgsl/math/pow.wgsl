@@ -39,19 +39,19 @@ fn m_pow(x: f32, y: f32) -> f32 {
     let ay = m_bits(y) & 0x7fffffffu;
     let y_negative = m_signbit(y);
     let finite_y = ay < 0x7f800000u;
-    let integer = finite_y && (ay >= 0x4b800000u || (ay < 0x4b800000u && floor(abs(y)) == abs(y)));
-    let odd = integer && ay < 0x4b800000u && (u32(min(abs(y), 16777215.0)) & 1u) == 1u;
+    let integer = finite_y & ((ay >= 0x4b800000u) | (floor(abs(y)) == abs(y)));
+    let odd = integer & (ay < 0x4b800000u) & ((u32(min(abs(y), 16777215.0)) & 1u) == 1u);
     // Zero and infinity: only the direction counts.
     let to_zero = (ax == 0u) != y_negative;
     var r = m_pow_abs(x, y);
-    r = select(r, select(m_inf(), 0.0, to_zero), ax == 0u || ax == 0x7f800000u);
+    r = select(r, select(m_inf(), 0.0, to_zero), (ax == 0u) | (ax == 0x7f800000u));
     // y infinite: compare |x| with 1.
     let grows = (ax > 0x3f800000u) != y_negative;
     r = select(r, select(0.0, m_inf(), grows), !finite_y);
     // The sign of a negative base.
-    r = select(r, -r, odd && m_signbit(x));
-    r = select(r, m_nan(), m_signbit(x) && ax != 0u && ax != 0x7f800000u && finite_y && !integer);
-    r = select(r, m_nan(), ax > 0x7f800000u || ay > 0x7f800000u);
-    let one = ay == 0u || m_bits(x) == 0x3f800000u || (ax == 0x3f800000u && ay == 0x7f800000u);
+    r = select(r, -r, odd & m_signbit(x));
+    r = select(r, m_nan(), m_signbit(x) & (ax != 0u) & (ax != 0x7f800000u) & finite_y & !integer);
+    r = select(r, m_nan(), (ax > 0x7f800000u) | (ay > 0x7f800000u));
+    let one = (ay == 0u) | (m_bits(x) == 0x3f800000u) | ((ax == 0x3f800000u) & (ay == 0x7f800000u));
     return select(r, 1.0, one);
 }

@@ -125,7 +125,13 @@ fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {
     }
     let expected = expected(wgsl)?;
     let backend = device.backend();
-    let kernel = match backend.compile(&KernelSource { label: name, wgsl, entry: "main", overrides: &[] }) {
+    let kernel = match backend.compile(&KernelSource {
+        label: name,
+        wgsl,
+        entry: "main",
+        overrides: &[],
+        zeroed: true,
+    }) {
         // No feature of the contract tells these.
         Err(Error::Kernel { message, .. }) if ["atomic_float", "atomic_wide"].contains(&name) => {
             return skip(format!("the device has no such atomics: {}", message.lines().next().unwrap_or("")));
