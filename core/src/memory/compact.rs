@@ -23,7 +23,7 @@ pub(super) const COPY: u64 = 1 << 20;
 /// How deep holes are made for blocks that go to make one.
 const DEPTH: usize = 2;
 /// Segments that are emptied at once, at most.
-const EMPTIED: usize = 8;
+const EMPTIED: usize = 3;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
 const LESS: u64 = 9;
 /// And where at least this part of the request is free.

@@ -1,6 +1,6 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
-use super::heap::{NONE, Need, State as Is};
+use super::heap::{NONE, Need, SHARED, State as Is};
 use super::source::{Piece, SegmentSource, SourceError};
 use super::state::{Growth, Idle, Idler, State};
 use crate::error::Result;
@@ -23,12 +23,15 @@ const LARGEST_EXTENT: u64 = 20 * MIB;
 /// the calls, and more would soon be missed.
 const LEAST_PIECE: u64 = 16;
 const LARGEST_PIECE: u64 = 4;
-/// Where blocks in use move, plain segments are at least this part of what the program uses; of a small program a larger
-/// part, but at most twice `large_segment_size`: fewer calls, and larger holes to be made.
-const SLAB: u64 = 24;
-const SMALL_SLAB: u64 = 4;
+/// Where blocks in use move, plain segments are at least this part of what the program uses, and twice `large_segment_size`
+/// of one that uses as much: fewer calls, and larger holes to be made.
+const SLAB: u64 = 28;
+/// Where idle segments of at least this part of a request go for it, so many that the new one holds as many of its size as it can:
+/// the next requests are often alike. And this part of one more, for some that are larger.
+const ALIKE: u64 = 2;
+const SPARE: u64 = 8;
 /// And a pool may hold somewhat more: each step below costs copies and calls.
-const COMPACT_SLACK: f64 = 0.02;
+const COMPACT_SLACK: f64 = 0.05;
 /// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
 /// for each other, or by being copied. And the pieces that a wait for the device counts as.
 const REQUESTED: u64 = 24;
@@ -120,7 +123,7 @@ impl State {
     /// The least plain segment where blocks in use move.
     pub(super) fn slab(&self, need: &Need) -> u64 {
         let (most, least) = (self.most_active(need), self.config.large_segment_size);
-        let small = (most / SMALL_SLAB).next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
+        let small = most.next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
         small.max((most / SLAB).next_multiple_of(ROUND_LARGE))
     }
 
@@ -143,7 +146,7 @@ impl State {
     }
 
     /// Sends idle memory back, or where it is needed, if the pool would hold more than the program has shown to need.
-    /// Whether it did.
+    /// If it did, how large a plain segment should be that is made instead; 0 where that is up to the request.
     ///
     /// So the memory that is held stays below `1 + growth_slack` times the memory that was ever in use at once, as
     /// long as there is idle memory.
@@ -152,14 +155,14 @@ impl State {
         source: &dyn SegmentSource,
         need: &Need,
         place: Option<&Placement>,
-    ) -> Result<bool> {
+    ) -> Result<Option<u64>> {
         if !self.config.release_before_growth {
-            return Ok(false);
+            return Ok(None);
         }
         let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
         let surplus = self.surplus_of(need, grow);
         if surplus == 0 {
-            return Ok(false);
+            return Ok(None);
         }
         let mut idle = self.idle();
         if let Some(place) = place {
@@ -168,10 +171,15 @@ impl State {
         // Extents go in part, and only to where they are needed.
         let sizes = surplus / LEAST_PIECE..=surplus.saturating_mul(LARGEST_PIECE);
         idle.retain(|i| matches!(i.what, Idler::Extents { .. }) || sizes.contains(&i.size));
-        if idle.is_empty() {
-            return Ok(false);
+        let alike = self.alike(need);
+        if idle.is_empty() && alike.is_none() {
+            return Ok(None);
         }
         self.rungs.reclaim.tried += 1;
+        if let Some((chosen, size)) = alike {
+            self.leave(source, &chosen, false)?;
+            return Ok(Some(size));
+        }
         idle.sort_by_key(|i| i.size);
         let all = idle.iter().map(|i| i.size).sum::<u64>();
         // Where all of it can move, nothing has to be taken.
@@ -184,7 +192,24 @@ impl State {
                 self.first_of(idle, wanted)
             }
         };
-        Ok(self.leave(source, &chosen, place.is_some())? > 0)
+        Ok((self.leave(source, &chosen, place.is_some())? > 0).then_some(0))
+    }
+
+    /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
+    fn alike(&self, need: &Need) -> Option<(Vec<Idle>, u64)> {
+        let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED;
+        if !shared || !self.compacts() || !self.has_own_segment(need) {
+            return None;
+        }
+        let mut idle = self.idle();
+        idle.retain(|i| i.size >= need.size / ALIKE);
+        idle.sort_by_key(|i| std::cmp::Reverse(i.size));
+        let one = need.size.checked_next_multiple_of(ROUND_LARGE)?;
+        let room = self.target(need).saturating_sub(self.heap.counters.reserved());
+        let most = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
+        let all = most / one * one;
+        let size = most.min(all + one / SPARE) / ROUND_LARGE * ROUND_LARGE;
+        (all > one).then(|| (self.first_of(idle, self.surplus_of(need, size)), size))
     }
 
     /// Whether blocks should move for a request, before the pool takes more memory.
@@ -221,14 +246,16 @@ impl State {
         }
     }
 
-    /// Takes memory from the source for a request, at a place that is known already, or where it fits best.
+    /// Takes memory from the source for a request, at a place that is known already, or where it fits best; a plain segment is
+    /// of at least so many bytes, if there is room.
     pub(super) fn grow(
         &mut self,
         source: &dyn SegmentSource,
         need: &Need,
         place: Option<Placement>,
+        least: u64,
     ) -> Result<Growth> {
-        let grown = self.take_more(source, need, place);
+        let grown = self.take_more(source, need, place, least);
         self.share.settle(self.heap.counters.reserved());
         self.keep_donors();
         grown
@@ -239,6 +266,7 @@ impl State {
         source: &dyn SegmentSource,
         need: &Need,
         place: Option<Placement>,
+        least: u64,
     ) -> Result<Growth> {
         self.reserve(source, need)?;
         if let Some(place) = place.or_else(|| self.placement(need)) {
@@ -251,7 +279,7 @@ impl State {
                 Growth::Served(_) => Ok(grown),
             };
         }
-        let mut size = self.segment_size(need);
+        let mut size = self.segment_size(need).max(least);
         loop {
             match self.add_segment(source, need, size)? {
                 Growth::Full(_) if size > need.size => size = need.size,

@@ -61,8 +61,9 @@ impl Pool {
         }
 
         let mut place = state.placement(&need);
-        if state.reclaim(source, &need, place.as_ref())? {
-            place = None;
+        let mut least = 0;
+        if let Some(size) = state.reclaim(source, &need, place.as_ref())? {
+            (place, least) = (None, size);
             state = self.wait(state)?;
             if let Some(block) = state.take(source, &need)? {
                 state.keep_donors();
@@ -72,7 +73,7 @@ impl Pool {
         }
 
         state.rungs.grow.tried += 1;
-        let mut detail = match state.grow(source, &need, place)? {
+        let mut detail = match state.grow(source, &need, place, least)? {
             Growth::Served(block) => {
                 state.rungs.grow.served += 1;
                 return Ok(block);
@@ -103,7 +104,7 @@ impl Pool {
                 state.rungs.release.served += 1;
                 return Ok(block);
             }
-            detail = match state.grow(source, &need, None)? {
+            detail = match state.grow(source, &need, None, 0)? {
                 Growth::Served(block) => {
                     state.rungs.release.served += 1;
                     return Ok(block);

@@ -14,9 +14,9 @@ const TRIES: usize = 6;
 /// Steps that a block is pushed in, each no longer than it goes.
 const MOST_STEPS: u64 = 32;
 /// What giving a segment back costs, in bytes that could be copied meanwhile.
-const CALL: u64 = 8 << 20;
+const CALL: u64 = 32 << 20;
 /// Segments below this part of what should go back are not worth the calls.
-const LEAST: u64 = 16;
+const LEAST: u64 = 4;
 
 /// Neighbouring blocks that could become a free one.
 #[derive(Clone, Debug)]
