@@ -5,7 +5,7 @@ use std::ffi::{CString, c_void};
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
-use forebay_core::backend::{KernelId, KernelSource, Launch, SourceError};
+use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
 
 use crate::cache::{DiskCache, Key};
@@ -28,7 +28,7 @@ pub(crate) struct Kernels {
     /// By number. Never shrinks, so that a number once given is good for ever.
     loaded: RwLock<Vec<Kernel>>,
     /// The numbers by content.
-    known: Mutex<HashMap<Content, KernelId>>,
+    known: Mutex<HashMap<KernelContent, KernelId>>,
     /// The code behind `loaded`, which is unloaded with it.
     modules: Mutex<Vec<Module>>,
 }
@@ -44,15 +44,6 @@ struct Kernel {
     lengths: bool,
 }
 
-/// What tells one kernel from another. The bits of overrides, as floats have no order and no hash.
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Content {
-    wgsl: String,
-    entry: String,
-    overrides: Vec<(String, u64)>,
-    zeroed: bool,
-}
-
 impl Kernels {
     /// For a device of architecture `arch`, such as 90.
     pub(crate) fn new(arch: u32, disk: DiskCache) -> Self {
@@ -60,12 +51,7 @@ impl Kernels {
     }
 
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
-        let content = Content {
-            wgsl: source.wgsl.to_owned(),
-            entry: source.entry.to_owned(),
-            overrides: source.overrides.iter().map(|(name, v)| ((*name).to_owned(), v.to_bits())).collect(),
-            zeroed: source.zeroed,
-        };
+        let content = source.content();
         if let Some(id) = self.lock_known().get(&content) {
             return Ok(*id);
         }
@@ -197,7 +183,7 @@ impl Kernels {
         Ok(())
     }
 
-    fn lock_known(&self) -> std::sync::MutexGuard<'_, HashMap<Content, KernelId>> {
+    fn lock_known(&self) -> std::sync::MutexGuard<'_, HashMap<KernelContent, KernelId>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

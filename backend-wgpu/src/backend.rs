@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource,
-    Slice, SourceError, SourceLimits, Stamp,
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId, KernelSource, Launch, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
@@ -35,6 +35,8 @@ pub struct WgpuBackend {
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
     next_segment: AtomicU64,
     kernels: RwLock<Vec<Arc<Kernel>>>,
+    /// Several devices may share this backend.
+    known: Mutex<FxHashMap<KernelContent, KernelId>>,
     words: Words,
     readbacks: Readbacks,
     clock: Clock,
@@ -89,6 +91,7 @@ impl WgpuBackend {
             segments: RwLock::default(),
             next_segment: AtomicU64::new(1),
             kernels: RwLock::default(),
+            known: Mutex::default(),
             words: Words::default(),
             readbacks: Readbacks::default(),
             clock: Clock::default(),
@@ -217,10 +220,18 @@ impl Backend for WgpuBackend {
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.gpu.check()?;
+        let content = source.content();
+        let known = || lock(&self.known);
+        if let Some(&id) = known().get(&content) {
+            return Ok(id);
+        }
+        // Without the lock, so that several threads can compile; two may compile the same.
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
+        let id = KernelId(kernels.len() as u32);
         kernels.push(Arc::new(kernel));
-        Ok(KernelId(kernels.len() as u32 - 1))
+        known().insert(content, id);
+        Ok(id)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {

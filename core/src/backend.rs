@@ -119,6 +119,28 @@ pub struct KernelSource<'a> {
     pub zeroed: bool,
 }
 
+/// All of a kernel but its label: what backends know one by that they have compiled before, for another device.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelContent {
+    wgsl: String,
+    entry: String,
+    overrides: Vec<(String, u64)>,
+    zeroed: bool,
+}
+
+impl KernelSource<'_> {
+    /// What the kernel is, whatever it is called.
+    #[must_use]
+    pub fn content(&self) -> KernelContent {
+        KernelContent {
+            wgsl: self.wgsl.to_owned(),
+            entry: self.entry.to_owned(),
+            overrides: self.overrides.iter().map(|(name, v)| ((*name).to_owned(), v.to_bits())).collect(),
+            zeroed: self.zeroed,
+        }
+    }
+}
+
 /// A compiled kernel, owned by its backend for the backend's life.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelId(pub u32);

@@ -19,6 +19,7 @@ use thiserror::Error;
 mod amp;
 mod attention;
 mod autograd;
+mod costs;
 mod custom;
 mod errors;
 mod faults;
@@ -71,6 +72,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("plan", plan::TESTS),
     ("linear", linear::TESTS),
     ("profile", profile::TESTS),
+    ("costs", costs::TESTS),
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("rows", rows::TESTS),

@@ -211,7 +211,7 @@ fn losses(
 
 fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     const BATCH: usize = 8;
-    let options = GptOptions { vocabulary: 128, context: 128, layers: 6, heads: 4, width: 64, dropout: 0.0 };
+    let options = GptOptions { vocabulary: 128, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.0 };
     let profile = Profile::of(device);
     let plan = |bytes| {
         Budget::new(bytes, BATCH).measure_all().plan(&profile, |dry| {
@@ -249,7 +249,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
     if !device.backend().reaches_host() {
         return skip("the device reaches no memory of the host");
     }
-    let options = GptOptions { vocabulary: 256, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.1 };
+    let options = GptOptions { vocabulary: 128, context: 32, layers: 4, heads: 2, width: 64, dropout: 0.1 };
     // In small segments, of which a small model leaves some.
     let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
     let profile = Profile::of(device).with_config(config);
