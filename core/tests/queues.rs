@@ -153,7 +153,9 @@ impl Backend for Checked {
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         let id = self.inner.compile(source)?;
         let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.resize(id.0 as usize + 1, u32::MAX);
+        // Another thread may have compiled the next one already.
+        let len = written.len().max(id.0 as usize + 1);
+        written.resize(len, u32::MAX);
         written[id.0 as usize] = forebay_shaders::written(source.wgsl);
         Ok(id)
     }
@@ -339,13 +341,18 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
             }
             Ok(())
         };
-        std::thread::scope(|threads| {
-            let workers: Vec<_> = (1..4).map(|seed| threads.spawn(move || work(seed))).collect();
-            // invariant: a panic in a thread is one here
-            workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
-        })?;
-        assert!(device.memory().num_compactions > 0, "{}", device.memory());
-        Ok(())
+        // How often blocks move depends on which thread comes first, and sometimes none does.
+        for _ in 0..10 {
+            std::thread::scope(|threads| {
+                let workers: Vec<_> = (1..4).map(|seed| threads.spawn(move || work(seed))).collect();
+                // invariant: a panic in a thread is one here
+                workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
+            })?;
+            if device.memory().num_compactions > 0 {
+                return Ok(());
+            }
+        }
+        panic!("nothing moved: {}", device.memory())
     })
 }
 
