@@ -26,6 +26,9 @@ const LARGEST_PIECE: u64 = 4;
 /// Where blocks in use move, plain segments are at least this part of what the program uses, and twice `large_segment_size`
 /// of one that uses as much: fewer calls, and larger holes to be made.
 const SLAB: u64 = 28;
+/// But a quarter of what a program uses that is smaller than this: its budgets leave no room for more.
+const SMALL: u64 = 32 * MIB;
+const SMALL_SLAB: u64 = 4;
 /// Where idle segments of at least this part of a request go for it, so many that the new one holds as many of its size as it can:
 /// the next requests are often alike. And this part of one more, for some that are larger.
 const ALIKE: u64 = 2;
@@ -123,7 +126,8 @@ impl State {
     /// The least plain segment where blocks in use move.
     pub(super) fn slab(&self, need: &Need) -> u64 {
         let (most, least) = (self.most_active(need), self.config.large_segment_size);
-        let small = most.next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
+        let part = if most < SMALL { most / SMALL_SLAB } else { most };
+        let small = part.next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
         small.max((most / SLAB).next_multiple_of(ROUND_LARGE))
     }
 
