@@ -1,8 +1,8 @@
 //! What training steps cost, counted rather than timed: launches on the device, bytes that they bind, requests of the pool.
 //!
-//! `tests/costs.json` has what each may cost on the adapters that everyone has; how many tensors a launch can bind
-//! differs. A step that costs more has got slower, whatever the machine; one that
-//! costs less is good news, and the file is to say so. The test's message has the new numbers.
+//! `tests/costs.json` has what each costs on the adapters that everyone has; how many tensors a launch can bind differs. A step that
+//! costs more has got slower, whatever the machine; one that costs less is good news, and the file is to say so. The test's message
+//! has the new numbers.
 
 use std::collections::BTreeMap;
 
