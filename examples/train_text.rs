@@ -124,7 +124,7 @@ fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Re
 fn write(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
     let _no_grad = no_grad();
     net.eval();
-    let context = net.positions.dim(0)?;
+    let context = net.context();
     let mut text = start.to_vec();
     for _ in 0..n {
         let seen = &text[text.len().saturating_sub(context)..];

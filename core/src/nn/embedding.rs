@@ -26,6 +26,12 @@ impl Embedding {
         Ok(Self { weight, scope: ModuleScope::new() })
     }
 
+    /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
+    #[must_use]
+    pub fn from_parameter(weight: Tensor) -> Self {
+        Self { weight, scope: ModuleScope::new() }
+    }
+
     /// The rows of these numbers: a dimension of features more.
     ///
     /// # Errors

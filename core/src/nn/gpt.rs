@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, SelfAttention, init};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::CrossEntropy;
+use crate::ops::{Attention, CrossEntropy};
 use crate::plan::segment;
 use crate::tensor::Tensor;
 
@@ -27,13 +27,13 @@ pub struct GptOptions {
     pub dropout: f64,
 }
 
-/// Name, layers, heads, width, context.
-const PRESETS: [(&str, [usize; 4]); 5] = [
-    ("gpt2-124m", [12, 12, 768, 1024]),
-    ("gpt2-350m", [24, 16, 1024, 1024]),
-    ("gpt2-774m", [36, 20, 1280, 1024]),
-    ("gpt2-1.5b", [48, 25, 1600, 1024]),
-    ("gpt3-6.7b", [32, 32, 4096, 2048]),
+/// Name, the name of its files, layers, heads, width, context.
+const PRESETS: [(&str, &str, [usize; 4]); 5] = [
+    ("gpt2-124m", "gpt2", [12, 12, 768, 1024]),
+    ("gpt2-350m", "gpt2-medium", [24, 16, 1024, 1024]),
+    ("gpt2-774m", "gpt2-large", [36, 20, 1280, 1024]),
+    ("gpt2-1.5b", "gpt2-xl", [48, 25, 1600, 1024]),
+    ("gpt3-6.7b", "gpt3-6.7b", [32, 32, 4096, 2048]),
 ];
 
 impl GptOptions {
@@ -41,17 +41,67 @@ impl GptOptions {
     pub const PRESETS: [&str; PRESETS.len()] =
         [PRESETS[0].0, PRESETS[1].0, PRESETS[2].0, PRESETS[3].0, PRESETS[4].0];
 
-    /// Sizes that were published, by name: `gpt2-124m`. Without dropout.
+    /// Sizes that were published, by name: `gpt2-124m`, or as the files with its weights are called, `gpt2`. Without dropout.
     ///
     /// # Errors
     /// There is no such preset; the message lists them.
     pub fn preset(name: &str) -> Result<Self> {
-        let found = PRESETS.iter().find(|p| p.0 == name).ok_or_else(|| {
+        let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
             let known = Self::PRESETS.join(", ");
             Error::argument("Gpt", format!("no preset `{name}` is known; there are {known}"))
         })?;
-        let [layers, heads, width, context] = found.1;
+        let [layers, heads, width, context] = found.2;
         Ok(Self { vocabulary: 50_257, context, layers, heads, width, dropout: 0.0 })
+    }
+}
+
+/// Attention of each token to itself and those before it; the names are those of GPT-2's files.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GptAttention {
+    /// To queries, keys and values side by side.
+    pub c_attn: Linear,
+    /// The heads' results to the output.
+    pub c_proj: Linear,
+    /// Applied to the output.
+    pub dropout: Dropout,
+    heads: usize,
+    scope: ModuleScope,
+}
+
+impl GptAttention {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            let causal = Attention { is_causal: true, ..Attention::default() };
+            let seen = self.c_attn.forward(x)?.qkv_attention(self.heads, self.heads, &causal)?;
+            self.dropout.forward(&self.c_proj.forward(&seen)?)
+        })
+    }
+}
+
+/// Two layers for each token alone.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GptMlp {
+    /// To four times the width.
+    pub c_fc: Linear,
+    /// And back.
+    pub c_proj: Linear,
+    /// Applied to the output.
+    pub dropout: Dropout,
+    scope: ModuleScope,
+}
+
+impl GptMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Self { c_fc, c_proj, .. } = self;
+        self.scope.run(|| {
+            let y = match (&c_fc.bias, &c_proj.bias) {
+                (Some(up), Some(down)) => x.mlp(&c_fc.weight, up, &c_proj.weight, down)?,
+                _ => c_proj.forward(&c_fc.forward(x)?.gelu_tanh()?)?,
+            };
+            self.dropout.forward(&y)
+        })
     }
 }
 
@@ -60,35 +110,41 @@ impl GptOptions {
 #[module(crate = crate)]
 pub struct GptBlock {
     /// Before the attention.
-    pub norm1: LayerNorm,
+    pub ln_1: LayerNorm,
     /// Each token sees those before it.
-    pub attention: SelfAttention,
+    pub attn: GptAttention,
     /// Before the layers.
-    pub norm2: LayerNorm,
-    /// To four times the width.
-    pub up: Linear,
-    /// And back.
-    pub down: Linear,
-    /// Applied to what is added.
-    pub dropout: Dropout,
+    pub ln_2: LayerNorm,
+    /// Each token alone.
+    pub mlp: GptMlp,
     scope: ModuleScope,
 }
 
 impl GptBlock {
     fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let GptOptions { width, heads, layers, dropout, .. } = *options;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            let why = format!("a width of {width} does not divide by {heads} heads");
+            return Err(Error::argument("Gpt", why));
+        }
         // Every block adds twice to the same values: smaller by what so many sums grow (Radford et al., 2019, section 2.3).
         let last = STD / (2.0 * layers as f64).sqrt();
-        let mut attention = SelfAttention::new(width, heads, device)?.causal().with_dropout(dropout);
-        attention.qkv = linear(width, 3 * width, STD, device)?;
-        attention.proj = linear(width, width, last, device)?;
         Ok(Self {
-            norm1: LayerNorm::new(&[width], device)?,
-            attention,
-            norm2: LayerNorm::new(&[width], device)?,
-            up: linear(width, 4 * width, STD, device)?,
-            down: linear(4 * width, width, last, device)?,
-            dropout: Dropout::new(dropout),
+            ln_1: LayerNorm::new(&[width], device)?,
+            attn: GptAttention {
+                c_attn: linear(width, 3 * width, STD, device)?,
+                c_proj: linear(width, width, last, device)?,
+                dropout: Dropout::new(dropout),
+                heads,
+                scope: ModuleScope::new(),
+            },
+            ln_2: LayerNorm::new(&[width], device)?,
+            mlp: GptMlp {
+                c_fc: linear(width, 4 * width, STD, device)?,
+                c_proj: linear(4 * width, width, last, device)?,
+                dropout: Dropout::new(dropout),
+                scope: ModuleScope::new(),
+            },
             scope: ModuleScope::new(),
         })
     }
@@ -99,13 +155,9 @@ impl GptBlock {
     /// `x` has another shape; memory runs out.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            let seen = self.attention.forward(&self.norm1.forward(x)?)?;
-            let (x, normed) = self.norm2.forward_add(&seen, x)?;
-            let y = match (&self.up.bias, &self.down.bias) {
-                (Some(up), Some(down)) => normed.mlp(&self.up.weight, up, &self.down.weight, down)?,
-                _ => self.down.forward(&self.up.forward(&normed)?.gelu_tanh()?)?,
-            };
-            x.add(&self.dropout.forward(&y)?)
+            let seen = self.attn.forward(&self.ln_1.forward(x)?)?;
+            let (x, normed) = self.ln_2.forward_add(&seen, x)?;
+            x.add(&self.mlp.forward(&normed)?)
         })
     }
 }
@@ -113,7 +165,8 @@ impl GptBlock {
 /// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): tokens in, scores of the next
 /// token out. The table of tokens is also the last layer's weight.
 ///
-/// Every block is a [`segment`] of a plan.
+/// Every block is a [`segment`] of a plan. Parameters are named as in the files of GPT-2's weights (`h.0.attn.c_attn.weight`), which
+/// [`load_gpt2`](Self::load_gpt2) reads and [`gpt2_state_dict`](Self::gpt2_state_dict) makes.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::{Gpt, GptOptions, Module}, tensor::Tensor};
@@ -127,14 +180,14 @@ impl GptBlock {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Gpt {
-    /// \[vocabulary, features\].
-    pub tokens: Tensor,
-    /// \[context, features\].
-    pub positions: Tensor,
-    /// Shared with the backward passes that run them again.
-    pub blocks: Vec<Arc<GptBlock>>,
+    /// The features of each token of the vocabulary.
+    pub wte: Embedding,
+    /// The features of each position of the context.
+    pub wpe: Embedding,
+    /// The blocks, shared with the backward passes that run them again.
+    pub h: Vec<Arc<GptBlock>>,
     /// After the blocks.
-    pub norm: LayerNorm,
+    pub ln_f: LayerNorm,
     scope: ModuleScope,
 }
 
@@ -143,6 +196,10 @@ const STD: f64 = 0.02;
 
 fn normal(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
     init::parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
+}
+
+fn table(entries: usize, features: usize, device: &Device) -> Result<Embedding> {
+    Ok(Embedding::from_parameter(normal(&[entries, features], STD, device)?))
 }
 
 fn linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
@@ -159,12 +216,18 @@ impl Gpt {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
         Ok(Self {
-            tokens: normal(&[vocabulary, width], STD, device)?,
-            positions: normal(&[context, width], STD, device)?,
-            blocks: (0..layers).map(block).collect::<Result<_>>()?,
-            norm: LayerNorm::new(&[width], device)?,
+            wte: table(vocabulary, width, device)?,
+            wpe: table(context, width, device)?,
+            h: (0..layers).map(block).collect::<Result<_>>()?,
+            ln_f: LayerNorm::new(&[width], device)?,
             scope: ModuleScope::new(),
         })
+    }
+
+    /// The longest passage, in tokens.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.wpe.weight.shape()[0]
     }
 
     /// Scores of the next token at every position: \[batch, length\] to \[batch, length, vocabulary\].
@@ -173,7 +236,7 @@ impl Gpt {
     /// A passage is longer than the context; `text` holds no integers; memory runs out.
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
-        self.scope.run(|| x.linear(&self.tokens, None))
+        self.scope.run(|| x.linear(&self.wte.weight, None))
     }
 
     /// The mean cross-entropy of the tokens that come next, `next` of the shape of `text`, in place of
@@ -184,25 +247,25 @@ impl Gpt {
     /// As [`forward`](Self::forward); `next` has another shape.
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
-        self.scope.run(|| x.linear_cross_entropy(&self.tokens, next, &CrossEntropy::default()))
+        self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropy::default()))
     }
 
     /// The features of every position after all blocks, normalised.
     fn hidden(&self, text: &Tensor) -> Result<Tensor> {
-        let context = self.positions.dim(0)?;
+        let context = self.context();
         let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {
             let rule = format!("takes [batch, length] with a length of at most {context}");
             return Err(Error::shape("Gpt", rule, &[text.shape()]));
         };
         let x = self.scope.run(|| {
-            let positions = self.positions.narrow(0, 0, length)?;
-            self.tokens.embedding(text, None)?.add(&positions)
+            let positions = self.wpe.weight.narrow(0, 0, length)?;
+            self.wte.forward(text)?.add(&positions)
         });
         let mut x = x?;
-        for block in &self.blocks {
+        for block in &self.h {
             let block = Arc::clone(block);
             x = segment(&[&x], move |x| block.forward(&x[0]))?;
         }
-        self.norm.forward(&x)
+        self.ln_f.forward(&x)
     }
 }

@@ -24,6 +24,7 @@ mod custom;
 mod errors;
 mod faults;
 mod faulty;
+mod gpt;
 mod host;
 mod linear;
 mod losses;
@@ -70,6 +71,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
     ("plan", plan::TESTS),
+    ("gpt", gpt::TESTS),
     ("linear", linear::TESTS),
     ("profile", profile::TESTS),
     ("costs", costs::TESTS),

@@ -1,0 +1,133 @@
+//! GPT-2: its files, and its scores against a model of plain operations.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use forebay::autograd;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::io::safetensors;
+use forebay::nn::{Gpt, GptOptions};
+use forebay::tensor::Tensor;
+
+use super::host::{Numbers, close};
+use super::runs::Temporary;
+use super::tests;
+
+tests![a_file_of_gpt2_gives_its_scores, a_file_that_does_not_fit_is_refused];
+
+const SIZES: GptOptions =
+    GptOptions { vocabulary: 11, context: 6, layers: 2, heads: 2, width: 8, dropout: 0.0 };
+
+type File = BTreeMap<String, Tensor>;
+
+/// Weights as GPT-2's files hold them, layers' of \[in, out\], with the mask and the head that some of them have.
+fn file(device: &Device) -> Result<File> {
+    let mut numbers = Numbers(5);
+    let mut file = File::new();
+    let GptOptions { vocabulary, context, layers, width, .. } = SIZES;
+    let mut put = |name: &str, shape: &[usize]| -> Result<()> {
+        let n = shape.iter().product();
+        let data: Vec<f32> = (0..n).map(|_| (numbers.below(2001) as f32 - 1e3) / 2e3).collect();
+        file.insert(format!("transformer.{name}"), Tensor::from_slice(&data, shape, device)?);
+        Ok(())
+    };
+    put("wte.weight", &[vocabulary, width])?;
+    // More positions than the model takes.
+    put("wpe.weight", &[context + 2, width])?;
+    for (name, inputs, outputs) in [
+        ("attn.c_attn", width, 3 * width),
+        ("attn.c_proj", width, width),
+        ("mlp.c_fc", width, 4 * width),
+        ("mlp.c_proj", 4 * width, width),
+    ] {
+        for k in 0..layers {
+            put(&format!("h.{k}.{name}.weight"), &[inputs, outputs])?;
+            put(&format!("h.{k}.{name}.bias"), &[outputs])?;
+        }
+    }
+    for norm in ["ln_f", "h.0.ln_1", "h.0.ln_2", "h.1.ln_1", "h.1.ln_2"] {
+        put(&format!("{norm}.weight"), &[width])?;
+        put(&format!("{norm}.bias"), &[width])?;
+    }
+    put("h.0.attn.bias", &[1, 1, context, context])?;
+    file.insert("lm_head.weight".into(), file["transformer.wte.weight"].clone());
+    Ok(file)
+}
+
+/// The scores of a file's model, of plain operations.
+fn scores(file: &File, text: &Tensor) -> CoreResult<Tensor> {
+    let get = |name: &str| &file[&format!("transformer.{name}")];
+    let norm = |x: &Tensor, name: &str| {
+        let centred = x.sub(&x.mean(&[-1], true)?)?;
+        let std = centred.mul(&centred)?.mean(&[-1], true)?.add(1e-5)?.sqrt()?;
+        centred.div(&std)?.mul(get(&format!("{name}.weight")))?.add(get(&format!("{name}.bias")))
+    };
+    let layer =
+        |x: &Tensor, name: &str| x.matmul(get(&format!("{name}.weight")))?.add(get(&format!("{name}.bias")));
+    let (length, heads) = (text.dim(1)?, SIZES.heads);
+    let size = SIZES.width / heads;
+    let mut x = get("wte.weight").embedding(text, None)?.add(&get("wpe.weight").narrow(0, 0, length)?)?;
+    let later = Tensor::ones(&[length, length], DType::F32, text.device())?.triu(1)?.mul(-1e9)?;
+    for k in 0..SIZES.layers {
+        let all = layer(&norm(&x, &format!("h.{k}.ln_1"))?, &format!("h.{k}.attn.c_attn"))?;
+        let mut seen = Vec::new();
+        for head in 0..heads {
+            let part = |at: usize| all.narrow(2, at * SIZES.width + head * size, size);
+            let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+            let weights =
+                q.matmul(&k.transpose(1, 2)?)?.div((size as f64).sqrt())?.add(&later)?.softmax(-1)?;
+            seen.push(weights.matmul(&v)?);
+        }
+        let seen = forebay::ops::cat(&seen.iter().collect::<Vec<_>>(), 2)?;
+        x = x.add(&layer(&seen, &format!("h.{k}.attn.c_proj"))?)?;
+        let y = layer(&norm(&x, &format!("h.{k}.ln_2"))?, &format!("h.{k}.mlp.c_fc"))?;
+        let cube = y.mul(&y)?.mul(&y)?.mul(0.044_715)?;
+        let inner = y.add(&cube)?.mul((2.0 / std::f64::consts::PI).sqrt())?.tanh()?.add(1.0)?;
+        x = x.add(&layer(&y.mul(&inner)?.mul(0.5)?, &format!("h.{k}.mlp.c_proj"))?)?;
+    }
+    norm(&x, "ln_f")?.matmul(&get("wte.weight").t()?)
+}
+
+fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
+    let _no_grad = autograd::no_grad();
+    let given = file(device)?;
+    let saved = Temporary::new(device, "gpt2.safetensors");
+    safetensors::save(&saved.0, &given, &BTreeMap::new())?;
+    let read = safetensors::load(&saved.0, device)?;
+    let sizes = GptOptions::of_gpt2(&read)?;
+    // Heads so small are no model's of that family.
+    ensure!(sizes == GptOptions { heads: 1, context: 8, ..SIZES }, "{sizes:?}");
+    let net = Gpt::new(&SIZES, device)?;
+    net.load_gpt2(&read)?;
+    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
+    close(&net.forward(&text)?.to_f64s()?, &scores(&given, &text)?.to_f64s()?, 1e-5, 1e-5)?;
+
+    // What is saved is what was loaded, but for what is no parameter and the positions that were left out.
+    let back = net.gpt2_state_dict()?;
+    ensure!(back.len() == given.len() - 2, "{:?}", back.keys());
+    for (name, tensor) in back.iter().filter(|(name, _)| *name != "wpe.weight") {
+        let given = &given[&format!("transformer.{name}")];
+        ensure!(tensor.shape() == given.shape(), "{name}: {:?}", tensor.shape());
+        ensure!(tensor.to_bytes()? == given.to_bytes()?, "{name} came back changed");
+    }
+    Ok(())
+}
+
+fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
+    let _no_grad = autograd::no_grad();
+    let net = Gpt::new(&SIZES, device)?;
+    let mut given = file(device)?;
+    given.remove("transformer.ln_f.bias");
+    let error = net.load_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(error.contains("missing: ln_f.bias"), "{error}");
+    given.clear();
+    let error = GptOptions::of_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(error.contains("wte.weight"), "{error}");
+    let mut given = file(device)?;
+    given.insert("lm_head.weight".into(), given["transformer.wte.weight"].mul(2.0)?);
+    let error = net.load_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(error.contains("shares them"), "{error}");
+    Ok(())
+}
