@@ -1,7 +1,7 @@
 //! Trains a character-level GPT on Shakespeare, and lets it write.
 //!
 //! `cargo run --release --example train_text -- --help`. On a program that plays a GPU it is a smaller model and a
-//! shorter run.
+//! shorter run. `train_gpt` trains larger models, on pieces of words.
 
 use std::path::PathBuf;
 

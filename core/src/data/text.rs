@@ -1,7 +1,7 @@
 //! Text as a sequence of characters.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Dataset, find};
@@ -45,8 +45,16 @@ impl Text {
     /// # Errors
     /// They are nowhere (the message says where they were looked for).
     pub fn shakespeare() -> Result<Self> {
+        Self::open(Self::shakespeare_file()?)
+    }
+
+    /// The file of [`shakespeare`](Self::shakespeare), for another tokenizer than one of characters.
+    ///
+    /// # Errors
+    /// It is nowhere (the message says where it was looked for).
+    pub fn shakespeare_file() -> Result<PathBuf> {
         let advice = "name a folder that has it in FOREBAY_DATA, or open another text with `Text::open`";
-        Self::open(find::find(&["shakespeare.txt"], &[""], advice)?)
+        find::find(&["shakespeare.txt"], &[""], advice)
     }
 
     /// How many characters it has.
@@ -97,19 +105,25 @@ impl Text {
     /// Every run of `length` characters as an input, with the run that starts one character later as its target.
     #[must_use]
     pub fn windows(&self, length: usize) -> Windows {
-        Windows { text: self.clone(), shape: [length], stride: 1 }
+        Windows::new(self.tokens.clone(), length)
     }
 }
 
-/// Runs of characters, to predict each from those before it. See [`Text::windows`].
+/// Runs of tokens, to predict each from those before it: of characters ([`Text::windows`]), or of what another tokenizer made.
 #[derive(Clone, Debug)]
 pub struct Windows {
-    text: Text,
+    tokens: Arc<[u32]>,
     shape: [usize; 1],
     stride: usize,
 }
 
 impl Windows {
+    /// Every run of `length` tokens as an input, with the run that starts one token later as its target.
+    #[must_use]
+    pub fn new(tokens: impl Into<Arc<[u32]>>, length: usize) -> Self {
+        Self { tokens: tokens.into(), shape: [length], stride: 1 }
+    }
+
     /// Only every `n`-th run; with `n` the length, runs that do not overlap.
     #[must_use]
     pub fn every(self, n: usize) -> Self {
@@ -122,7 +136,7 @@ impl Dataset for Windows {
     type Target = i64;
 
     fn len(&self) -> usize {
-        self.text.len().saturating_sub(self.shape[0]).div_ceil(self.stride)
+        self.tokens.len().saturating_sub(self.shape[0]).div_ceil(self.stride)
     }
 
     fn input_shape(&self) -> &[usize] {
@@ -135,7 +149,7 @@ impl Dataset for Windows {
 
     fn get(&self, index: usize, input: &mut [i64], target: &mut [i64]) -> Result<()> {
         let start = index * self.stride;
-        let tokens = &self.text.tokens[start..=start + self.shape[0]];
+        let tokens = &self.tokens[start..=start + self.shape[0]];
         for (i, pair) in tokens.windows(2).enumerate() {
             (input[i], target[i]) = (pair[0].into(), pair[1].into());
         }

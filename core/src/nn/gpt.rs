@@ -230,6 +230,16 @@ impl Gpt {
         self.wpe.weight.shape()[0]
     }
 
+    /// Operations that a training step does for a token of passages of `length`: six a weight of a product (two forward, four backward), and
+    /// those of the attention, all of its matrix counted (Chowdhery et al., "PaLM", 2022, appendix B). What is computed again is not
+    /// counted: a rate of these is the model-FLOPs utilisation.
+    #[must_use]
+    pub fn flops_per_token(&self, length: usize) -> f64 {
+        let weights = self.num_parameters() - self.wpe.weight.numel();
+        let width = self.wpe.weight.shape()[1];
+        6.0 * weights as f64 + 12.0 * (self.h.len() * width * length) as f64
+    }
+
     /// Scores of the next token at every position: \[batch, length\] to \[batch, length, vocabulary\].
     ///
     /// # Errors

@@ -30,11 +30,13 @@ struct Options {
     amsgrad: bool,
     maximize: bool,
     decoupled: bool,
+    decays: fn(&Tensor) -> bool,
 }
 
 impl Options {
     fn new(lr: f64, weight_decay: f64, decoupled: bool) -> Self {
-        Self { lr, betas: (0.9, 0.999), eps: 1e-8, weight_decay, amsgrad: false, maximize: false, decoupled }
+        let (betas, eps) = ((0.9, 0.999), 1e-8);
+        Self { lr, betas, eps, weight_decay, amsgrad: false, maximize: false, decoupled, decays: |_| true }
     }
 }
 
@@ -63,6 +65,8 @@ macro_rules! options {
             eps: f64,
             /// How fast parameters decay.
             weight_decay: f64,
+            /// Which of them decay, all unless set: `|p| p.rank() > 1` leaves out biases and the weights of norms.
+            decays: fn(&Tensor) -> bool,
             /// Divides by the largest mean of squares so far.
             amsgrad: bool,
             /// Climbs instead.
@@ -87,8 +91,13 @@ impl Rule for Options {
         states
     }
 
-    fn constants(&self) -> [f64; 8] {
-        let decay = if self.decoupled { 1.0 - self.lr * self.weight_decay } else { self.weight_decay };
+    fn decays(&self, parameter: &Tensor) -> bool {
+        (self.decays)(parameter)
+    }
+
+    fn constants(&self, decays: bool) -> [f64; 8] {
+        let weight_decay = if decays { self.weight_decay } else { 0.0 };
+        let decay = if self.decoupled { 1.0 - self.lr * weight_decay } else { weight_decay };
         // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;

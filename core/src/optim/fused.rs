@@ -30,8 +30,13 @@ pub(super) trait Rule {
     fn kernel(&self) -> KernelSpec;
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
-    /// What is the same for all parameters.
-    fn constants(&self) -> [f64; 8];
+    /// Whether a parameter decays: one launch is of parameters that do, or of others.
+    fn decays(&self, parameter: &Tensor) -> bool {
+        let _ = parameter;
+        true
+    }
+    /// What is the same for all parameters that decay, or for all others.
+    fn constants(&self, decays: bool) -> [f64; 8];
     /// What depends on how many steps a parameter has made, this one included.
     fn at_step(&self, step: u64) -> [f64; 2];
 }
@@ -143,7 +148,10 @@ impl Fused {
             let most = per_launch(p.device(), 2, usize::from(states > 0));
             // A binding's bytes, and a tensor's elements.
             let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
-            if let (Some(group), Some(total)) = (groups.last_mut(), sizes.last_mut())
+            // Each kind has a group that still takes members.
+            let decays = rule.decays(p);
+            let open = groups.iter().rposition(|g| rule.decays(&self.parameters[g.members[0]]) == decays);
+            if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
                 && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room
             {
@@ -374,7 +382,7 @@ fn launch_group(
         let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
         let mut tensors: SmallVec<[&Tensor; 2 * ITEMS + 3]> = SmallVec::from_slice(&shared);
         let mut params = Params::new();
-        for c in rule.constants() {
+        for c in rule.constants(rule.decays(&parameters[group.members[0]])) {
             params = params.f32(c as f32);
         }
         let mut groups = 0;

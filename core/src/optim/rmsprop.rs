@@ -73,7 +73,7 @@ impl Rule for Options {
         states
     }
 
-    fn constants(&self) -> [f64; 8] {
+    fn constants(&self, _decays: bool) -> [f64; 8] {
         [self.weight_decay, self.lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
     }
 

@@ -65,7 +65,7 @@ impl Rule for Options {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
-    fn constants(&self) -> [f64; 8] {
+    fn constants(&self, _decays: bool) -> [f64; 8] {
         [self.weight_decay, self.lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
     }
 

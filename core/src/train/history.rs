@@ -20,6 +20,19 @@ pub struct History {
     pub accuracies: Vec<f32>,
     /// The device's memory, now and then.
     pub memory: Vec<MemoryPoint>,
+    /// What [`Trainer::validate`](super::Trainer::validate) found, after which steps.
+    #[serde(default)]
+    pub validations: Vec<Validation>,
+}
+
+/// The loss on data that is not trained on.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Validation {
+    /// Steps done.
+    pub step: u64,
+    /// The loss.
+    #[serde(with = "bit")]
+    pub loss: f32,
 }
 
 /// The memory that a device held after a step, in bytes.
@@ -48,16 +61,19 @@ impl History {
         self.memory.iter().copied().find(|point| point.step == step)
     }
 
-    /// Writes a line for each step: `step,loss,accuracy`, with as many digits as make the numbers exact.
+    /// Writes a line for each step: `step,loss,accuracy,validation`, with as many digits as make the numbers exact.
     ///
     /// # Errors
     /// The file cannot be written.
     pub fn write_csv(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let mut text = String::from("step,loss,accuracy\n");
+        let mut text = String::from("step,loss,accuracy,validation\n");
         for (i, loss) in self.losses.iter().enumerate() {
+            let step = i as u64 + 1;
             let accuracy = self.accuracies.get(i).map(f32::to_string).unwrap_or_default();
-            text.push_str(&format!("{},{loss},{accuracy}\n", i + 1));
+            let found = self.validations.iter().find(|v| v.step == step);
+            let validation = found.map(|v| v.loss.to_string()).unwrap_or_default();
+            text.push_str(&format!("{step},{loss},{accuracy},{validation}\n"));
         }
         write_text(path, &text)
     }
@@ -67,6 +83,19 @@ pub(super) fn write_text(path: &Path, text: &str) -> Result<()> {
     replace(path, |out: &mut dyn Write| {
         out.write_all(text.as_bytes()).map_err(|e| file_error(path, format!("cannot be written: {e}")))
     })
+}
+
+/// One float as its bits.
+mod bit {
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(value: &f32, to: S) -> Result<S::Ok, S::Error> {
+        value.to_bits().serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f32, D::Error> {
+        u32::deserialize(from).map(f32::from_bits)
+    }
 }
 
 /// Floats as their bits: JSON has no NaN, and a run that diverged is saved too.
@@ -92,10 +121,12 @@ mod tests {
             losses: vec![0.1, f32::NAN, f32::INFINITY],
             accuracies: vec![],
             memory: vec![MemoryPoint { step: 1, allocated: 2, reserved: 3, peak: 4 }],
+            validations: vec![Validation { step: 1, loss: f32::INFINITY }],
         };
         let back: History = serde_json::from_str(&serde_json::to_string(&history)?)?;
         let bits = |h: &History| h.losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
         assert_eq!((bits(&back), &back.memory), (bits(&history), &history.memory));
+        assert_eq!(back.validations, history.validations);
         assert_eq!(back.memory_after(1).map(|m| m.peak), Some(4));
         Ok(())
     }

@@ -35,7 +35,7 @@ mod retry;
 mod trainer;
 
 pub use checkpoint::Checkpoint;
-pub use history::{History, MemoryPoint};
+pub use history::{History, MemoryPoint, Validation};
 pub use trainer::{Ended, Outcome, Trainer};
 
 /// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
@@ -70,6 +70,33 @@ pub fn evaluate<D: Dataset>(
         return Err(Error::argument("evaluate", "the loader has no samples"));
     }
     Ok(right / all)
+}
+
+/// The mean loss of a model in evaluation mode over all batches of a loader, each weighted by its rows. The model is in training mode
+/// afterwards.
+///
+/// # Errors
+/// Those of the loader and of `loss`; the loader has no samples.
+pub fn mean_loss<D: Dataset>(
+    model: &(impl Module + ?Sized),
+    loader: &Loader<D>,
+    mut loss: impl FnMut(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    let device = device_of("mean_loss", model)?;
+    model.eval();
+    let (mut sum, mut all) = (0.0, 0.0);
+    for batch in loader.prefetch(&device) {
+        let (x, y) = batch?;
+        let rows = x.dim(0)? as f64;
+        sum += loss(&x, &y)?.item()? * rows;
+        all += rows;
+    }
+    model.train(true);
+    if all == 0.0 {
+        return Err(Error::argument("mean_loss", "the loader has no samples"));
+    }
+    Ok(sum / all)
 }
 
 /// Where a model is.

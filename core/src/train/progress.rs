@@ -1,6 +1,6 @@
 //! What a run shows: a bar on a terminal, else a line now and then. All of it on standard error.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::MemoryPoint;
 
@@ -16,13 +16,31 @@ pub(super) struct Status<'a> {
     pub(super) memory: &'a MemoryPoint,
 }
 
-impl Status<'_> {
+/// What a step is to a model of text.
+#[derive(Clone, Copy)]
+pub(super) struct Tokens {
+    pub(super) per_step: u64,
+    /// Operations of a token, forward and backward.
+    pub(super) flops: f64,
+    /// Operations that the device does in a second at most.
+    pub(super) peak: Option<f64>,
+}
+
+impl Tokens {
     fn line(&self, steps_per_second: f64) -> String {
+        let rate = self.per_step as f64 * steps_per_second;
+        let mfu = self.peak.map(|peak| format!(" ({:.1} % MFU)", 100.0 * rate * self.flops / peak));
+        format!("  {rate:.0} tokens/s{}", mfu.unwrap_or_default())
+    }
+}
+
+impl Status<'_> {
+    fn line(&self, steps_per_second: f64, tokens: &str) -> String {
         let accuracy = self.accuracy.map(|a| format!("  accuracy {:5.1} %", 100.0 * a)).unwrap_or_default();
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let MemoryPoint { allocated, reserved, peak, .. } = *self.memory;
         format!(
-            "loss {:.4}{accuracy}  lr {:.1e}  {steps_per_second:.1} steps/s  memory {:.1} allocated, {:.1} reserved, {:.1} peak MiB",
+            "loss {:.4}{accuracy}  lr {:.1e}  {steps_per_second:.1} steps/s{tokens}  memory {:.1} allocated, {:.1} reserved, {:.1} peak MiB",
             self.loss,
             self.lr,
             mib(allocated),
@@ -36,6 +54,9 @@ impl Status<'_> {
 pub(super) struct Progress {
     first: u64,
     since: Instant,
+    tokens: Option<Tokens>,
+    /// The first and the last look: steps done, and when.
+    looks: Option<[(u64, Instant); 2]>,
     #[cfg(feature = "train")]
     shown: Option<Shown>,
 }
@@ -49,12 +70,14 @@ struct Shown {
 
 impl Progress {
     /// A run that has done `first` of `total` steps.
-    pub(super) fn new(quiet: bool, first: u64, total: Option<u64>) -> Self {
+    pub(super) fn new(quiet: bool, first: u64, total: Option<u64>, tokens: Option<Tokens>) -> Self {
         #[cfg(not(feature = "train"))]
         let _ = (quiet, total);
         Self {
             first,
             since: Instant::now(),
+            tokens,
+            looks: None,
             #[cfg(feature = "train")]
             shown: (!quiet).then(|| Shown::new(first, total)),
         }
@@ -73,13 +96,48 @@ impl Progress {
     /// When there is something to tell.
     pub(super) fn tell(&mut self, step: u64, status: &Status<'_>) {
         let rate = (step - self.first) as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
-        let line = status.line(rate);
+        let now = (step, Instant::now());
+        let last = self.looks.map_or((self.first, self.since), |[_, last]| last);
+        self.looks = Some([self.looks.map_or(now, |[first, _]| first), now]);
+        let tokens = self.tokens.map(|tokens| tokens.line(per_second(last, now))).unwrap_or_default();
+        let line = status.line(rate, &tokens);
         #[cfg(feature = "train")]
         if let Some(shown) = &mut self.shown {
             shown.tell(step, line);
         }
         #[cfg(not(feature = "train"))]
         log::info!("step {step}: {line}");
+    }
+
+    /// Runs what is no step: its time does not count.
+    pub(super) fn aside<T>(&mut self, work: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let done = work();
+        let spent: Duration = start.elapsed();
+        self.since += spent;
+        for (_, at) in self.looks.iter_mut().flatten() {
+            *at += spent;
+        }
+        done
+    }
+
+    /// A line that stays.
+    pub(super) fn print(&self, line: &str) {
+        #[cfg(feature = "train")]
+        if let Some(shown) = &self.shown {
+            match shown.bar.is_hidden() {
+                true => eprintln!("{line}"),
+                false => shown.bar.println(line),
+            }
+        }
+        #[cfg(not(feature = "train"))]
+        log::info!("{line}");
+    }
+
+    /// From the first look to the last.
+    pub(super) fn tokens_per_second(&self) -> Option<f64> {
+        let ([first, last], tokens) = self.looks.zip(self.tokens)?;
+        (last.0 > first.0).then(|| tokens.per_step as f64 * per_second(first, last))
     }
 
     /// Leaves the last state on the screen.
@@ -89,6 +147,11 @@ impl Progress {
             shown.bar.abandon();
         }
     }
+}
+
+/// Steps a second between two looks.
+fn per_second(from: (u64, Instant), to: (u64, Instant)) -> f64 {
+    (to.0 - from.0) as f64 / to.1.duration_since(from.1).as_secs_f64().max(1e-9)
 }
 
 #[cfg(feature = "train")]

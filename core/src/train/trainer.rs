@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use super::interrupt::Watch;
-use super::progress::{Progress, Status};
+use super::progress::{Progress, Status, Tokens};
 use super::retry::MicroBatch;
-use super::{Checkpoint, History, MemoryPoint, device_of};
+use super::{Checkpoint, History, MemoryPoint, Validation, device_of};
 use crate::amp::{self, GradScaler};
+use crate::autograd;
 use crate::data::{Cursor, Dataset, Loader};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -42,6 +43,9 @@ impl From<(Tensor, Tensor)> for Outcome {
     }
 }
 
+/// What a run validates by, and after how many steps.
+type Validate<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
+
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
@@ -65,6 +69,9 @@ pub struct Trainer<'a, M: ?Sized, O> {
     budget: Option<(Choice, u64)>,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
+    validate: Option<Validate<'a>>,
+    tokens: Option<Tokens>,
+    tokens_per_second: Option<f64>,
     quiet: bool,
     done: Checkpoint,
 }
@@ -84,6 +91,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             budget: None,
             steps: None,
             save: None,
+            validate: None,
+            tokens: None,
+            tokens_per_second: None,
             quiet: false,
             done: Checkpoint::default(),
         }
@@ -156,6 +166,19 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { save: Some((path.into(), every.max(1))), ..self }
     }
 
+    /// Takes the loss on other data after every `every` steps and after the last one, shows it and records it
+    /// ([`History::validations`]): `loss` runs with the model in evaluation mode and without gradients;
+    /// [`mean_loss`](super::mean_loss) is what it mostly calls.
+    pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
+        Self { validate: Some((every.max(1), Box::new(loss))), ..self }
+    }
+
+    /// Says that a step is so many tokens, each of so many operations (forward and backward: `Gpt::flops_per_token`): the tokens a
+    /// second are shown, and where the device's [peak](crate::backend::Peak) is known, the part of it that these operations are (MFU).
+    pub fn tokens(self, per_step: u64, flops: f64) -> Self {
+        Self { tokens: Some(Tokens { per_step, flops, peak: None }), ..self }
+    }
+
     /// Shows nothing.
     pub fn quiet(self) -> Self {
         Self { quiet: true, ..self }
@@ -187,6 +210,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     #[must_use]
     pub fn history(&self) -> &History {
         &self.done.history
+    }
+
+    /// Tokens a second of the last [`fit`](Self::fit), from its first look at the losses on, validation and saving left out; `None`
+    /// without [`tokens`](Self::tokens).
+    #[must_use]
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.tokens_per_second
     }
 
     /// The optimiser.
@@ -227,7 +257,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         };
         let total = self.steps.or_else(|| Some(loader.total_batches()? / u64::from(self.accumulate)));
         let mut batches = loader.clone().start_at(self.done.cursor).prefetch(&device);
-        let mut progress = Progress::new(self.quiet, self.done.step, total);
+        let peak = device.info().peak.flops;
+        let tokens = self.tokens.map(|tokens| Tokens { peak, ..tokens });
+        let mut progress = Progress::new(self.quiet, self.done.step, total, tokens);
         let mut pending = Pending::default();
         let watch = Watch::new();
         if let Some((_, bytes)) = self.budget {
@@ -257,18 +289,27 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             if step.is_multiple_of(every) || total == Some(step) {
                 self.look(&device, &mut pending, &mut progress)?;
             }
+            if let Some((every, loss)) = &mut self.validate
+                && (step.is_multiple_of(*every) || total == Some(step))
+            {
+                let loss =
+                    progress.aside(|| evaluated(self.model, loss)).map_err(|e| e.at("validation"))? as f32;
+                self.done.history.validations.push(Validation { step, loss });
+                progress.print(&format!("step {step}  validation loss {loss:.4}"));
+            }
             if let Some((path, every)) = &self.save
                 && step.is_multiple_of(*every)
                 && total != Some(step)
             {
                 pending.read(&mut self.done.history)?;
-                self.save(path)?;
+                progress.aside(|| self.save(path))?;
             }
         }
         if self.done.history.memory.last().is_none_or(|last| last.step != self.done.step) {
             self.look(&device, &mut pending, &mut progress)?;
         }
         progress.end();
+        self.tokens_per_second = progress.tokens_per_second();
         if let Some((path, _)) = &self.save {
             self.save(path)?;
         }
@@ -404,6 +445,15 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             ),
         ))
     }
+}
+
+/// A loss in evaluation mode, without gradients.
+fn evaluated<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    model.eval();
+    let found = loss();
+    model.train(true);
+    found
 }
 
 /// Losses and accuracies that are still on the device.

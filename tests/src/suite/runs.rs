@@ -12,7 +12,7 @@ use forebay::memory::Config;
 use forebay::nn::{Dropout, Linear, Module};
 use forebay::optim::{Adam, Optimizer, Sgd, schedule::CosineAnnealing};
 use forebay::tensor::Tensor;
-use forebay::train::{Ended, Trainer};
+use forebay::train::{Ended, Trainer, mean_loss};
 
 use super::host::close;
 use super::{computed, tests};
@@ -21,6 +21,7 @@ tests![
     tensors_come_back_from_a_file,
     a_loader_puts_its_samples_on_the_device,
     a_resumed_run_has_the_same_bits,
+    a_run_validates_in_evaluation_mode,
     a_checkpoint_of_other_batches_is_refused,
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
@@ -196,6 +197,29 @@ fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
     ensure!(bits(&run.history().losses) == bits(&losses), "{:?} became {losses:?}", run.history().losses);
     ensure!(second.bits()? == whole.bits()?, "the parameters differ");
     ensure!(losses.len() == 16 && losses.iter().all(|l| l.is_finite()), "{losses:?}");
+    Ok(())
+}
+
+fn a_run_validates_in_evaluation_mode(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let valid = Points::new(6).batches(4);
+    let mut losses = Vec::new();
+    let mut run = trainer(&net, 5).tokens(100, 1e6).validate(2, || {
+        // Dropout does nothing: the same twice.
+        let [a, b] = [(); 2].map(|()| mean_loss(&net, &valid, |x, y| net.loss(x, y)));
+        losses.push((a?, b?));
+        Ok(losses[losses.len() - 1].0)
+    });
+    run.fit(&loader(), |x, y| net.loss(x, y))?;
+    let found = run.history().validations.clone();
+    // A GPU is looked at after more steps than these.
+    ensure!(run.tokens_per_second().is_some_and(|rate| rate > 0.0) == device.info().software, "no rate");
+    drop(run);
+    ensure!(found.iter().map(|v| v.step).eq([2, 4, 5]), "{found:?}");
+    ensure!(
+        found.iter().zip(&losses).all(|(v, (a, b))| a == b && v.loss == *a as f32),
+        "{found:?}, {losses:?}"
+    );
     Ok(())
 }
 

@@ -18,6 +18,7 @@ use super::tests;
 tests![
     optimisers_follow_their_definitions,
     optimisers_keep_halves_in_their_type,
+    weights_decay_where_they_should,
     a_view_is_stepped_alone,
     parameters_without_gradients_stay,
     a_saved_optimiser_goes_on_with_the_same_bits,
@@ -293,6 +294,26 @@ fn layers_switch_between_modes(device: &Device) -> Result<()> {
     let (a, b) = (net.forward(&x)?.to_vec::<f32>()?, net.forward(&x)?.to_vec::<f32>()?);
     ensure!(a == b && a.iter().all(|&v| v != 0.0), "evaluation drops, or learns: {a:?} and {b:?}");
     ensure!(state["0.num_batches_tracked"].to_vec::<i32>()? == [1], "evaluation was counted");
+    Ok(())
+}
+
+/// Matrices and vectors in turn, more than one launch takes of either: without gradients to follow, what decays shrinks.
+fn weights_decay_where_they_should(device: &Device) -> Result<()> {
+    let shape = |k: usize| if k.is_multiple_of(2) { vec![3, 2] } else { vec![6] };
+    let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.requires_grad_()?);
+    let all: Vec<Tensor> = (0..40).map(make).collect::<Result<_>>()?;
+    let mut optimizer = AdamW::new(all.clone(), 0.5).weight_decay(0.5).decays(|p| p.rank() > 1);
+    for _ in 0..2 {
+        for p in &all {
+            p.set_grad(Some(Tensor::zeros(p.shape(), DType::F32, device)?));
+        }
+        optimizer.step()?;
+    }
+    for (k, p) in all.iter().enumerate() {
+        let expected = if p.rank() > 1 { 0.5625 } else { 1.0 };
+        ensure!(p.to_vec::<f32>()?.iter().all(|&v| v == expected), "parameter {k}: {:?}", p.to_vec::<f32>()?);
+    }
+    ensure!(optimizer.state_dict()?.len() == 3 * all.len(), "a state is missing");
     Ok(())
 }
 

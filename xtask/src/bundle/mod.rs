@@ -10,12 +10,13 @@ use std::process::Command;
 
 /// Uploads of this size are no trouble anywhere.
 const MOST_BYTES: u64 = 60 * 1000 * 1000;
-const PROGRAMS: [&str; 9] = [
+const PROGRAMS: [&str; 10] = [
     "forebay",
     "forebay-conformance",
     "forebay-bench",
     "examples/train_images",
     "examples/train_text",
+    "examples/train_gpt",
     "examples/dry_run",
     "examples/fragmentation",
     "examples/memory_questions",

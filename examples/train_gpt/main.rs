@@ -1,0 +1,259 @@
+//! Trains GPT-2 on a text, from scratch or from published weights, and lets it write.
+//!
+//! `cargo run --release --example train_gpt -- --help`. Without arguments: GPT-2 124M on Shakespeare's plays, in bf16; on a
+//! program that plays a GPU a tiny model, which writes lines of a play after a minute or two. Tokens are pieces of words here;
+//! `train_text` is the smaller program, whose tokens are characters.
+
+mod options;
+mod tokens;
+mod write;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use clap::Parser;
+use forebay::amp::GradScaler;
+use forebay::backend::null::Profile;
+use forebay::data::Windows;
+use forebay::io::safetensors;
+use forebay::memory::Bytes;
+use forebay::nn::{Gpt, GptOptions};
+use forebay::optim::schedule::WarmupCosine;
+use forebay::plan::{Budget, Choice, Plan};
+use forebay::prelude::*;
+use forebay::profile::Profiler;
+use forebay::train::{Ended, History, mean_loss};
+
+use options::{Options, Sizes};
+use tokens::Tokenizer;
+
+/// Batches that a validation takes at most.
+const VALIDATION: usize = 20;
+/// Calls of the loss after which a profile starts and ends: kernels are compiled by then.
+const PROFILED: std::ops::Range<usize> = 12..15;
+
+fn main() -> Result<()> {
+    let options = Options::parse();
+    let device = match &options.device {
+        Some(id) => Device::open(id)?,
+        None => Device::best()?,
+    };
+    println!("{}", device.info());
+    if options.memory_snapshot.is_some() {
+        device.pool().record(100_000);
+    }
+    let run = Sizes::new(&options, &device);
+    let (tokenizer, text) = tokens::open(&options, run.vocabulary)?;
+    let [train, valid] = split(&text, run.length, run.batch)?;
+    println!("{} tokens to train on, {} others, of {} kinds", train.len(), valid.len(), tokenizer.len());
+
+    device.manual_seed(options.seed);
+    let net = model(&options, &run, &tokenizer, &device)?;
+    let tokens_per_step = (run.batch * run.length) as u64 * u64::from(options.accumulate);
+    println!(
+        "{} parameters, {} steps of {tokens_per_step} tokens, {}",
+        net.num_parameters(),
+        run.steps,
+        run.precision.map_or("f32".into(), |low| format!("products in {low}"))
+    );
+
+    let ended = fit(&options, &run, &net, train, valid)?;
+    // The trainer and its optimiser are gone: their memory is free for what follows.
+    if ended == Ended::Finished {
+        let start = tokenizer.encode(&options.prompt)?;
+        let written = write::go_on(&net, &start, tokenizer.len(), &options, run.write)?;
+        println!("\n{}{}", options.prompt, tokenizer.decode(&written)?);
+    }
+    Ok(())
+}
+
+/// The first nine tenths to train on; of the rest, as much as a validation takes.
+fn split(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
+    let (train, valid) = text.split_at(text.len() / 10 * 9);
+    let needed = batch * length + 1;
+    ensure!(
+        train.len() >= needed && valid.len() >= needed,
+        "a text of {} tokens is too short for batches of {batch} x {length}: take a smaller --batch or --length, or more --data",
+        text.len()
+    );
+    let valid = &valid[..valid.len().min(VALIDATION * batch * length + 1)];
+    Ok([train.to_vec(), valid.to_vec()])
+}
+
+/// A new model, or one with the weights of a file.
+fn model(options: &Options, run: &Sizes, tokenizer: &Tokenizer, device: &Device) -> Result<Gpt> {
+    let Some(path) = &options.load else {
+        // A multiple of 128: products of other widths are slower.
+        let vocabulary = tokenizer.len().next_multiple_of(128);
+        let sizes =
+            GptOptions { vocabulary, context: run.length, dropout: options.dropout, ..run.model.clone() };
+        return Ok(Gpt::new(&sizes, device)?);
+    };
+    let file = safetensors::load(path, device)?;
+    let sizes = GptOptions { dropout: options.dropout, ..GptOptions::of_gpt2(&file)? };
+    ensure!(
+        run.length <= sizes.context,
+        "{} has positions for {} tokens: take --length {0} or less",
+        sizes.context,
+        path.display()
+    );
+    ensure!(
+        tokenizer.len() <= sizes.vocabulary,
+        "the tokenizer knows {} tokens, {} has {}: give the tokenizer.json of these weights with --tokenizer",
+        tokenizer.len(),
+        path.display(),
+        sizes.vocabulary
+    );
+    let net = Gpt::new(&GptOptions { context: run.length, ..sizes }, device)?;
+    net.load_gpt2(&file).with_context(|| path.display().to_string())?;
+    Ok(net)
+}
+
+fn fit(options: &Options, run: &Sizes, net: &Gpt, train: Vec<u32>, valid: Vec<u32>) -> Result<Ended> {
+    let &Sizes { batch, length, steps, lr, .. } = run;
+    let device = net.wte.weight.device();
+    // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
+    let every = if train.len() < 1 << 24 { 1 } else { length };
+    let train = Windows::new(train, length).every(every).shuffle(options.seed).batches(batch).drop_last();
+    let valid = Windows::new(valid, length).every(length).batches(batch).drop_last();
+
+    let checkpoint = options.save.with_extension("checkpoint");
+    let validation = || {
+        let _autocast = run.precision.map(autocast).transpose()?;
+        mean_loss(net, &valid, |x, y| net.loss(x, y))
+    };
+    let mut trainer = Trainer::new(net, optimizer(net, lr, options.weight_decay))
+        .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
+        .clip_grad_norm(options.clip)
+        .accumulate(options.accumulate)
+        .steps(steps)
+        .tokens((batch * length) as u64 * u64::from(options.accumulate), net.flops_per_token(length))
+        .validate(options.validate.unwrap_or((steps / 10).max(1)), validation)
+        .checkpoint(&checkpoint, options.checkpoint_every);
+    if let Some(Bytes(bytes)) = options.budget {
+        let plan = plan(run, net, bytes, device)?;
+        println!("{plan}");
+        trainer = trainer.plan(&plan);
+    } else if let Some(low) = run.precision {
+        trainer = trainer.autocast(low);
+        if low == DType::F16 {
+            trainer = trainer.scaler(GradScaler::new());
+        }
+    }
+    if let Some(path) = &options.resume {
+        trainer = trainer.resume(path)?;
+        println!("goes on after step {}", trainer.step());
+    }
+
+    // Blocks are computed again in the backward pass while this lives.
+    let again = Choice::new(batch, 1).recompute(vec![true; net.h.len()]);
+    let _segments = options.recompute.then(|| again.segments());
+    let mut profile = Recorder { path: options.profile.as_deref(), calls: 0, profiler: None };
+    let ended = trainer.fit(&train, |x, y| {
+        profile.call(device)?;
+        net.loss(x, y)
+    });
+    // Of a training that ran out of memory too.
+    if let Some(path) = &options.memory_snapshot {
+        device.pool().snapshot().save(path)?;
+    }
+    let ended = ended?;
+
+    trainer.history().write_svg(options.save.with_extension("svg"))?;
+    if let Some(path) = &options.curve {
+        trainer.history().write_csv(path)?;
+    }
+    if ended == Ended::Interrupted {
+        println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
+        return Ok(ended);
+    }
+    // As the library that reads such files in Python asks for it.
+    let format = BTreeMap::from([("format".into(), "pt".into())]);
+    safetensors::save(&options.save, &net.gpt2_state_dict()?, &format)?;
+    println!("curves, weights and tokenizer: {}.*", options.save.with_extension("").display());
+    tell(trainer.history(), trainer.step(), trainer.tokens_per_second(), device);
+    Ok(ended)
+}
+
+/// AdamW as GPT-2's successors use it; only matrices decay.
+fn optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
+    AdamW::new(net.parameters(), lr).betas((0.9, 0.95)).weight_decay(weight_decay).decays(|p| p.rank() > 1)
+}
+
+/// The fastest way to run a batch's step within so many bytes.
+fn plan(run: &Sizes, net: &Gpt, bytes: u64, device: &Device) -> Result<Plan> {
+    let mut budget = Budget::new(bytes, run.batch);
+    if let Some(low) = run.precision {
+        budget = budget.allow(low);
+    }
+    let [vocabulary, context] = [&net.wte, &net.wpe].map(|table| table.weight.shape()[0]);
+    let sizes = GptOptions { vocabulary, context, ..run.model.clone() };
+    let shape = [run.batch, run.length];
+    let made = budget.plan(&Profile::of(device), |dry| {
+        let net = Gpt::new(&sizes, dry)?;
+        let mut optimizer = optimizer(&net, 1e-3, 0.1);
+        let dry = dry.clone();
+        Ok(move |choice: &Choice| {
+            // The batch that is trained on, and the next one, which is on its way.
+            let text = || Tensor::zeros(&shape, DType::I64, &dry);
+            let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
+            for k in 0..choice.count {
+                let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+                let autocast = choice.autocast()?;
+                let loss = net.loss(&part(&x)?, &part(&y)?)?;
+                drop(autocast);
+                loss.mul(choice.rows as f64 / shape[0] as f64)?.backward()?;
+            }
+            clip_grad_norm_(&net.parameters(), 1.0)?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(())
+        })
+    });
+    Ok(made?)
+}
+
+/// What is left to say at the end of a run.
+fn tell(history: &History, step: u64, tokens_per_second: Option<f64>, device: &Device) {
+    for step in [10, step] {
+        if let Some(memory) = history.memory_after(step) {
+            let (allocated, reserved) = (memory.allocated, memory.reserved);
+            println!("memory after step {step}: {allocated} bytes allocated, {reserved} reserved");
+        }
+    }
+    println!("{}", device.memory());
+    let rate = tokens_per_second.map(|rate| format!(", {rate:.0} tokens/s")).unwrap_or_default();
+    if let (Some(loss), Some(valid)) = (history.losses.last(), history.validations.last()) {
+        println!("loss {loss:.3}, validation {:.3} after {step} steps{rate} (device {device})", valid.loss);
+    }
+}
+
+/// Profiles a few calls of the loss, with the backward passes between them.
+struct Recorder<'a> {
+    path: Option<&'a Path>,
+    calls: usize,
+    profiler: Option<Profiler>,
+}
+
+impl Recorder<'_> {
+    fn call(&mut self, device: &Device) -> Result<(), Error> {
+        let Some(path) = self.path else { return Ok(()) };
+        if self.calls == PROFILED.start {
+            self.profiler = Some(Profiler::start(device)?);
+        }
+        if self.calls == PROFILED.end
+            && let Some(profiler) = self.profiler.take()
+        {
+            let profile = profiler.finish()?;
+            println!("{profile}");
+            let file = |e| Error::File {
+                path: path.display().to_string(),
+                message: format!("cannot be written: {e}"),
+            };
+            std::fs::write(path, profile.chrome_trace()).map_err(file)?;
+        }
+        self.calls += 1;
+        Ok(())
+    }
+}
