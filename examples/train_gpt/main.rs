@@ -43,22 +43,22 @@ fn main() -> Result<()> {
     if options.memory_snapshot.is_some() {
         device.pool().record(100_000);
     }
-    let run = Sizes::new(&options, &device);
+    let run = Sizes::new(&options, &device)?;
     let (tokenizer, text) = tokens::open(&options, run.vocabulary)?;
     let [train, valid] = split(&text, run.length, run.batch)?;
     println!("{} tokens to train on, {} others, of {} kinds", train.len(), valid.len(), tokenizer.len());
 
     device.manual_seed(options.seed);
-    let net = model(&options, &run, &tokenizer, &device)?;
-    let tokens_per_step = (run.batch * run.length) as u64 * u64::from(options.accumulate);
+    let (net, sizes) = model(&options, &run, &tokenizer, &device)?;
     println!(
-        "{} parameters, {} steps of {tokens_per_step} tokens, {}",
+        "{} parameters, {} steps of {} tokens, {}",
         net.num_parameters(),
         run.steps,
+        run.tokens,
         run.precision.map_or("f32".into(), |low| format!("products in {low}"))
     );
 
-    let ended = fit(&options, &run, &net, train, valid)?;
+    let ended = fit(&options, &run, &net, &sizes, [train, valid])?;
     // The trainer and its optimiser are gone: their memory is free for what follows.
     if ended == Ended::Finished {
         let start = tokenizer.encode(&options.prompt)?;
@@ -81,22 +81,27 @@ fn split(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
     Ok([train.to_vec(), valid.to_vec()])
 }
 
-/// A new model, or one with the weights of a file.
-fn model(options: &Options, run: &Sizes, tokenizer: &Tokenizer, device: &Device) -> Result<Gpt> {
+/// A new model, or one with the weights of a file, and its sizes.
+fn model(
+    options: &Options,
+    run: &Sizes,
+    tokenizer: &Tokenizer,
+    device: &Device,
+) -> Result<(Gpt, GptOptions)> {
+    let (context, dropout) = (run.length, options.dropout);
     let Some(path) = &options.load else {
         // A multiple of 128: products of other widths are slower.
         let vocabulary = tokenizer.len().next_multiple_of(128);
-        let sizes =
-            GptOptions { vocabulary, context: run.length, dropout: options.dropout, ..run.model.clone() };
-        return Ok(Gpt::new(&sizes, device)?);
+        let sizes = GptOptions { vocabulary, context, dropout, ..run.model.clone() };
+        return Ok((Gpt::new(&sizes, device)?, sizes));
     };
     let file = safetensors::load(path, device)?;
-    let sizes = GptOptions { dropout: options.dropout, ..GptOptions::of_gpt2(&file)? };
+    let sizes = GptOptions::of_gpt2(&file)?;
     ensure!(
-        run.length <= sizes.context,
-        "{} has positions for {} tokens: take --length {0} or less",
-        sizes.context,
-        path.display()
+        context <= sizes.context,
+        "{} has positions for {} tokens: take --length {1} or less",
+        path.display(),
+        sizes.context
     );
     ensure!(
         tokenizer.len() <= sizes.vocabulary,
@@ -105,14 +110,16 @@ fn model(options: &Options, run: &Sizes, tokenizer: &Tokenizer, device: &Device)
         path.display(),
         sizes.vocabulary
     );
-    let net = Gpt::new(&GptOptions { context: run.length, ..sizes }, device)?;
+    let sizes = GptOptions { context, dropout, ..sizes };
+    let net = Gpt::new(&sizes, device)?;
     net.load_gpt2(&file).with_context(|| path.display().to_string())?;
-    Ok(net)
+    Ok((net, sizes))
 }
 
-fn fit(options: &Options, run: &Sizes, net: &Gpt, train: Vec<u32>, valid: Vec<u32>) -> Result<Ended> {
+fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec<u32>; 2]) -> Result<Ended> {
     let &Sizes { batch, length, steps, lr, .. } = run;
     let device = net.wte.weight.device();
+    let [train, valid] = text;
     // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
     let every = if train.len() < 1 << 24 { 1 } else { length };
     let train = Windows::new(train, length).every(every).shuffle(options.seed).batches(batch).drop_last();
@@ -128,11 +135,11 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, train: Vec<u32>, valid: Vec<u3
         .clip_grad_norm(options.clip)
         .accumulate(options.accumulate)
         .steps(steps)
-        .tokens((batch * length) as u64 * u64::from(options.accumulate), net.flops_per_token(length))
+        .tokens(run.tokens, net.flops_per_token(length))
         .validate(options.validate.unwrap_or((steps / 10).max(1)), validation)
         .checkpoint(&checkpoint, options.checkpoint_every);
     if let Some(Bytes(bytes)) = options.budget {
-        let plan = plan(run, net, bytes, device)?;
+        let plan = plan(options, run, sizes, bytes, device)?;
         println!("{plan}");
         trainer = trainer.plan(&plan);
     } else if let Some(low) = run.precision {
@@ -182,17 +189,15 @@ fn optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
 }
 
 /// The fastest way to run a batch's step within so many bytes.
-fn plan(run: &Sizes, net: &Gpt, bytes: u64, device: &Device) -> Result<Plan> {
+fn plan(options: &Options, run: &Sizes, sizes: &GptOptions, bytes: u64, device: &Device) -> Result<Plan> {
     let mut budget = Budget::new(bytes, run.batch);
     if let Some(low) = run.precision {
         budget = budget.allow(low);
     }
-    let [vocabulary, context] = [&net.wte, &net.wpe].map(|table| table.weight.shape()[0]);
-    let sizes = GptOptions { vocabulary, context, ..run.model.clone() };
     let shape = [run.batch, run.length];
     let made = budget.plan(&Profile::of(device), |dry| {
-        let net = Gpt::new(&sizes, dry)?;
-        let mut optimizer = optimizer(&net, 1e-3, 0.1);
+        let net = Gpt::new(sizes, dry)?;
+        let mut optimizer = optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
         Ok(move |choice: &Choice| {
             // The batch that is trained on, and the next one, which is on its way.

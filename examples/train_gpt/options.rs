@@ -7,15 +7,18 @@ use forebay::memory::Bytes;
 use forebay::nn::GptOptions;
 use forebay::prelude::*;
 
+/// The preset for devices that are no GPU.
+const TINY: &str = "tiny";
+
 /// Trains GPT-2 on a text, from scratch or from published weights, and lets it write.
 #[derive(Parser)]
 pub(crate) struct Options {
     /// The device: cuda:0, wgpu:0, ...; the best one if not given.
     #[arg(long, env = "FOREBAY_DEVICE")]
     pub(crate) device: Option<String>,
-    /// The model's size; gpt2 (124M), or tiny on a program that plays a GPU.
-    #[arg(long)]
-    preset: Option<Preset>,
+    /// The model's size: 124, 350, 774 or 1558 million parameters from gpt2 on; gpt2 if not given, tiny on a program that plays a GPU.
+    #[arg(long, value_parser = [TINY, "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])]
+    preset: Option<String>,
     /// Starts from a file of GPT-2's weights (model.safetensors), whose sizes it takes; wants --tokenizer.
     #[arg(long, value_name = "FILE", requires = "tokenizer", conflicts_with = "preset")]
     pub(crate) load: Option<PathBuf>,
@@ -103,21 +106,6 @@ pub(crate) struct Options {
     pub(crate) top_k: usize,
 }
 
-/// The size of a model.
-#[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Preset {
-    /// Under a million parameters, for devices that are no GPU.
-    Tiny,
-    /// 124 million parameters.
-    Gpt2,
-    /// 350 million.
-    Gpt2Medium,
-    /// 774 million.
-    Gpt2Large,
-    /// 1.5 billion.
-    Gpt2Xl,
-}
-
 /// The type of products.
 #[derive(Clone, Copy, ValueEnum)]
 enum Amp {
@@ -134,6 +122,8 @@ pub(crate) struct Sizes {
     pub(crate) steps: u64,
     pub(crate) batch: usize,
     pub(crate) length: usize,
+    /// In a step.
+    pub(crate) tokens: u64,
     pub(crate) lr: f64,
     /// The 16-bit type of products.
     pub(crate) precision: Option<DType>,
@@ -142,22 +132,28 @@ pub(crate) struct Sizes {
 
 impl Sizes {
     /// What was asked for, and for the rest what suits the model and the device.
-    pub(crate) fn new(options: &Options, device: &Device) -> Self {
+    pub(crate) fn new(options: &Options, device: &Device) -> Result<Self> {
         let info = device.info();
-        let preset = options.preset.unwrap_or(if info.software { Preset::Tiny } else { Preset::Gpt2 });
-        let tiny = preset == Preset::Tiny && options.load.is_none();
+        let preset = options.preset.as_deref().unwrap_or(if info.software { TINY } else { "gpt2" });
+        let tiny = preset == TINY && options.load.is_none();
         let pick = |given: Option<usize>, whole, small| given.unwrap_or(if tiny { small } else { whole });
         let rate = match (&options.load, tiny) {
             (Some(_), _) => 5e-5,
             (None, true) => 3e-3,
             (None, false) => 6e-4,
         };
-        Self {
-            model: preset.model(),
+        let model = match preset {
+            TINY => GptOptions { vocabulary: 0, context: 0, layers: 2, heads: 2, width: 64, dropout: 0.0 },
+            published => GptOptions::preset(published)?,
+        };
+        let (batch, length) = (pick(options.batch, 8, 8), pick(options.length, 1024, 64));
+        Ok(Self {
+            model,
             vocabulary: pick(options.vocabulary, 16_384, 1024),
             steps: options.steps.unwrap_or(if tiny { 300 } else { 2000 }),
-            batch: pick(options.batch, 8, 8),
-            length: pick(options.length, 1024, 64),
+            batch,
+            length,
+            tokens: (batch * length) as u64 * u64::from(options.accumulate),
             lr: options.lr.unwrap_or(rate),
             precision: match options.amp {
                 Some(Amp::F32) => None,
@@ -166,26 +162,6 @@ impl Sizes {
                 None => (info.backend == "cuda").then_some(DType::BF16),
             },
             write: pick(options.write, 200, 100),
-        }
-    }
-}
-
-impl Preset {
-    fn model(self) -> GptOptions {
-        let sizes = |layers, heads, width| GptOptions {
-            layers,
-            heads,
-            width,
-            vocabulary: 0,
-            context: 0,
-            dropout: 0.0,
-        };
-        match self {
-            Self::Tiny => sizes(2, 2, 64),
-            Self::Gpt2 => sizes(12, 12, 768),
-            Self::Gpt2Medium => sizes(24, 16, 1024),
-            Self::Gpt2Large => sizes(36, 20, 1280),
-            Self::Gpt2Xl => sizes(48, 25, 1600),
-        }
+        })
     }
 }
