@@ -29,7 +29,7 @@ use options::{Options, Sizes};
 use tokens::Tokenizer;
 
 /// Batches that a validation takes at most.
-const VALIDATION: usize = 20;
+const VALIDATION: usize = 10;
 /// Calls of the loss after which a profile starts and ends: kernels are compiled by then.
 const PROFILED: std::ops::Range<usize> = 12..15;
 
@@ -136,7 +136,7 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
         .accumulate(options.accumulate)
         .steps(steps)
         .tokens(run.tokens, net.flops_per_token(length))
-        .validate(options.validate.unwrap_or((steps / 10).max(1)), validation)
+        .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)
         .checkpoint(&checkpoint, options.checkpoint_every);
     if let Some(Bytes(bytes)) = options.budget {
         let plan = plan(options, run, sizes, bytes, device)?;

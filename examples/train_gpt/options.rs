@@ -70,7 +70,7 @@ pub(crate) struct Options {
     /// Determines weights, dropout, the order of the data and what is written.
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
-    /// Steps between two looks at the text that is not trained on; a tenth of all if not given.
+    /// Steps between two looks at the text that is not trained on; a tenth of all, but at least 50, if not given.
     #[arg(long)]
     pub(crate) validate: Option<u64>,
     /// Where weights go, in GPT-2's format; the curves (.svg), the tokenizer (.tokenizer.json) and the checkpoint (.checkpoint) go
@@ -143,13 +143,13 @@ impl Sizes {
             (None, false) => 6e-4,
         };
         let model = match preset {
-            TINY => GptOptions { vocabulary: 0, context: 0, layers: 2, heads: 2, width: 64, dropout: 0.0 },
+            TINY => GptOptions { vocabulary: 0, context: 0, layers: 2, heads: 1, width: 64, dropout: 0.0 },
             published => GptOptions::preset(published)?,
         };
-        let (batch, length) = (pick(options.batch, 8, 8), pick(options.length, 1024, 64));
+        let (batch, length) = (pick(options.batch, 8, 8), pick(options.length, 1024, 32));
         Ok(Self {
             model,
-            vocabulary: pick(options.vocabulary, 16_384, 1024),
+            vocabulary: pick(options.vocabulary, 16_384, 512),
             steps: options.steps.unwrap_or(if tiny { 300 } else { 2000 }),
             batch,
             length,
