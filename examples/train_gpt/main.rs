@@ -23,7 +23,7 @@ use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, Choice, Plan};
 use forebay::prelude::*;
 use forebay::profile::Profiler;
-use forebay::train::{Ended, History, mean_loss};
+use forebay::train::{Ended, mean_loss};
 
 use options::{Options, Sizes};
 use tokens::Tokenizer;
@@ -123,11 +123,20 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
     // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
     let every = if train.len() < 1 << 24 { 1 } else { length };
     let train = Windows::new(train, length).every(every).shuffle(options.seed).batches(batch).drop_last();
-    let valid = Windows::new(valid, length).every(length).batches(batch).drop_last();
+    let plan = match options.budget {
+        Some(Bytes(bytes)) => Some(plan(options, run, sizes, bytes, device)?),
+        None => None,
+    };
+    // What is validated fits where a part of a batch is trained on.
+    let (rows, precision) = match plan.as_ref().map(|plan| &plan.best.choice) {
+        Some(choice) => (choice.rows, choice.precision),
+        None => (batch, run.precision),
+    };
+    let valid = Windows::new(valid, length).every(length).batches(rows).drop_last();
 
     let checkpoint = options.save.with_extension("checkpoint");
     let validation = || {
-        let _autocast = run.precision.map(autocast).transpose()?;
+        let _autocast = precision.map(autocast).transpose()?;
         mean_loss(net, &valid, |x, y| net.loss(x, y))
     };
     let mut trainer = Trainer::new(net, optimizer(net, lr, options.weight_decay))
@@ -138,11 +147,10 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
         .tokens(run.tokens, net.flops_per_token(length))
         .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)
         .checkpoint(&checkpoint, options.checkpoint_every);
-    if let Some(Bytes(bytes)) = options.budget {
-        let plan = plan(options, run, sizes, bytes, device)?;
+    if let Some(plan) = &plan {
         println!("{plan}");
-        trainer = trainer.plan(&plan);
-    } else if let Some(low) = run.precision {
+        trainer = trainer.plan(plan);
+    } else if let Some(low) = precision {
         trainer = trainer.autocast(low);
         if low == DType::F16 {
             trainer = trainer.scaler(GradScaler::new());
@@ -166,21 +174,37 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
         device.pool().snapshot().save(path)?;
     }
     let ended = ended?;
-
-    trainer.history().write_svg(options.save.with_extension("svg"))?;
-    if let Some(path) = &options.curve {
-        trainer.history().write_csv(path)?;
-    }
+    keep(options, net, &trainer)?;
     if ended == Ended::Interrupted {
         println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
-        return Ok(ended);
+    }
+    Ok(ended)
+}
+
+/// Writes the files of a run, and tells how it went.
+fn keep(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>) -> Result<()> {
+    let (history, device) = (trainer.history(), net.wte.weight.device());
+    history.write_svg(options.save.with_extension("svg"))?;
+    if let Some(path) = &options.curve {
+        history.write_csv(path)?;
     }
     // As the library that reads such files in Python asks for it.
     let format = BTreeMap::from([("format".into(), "pt".into())]);
     safetensors::save(&options.save, &net.gpt2_state_dict()?, &format)?;
     println!("curves, weights and tokenizer: {}.*", options.save.with_extension("").display());
-    tell(trainer.history(), trainer.step(), trainer.tokens_per_second(), device);
-    Ok(ended)
+    for step in [10, trainer.step()] {
+        if let Some(memory) = history.memory_after(step) {
+            let (allocated, reserved) = (memory.allocated, memory.reserved);
+            println!("memory after step {step}: {allocated} bytes allocated, {reserved} reserved");
+        }
+    }
+    println!("{}", device.memory());
+    let rate = trainer.tokens_per_second().map(|rate| format!(", {rate:.0} tokens/s")).unwrap_or_default();
+    let valid = history.validations.last().map(|v| format!(", validation {:.3}", v.loss)).unwrap_or_default();
+    if let Some(loss) = history.losses.last() {
+        println!("loss {loss:.3}{valid} after {} steps{rate} (device {device})", trainer.step());
+    }
+    Ok(())
 }
 
 /// AdamW as GPT-2's successors use it; only matrices decay.
@@ -217,21 +241,6 @@ fn plan(options: &Options, run: &Sizes, sizes: &GptOptions, bytes: u64, device: 
         })
     });
     Ok(made?)
-}
-
-/// What is left to say at the end of a run.
-fn tell(history: &History, step: u64, tokens_per_second: Option<f64>, device: &Device) {
-    for step in [10, step] {
-        if let Some(memory) = history.memory_after(step) {
-            let (allocated, reserved) = (memory.allocated, memory.reserved);
-            println!("memory after step {step}: {allocated} bytes allocated, {reserved} reserved");
-        }
-    }
-    println!("{}", device.memory());
-    let rate = tokens_per_second.map(|rate| format!(", {rate:.0} tokens/s")).unwrap_or_default();
-    if let (Some(loss), Some(valid)) = (history.losses.last(), history.validations.last()) {
-        println!("loss {loss:.3}, validation {:.3} after {step} steps{rate} (device {device})", valid.loss);
-    }
 }
 
 /// Profiles a few calls of the loss, with the backward passes between them.
