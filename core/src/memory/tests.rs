@@ -1,6 +1,7 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
 mod compact;
+mod faults;
 mod limits;
 mod queues;
 mod recording;
