@@ -35,12 +35,23 @@ impl Entry {
 }
 
 /// The blocks of one bin: most have one, which lies here.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Bin {
     /// The first one in the order of the keys; its size is 0 if there is none.
     first: Entry,
     /// The others: a binary heap.
     rest: Vec<Entry>,
+}
+
+impl Clone for Bin {
+    fn clone(&self) -> Self {
+        Self { first: self.first, rest: self.rest.clone() }
+    }
+
+    fn clone_from(&mut self, other: &Self) {
+        self.first = other.first;
+        self.rest.clone_from(&other.rest);
+    }
 }
 
 impl Bin {
@@ -125,7 +136,7 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
 }
 
 /// The free blocks of one queue and pool.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(super) struct Bins {
     bins: Box<[Bin]>,
     /// Which bins hold something.
@@ -136,6 +147,19 @@ pub(super) struct Bins {
     places: Vec<u32>,
     /// The block that changed last, which is in no bin: the next request often takes it. Its size is 0 if there is none.
     hot: Entry,
+}
+
+impl Clone for Bins {
+    fn clone(&self) -> Self {
+        Self { bins: self.bins.clone(), places: self.places.clone(), ..*self }
+    }
+
+    /// In the memory that it has: planners save heaps often.
+    fn clone_from(&mut self, other: &Self) {
+        self.bins.clone_from(&other.bins);
+        self.places.clone_from(&other.places);
+        (self.words, self.summary, self.hot) = (other.words, other.summary, other.hot);
+    }
 }
 
 impl Bins {
@@ -275,11 +299,15 @@ impl Bins {
         filed.into_iter().chain(Some(&self.hot).filter(fits)).min_by_key(|e| e.key())
     }
 
+    /// All of them, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
+        let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
+        bins.flat_map(|bin| self.bins[bin].iter()).chain(Some(&self.hot).filter(|h| h.size != 0))
+    }
+
     /// All of them, by size, then by address.
     pub(super) fn sorted(&self) -> Vec<Entry> {
-        let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
-        let mut all: Vec<Entry> = bins.flat_map(|bin| self.bins[bin].iter()).copied().collect();
-        all.extend(Some(self.hot).filter(|h| h.size != 0));
+        let mut all: Vec<Entry> = self.iter().copied().collect();
         all.sort_unstable_by_key(Entry::key);
         all
     }

@@ -72,7 +72,7 @@ impl State {
         need: &Need,
         surplus: u64,
     ) -> Result<Option<Block>> {
-        let free = Planner::new(&mut self.heap, &self.pinned, need.arena).free();
+        let free = self.heap.arenas[usize::from(need.arena)].bins.iter().map(|e| e.size).sum::<u64>();
         if free >= need.size && self.plan(mover, need, |planner| planner.hole(need.size, DEPTH))?
             || free >= need.size / LEAST_FREE && self.grow_less(source, mover, need)?
         {
@@ -90,7 +90,7 @@ impl State {
             return Ok(false);
         }
         let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
-        let planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let gaps = planner.gaps(need.size).into_iter().filter(Gap::is_eviction);
         let sizes = gaps.map(|gap| (planner.missing(&gap, 0).next_multiple_of(ROUND).max(least), gap));
         let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
@@ -108,7 +108,7 @@ impl State {
         need: &Need,
         surplus: u64,
     ) -> Result<bool> {
-        let planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
         let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
             let gap = planner.whole(&segments[..count]);
@@ -131,18 +131,20 @@ impl State {
         plan: impl FnOnce(&mut Planner<'_>) -> bool,
     ) -> Result<bool> {
         let recorder = self.heap.recorder.take();
-        let before = self.heap.clone();
-        let mut planner = Planner::new(&mut self.heap, &self.pinned, need.arena);
+        let mut planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let found = plan(&mut planner);
-        let plan = planner.end();
+        let (plan, before) = planner.end();
         let queue = self.heap.arenas[usize::from(need.arena)].queue;
         let done = if found { mover.copy(queue, &plan.copies).map(|()| true) } else { Ok(false) };
-        if !matches!(done, Ok(true)) {
-            self.heap = before;
-            self.heap.recorder = recorder;
-            return done;
+        let moved = matches!(done, Ok(true));
+        if let Some(before) = before {
+            let gone = if moved { before } else { std::mem::replace(&mut self.heap, before) };
+            self.spare.push(gone);
         }
         self.heap.recorder = recorder;
+        if !moved {
+            return done;
+        }
         for (slot, from) in &plan.moved {
             self.heap.record_move(*slot, *from);
         }

@@ -182,6 +182,24 @@ impl Heap {
         }
     }
 
+    /// Becomes like another one, in the memory that it has, but records nothing.
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        self.slots.clone_from(&other.slots);
+        self.segments.clone_from(&other.segments);
+        let mut old = std::mem::take(&mut self.arenas).into_iter();
+        let copy = |arena: &Arena| {
+            let Some(Arena { mut bins, mut uses, .. }) = old.next() else { return arena.clone() };
+            bins.clone_from(&arena.bins);
+            uses.clone_from(&arena.uses);
+            Arena { bins, uses, ..*arena }
+        };
+        self.arenas = other.arenas.iter().map(copy).collect();
+        (self.vacant, self.clock, self.last_use) = (other.vacant, other.clock, other.last_use);
+        (self.arena_of, self.owes) = (other.arena_of, other.owes);
+        self.counters = other.counters.clone();
+        self.recorder = None;
+    }
+
     /// The arena of a queue, small or large.
     #[inline]
     pub(super) fn arena(&mut self, queue: u8, small: bool) -> u16 {

@@ -36,6 +36,9 @@ enum How {
     Evict,
 }
 
+/// A gap: what it costs, its first block, how many they are, and how.
+type Found = (u64, u32, usize, How);
+
 impl Gap {
     /// Whether its blocks go elsewhere.
     pub(super) fn is_eviction(&self) -> bool {
@@ -56,6 +59,10 @@ pub(super) struct Plan {
 /// Moves blocks of one arena of a heap, on paper.
 pub(super) struct Planner<'a> {
     heap: &'a mut Heap,
+    /// Heaps whose memory is used for what is saved.
+    spare: &'a mut Vec<Heap>,
+    /// The heap before anything moved, once something has.
+    before: Option<Heap>,
     pinned: &'a [u32],
     arena: u16,
     plan: Plan,
@@ -65,25 +72,33 @@ pub(super) struct Planner<'a> {
 }
 
 impl<'a> Planner<'a> {
-    pub(super) fn new(heap: &'a mut Heap, pinned: &'a [u32], arena: u16) -> Self {
-        Self { heap, pinned, arena, plan: Plan::default(), frozen: Vec::new(), tries: TRIES }
+    pub(super) fn new(heap: &'a mut Heap, spare: &'a mut Vec<Heap>, pinned: &'a [u32], arena: u16) -> Self {
+        let (plan, frozen) = (Plan::default(), Vec::new());
+        Self { heap, spare, before: None, pinned, arena, plan, frozen, tries: TRIES }
     }
 
-    /// What is to be done.
-    pub(super) fn end(self) -> Plan {
+    /// What is to be done, and the heap as it was; `None` if nothing has moved in it.
+    pub(super) fn end(self) -> (Plan, Option<Heap>) {
         for at in self.frozen {
             self.heap.slot_mut(at).state = Is::Loose;
         }
-        self.plan
+        (self.plan, self.before)
     }
 
-    fn save(&self) -> (Heap, usize, usize, usize, u64) {
+    fn copy(&mut self) -> Heap {
+        let mut copy = self.spare.pop().unwrap_or_else(|| Heap::new(self.heap.rules));
+        copy.copy_from(self.heap);
+        copy
+    }
+
+    fn save(&mut self) -> (Heap, usize, usize, usize, u64) {
+        let heap = self.copy();
         let Plan { copies, moved, bytes } = &self.plan;
-        (self.heap.clone(), self.frozen.len(), copies.len(), moved.len(), *bytes)
+        (heap, self.frozen.len(), copies.len(), moved.len(), *bytes)
     }
 
     fn restore(&mut self, (heap, frozen, copies, moved, bytes): (Heap, usize, usize, usize, u64)) {
-        *self.heap = heap;
+        self.spare.push(std::mem::replace(self.heap, heap));
         self.frozen.truncate(frozen);
         self.plan.copies.truncate(copies);
         self.plan.moved.truncate(moved);
@@ -92,11 +107,6 @@ impl<'a> Planner<'a> {
 
     fn free_blocks(&self) -> Vec<Entry> {
         self.heap.arenas[usize::from(self.arena)].bins.sorted()
-    }
-
-    /// Bytes that are free in the arena.
-    pub(super) fn free(&self) -> u64 {
-        self.free_blocks().iter().map(|e| e.size).sum()
     }
 
     fn can_move(&self, at: u32) -> bool {
@@ -127,6 +137,16 @@ impl<'a> Planner<'a> {
 
     /// The cheapest ways to a free block of `size` bytes.
     pub(super) fn gaps(&self, size: u64) -> Vec<Gap> {
+        self.find(size).into_iter().map(|found| self.gap(size, found)).collect()
+    }
+
+    fn gap(&self, size: u64, (cost, first, count, how): Found) -> Gap {
+        let next = |at: &u32| Some(self.heap.slot(*at).next);
+        Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
+    }
+
+    /// The cheapest first.
+    fn find(&self, size: u64) -> Vec<Found> {
         let mut found = Vec::new();
         let mut blocks = Vec::new();
         for segment in self.heap.live_segments().filter(|s| s.arena == self.arena && s.size >= size) {
@@ -137,17 +157,16 @@ impl<'a> Planner<'a> {
                 self.gaps_in(run, size, How::Evict, &mut found);
             }
         }
+        if found.len() > GAPS {
+            found.select_nth_unstable(GAPS);
+            found.truncate(GAPS);
+        }
         found.sort_unstable();
-        found.truncate(GAPS);
-        let gap = |(cost, first, count, how): (u64, u32, usize, How)| {
-            let next = |at: &u32| Some(self.heap.slot(*at).next);
-            Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
-        };
-        found.into_iter().map(gap).collect()
+        found
     }
 
-    /// The shortest parts of a run of blocks that are enough: what they cost, their first block, and how many they are.
-    fn gaps_in(&self, run: &[u32], size: u64, how: How, found: &mut Vec<(u64, u32, usize, How)>) {
+    /// The shortest parts of a run of blocks that are enough.
+    fn gaps_in(&self, run: &[u32], size: u64, how: How, found: &mut Vec<Found>) {
         let gives = |at: u32| if how == How::Evict || self.is_free(at) { self.size(at) } else { 0 };
         let (mut end, mut sum, mut cost) = (0, 0, 0);
         for (start, &first) in run.iter().enumerate() {
@@ -169,10 +188,13 @@ impl<'a> Planner<'a> {
         if sum < size {
             return false;
         }
-        for gap in self.gaps(size) {
+        let largest = free.last().map_or(0, |e| e.size);
+        for found in self.find(size) {
+            let gap = self.gap(size, found);
+            let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
                 How::Slide => self.can_slide(&gap.blocks),
-                How::Evict => self.missing_in(&gap, &free, 0) == 0,
+                How::Evict => gap.blocks.iter().all(small) && self.missing_in(&gap, &free, 0) == 0,
             };
             // What does not fit as it lies fits only if there is as much free.
             let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;
@@ -182,6 +204,7 @@ impl<'a> Planner<'a> {
             let before = self.save();
             self.tries = self.tries.saturating_sub(usize::from(!fits));
             if self.make(&gap, depth) && self.plan.copies.len() <= MOST_COPIES {
+                self.spare.push(before.0);
                 return true;
             }
             self.restore(before);
@@ -191,6 +214,9 @@ impl<'a> Planner<'a> {
 
     /// Makes a gap. If it fails, the heap is good for nothing but to be thrown away.
     pub(super) fn make(&mut self, gap: &Gap, depth: usize) -> bool {
+        if self.before.is_none() {
+            self.before = Some(self.copy());
+        }
         match gap.how {
             How::Slide => self.slide(&gap.blocks),
             How::Evict => self.evict(gap, depth),
@@ -202,6 +228,7 @@ impl<'a> Planner<'a> {
         self.missing_in(gap, &self.free_blocks(), more)
     }
 
+    /// The same; `free` blocks are in the order of their sizes.
     fn missing_in(&self, gap: &Gap, free: &[Entry], more: u64) -> u64 {
         let mut held: Vec<u64> = Vec::new();
         let mut gaps: Vec<u32> = Vec::new();
@@ -217,8 +244,11 @@ impl<'a> Planner<'a> {
         let excess = gap.blocks.iter().map(|at| self.size(*at)).sum::<u64>().saturating_sub(gap.size);
         let end = [gap.blocks.last(), gap.blocks.first()].into_iter().flatten();
         let spare = end.filter(|at| self.is_free(**at) && self.size(**at) > excess).map(|_| excess).next();
-        let mut free: Vec<u64> = elsewhere.chain(spare).chain([more]).filter(|size| *size > 0).collect();
-        free.sort_unstable();
+        // They come in order; few more are to be put into it.
+        let mut free: Vec<u64> = elsewhere.collect();
+        for size in spare.into_iter().chain([more]).filter(|size| *size > 0) {
+            free.insert(free.partition_point(|place| *place < size), size);
+        }
         held.sort_unstable();
         let mut missing = 0;
         for size in held.into_iter().rev() {

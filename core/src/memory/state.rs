@@ -64,6 +64,8 @@ pub(super) struct State {
     /// Slots that are not to move, as often as somebody asked for that.
     pub(super) pinned: Vec<u32>,
     pub(super) has_mover: bool,
+    /// Heaps whose memory planners use again.
+    pub(super) spare: Vec<Heap>,
     pub(super) num_compactions: u64,
     pub(super) compacted_bytes: u64,
     num_device_free: u64,
@@ -122,6 +124,7 @@ impl State {
             num_invalid_frees: 0,
             pinned: Vec::new(),
             has_mover: false,
+            spare: Vec::new(),
             num_compactions: 0,
             compacted_bytes: 0,
         };
