@@ -33,8 +33,13 @@ pub(crate) fn elementwise(b: &Bench<'_>) -> Result<()> {
     // An adapter may bind less at once; the line says what was measured.
     let n = n.min(b.device.info().limits.max_binding as usize / 4);
     let (x, y, z) = (b.random(&[n], DType::F32)?, b.random(&[n], DType::F32)?, b.random(&[n], DType::F32)?);
-    let t = b.time(b.max_inner(n * 4), || Ok(x.mul(&y)?.add(&z)?.gelu()?))?;
-    b.emit_rate("gelu(a*b+c)", &n.to_string(), "f32", &t, ("gbps", 16.0 * n as f64 / t.median_ms / 1e6));
+    let fusion = b.device.fusion();
+    for (name, fusion) in [("gelu(a*b+c)", fusion), ("gelu(a*b+c), three kernels", None)] {
+        b.device.set_fusion(fusion);
+        let t = b.time(b.max_inner(n * 4), || Ok(x.mul(&y)?.add(&z)?.gelu()?))?;
+        b.emit_rate(name, &n.to_string(), "f32", &t, ("gbps", 16.0 * n as f64 / t.median_ms / 1e6));
+    }
+    b.device.set_fusion(fusion);
     let t = b.time(b.max_inner(n * 4), || Ok(x.add(&y)?))?;
     b.emit_rate("add", &n.to_string(), "f32", &t, ("gbps", 12.0 * n as f64 / t.median_ms / 1e6));
     Ok(())

@@ -1,7 +1,7 @@
 //! A device: one backend, one memory pool, the kernels compiled for it, and its random numbers.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
@@ -9,7 +9,9 @@ use rustc_hash::FxHashMap;
 use crate::backend::{Backend, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
+use crate::ops::fuse;
 use crate::profile::{Recording, Work};
 use crate::stream::{Copies, Lanes};
 
@@ -32,6 +34,16 @@ struct Inner {
     random: Mutex<RandomState>,
     recording: Recording,
     name: String,
+}
+
+/// A handle that keeps no device open.
+pub(crate) struct WeakDevice(Weak<Inner>);
+
+impl WeakDevice {
+    /// The device, if it is open.
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(|inner| Device { inner })
+    }
 }
 
 /// A compiled kernel, and which of its bindings it writes, a bit each.
@@ -94,20 +106,24 @@ impl Device {
         let mover = Arc::new(Copies { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
         let pool = Pool::new(backend.clone(), config).named(name.clone()).with_mover(mover);
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
-        Self {
-            inner: Arc::new(Inner {
-                pool,
-                host: OnceLock::new(),
-                backend,
-                lanes,
-                kernels: RwLock::default(),
-                custom: RwLock::default(),
-                labels: RwLock::default(),
-                random,
-                recording: Recording::default(),
-                name,
-            }),
-        }
+        let null = info.backend == "null";
+        let inner = Arc::new(Inner {
+            pool,
+            host: OnceLock::new(),
+            backend,
+            lanes,
+            kernels: RwLock::default(),
+            custom: RwLock::default(),
+            labels: RwLock::default(),
+            random,
+            recording: Recording::default(),
+            name,
+        });
+        // The only one who sets it.
+        let _ = inner.lanes.device.set(WeakDevice(Arc::downgrade(&inner)));
+        let device = Self { inner };
+        device.set_fusion(if null { None } else { fuse::configured() });
+        device
     }
 
     /// The null device: shapes, memory and errors of a real one, and no arithmetic.
@@ -196,6 +212,7 @@ impl Device {
     /// # Errors
     /// The device was lost, or an earlier call failed on it.
     pub fn synchronize(&self) -> Result<()> {
+        self.settle()?;
         let backend = &self.inner.backend;
         Ok(backend.fence_wait(backend.fence()?)?)
     }
@@ -264,11 +281,25 @@ impl Device {
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
+        self.launch_on(self.queue(), scope::current(), kernel, bindings, params, groups)
+    }
+
+    /// The same on any queue, in the name of any operation.
+    pub(crate) fn launch_on(
+        &self,
+        queue: u8,
+        scope: Scope,
+        kernel: Kernel,
+        bindings: &[Slice],
+        params: &[u8],
+        groups: [u32; 3],
+    ) -> Result<()> {
         let work = || {
             let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
             let name = labels.get(kernel.id.0 as usize).map_or_else(|| "".into(), Arc::clone);
             Work { name, bytes: bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
         };
-        self.enqueue(work, |lane| lane.launch(&Launch { kernel: kernel.id, bindings, params, groups }))
+        let launch = Launch { kernel: kernel.id, bindings, params, groups };
+        self.offer_on(queue, scope, work, |lane| lane.launch(&launch).map(|()| true)).map(drop)
     }
 }

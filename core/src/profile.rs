@@ -101,6 +101,7 @@ impl Profiler {
     /// The device was lost.
     pub fn finish(self) -> Result<Profile> {
         let device = self.device.clone();
+        device.settle()?;
         drop(self);
         let raws = std::mem::take(&mut *device.recording().lock());
         let times = device.backend().read_stamps()?;
@@ -285,7 +286,19 @@ impl Device {
         work: impl FnOnce() -> Work,
         enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
     ) -> Result<bool> {
-        let lane = self.here()?;
+        self.offer_on(self.queue(), scope::current(), work, enqueue)
+    }
+
+    /// The same on any queue, in the name of any operation.
+    #[inline]
+    pub(crate) fn offer_on(
+        &self,
+        queue: u8,
+        scope: scope::Scope,
+        work: impl FnOnce() -> Work,
+        enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
+    ) -> Result<bool> {
+        let lane = self.lane(queue)?;
         if !self.recording().active.load(Ordering::Relaxed) {
             return enqueue(lane);
         }
@@ -295,8 +308,7 @@ impl Device {
         let stamps = from.zip(lane.stamp()?);
         if done {
             let Work { name, bytes, flops } = work();
-            let raw =
-                Raw { name, scope: scope::current(), queue: self.queue(), bytes, flops, stamps, allocated };
+            let raw = Raw { name, scope, queue, bytes, flops, stamps, allocated };
             self.recording().lock().push(raw);
         }
         Ok(done)

@@ -7,15 +7,17 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
 use std::marker::PhantomData;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::ops::{Deref, DerefMut};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, Event, MAX_QUEUES, Slice};
-use crate::device::Device;
+use crate::device::{Device, WeakDevice};
 use crate::error::Result;
 use crate::memory::compact::{Held, Move, Mover};
+use crate::ops::fuse::Group;
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
 const OUT: u8 = MAX_QUEUES - 2;
@@ -140,16 +142,44 @@ pub(crate) struct Lanes {
     next: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     order: Mutex<Order>,
-    gate: Mutex<()>,
+    pub(crate) gate: Mutex<Group>,
+    /// The number of the group that operations join, as of its last launch.
+    pub(crate) group: AtomicU64,
+    /// The least bytes of results that groups make.
+    pub(crate) fusion: AtomicU64,
+    /// Launches groups.
+    pub(crate) device: OnceLock<WeakDevice>,
 }
 
 /// What a thread holds from when it binds memory until the work with it is enqueued. Meanwhile nobody else enqueues, records an
-/// event, or moves memory: an operation has its place in its queue, and its addresses are good, when it gets there.
+/// event, or moves memory: an operation has its place in its queue, and its addresses are good, when it gets there. What waits to be
+/// launched together is behind it, and is launched before.
 ///
 /// The order of locks: gate, pool, memory of a tensor, order of queues. Under it nothing is allocated, for that may move memory.
 #[derive(Debug)]
 #[must_use = "the gate is open again when this is dropped"]
-pub(crate) struct Gate<'a>(#[expect(dead_code, reason = "held, not read")] MutexGuard<'a, ()>);
+pub(crate) struct Gate<'a>(MutexGuard<'a, Group>);
+
+impl<'a> Gate<'a> {
+    /// The gate, with what waits behind it.
+    pub(crate) fn of(group: MutexGuard<'a, Group>) -> Self {
+        Self(group)
+    }
+}
+
+impl Deref for Gate<'_> {
+    type Target = Group;
+
+    fn deref(&self) -> &Group {
+        &self.0
+    }
+}
+
+impl DerefMut for Gate<'_> {
+    fn deref_mut(&mut self) -> &mut Group {
+        &mut self.0
+    }
+}
 
 /// A moment of a queue: how many operations it has been given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -199,7 +229,10 @@ impl Lanes {
             backends: Default::default(),
             // What came before streams were in use counts as one operation.
             order: Mutex::new(Order { tickets: [1; _], ..Order::default() }),
-            gate: Mutex::new(()),
+            gate: Mutex::default(),
+            group: AtomicU64::new(Group::default().number()),
+            fusion: AtomicU64::new(u64::MAX),
+            device: OnceLock::new(),
         }
     }
 
@@ -215,8 +248,15 @@ impl Lanes {
         Ok(place.get_or_init(|| lane))
     }
 
+    /// As [`Device::gate`].
     fn gate(&self) -> Gate<'_> {
-        Gate(self.gate.lock().unwrap_or_else(PoisonError::into_inner))
+        let mut gate = Gate(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+        if !gate.is_empty()
+            && let Some(device) = self.device.get().and_then(WeakDevice::upgrade)
+        {
+            device.flush(&mut gate);
+        }
+        gate
     }
 }
 
@@ -279,12 +319,6 @@ impl Device {
         self.lanes().lane(self.backend(), queue)
     }
 
-    /// The backend of the queue that operations of this thread run on.
-    #[inline]
-    pub(crate) fn here(&self) -> Result<&Arc<dyn Backend>> {
-        self.lane(self.queue())
-    }
-
     /// The queues of copies to the host and from it; from here on they count as in use.
     pub(crate) fn copies(&self) -> (u8, u8) {
         let lanes = self.lanes();
@@ -295,10 +329,23 @@ impl Device {
         (OUT, IN)
     }
 
-    /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped.
+    /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped. What
+    /// waited has been launched.
     #[inline]
     pub(crate) fn gate(&self) -> Gate<'_> {
-        self.lanes().gate()
+        let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
+        self.flush(&mut gate);
+        gate
+    }
+
+    /// The same, but what waits on `queue` itself still does: for who enqueues nothing there, and records no event of it.
+    #[inline]
+    pub(crate) fn gate_of(&self, queue: u8) -> Gate<'_> {
+        let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
+        if gate.is_of_another(queue) {
+            self.flush(&mut gate);
+        }
+        gate
     }
 
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.

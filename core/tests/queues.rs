@@ -210,14 +210,14 @@ impl Backend for Checked {
     }
 }
 
-/// Runs `work` on such a device, with and without virtual memory, and fails if anything was out of order. It must have
-/// used several queues.
+/// Runs `work` on such a device, with and without virtual memory and chains that wait to be launched as one, and fails if
+/// anything was out of order. It must have used several queues.
 fn in_order(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     in_order_with("", work)
 }
 
 fn in_order_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<()> {
-    for virtual_memory in [true, false] {
+    for (virtual_memory, fusion) in [(true, None), (false, None), (true, Some(0)), (false, Some(0))] {
         let mut profile = Profile::default();
         if !virtual_memory {
             profile.source.virtual_memory = None;
@@ -228,7 +228,10 @@ fn in_order_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<(
             seen: Arc::default(),
             written: Arc::default(),
         });
-        work(&Device::with_config(backend.clone(), Config::parse(config)?))?;
+        let device = Device::with_config(backend.clone(), Config::parse(config)?);
+        device.set_fusion(fusion);
+        work(&device)?;
+        drop(device);
         let seen = backend.seen();
         assert!(seen.races.is_empty(), "{} races, the first: {}", seen.races.len(), seen.races[0]);
         assert!(seen.waits > 0, "one queue alone was used");
@@ -353,6 +356,36 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
             }
         }
         panic!("nothing moved: {}", device.memory())
+    })
+}
+
+/// Chains wait on one queue while others take what they read, write it, and get memory that was freed.
+#[test]
+fn chains_that_wait_are_waited_for() -> Result<()> {
+    in_order(|device| {
+        let shared = Tensor::ones(&[1 << 10], DType::F32, device)?;
+        let work = |seed: usize| -> Result<()> {
+            let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+            let mut kept = vec![shared.add(1.0)?];
+            for k in 0..300 {
+                let random = ((k + 1) * (seed + 7) * 40_503) >> 4;
+                let _on = streams[random % 3].enter();
+                let next = kept[random % kept.len()].mul(&shared)?.add(&kept[0])?.tanh()?;
+                if random.is_multiple_of(5) {
+                    kept[random / 5 % kept.len()].mul_(0.5)?;
+                }
+                kept.push(next);
+                if random.is_multiple_of(4) && kept.len() > 2 {
+                    kept.swap_remove(random / 4 % kept.len());
+                }
+            }
+            Ok(())
+        };
+        std::thread::scope(|threads| {
+            let workers: Vec<_> = (0..3).map(|seed| threads.spawn(move || work(seed))).collect();
+            // invariant: a panic in a thread is one here
+            workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
+        })
     })
 }
 

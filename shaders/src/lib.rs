@@ -28,6 +28,8 @@ pub enum Def {
     List(smallvec::SmallVec<[&'static str; 6]>),
     /// A number.
     Int(i64),
+    /// Several of them.
+    Ints(smallvec::SmallVec<[u8; 16]>),
     /// A switch.
     Flag(bool),
 }
@@ -50,6 +52,11 @@ impl From<usize> for Def {
 impl From<&[&'static str]> for Def {
     fn from(l: &[&'static str]) -> Self {
         Self::List(l.into())
+    }
+}
+impl From<&[u8]> for Def {
+    fn from(l: &[u8]) -> Self {
+        Self::Ints(l.into())
     }
 }
 
@@ -76,9 +83,19 @@ impl KernelSpec {
         self
     }
 
-    /// A short name for messages and profiles: the template and its words.
+    /// A short name for messages and profiles: the template and its words; of a chain, its operations and the type of its result.
     #[must_use]
     pub fn label(&self) -> String {
+        let list = |name| {
+            self.defs.iter().find_map(|(n, def)| match def {
+                Def::List(l) if *n == name => Some(&l[..]),
+                _ => None,
+            })
+        };
+        if let Some(ops) = list("ops") {
+            let dtype = list("outs").and_then(|outs| outs.last());
+            return ops.iter().chain(dtype).copied().collect::<Vec<_>>().join(" ");
+        }
         let mut label = self.template.to_owned();
         for (name, def) in &self.defs {
             match def {
@@ -130,6 +147,7 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
                 Def::Str(s) => Value::from(*s),
                 Def::List(l) => l.iter().map(|s| Value::from(*s)).collect(),
                 Def::Int(n) => Value::from(*n),
+                Def::Ints(l) => l.iter().map(|n| Value::from(*n)).collect(),
                 Def::Flag(b) => Value::from(*b),
             };
             (*name, value)
@@ -202,6 +220,33 @@ mod tests {
                         .def("mode", mode)
                         .def("inplace", inplace);
                     valid(&spec);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn fused_is_valid_for_every_type_and_layout() {
+        for dtype in ["f32", "f16", "bf16"] {
+            for (layout, strided) in [("vec4", 0u8), ("each", 0), ("each", 1)] {
+                for written in [[0u8, 1, 0, 1], [1, 1, 1, 1]] {
+                    let spec = KernelSpec::new("fused")
+                        .def("ops", &["mul", "add", "to_dtype", "exp"][..])
+                        .def("math", &["base", "exp"][..])
+                        .def("inputs", &[dtype, "f32", "bf16"][..])
+                        .def("strided", &[0u8, strided, 0][..])
+                        .def("exprs", &["a * b", "a + s * b", "a", "m_exp(a) * k + s"][..])
+                        .def("outs", &[dtype, dtype, "f16", "f32"][..])
+                        .def("written", &written[..])
+                        .def("arities", &[2u8, 2, 1, 1][..])
+                        .def("counts", &[0u8, 1, 0, 2][..])
+                        .def("args", &["a", "b", "a", "b", "a", "a"][..])
+                        .def("sources", &["e0", "e1", "s0", "e2", "s1", "s2"][..])
+                        .def("numbers", &["s", "k", "s"][..])
+                        .def("layout", layout)
+                        .def("width", 8usize);
+                    valid(&spec);
+                    assert_eq!(spec.label(), "mul add to_dtype exp f32");
                 }
             }
         }

@@ -11,6 +11,7 @@ macro_rules! templates {
 templates! {
     "types",
     "pointwise",
+    "fused",
     "pool",
     "copy",
     "reduce",

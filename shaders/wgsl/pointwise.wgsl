@@ -15,15 +15,6 @@ Every thread makes four neighbouring elements (`vec4`: `width`), so that a packe
 {%- set O = t.value(out) -%}
 {%- set first = 1 if inplace else 0 -%}
 {%- set halves = ["f16", "bf16"] -%}
-{#- What a buffer holds where threads take whole vectors. -#}
-{%- macro vector(dtype) -%}vec4<{{ "u32" if dtype in halves else dtype }}>{%- endmacro -%}
-{#- Element `k` of the vectors of an operand, as its value type. -#}
-{%- macro element(name, dtype, k) -%}
-{%- if dtype == "bf16" -%}bitcast<f32>({{ name }}_0.{{ lanes[k // 2] }} {{ "& 0xffff0000u" if k % 2 else "<< 16u" }})
-{%- elif dtype == "f16" -%}unpack2x16float({{ name }}_0.{{ lanes[k // 2] }}).{{ lanes[k % 2] }}
-{%- else -%}{{ name }}_{{ k // 4 }}.{{ lanes[k % 4] }}
-{%- endif -%}
-{%- endmacro -%}
 {% for file in math %}
 {% include "math/" ~ file %}
 {% endfor %}
@@ -44,13 +35,13 @@ struct Params {
 {% for dtype in inputs[first:] %}
 {% set name = names[loop.index0 + first] ~ "_in" %}
 {% if layout == "vec4" %}
-@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<{{ vector(dtype) }}>;
+@group(0) @binding({{ loop.index0 }}) var<storage, read> {{ name }}: array<{{ t.vector(dtype) }}>;
 {% else %}
 {{ t.input(loop.index0, name, dtype) }}
 {% endif %}
 {% endfor %}
 {% if layout == "vec4" %}
-@group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<{{ vector(out) }}>;
+@group(0) @binding({{ inputs | length - first }}) var<storage, read_write> result: array<{{ t.vector(out) }}>;
 {{ t.bits_function("result", out) }}
 {% else %}
 {{ t.output(inputs | length - first, "result", out, mode) }}
@@ -90,7 +81,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     {% endfor %}
     {% for k in range(width) %}
-    {% set call %}apply({% for dtype in inputs %}{{ t.cast(element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
+    {% set call %}apply({% for dtype in inputs %}{{ t.cast(t.element(names[loop.index0], dtype, k), t.value(dtype), T) }}{{ ", " if not loop.last }}{% endfor %}){% endset %}
     let r{{ k }} = {{ t.cast(call, R, O) }};
     {% endfor %}
     let r_at = thread + p.offsets[0].x / {{ width }}u;
@@ -98,7 +89,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     result[r_at] = vec4<u32>({% for k in range(4) %}result_bits(r{{ 2 * k }}) | (result_bits(r{{ 2 * k + 1 }}) << 16u){{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}
-    result[r_at * {{ width // 4 }}u + {{ v }}u] = {{ vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});
+    result[r_at * {{ width // 4 }}u + {{ v }}u] = {{ t.vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});
     {% endfor %}
     {% endif %}
     {% else %}

@@ -163,6 +163,18 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 }
 {% endmacro -%}
 
+{#- What a buffer holds where threads take whole vectors of 16 bytes. -#}
+{%- macro vector(dtype) -%}vec4<{{ "u32" if dtype in ["f16", "bf16"] else dtype }}>{%- endmacro -%}
+
+{#- Element `k` of the vectors NAME_0, NAME_1 of an operand, as its value type. -#}
+{%- macro element(name, dtype, k) -%}
+{%- set lane = ["x", "y", "z", "w"] -%}
+{%- if dtype == "bf16" -%}bitcast<f32>({{ name }}_0.{{ lane[k // 2] }} {{ "& 0xffff0000u" if k % 2 else "<< 16u" }})
+{%- elif dtype == "f16" -%}unpack2x16float({{ name }}_0.{{ lane[k // 2] }}).{{ lane[k % 2] }}
+{%- else -%}{{ name }}_{{ k // 4 }}.{{ lane[k % 4] }}
+{%- endif -%}
+{%- endmacro -%}
+
 {#-
 `e` of value type `source` as value type `to`. Floats become integers towards zero, and saturate; NaN becomes 0, which
 WGSL leaves open. NaN is true: `!=` is not written, as naga's SPIR-V has it false for NaN.

@@ -132,9 +132,26 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
         drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
         drop(x.dropout(0.5, true));
     }
+    chains(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&device, &[])?;
     Ok(backend.compiled())
+}
+
+/// Elementwise chains: by vectors and not, of each type, with a result kept on the way.
+fn chains(device: &Device) -> Result<()> {
+    device.set_fusion(Some(0));
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for columns in [8, 3] {
+            let x = Tensor::zeros(&[4, columns], dtype, device)?;
+            let row = Tensor::zeros(&[columns], DType::F32, device)?;
+            drop(x.mul(&x)?.add(&x)?.gelu()?);
+            let kept = x.mul(0.5)?;
+            kept.to_dtype(DType::F32)?.add(&row)?.tanh()?.to_dtype(dtype)?;
+        }
+    }
+    device.set_fusion(None);
+    Ok(())
 }
 
 /// Optimisers, clipping and the scaling of losses, on parameters of every type and alignment.

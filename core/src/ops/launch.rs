@@ -61,7 +61,7 @@ impl Params {
         self
     }
 
-    fn bytes(&self) -> &[u8] {
+    pub(super) fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
 }
@@ -112,11 +112,16 @@ pub(crate) fn launch3(
     }
     let device = first.device();
     let kernel = device.kernel(spec)?;
-    let groups = fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
-        Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
-    })?;
+    let groups = grid(device, groups)?;
     let bound = bindings(kernel, tensors)?;
     device.launch(kernel, &bound, params.align().bytes(), groups)
+}
+
+/// A grid that the device takes.
+pub(super) fn grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
+    fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
+        Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
+    })
 }
 
 /// What an operation touches, for as long as it takes to enqueue it: its order among the queues is kept, and nothing moves.
@@ -160,7 +165,8 @@ where
         return Err(Error::argument("launch", "an operation on no tensors"));
     };
     loop {
-        let gate = first.device().gate();
+        let mut gate = first.device().gate();
+        gate.failure()?;
         let slices = tensors.clone().into_iter().map(|(t, access)| t.bind(access, &gate));
         if let Some(slices) = slices.collect::<Result<Option<_>>>()? {
             return Ok(Bound { slices, gate });

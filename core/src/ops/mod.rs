@@ -11,6 +11,7 @@ mod conv;
 mod cross_entropy;
 mod custom;
 mod einsum;
+pub(crate) mod fuse;
 mod index;
 pub(crate) mod launch;
 mod layer_norm;

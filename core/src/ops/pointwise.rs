@@ -8,6 +8,7 @@ use forebay_shaders::KernelSpec;
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
+use super::fuse;
 use super::launch::{self, GROUP, Params};
 use crate::amp::{Cast, Recast, recast};
 use crate::autograd::{self, Grads};
@@ -248,97 +249,146 @@ fn compute_name(op: Types, compute: DType, out: &Tensor) -> &'static str {
     }
 }
 
+/// An operation with its operands' types and layouts: what its launch needs besides memory.
+pub(super) struct Call {
+    pub(super) op: &'static str,
+    pub(super) expr: &'static str,
+    pub(super) math: &'static [&'static str],
+    /// The names of the tensors in the expression, and their dtypes.
+    pub(super) names: SmallVec<[&'static str; 4]>,
+    pub(super) dtypes: SmallVec<[&'static str; 4]>,
+    /// Of the result, and of the tensors, as large.
+    pub(super) layouts: SmallVec<[Layout; 4]>,
+    /// The names of the numbers, and their words.
+    pub(super) numbers: SmallVec<[(&'static str, [u32; 2]); 4]>,
+    /// The dtype of the result.
+    pub(super) out: &'static str,
+    /// Whether the expression is computed in f32, f16 or bf16, and gives one.
+    pub(super) in_floats: bool,
+    compute: &'static str,
+    result: &'static str,
+    inplace: bool,
+}
+
+impl Call {
+    /// Its kernel, the parameters, and how many workgroups it takes.
+    pub(super) fn form(&self) -> Result<(KernelSpec, Params, usize)> {
+        let Self { layouts, dtypes, out, inplace, .. } = self;
+        let target = &layouts[0];
+        let n = target.numel();
+        let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
+        let (shape, strides) = collapse(target.shape(), &strides);
+        let rank = shape.len();
+        launch::check_rank(self.op, rank)?;
+        let dense = rank == 0 || (rank == 1 && strides.iter().all(|s| s[0] == 1));
+        let types_of = || dtypes.iter().chain([out]);
+        // A vector of 16 bytes is four elements, or eight of 16 bits.
+        let width = if types_of().any(|d| matches!(*d, "f16" | "bf16")) { 8 } else { 4 };
+        let vec4 = dense
+            && rank == 1
+            && n.is_multiple_of(width)
+            && types_of().all(|d| matches!(*d, "f32" | "i32" | "u32" | "f16" | "bf16"))
+            && layouts.iter().all(|l| l.offset().is_multiple_of(width));
+        let each = if vec4 { width } else { 4 };
+        let fresh = !inplace && target.is_contiguous() && target.offset() == 0;
+        let layout = if vec4 {
+            "vec4"
+        } else if dense {
+            "dense"
+        } else {
+            "strided"
+        };
+        let scalars: SmallVec<[&'static str; 4]> = self.numbers.iter().map(|(name, _)| *name).collect();
+        let spec = KernelSpec::new("pointwise")
+            .def("expr", self.expr)
+            .def("names", &self.names[..])
+            .def("inputs", &dtypes[..])
+            .def("compute", self.compute)
+            .def("result", self.result)
+            .def("out", *out)
+            .def("math", self.math)
+            .def("scalars", &scalars[..])
+            .def("layout", layout)
+            .def("width", each)
+            .def("mode", if fresh { "packed" } else { "scattered" })
+            .def("inplace", *inplace);
+        let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
+        let words = self.numbers.iter().flat_map(|(_, words)| *words);
+        for word in words.chain(std::iter::repeat(0)).take(8) {
+            params = params.u32(word);
+        }
+        params = params.dims(&shape);
+        let offsets: SmallVec<[usize; 8]> = layouts.iter().map(Layout::offset).collect();
+        params = params.dims(&offsets);
+        for k in 0..6 {
+            params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+        }
+        Ok((spec, params, n.div_ceil(each * GROUP)))
+    }
+}
+
+/// Runs a recipe. `out` is its first input where it is in place, and else was made for it.
 fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result<()> {
-    let n = out.numel();
-    if n == 0 {
+    if out.numel() == 0 {
         return Ok(());
     }
     let device = out.device();
     launch::check_compute(recipe.op, recipe.compute, device)?;
-    let mut names: SmallVec<[&'static str; 6]> = SmallVec::new();
-    let mut dtypes: SmallVec<[&'static str; 6]> = SmallVec::new();
+    let truth = matches!(types, Types::Compare | Types::Predicate | Types::Logic);
+    let compute = compute_name(types, recipe.compute, out);
     let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
-    let mut layouts: SmallVec<[Layout; 6]> = smallvec![out.layout().clone()];
-    let mut scalar_names: SmallVec<[&'static str; 6]> = SmallVec::new();
-    let mut scalars = [0u32; 8];
+    let mut call = Call {
+        op: recipe.op,
+        expr: recipe.expr,
+        math: recipe.math,
+        names: SmallVec::new(),
+        dtypes: SmallVec::new(),
+        layouts: smallvec![out.layout().clone()],
+        numbers: SmallVec::new(),
+        out: launch::shader_dtype(out.dtype(), device),
+        in_floats: !truth
+            && recipe.result == recipe.compute
+            && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
+        compute,
+        result: if truth {
+            // The expression is a truth value, whatever it compares.
+            "bool"
+        } else if recipe.result == recipe.compute {
+            compute
+        } else {
+            launch::shader_dtype(recipe.result, device)
+        },
+        inplace,
+    };
     for input in &recipe.inputs {
         match input.operand {
             Operand::Tensor(t) => {
                 t.same_device(recipe.op, out)?;
-                names.push(input.name);
-                dtypes.push(launch::shader_dtype(t.dtype(), device));
-                layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
+                call.names.push(input.name);
+                call.dtypes.push(launch::shader_dtype(t.dtype(), device));
+                call.layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
                 tensors.push(t);
             }
             Operand::Scalar(s) => {
-                let at = scalar_names.len();
-                if at >= 4 {
+                if call.numbers.len() >= 4 {
                     return Err(Error::argument(recipe.op, "takes at most four numbers"));
                 }
-                scalars[at * 2..at * 2 + 2].copy_from_slice(&scalar_words(s, recipe.compute));
-                scalar_names.push(input.name);
+                call.numbers.push((input.name, scalar_words(s, recipe.compute)));
             }
         }
     }
-    let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
-    let (shape, strides) = collapse(out.shape(), &strides);
-    let rank = shape.len();
-    launch::check_rank(recipe.op, rank)?;
-    let dense = rank == 0 || (rank == 1 && strides.iter().all(|s| s[0] == 1));
-    let out_dtype = launch::shader_dtype(out.dtype(), device);
-    let types_of = || dtypes.iter().chain([&out_dtype]);
-    // A vector of 16 bytes is four elements, or eight of 16 bits.
-    let width = if types_of().any(|d| matches!(*d, "f16" | "bf16")) { 8 } else { 4 };
-    let vec4 = dense
-        && rank == 1
-        && n.is_multiple_of(width)
-        && types_of().all(|d| matches!(*d, "f32" | "i32" | "u32" | "f16" | "bf16"))
-        && layouts.iter().all(|l| l.offset().is_multiple_of(width));
-    let each = if vec4 { width } else { 4 };
-    let fresh = !inplace && out.is_contiguous() && out.layout().offset() == 0;
-    let layout = if vec4 {
-        "vec4"
-    } else if dense {
-        "dense"
-    } else {
-        "strided"
-    };
-    let result = if matches!(types, Types::Compare | Types::Predicate | Types::Logic) {
-        // The expression is a truth value, whatever it compares.
-        "bool"
-    } else if recipe.result == recipe.compute {
-        compute_name(types, recipe.compute, out)
-    } else {
-        launch::shader_dtype(recipe.result, device)
-    };
-    let spec = KernelSpec::new("pointwise")
-        .def("expr", recipe.expr)
-        .def("names", &names[..])
-        .def("inputs", &dtypes[..])
-        .def("compute", compute_name(types, recipe.compute, out))
-        .def("result", result)
-        .def("out", out_dtype)
-        .def("math", recipe.math)
-        .def("scalars", &scalar_names[..])
-        .def("layout", layout)
-        .def("width", each)
-        .def("mode", if fresh { "packed" } else { "scattered" })
-        .def("inplace", inplace);
-    let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
-    for word in scalars {
-        params = params.u32(word);
+    if !inplace {
+        match fuse::defer(call, &tensors, out)? {
+            None => return Ok(()),
+            Some(alone) => call = alone,
+        }
     }
-    params = params.dims(&shape);
-    let offsets: SmallVec<[usize; 8]> = layouts.iter().map(Layout::offset).collect();
-    params = params.dims(&offsets);
-    for k in 0..6 {
-        params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
-    }
+    let (spec, params, groups) = call.form()?;
     if inplace {
         tensors.remove(0);
     }
     tensors.push(out);
-    launch::launch(&spec, &tensors, params, n.div_ceil(each * GROUP))
+    launch::launch(&spec, &tensors, params, groups)
 }
 
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.

@@ -1,13 +1,14 @@
 //! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use crate::autograd::Meta;
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::ops::fuse::Mark;
 use crate::ops::launch;
 use crate::stream::{Access, Gate};
 
@@ -33,6 +34,15 @@ struct Inner {
     layout: Layout,
     dtype: DType,
     meta: Option<Meta>,
+}
+
+/// Whether somebody still has a tensor's memory.
+pub(crate) struct Life(Weak<Storage>);
+
+impl Life {
+    pub(crate) fn is_alive(&self) -> bool {
+        self.0.strong_count() > 0
+    }
 }
 
 impl Tensor {
@@ -175,6 +185,20 @@ impl Tensor {
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
     pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         self.inner.storage.bind(access, gate)
+    }
+
+    /// The same for an operation that waits, and what this is to it.
+    pub(crate) fn bind_in(&self, access: Access, gate: &Gate<'_>, mark: Mark) -> Result<Option<Slice>> {
+        self.inner.storage.bind_in(access, gate, mark)
+    }
+
+    /// What it is to operations that wait.
+    pub(crate) fn mark(&self, gate: &Gate<'_>) -> Mark {
+        self.inner.storage.mark(gate)
+    }
+
+    pub(crate) fn life(&self) -> Life {
+        Life(Arc::downgrade(&self.inner.storage))
     }
 
     /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.

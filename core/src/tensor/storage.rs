@@ -1,5 +1,6 @@
 //! The memory behind tensors: a block of the device, or for a while a copy of it in memory of the host.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Slice;
@@ -7,6 +8,7 @@ use crate::device::Device;
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request};
+use crate::ops::fuse::Mark;
 use crate::stream::{Access, Gate, Uses};
 
 /// A piece of memory, given back when the last tensor over it is dropped.
@@ -21,6 +23,8 @@ struct State {
     uses: Uses,
     /// How often blocks had moved when it was known where this one is.
     seen: u64,
+    /// What it is to operations that wait to be launched together.
+    mark: Mark,
 }
 
 /// Where the contents are.
@@ -76,12 +80,12 @@ impl Storage {
         let block = device.pool().alloc(Request::new(bytes).queue(device.queue()).movable())?;
         let mut uses = Uses::default();
         if device.streams() {
-            device.order(&device.gate(), &mut uses, Access::Write, block.queue)?;
+            device.order(&device.gate_of(block.queue), &mut uses, Access::Write, block.queue)?;
         }
         Ok(Self {
             device: device.clone(),
             bytes,
-            state: Mutex::new(State { place: Place::Here(block), uses, seen }),
+            state: Mutex::new(State { place: Place::Here(block), uses, seen, mark: Mark::default() }),
         })
     }
 
@@ -106,6 +110,18 @@ impl Storage {
             self.device.order(gate, &mut state.uses, access, self.device.queue())?;
         }
         Ok(Some(slice(&block)))
+    }
+
+    /// The same for an operation that waits.
+    pub(super) fn bind_in(&self, access: Access, gate: &Gate<'_>, mark: Mark) -> Result<Option<Slice>> {
+        let slice = self.bind(access, gate)?;
+        self.lock().mark = mark;
+        Ok(slice)
+    }
+
+    /// What it is to operations that wait.
+    pub(super) fn mark(&self, _gate: &Gate<'_>) -> Mark {
+        self.lock().mark
     }
 
     /// The block on the device, where it is while the gate is held.
@@ -165,6 +181,8 @@ impl Storage {
 
     /// Gives the block on the device back, if its contents are on the host and nothing has changed it since.
     pub(crate) fn leave(&self) {
+        // What waits may read the block.
+        let _gate = self.device.gate();
         let state = &mut *self.lock();
         let Place::Both(block, _) = &state.place else { return };
         let block = *block;
@@ -217,7 +235,7 @@ impl Storage {
             device.mark(&gate, back)
         })();
         copied.inspect_err(|_| free(device, device.pool(), block, &uses))?;
-        *state = State { place: Place::Here(block), uses, seen: now };
+        *state = State { place: Place::Here(block), uses, seen: now, mark: Mark::default() };
         Ok(())
     }
 
@@ -238,6 +256,9 @@ fn free(device: &Device, pool: &Pool, block: Block, uses: &Uses) {
 impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if state.mark.group() == self.device.lanes().group.load(Ordering::Acquire) {
+            self.device.leaves(state.mark);
+        }
         match &state.place {
             Place::Here(block) | Place::Both(block, _) => {
                 free(&self.device, self.device.pool(), *block, &state.uses)

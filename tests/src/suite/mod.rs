@@ -24,6 +24,7 @@ mod custom;
 mod errors;
 mod faults;
 mod faulty;
+mod fusion;
 mod gpt;
 mod host;
 mod linear;
@@ -60,6 +61,7 @@ use tests;
 
 const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
+    ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),

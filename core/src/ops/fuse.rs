@@ -1,0 +1,394 @@
+//! Chains of elementwise operations run as one kernel, by themselves.
+//!
+//! Contract. An elementwise operation checks its inputs and allocates its result at once; what waits is its launch. It joins
+//! the device's [`Group`] if it reads a result of it, element by element, and the group becomes one launch when anything else
+//! takes the [gate](crate::stream::Gate): another operation, a copy, a read, an event, blocks that move. So whatever is given to
+//! a device finds all that was asked before it there. A result that is dropped by then, and that only served the chain, is
+//! never written; all others are. Memory, errors of arguments and gradients are those of single launches, and so are the
+//! bits: each step rounds to its type.
+//!
+//! No memory goes back to the pool while the group reads or writes it ([`Device::leaves`]): the pool need not know of it.
+
+use std::fmt;
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use super::launch::{self, GROUP, MAX_RANK, Params};
+use super::pointwise::Call;
+use crate::backend::Slice;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::memory::scope::{self, Scope};
+use crate::stream::{Access, Gate};
+use crate::tensor::layout::collapse;
+use crate::tensor::{Layout, Life, Tensor};
+
+/// Results of fewer bytes are made by kernels that there are anyway: a chain's own costs more to compile than it saves.
+const LEAST: u64 = 256 << 10;
+
+/// Steps of a group, tensors that it reads, and numbers in its expressions, at most: what `fused.wgsl` has room for.
+const STEPS: usize = 16;
+const INPUTS: usize = 7;
+const NUMBERS: usize = 16;
+
+const INPUT: [&str; INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6"];
+const STEP: [&str; STEPS] =
+    ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14", "s15"];
+
+/// What the environment says of the least bytes of results, or [`LEAST`].
+pub(crate) fn configured() -> Option<u64> {
+    let Ok(text) = std::env::var("FOREBAY_FUSE") else { return Some(LEAST) };
+    match text.trim().parse() {
+        Ok(0) => None,
+        Ok(least) => Some(least),
+        Err(_) => {
+            log::warn!("FOREBAY_FUSE={text:?}: expected the least bytes of results, or 0 for off");
+            Some(LEAST)
+        }
+    }
+}
+
+/// What a piece of memory is to a group.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Mark {
+    /// The group; none has the number 0.
+    group: u64,
+    /// The step that makes it, or `None` if it is read.
+    step: Option<u8>,
+}
+
+impl Mark {
+    /// Its group's number.
+    pub(crate) fn group(self) -> u64 {
+        self.group
+    }
+}
+
+/// Where an operand of a step comes from.
+#[derive(Clone, Copy)]
+enum Source {
+    Input(u8),
+    Step(u8),
+}
+
+/// Memory that a group reads.
+struct Input {
+    slice: Slice,
+    dtype: &'static str,
+    layout: Layout,
+}
+
+struct Step {
+    call: Call,
+    sources: SmallVec<[Source; 4]>,
+    scope: Scope,
+    slice: Slice,
+    /// Of the result.
+    life: Life,
+    /// Whether another step reads the result.
+    used: bool,
+}
+
+/// Elementwise operations of one device that wait to be launched together. It is behind the gate.
+pub(crate) struct Group {
+    number: u64,
+    queue: u8,
+    inputs: Vec<Input>,
+    steps: Vec<Step>,
+    /// Of an earlier launch, until somebody can be told.
+    failed: Option<Error>,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        Self { number: 1, queue: 0, inputs: Vec::new(), steps: Vec::new(), failed: None }
+    }
+}
+
+impl fmt::Debug for Group {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ops = self.steps.iter().map(|step| step.call.op).collect::<Vec<_>>();
+        write!(f, "Group({}: {ops:?})", self.number)
+    }
+}
+
+impl Group {
+    /// What tells it from the device's other groups.
+    pub(crate) fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Whether nothing waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.steps.is_empty()
+    }
+
+    /// Whether something waits that is not of this queue.
+    pub(crate) fn is_of_another(&self, queue: u8) -> bool {
+        !self.is_empty() && self.queue != queue
+    }
+
+    /// The error of a launch that nobody has been told of.
+    pub(crate) fn failure(&mut self) -> Result<()> {
+        self.failed.take().map_or(Ok(()), Err)
+    }
+
+    /// The step that makes a tensor, if it waits.
+    fn maker(&self, mark: Mark) -> Option<u8> {
+        mark.step.filter(|_| mark.group == self.number && !self.is_empty())
+    }
+
+    /// Whether an operation can be the group's next step: it reads what others make, element by element, and there is room.
+    fn takes(&self, call: &Call, tensors: &[&Tensor], marks: &[Mark], out: &Tensor) -> bool {
+        let Some(last) = self.steps.last() else { return false };
+        let mut chained = 0;
+        for (t, mark) in tensors.iter().zip(marks) {
+            if let Some(k) = self.maker(*mark) {
+                let Some(step) = self.steps.get(usize::from(k)) else { return false };
+                if t.layout() != out.layout() || step.call.out != t.dtype().name() {
+                    return false;
+                }
+                chained += 1;
+            }
+        }
+        let inputs = self.inputs.len() + tensors.len() - chained;
+        let results = 1 + self.steps.iter().filter(|step| step.life.is_alive()).count();
+        let numbers = self.steps.iter().map(|step| step.call.numbers.len()).sum::<usize>();
+        chained > 0
+            && last.call.layouts[0] == *out.layout()
+            && self.steps.len() < STEPS
+            && inputs <= INPUTS
+            && inputs + results <= out.device().info().limits.max_bindings as usize
+            && numbers + call.numbers.len() <= NUMBERS
+    }
+
+    /// The number of an input, which may be read already.
+    fn input(&mut self, input: Input) -> u8 {
+        let same = |i: &Input| i.slice == input.slice && i.dtype == input.dtype && i.layout == input.layout;
+        let at = self.inputs.iter().position(same).unwrap_or_else(|| {
+            self.inputs.push(input);
+            self.inputs.len() - 1
+        });
+        at as u8
+    }
+
+    /// Launches what waits. `leaving` is a step whose result is being dropped, and is made all the same.
+    fn launch(&mut self, device: &Device, leaving: Option<u8>) -> Result<()> {
+        let (steps, inputs) = (std::mem::take(&mut self.steps), std::mem::take(&mut self.inputs));
+        let Some(last) = steps.last() else { return Ok(()) };
+        let mut bindings: SmallVec<[Slice; 8]> = SmallVec::new();
+        let (spec, params, groups) = if steps.len() == 1 {
+            bindings.extend(last.sources.iter().filter_map(|source| match source {
+                Source::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
+                Source::Step(_) => None,
+            }));
+            bindings.push(last.slice);
+            last.call.form()?
+        } else {
+            let written =
+                |k: usize| steps[k].life.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
+            let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(written(k))).collect();
+            bindings.extend(inputs.iter().map(|input| input.slice));
+            let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
+            bindings.extend(made.map(|(step, _)| step.slice));
+            form(&steps, &inputs, &written)?
+        };
+        let kernel = device.kernel(&spec)?;
+        let groups = launch::grid(device, [groups, 1, 1])?;
+        device.launch_on(self.queue, last.scope, kernel, &bindings, params.align().bytes(), groups)
+    }
+}
+
+/// The kernel of several steps, its parameters, and how many workgroups it takes.
+fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec, Params, usize)> {
+    type Words = SmallVec<[&'static str; 16]>;
+    let Some(out) = steps.last().map(|step| &step.call.layouts[0]) else {
+        return Err(Error::argument("fuse", "a chain of no operations"));
+    };
+    let n = out.numel();
+    let mut math: Words = SmallVec::new();
+    for file in steps.iter().flat_map(|step| step.call.math) {
+        // A step's files are in an order of their own, which this keeps.
+        if !math.contains(file) {
+            math.push(file);
+        }
+    }
+    let strides: SmallVec<[&[usize]; 8]> =
+        std::iter::once(out).chain(inputs.iter().map(|input| &input.layout)).map(Layout::strides).collect();
+    let (shape, strides) = collapse(out.shape(), &strides);
+    let strided: SmallVec<[u8; 8]> = strides[1..].iter().map(|s| u8::from(*s != strides[0])).collect();
+    let in_memory = steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.call.out);
+    let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
+    let width = if in_memory.any(|dtype| dtype != "f32") { 8 } else { 4 };
+    let vec4 = !strided.contains(&1)
+        && n.is_multiple_of(width)
+        && inputs.iter().all(|input| input.layout.offset().is_multiple_of(width));
+    let each = if vec4 { width } else { 4 };
+    let calls = || steps.iter().map(|step| &step.call);
+    let words = |words: &mut dyn Iterator<Item = &'static str>| words.collect::<Words>();
+    let source = |source: &Source| match source {
+        Source::Input(at) => INPUT[usize::from(*at)],
+        Source::Step(at) => STEP[usize::from(*at)],
+    };
+    let counts = |of: fn(&Call) -> usize| calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>();
+    let spec = KernelSpec::new("fused")
+        .def("ops", &words(&mut calls().map(|call| call.op))[..])
+        .def("math", &math[..])
+        .def("inputs", &words(&mut inputs.iter().map(|input| input.dtype))[..])
+        .def("strided", &strided[..])
+        .def("exprs", &words(&mut calls().map(|call| call.expr))[..])
+        .def("outs", &words(&mut calls().map(|call| call.out))[..])
+        .def("written", written)
+        .def("arities", &counts(|call| call.names.len())[..])
+        .def("counts", &counts(|call| call.numbers.len())[..])
+        .def("args", &words(&mut calls().flat_map(|call| call.names.iter().copied()))[..])
+        .def("sources", &words(&mut steps.iter().flat_map(|step| step.sources.iter().map(source)))[..])
+        .def("numbers", &words(&mut calls().flat_map(|call| call.numbers.iter().map(|(name, _)| *name)))[..])
+        .def("layout", if vec4 { "vec4" } else { "each" })
+        .def("width", each);
+    let numbers = calls().flat_map(|call| &call.numbers).map(|(_, words)| words[0]);
+    let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
+    for word in numbers.chain(std::iter::repeat(0)).take(NUMBERS) {
+        params = params.u32(word);
+    }
+    params = params.dims(&shape);
+    params = params.dims(&inputs.iter().map(|input| input.layout.offset()).collect::<SmallVec<[usize; 8]>>());
+    for k in 1..=INPUTS {
+        params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+    }
+    Ok((spec, params, n.div_ceil(each * GROUP)))
+}
+
+/// Lets an operation wait that writes all of `out`, which was made for it; gives it back if it cannot wait.
+pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Option<Call>> {
+    let device = out.device();
+    let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
+    let bytes = (out.numel() * out.dtype().size()) as u64;
+    let fits = device.fusion().is_some_and(|least| bytes >= least)
+        && call.in_floats
+        && floats(out)
+        && tensors.iter().all(|t| floats(t))
+        && out.rank() <= MAX_RANK
+        && call.numbers.len() <= NUMBERS;
+    if !fits {
+        return Ok(Some(call));
+    }
+    let queue = device.queue();
+    let mut gate = device.gate_of(queue);
+    gate.failure()?;
+    let marks: SmallVec<[Mark; 4]> = tensors.iter().map(|t| t.mark(&gate)).collect();
+    if !gate.takes(&call, tensors, &marks, out) {
+        device.flush(&mut gate);
+        gate.failure()?;
+    }
+    gate.queue = queue;
+    let before = gate.inputs.len();
+    let joined = join(&mut gate, &call, tensors, &marks, out);
+    let Ok(Some((sources, slice))) = joined else {
+        gate.inputs.truncate(before);
+        return joined.map(|_| Some(call));
+    };
+    for source in &sources {
+        if let Source::Step(at) = source
+            && let Some(step) = gate.steps.get_mut(usize::from(*at))
+        {
+            step.used = true;
+        }
+    }
+    gate.steps.push(Step { call, sources, scope: scope::current(), slice, life: out.life(), used: false });
+    Ok(None)
+}
+
+/// Where the group's next step finds its operands, and its result's memory; `None` if an operand is on the host.
+fn join(
+    gate: &mut Gate<'_>,
+    call: &Call,
+    tensors: &[&Tensor],
+    marks: &[Mark],
+    out: &Tensor,
+) -> Result<Option<(SmallVec<[Source; 4]>, Slice)>> {
+    let mut mark = Mark { group: gate.number, step: None };
+    let mut sources = SmallVec::new();
+    for (k, (t, made)) in tensors.iter().zip(marks).enumerate() {
+        sources.push(match gate.maker(*made) {
+            Some(step) => Source::Step(step),
+            None => {
+                let Some(slice) = t.bind_in(Access::Read, gate, mark)? else { return Ok(None) };
+                let (dtype, layout) = (call.dtypes[k], call.layouts[k + 1].clone());
+                Source::Input(gate.input(Input { slice, dtype, layout }))
+            }
+        });
+    }
+    mark.step = Some(gate.steps.len() as u8);
+    Ok(out.bind_in(Access::Write, gate, mark)?.map(|slice| (sources, slice)))
+}
+
+impl Device {
+    /// Whether chains of elementwise operations run as one kernel on this device: those whose results have at least so many
+    /// bytes. See [`set_fusion`](Self::set_fusion).
+    #[must_use]
+    #[inline]
+    pub fn fusion(&self) -> Option<u64> {
+        let least = self.lanes().fusion.load(Ordering::Relaxed);
+        (least != u64::MAX).then_some(least)
+    }
+
+    /// Lets chains of elementwise operations run as one kernel where each result has at least `least` bytes; `None`: each operation
+    /// runs by itself. Results are the same to the bit, and so is memory.
+    ///
+    /// By default 256 KiB, or what the environment's `FOREBAY_FUSE` says (0 for off); off on the null device.
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// device.set_fusion(Some(0));
+    /// let [a, b, c] = [1.0, 2.0, 3.0].map(|v| Tensor::full(&[1024], v, DType::F32, &device));
+    /// let (a, b, c) = (a?, b?, c?);
+    /// let profiler = Profiler::start(&device)?;
+    /// let y = a.mul(&b)?.add(&c)?.gelu()?;
+    /// let profile = profiler.finish()?;
+    /// assert_eq!(profile.spans.len(), 1);
+    /// assert_eq!(&*profile.spans[0].name, "mul add gelu f32");
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    pub fn set_fusion(&self, least: Option<u64>) {
+        self.lanes().fusion.store(least.unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Launches what waits, behind the gate. An error waits for [`Group::failure`].
+    pub(crate) fn flush(&self, gate: &mut Gate<'_>) {
+        self.flush_leaving(gate, None);
+    }
+
+    fn flush_leaving(&self, gate: &mut Gate<'_>, leaving: Option<u8>) {
+        if gate.is_empty() {
+            return;
+        }
+        if let Err(error) = gate.launch(self, leaving) {
+            gate.failed.get_or_insert(error);
+        }
+        gate.number += 1;
+        self.lanes().group.store(gate.number, Ordering::Release);
+    }
+
+    /// Launches what waits, and says what went wrong with it or before.
+    pub(crate) fn settle(&self) -> Result<()> {
+        self.gate().failure()
+    }
+
+    /// A piece of memory is about to go back to the pool: what waits and uses it is launched first. A result that other steps
+    /// have used, and nobody else wanted, is not made any more.
+    pub(crate) fn leaves(&self, mark: Mark) {
+        let mut gate = Gate::of(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
+        if gate.number != mark.group {
+            return;
+        }
+        let used = |k: u8| gate.steps.get(usize::from(k)).is_some_and(|step| step.used);
+        if !mark.step.is_some_and(used) {
+            self.flush_leaving(&mut gate, mark.step);
+        }
+    }
+}

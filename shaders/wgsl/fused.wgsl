@@ -1,0 +1,163 @@
+{#-
+A chain of elementwise operations in one pass: each step is one of `pointwise`'s in f32, and its result is rounded as if it went
+through memory.
+
+ops: the steps' names, for people · math: files their expressions need
+Of inputs, e0 and on: inputs: their dtypes, f32, f16 or bf16 · strided: 1 where one does not lie as the results do
+Of steps, s0 and on: exprs · outs: dtypes of results, of the same three · written: 1 where a result goes to memory · arities,
+counts: how many operands and numbers an expression has
+Of all steps together: args: the operands' names in the expressions · sources: e0, s0, ...: what they are · numbers: names
+layout: `vec4` (no input is strided; length and offsets are multiples of `width`: 4, or 8 where memory holds 16-bit floats), `each`
+Results lie row-major from element 0. Every thread makes four neighbouring elements (`vec4`: `width`).
+-#}
+{%- import "types" as t -%}
+{%- set lanes = ["x", "y", "z", "w"] -%}
+{%- set halves = ["f16", "bf16"] -%}
+{% for file in math %}
+{% include "math/" ~ file %}
+{% endfor %}
+{{ t.prelude() }}
+alias T = f32;
+struct Params {
+    n: u32,
+    rank: u32,
+    // What compilers do not know to be zero.
+    zero: u32,
+    unused: u32,
+    scalars: array<vec4<u32>, 4>,
+    shape: array<vec4<u32>, 2>,
+    // Of the inputs.
+    offsets: array<vec4<u32>, 2>,
+    strides: array<vec4<u32>, 14>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.bits_function("to_f16", "f16") }}
+{{ t.bits_function("to_bf16", "bf16") }}
+{% for dtype in inputs %}
+{% if layout == "vec4" %}
+@group(0) @binding({{ loop.index0 }}) var<storage, read> e{{ loop.index0 }}_in: array<{{ t.vector(dtype) }}>;
+{% else %}
+{{ t.input(loop.index0, "e" ~ loop.index0 ~ "_in", dtype) }}
+{% endif %}
+{% endfor %}
+{% set at = namespace(binding=inputs | length, arg=0, number=0) %}
+{% for dtype in outs %}
+{% if written[loop.index0] %}
+{% if layout == "vec4" %}
+@group(0) @binding({{ at.binding }}) var<storage, read_write> s{{ loop.index0 }}_out: array<{{ t.vector(dtype) }}>;
+{% else %}
+{{ t.output(at.binding, "s" ~ loop.index0 ~ "_out", dtype, "packed") }}
+{% endif %}
+{% set at.binding = at.binding + 1 %}
+{% endif %}
+{% endfor %}
+
+{% for expr in exprs %}
+{% set k = loop.index0 %}
+fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}{{ args[j] }}: f32{{ ", " if not loop.last }}{% endfor %}) -> f32 {
+    {% for j in range(at.number, at.number + counts[k]) %}
+    let {{ numbers[j] }} = bitcast<f32>(p.scalars[{{ j // 4 }}].{{ lanes[j % 4] }});
+    {% endfor %}
+    let v: f32 = {{ expr }};
+    {% if outs[k] == "f16" %}
+    return unpack2x16float(to_f16_bits(v)).x;
+    {% elif outs[k] == "bf16" %}
+    return bitcast<f32>(to_bf16_bits(v) << 16u);
+    {% else %}
+    // Else a product and the sum of the next step would become one operation, which rounds once.
+    return bitcast<f32>(bitcast<u32>(v) | p.zero);
+    {% endif %}
+}
+{% set at.arg = at.arg + arities[k] %}
+{% set at.number = at.number + counts[k] %}
+{% endfor %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let thread = group_index(group, groups) * 256u + lane;
+    {% if layout == "vec4" %}
+    if thread >= p.n / {{ width }}u { return; }
+    {% for dtype in inputs %}
+    {% set e = "e" ~ loop.index0 %}
+    {% set vectors = 1 if dtype in halves else width // 4 %}
+    let {{ e }}_at = (thread + p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }} / {{ width }}u) * {{ vectors }}u;
+    {% for v in range(vectors) %}
+    let {{ e }}_{{ v }} = {{ e }}_in[{{ e }}_at + {{ v }}u];
+    {% endfor %}
+    {% endfor %}
+    {% for lane in range(width) %}
+    {% set at.arg = 0 %}
+    {% for arity in arities %}
+    let s{{ loop.index0 }}_{{ lane }} = step{{ loop.index0 }}(
+        {%- for source in sources[at.arg:at.arg + arity] -%}
+        {%- if source[0] == "s" -%}{{ source }}_{{ lane }}
+        {%- else -%}{{ t.element(source, inputs[source[1:] | int], lane) }}
+        {%- endif -%}
+        {{ ", " if not loop.last }}
+        {%- endfor -%});
+    {% set at.arg = at.arg + arity %}
+    {% endfor %}
+    {% endfor %}
+    {% for dtype in outs %}
+    {% set s = "s" ~ loop.index0 %}
+    {% if written[loop.index0] %}
+    {% if dtype == "f16" %}
+    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}to_f16_bits({{ s }}_{{ 2 * k }}) | (to_f16_bits({{ s }}_{{ 2 * k + 1 }}) << 16u){{ ", " if not loop.last }}{% endfor %});
+    {% elif dtype == "bf16" %}
+    // They have been rounded.
+    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}(bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u){{ ", " if not loop.last }}{% endfor %});
+    {% else %}
+    {% for v in range(width // 4) %}
+    {{ s }}_out[thread * {{ width // 4 }}u + {{ v }}u] = vec4<f32>({{ s }}_{{ 4 * v }}, {{ s }}_{{ 4 * v + 1 }}, {{ s }}_{{ 4 * v + 2 }}, {{ s }}_{{ 4 * v + 3 }});
+    {% endfor %}
+    {% endif %}
+    {% endif %}
+    {% endfor %}
+    {% else %}
+    let start = thread * 4u;
+    if start >= p.n { return; }
+    {% for flag in written %}
+    {% if flag %}
+    var r{{ loop.index0 }}: array<f32, 4>;
+    {% endif %}
+    {% endfor %}
+    for (var k = 0u; k < 4u; k++) {
+        let i = start + k;
+        if i >= p.n { break; }
+        {% for flag in strided %}
+        var i{{ loop.index0 }} = {{ "" if flag else "i + " }}p.offsets[{{ loop.index0 // 4 }}].{{ lanes[loop.index0 % 4] }};
+        {% endfor %}
+        {% if 1 in strided %}
+        var left = i;
+        for (var d = p.rank; d > 0u; d--) {
+            let axis = d - 1u;
+            let extent = p.shape[axis >> 2u][axis & 3u];
+            let place = left % extent;
+            left = left / extent;
+            {% for flag in strided %}
+            {% if flag %}
+            i{{ loop.index0 }} += place * p.strides[{{ loop.index0 * 2 }}u + (axis >> 2u)][axis & 3u];
+            {% endif %}
+            {% endfor %}
+        }
+        {% endif %}
+        {% for dtype in inputs %}
+        let e{{ loop.index0 }} = e{{ loop.index0 }}_in_at(i{{ loop.index0 }});
+        {% endfor %}
+        {% set at.arg = 0 %}
+        {% for arity in arities %}
+        let s{{ loop.index0 }} = step{{ loop.index0 }}({{ sources[at.arg:at.arg + arity] | join(", ") }});
+        {% if written[loop.index0] %}
+        r{{ loop.index0 }}[k] = s{{ loop.index0 }};
+        {% endif %}
+        {% set at.arg = at.arg + arity %}
+        {% endfor %}
+    }
+    {% for flag in written %}
+    {% if flag %}
+    s{{ loop.index0 }}_out_put4(start, r{{ loop.index0 }}, p.n);
+    {% endif %}
+    {% endfor %}
+    {% endif %}
+}

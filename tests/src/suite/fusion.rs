@@ -1,0 +1,308 @@
+//! Chains of elementwise operations as one kernel: the bits and the memory of one kernel each, and all that can come between.
+
+use std::thread;
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::memory::Config;
+use forebay::profile::Profiler;
+use forebay::stream::Stream;
+use forebay::tensor::Tensor;
+
+use super::host::{Numbers, same_bits};
+use super::{skip, tests};
+
+tests![
+    chains_have_the_bits_of_single_kernels,
+    products_and_sums_round_twice,
+    gradients_of_chains_have_the_same_bits,
+    a_chain_is_one_kernel_with_its_operations_names,
+    what_nobody_wants_is_not_written_and_what_somebody_wants_is,
+    what_comes_between_finds_what_was_asked_before,
+    chains_take_the_memory_of_single_kernels,
+    threads_and_streams_see_each_other_s_chains,
+    long_chains_and_many_inputs_are_cut,
+];
+
+/// Another device over the same card, which fuses from `least` bytes on.
+fn other(device: &Device, least: Option<u64>) -> Device {
+    let other = Device::with_config(device.backend().clone(), Config::default());
+    other.set_fusion(least);
+    other
+}
+
+fn both(device: &Device) -> [Device; 2] {
+    [other(device, None), other(device, Some(0))]
+}
+
+fn same(a: &[Tensor], b: &[Tensor]) -> Result<()> {
+    ensure!(a.len() == b.len(), "{} results, and {}", a.len(), b.len());
+    for (k, (a, b)) in a.iter().zip(b).enumerate() {
+        same_bits(a, b).with_context(|| format!("result {k}: {} {:?}", a.dtype(), a.shape()))?;
+    }
+    Ok(())
+}
+
+/// Numbers around zero, some of them special.
+fn values(n: usize, numbers: &mut Numbers) -> Vec<f32> {
+    let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1e-30, 65519.9, -3e38];
+    (0..n)
+        .map(|k| match numbers.below(50) {
+            0 => special[k % special.len()],
+            _ => (numbers.below(2000) as f32 - 1000.0) / 313.0,
+        })
+        .collect()
+}
+
+fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(7);
+    let types = [DType::F32, DType::BF16, DType::F16];
+    // A few kernels: what varies most are the lengths and the layouts.
+    for (round, n) in [1usize, 5, 8, 31, 64, 1000].into_iter().enumerate() {
+        let dtype = types[round % 3];
+        let data: Vec<Vec<f32>> = (0..4).map(|_| values(4 * n, &mut numbers)).collect();
+        let steps: Vec<usize> = (0..4).map(|_| numbers.below(6)).collect();
+        let layout = numbers.below(4);
+        let chain = |device: &Device| -> Result<Vec<Tensor>> {
+            let part = |k: usize, dtype: DType| -> Result<Tensor> {
+                Ok(Tensor::from_slice(&data[k], &[4, n], device)?.to_dtype(dtype)?)
+            };
+            let (x, y) = (part(0, dtype)?, part(1, types[(round + 1) % 3])?);
+            let z = match layout {
+                0 => part(2, dtype)?,
+                1 => part(2, dtype)?.narrow(0, 1, 1)?,
+                2 => part(2, dtype)?.reshape([n, 4])?.t()?,
+                _ => part(2, DType::F32)?.narrow(1, n - 1, 1)?,
+            };
+            let mut out = vec![x.mul(&y)?];
+            for &step in &steps {
+                let last = &out[out.len() - 1];
+                let next = match step {
+                    0 => last.add(&z)?,
+                    1 => last.mul(0.37)?.sub(&x)?,
+                    2 => last.tanh()?,
+                    3 => z.maximum(last)?,
+                    4 => last.to_dtype(types[round % 2])?,
+                    _ => last.neg()?.add(1.5)?,
+                };
+                out.push(next);
+            }
+            out.push(out[out.len() - 1].add(&z)?);
+            // Some are gone when the chain runs.
+            out.remove(1);
+            Ok(out)
+        };
+        let [alone, fused] = both(device);
+        same(&chain(&alone)?, &chain(&fused)?)
+            .with_context(|| format!("{dtype} [4, {n}] layout {layout} steps {steps:?}"))?;
+    }
+    Ok(())
+}
+
+fn products_and_sums_round_twice(device: &Device) -> Result<()> {
+    // (1 + e)(1 - e) - 1 is 0 if the product is rounded, and -e² if it is not.
+    let e = f32::EPSILON;
+    let data = [[1.0 + e; 8], [1.0 - e; 8], [-1.0; 8]];
+    let device = other(device, Some(0));
+    let [a, b, c] = data.map(|d| Tensor::from_slice(&d, &[8], &device));
+    let sum = a?.mul(&b?)?.add(&c?)?;
+    ensure!(sum.to_vec::<f32>()? == [0.0; 8], "{:?}", sum.to_vec::<f32>()?);
+    Ok(())
+}
+
+fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(3);
+    let data: Vec<Vec<f32>> =
+        (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
+    let run = |device: &Device| -> Result<Vec<Tensor>> {
+        let leaf = |k: usize, rows: usize| -> Result<Tensor> {
+            Ok(Tensor::from_slice(&data[k][..rows * 12], &[rows, 12], device)?.requires_grad_()?)
+        };
+        let (a, b, c) = (leaf(0, 8)?, leaf(1, 8)?, leaf(2, 1)?);
+        let y = a.mul(&b)?.add(&c)?.gelu()?.mul(&a)?.sigmoid()?;
+        y.sum_all()?.backward()?;
+        let grad = |t: &Tensor| t.grad().context("no gradient");
+        Ok(vec![y.detach(), grad(&a)?, grad(&b)?, grad(&c)?])
+    };
+    let [alone, fused] = both(device);
+    same(&run(&alone)?, &run(&fused)?)
+}
+
+/// The names of the kernels of `run`.
+fn names(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
+    let profiler = Profiler::start(device)?;
+    run()?;
+    Ok(profiler.finish()?.spans.iter().map(|span| span.name.to_string()).collect())
+}
+
+fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()> {
+    let device = other(device, Some(1 << 12));
+    for (n, fused) in [(1 << 10, true), (1 << 9, false)] {
+        let x = Tensor::ones(&[n], DType::F32, &device)?;
+        let ran = names(&device, || Ok(drop(x.mul(&x)?.add(&x)?.gelu()?)))?;
+        match fused {
+            true => ensure!(ran == ["mul add gelu f32"], "{ran:?}"),
+            false => ensure!(ran.len() == 3, "{ran:?}"),
+        }
+    }
+    // One step is the kernel that there is anyway.
+    let x = Tensor::ones(&[1 << 10], DType::F32, &device)?;
+    let alone = names(&device, || Ok(drop(x.exp()?)))?;
+    device.set_fusion(None);
+    ensure!(alone == names(&device, || Ok(drop(x.exp()?)))?, "{alone:?}");
+    Ok(())
+}
+
+fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) -> Result<()> {
+    let device = other(device, Some(0));
+    let n = 1 << 10;
+    let x = Tensor::full(&[n], 3.0, DType::F32, &device)?;
+    let bytes = |run: &dyn Fn() -> Result<()>| -> Result<u64> {
+        let profiler = Profiler::start(&device)?;
+        run()?;
+        Ok(profiler.finish()?.spans.iter().map(|span| span.bytes).sum())
+    };
+    let one = 4 * n as u64;
+    let dropped = bytes(&|| {
+        let z = x.mul(2.0)?.add(&x)?;
+        Ok(drop(z))
+    })?;
+    ensure!(dropped == 2 * one, "{dropped} bytes for a read and a write of {one}");
+    let kept = bytes(&|| {
+        let y = x.mul(2.0)?;
+        let z = y.add(&x)?;
+        ensure!(z.to_vec::<f32>()? == vec![9.0; n] && y.to_vec::<f32>()? == vec![6.0; n], "wrong");
+        Ok(())
+    })?;
+    // Three of the chain's, and both are read.
+    ensure!(kept == 5 * one, "{kept} bytes, not 5 of {one}");
+    Ok(())
+}
+
+fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()> {
+    let device = other(device, Some(0));
+    let n = 64;
+    let full = |v: f64| Tensor::full(&[n], v, DType::F32, &device);
+    let is = |t: &Tensor, v: f32| -> Result<()> {
+        let found = t.to_vec::<f32>()?;
+        ensure!(found.iter().all(|x| *x == v), "{v} expected, got {:?}", &found[..4]);
+        Ok(())
+    };
+    // What a chain reads changes afterwards.
+    let x = full(2.0)?;
+    let y = x.mul(3.0)?.add(1.0)?;
+    x.add_(5.0)?;
+    let z = x.mul(&y)?;
+    x.mul_(0.0)?;
+    is(&y, 7.0)?;
+    is(&z, 49.0)?;
+    // It is freed, and its memory written by another.
+    for k in 0..20 {
+        let v = f64::from(k);
+        let x = full(v)?;
+        let y = x.add(1.0)?;
+        drop(x);
+        let other = full(-7.0)?;
+        let z = y.mul(2.0)?.add(&other)?;
+        drop(y);
+        let again = full(100.0)?;
+        is(&z, 2.0 * (v as f32 + 1.0) - 7.0)?;
+        is(&again, 100.0)?;
+    }
+    // A view of a result, a reduction, a product and a copy of it.
+    let x = full(1.0)?.add(1.0)?;
+    is(&x.reshape([8, 8])?.t()?.mul(2.0)?.reshape([n])?, 4.0)?;
+    let x = full(1.0)?.mul(0.5)?;
+    ensure!(x.add(&x)?.sum_all()?.item()? == n as f64, "the sum");
+    let m = full(1.0)?.mul(2.0)?.reshape([8, 8])?;
+    is(&m.matmul(&m)?.add(1.0)?.reshape([n])?, 33.0)?;
+    let copy = m.add(1.0)?.copy()?;
+    m.mul_(0.0)?;
+    is(&copy.reshape([n])?, 3.0)?;
+    // The same memory through another view, while its writer waits.
+    let x = full(1.0)?;
+    let y = x.add(1.0)?;
+    let z = y.add(&y.narrow(0, 0, 1)?)?;
+    is(&z, 4.0)?;
+    is(&y, 2.0)?;
+    Ok(())
+}
+
+fn chains_take_the_memory_of_single_kernels(device: &Device) -> Result<()> {
+    let run = |device: &Device| -> Result<(u64, u64, u64)> {
+        let x = Tensor::ones(&[300, 1000], DType::F32, device)?.requires_grad_()?;
+        for k in 0..3 {
+            let mut y = x.mul(2.0)?.add(f64::from(k))?.tanh()?;
+            y = y.sub(&x)?;
+            let half = y.to_dtype(DType::BF16)?.mul(0.5)?;
+            half.sum_all()?.backward()?;
+        }
+        device.synchronize()?;
+        let stats = device.memory();
+        Ok((stats.peak_allocated(), stats.peak_reserved(), stats.allocated()))
+    };
+    let [alone, fused] = both(device);
+    let (a, b) = (run(&alone)?, run(&fused)?);
+    ensure!(a == b, "{a:?} bytes alone, {b:?} fused");
+    Ok(())
+}
+
+fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
+    let device = other(device, Some(0));
+    let n = 4096;
+    let x = Tensor::full(&[n], 1.0, DType::F32, &device)?;
+    let work = |from: f32| -> Result<()> {
+        let stream = Stream::new(&device);
+        let mut last = x.mul(f64::from(from))?;
+        for k in 0..24 {
+            let _on = (k % 3 == 0).then(|| stream.enter());
+            let next = last.add(&x)?.sub(0.5)?;
+            if k % 4 == 1 {
+                next.add_(0.25)?;
+            }
+            last = next;
+        }
+        let expected = from + 24.0 * 0.5 + 6.0 * 0.25;
+        let found = last.to_vec::<f32>()?;
+        ensure!(found.iter().all(|v| *v == expected), "{expected} expected, got {:?}", &found[..4]);
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let work = &work;
+        let all: Vec<_> = (0..4u8).map(|k| scope.spawn(move || work(f32::from(k)))).collect();
+        all.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
+    })?;
+    // A result of a chain that another thread reads.
+    let y = x.add(1.0)?.mul(2.0)?;
+    let read = thread::scope(|scope| scope.spawn(|| y.mul(0.5)?.to_vec::<f32>()).join());
+    let read = read.map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+    ensure!(read.iter().all(|v| *v == 2.0), "{:?}", &read[..4]);
+    if !device.backend().reaches_host() {
+        return skip("the device reaches no memory of the host: nothing is offloaded");
+    }
+    let y = x.add(1.0)?;
+    x.offload_()?;
+    ensure!(y.mul(&x)?.to_vec::<f32>()? == vec![2.0; n], "an input left");
+    Ok(())
+}
+
+fn long_chains_and_many_inputs_are_cut(device: &Device) -> Result<()> {
+    let [alone, fused] = both(device);
+    let run = |device: &Device| -> Result<Vec<Tensor>> {
+        let x = Tensor::full(&[40], 1.25, DType::F32, device)?;
+        let inputs = (0..10)
+            .map(|k| Tensor::full(&[40], f64::from(k), DType::F32, device))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut y = x.clone();
+        for k in 0..40 {
+            y = y.mul(0.99)?.add(f64::from(k))?;
+        }
+        let mut all = vec![y];
+        for input in &inputs {
+            all.push(all[all.len() - 1].add(input)?);
+        }
+        Ok(all)
+    };
+    same(&run(&alone)?, &run(&fused)?)
+}
