@@ -16,7 +16,7 @@ const PROGRAMS: [&str; 10] = [
     "forebay-bench",
     "examples/train_images",
     "examples/train_text",
-    "examples/train_gpt",
+    "train_gpt",
     "examples/dry_run",
     "examples/fragmentation",
     "examples/memory_questions",

@@ -1,6 +1,6 @@
 //! Trains GPT-2 on a text, from scratch or from published weights, and lets it write.
 //!
-//! `cargo run --release --example train_gpt -- --help`. Without arguments: GPT-2 124M on Shakespeare's plays, in bf16; on a
+//! `cargo run --release -p train_gpt -- --help`. Without arguments: GPT-2 124M on Shakespeare's plays, in bf16; on a
 //! program that plays a GPU a tiny model, which writes lines of a play after a minute or two. Tokens are pieces of words here;
 //! `train_text` is the smaller program, whose tokens are characters.
 
