@@ -7,7 +7,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{Attention, CrossEntropy};
-use crate::plan::segment;
+use crate::plan::{is_planned, segment};
 use crate::tensor::Tensor;
 
 /// The sizes of a [`Gpt`].
@@ -154,10 +154,20 @@ impl GptBlock {
     /// # Errors
     /// `x` has another shape; memory runs out.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (x, added) = self.open(x, None)?;
+        self.scope.run(|| x.add(&added))
+    }
+
+    /// The two whose sum is the block's output. `added` is what is still to be added to `x`: norms do it on their way.
+    fn open(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
-            let seen = self.attn.forward(&self.ln_1.forward(x)?)?;
-            let (x, normed) = self.ln_2.forward_add(&seen, x)?;
-            x.add(&self.mlp.forward(&normed)?)
+            let (x, normed) = match added {
+                Some(added) => self.ln_1.forward_add(added, x)?,
+                None => (x.clone(), self.ln_1.forward(x)?),
+            };
+            let seen = self.attn.forward(&normed)?;
+            let (x, normed) = self.ln_2.forward_add(&seen, &x)?;
+            Ok((x, self.mlp.forward(&normed)?))
         })
     }
 }
@@ -272,6 +282,18 @@ impl Gpt {
             self.wte.forward(text)?.add(&positions)
         });
         let mut x = x?;
+        if !is_planned() {
+            let mut added = None;
+            for block in &self.h {
+                let (sum, more) = block.open(&x, added.as_ref())?;
+                (x, added) = (sum, Some(more));
+            }
+            return match added {
+                Some(added) => Ok(self.ln_f.forward_add(&added, &x)?.1),
+                None => self.ln_f.forward(&x),
+            };
+        }
+        // What is computed again keeps one tensor a block.
         for block in &self.h {
             let block = Arc::clone(block);
             x = segment(&[&x], move |x| block.forward(&x[0]))?;

@@ -31,4 +31,5 @@ mod segment;
 pub use budget::{Budget, Choice, Estimate, Plan};
 pub use dry_run::{DryRun, Peak, dry_run};
 pub use profile::CARDS;
+pub(crate) use segment::is_planned;
 pub use segment::{Saved, Segments, segment};

@@ -162,6 +162,11 @@ pub fn segment(
     Ok(out)
 }
 
+/// Whether a plan decides here what becomes of segments.
+pub(crate) fn is_planned() -> bool {
+    autograd::is_enabled() && PASS.with_borrow(Option::is_some)
+}
+
 /// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
 fn settle() {
     let leaving = PASS.with_borrow_mut(|pass| pass.as_mut().and_then(|p| p.leaving.take()));

@@ -95,11 +95,11 @@ impl Progress {
 
     /// When there is something to tell.
     pub(super) fn tell(&mut self, step: u64, status: &Status<'_>) {
-        let rate = (step - self.first) as f64 / self.since.elapsed().as_secs_f64().max(1e-9);
         let now = (step, Instant::now());
         let last = self.looks.map_or((self.first, self.since), |[_, last]| last);
         self.looks = Some([self.looks.map_or(now, |[first, _]| first), now]);
-        let tokens = self.tokens.map(|tokens| tokens.line(per_second(last, now))).unwrap_or_default();
+        let rate = per_second(last, now);
+        let tokens = self.tokens.map(|tokens| tokens.line(rate)).unwrap_or_default();
         let line = status.line(rate, &tokens);
         #[cfg(feature = "train")]
         if let Some(shown) = &mut self.shown {
