@@ -30,10 +30,18 @@ struct Training {
 }
 
 impl Training {
-    fn new(sizes: &GptOptions, batch: usize, low: Option<DType>, device: &Device) -> Result<Self> {
+    fn new(
+        sizes: &GptOptions,
+        batch: usize,
+        (low, copies): (Option<DType>, bool),
+        device: &Device,
+    ) -> Result<Self> {
         device.manual_seed(1);
         let net = Gpt::new(sizes, device)?;
-        let optimizer = AdamW::new(net.parameters(), 3e-4).betas((0.9, 0.95)).weight_decay(0.1);
+        let optimizer = AdamW::new(net.parameters(), 3e-4)
+            .betas((0.9, 0.95))
+            .weight_decay(0.1)
+            .low_precision_copies(copies);
         let shape = [batch, sizes.context];
         let text = || Tensor::randint(0, sizes.vocabulary as i64, &shape, DType::I32, device);
         Ok(Self { text: text()?, next: text()?, net, optimizer, low })
@@ -66,11 +74,10 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
     {
         // A pool of its own: the peak is this way's.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
-        let choice = Choice::new(batch, 1);
-        let choice = if again { choice.recompute(vec![true; sizes.layers]) } else { choice };
-        let _segments = choice.segments();
+        let choice = Choice::new(batch, 1).recompute(vec![true; sizes.layers]);
+        let _segments = again.then(|| choice.segments());
         let start = Instant::now();
-        let mut training = Training::new(&sizes, batch, low, device)?;
+        let mut training = Training::new(&sizes, batch, (low, !again), device)?;
         let first_loss = training.step()?.item()?;
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
         for _ in 0..WARM_UP.min(steps) {

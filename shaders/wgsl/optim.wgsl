@@ -5,6 +5,7 @@ algorithm: `sgd`, `adam`, `rmsprop`, with their flags · states: numbers kept fo
 dtypes: of the parameters, and of their gradients · modes: `vec4` (f32, length and offsets multiples of 4), `packed`,
 `scattered`, one for each parameter
 counted: the device counts the steps, as the host does not know which were made · skip: one word says not to make this one
+copies: the 16-bit type in which a parameter is written once more, "" for none; the list is empty where there are none
 A thread makes four neighbouring elements. Each state of a parameter is padded to whole vec4s; padding stays padding.
 -#}
 {%- import "types" as t -%}
@@ -58,6 +59,18 @@ struct Params {
 {% else %}
 {{ t.output(first + 2 * k, "w" ~ k, dtype, modes[k]) }}
 {{ t.input(first + 2 * k + 1, "g" ~ k, dtype) }}
+{% endif %}
+{% endfor %}
+
+{% set last = namespace(at = first + 2 * (dtypes | length)) %}
+{% for copy in copies %}
+{% if copy %}
+{% if modes[loop.index0] == "vec4" %}
+{{ t.quads_output(last.at, "l" ~ loop.index0, copy) }}
+{% else %}
+{{ t.output(last.at, "l" ~ loop.index0, copy, "packed") }}
+{% endif %}
+{% set last.at = last.at + 1 %}
 {% endif %}
 {% endfor %}
 
@@ -141,16 +154,20 @@ fn update(item: Item, at: vec2<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
 
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
+{% set copy = copies[k] if copies else "" %}
 fn step{{ k }}(item: Item, q: u32) {
     {% if counted %}
     let made = counts[item.count];
     {% if skip %}
-    if (flags[item.flag] & 0x7fffffffu) != 0u {
-        if q == 0u { counts[item.count ^ 1u] = made; }
-        return;
-    }
+    let skipped = (flags[item.flag] & 0x7fffffffu) != 0u;
+    {% else %}
+    let skipped = false;
     {% endif %}
-    if q == 0u { counts[item.count ^ 1u] = made + 1.0; }
+    if q == 0u { counts[item.count ^ 1u] = made + select(1.0, 0.0, skipped); }
+    // A copy is new, even of what stays as it was.
+    {% if not copy %}
+    if skipped { return; }
+    {% endif %}
     let at = at_step(made + 1.0);
     {% else %}
     let at = vec2<f32>(item.x, item.y);
@@ -159,7 +176,16 @@ fn step{{ k }}(item: Item, q: u32) {
     if start >= item.n { return; }
     {% if modes[k] == "vec4" %}
     let quad = item.param / 4u + q;
-    w{{ k }}[quad] = update(item, at, q, w{{ k }}[quad], g{{ k }}[item.grad / 4u + q]);
+    var w = w{{ k }}[quad];
+    {% if counted and copy %}
+    if !skipped { w = update(item, at, q, w, g{{ k }}[item.grad / 4u + q]); }
+    {% else %}
+    w = update(item, at, q, w, g{{ k }}[item.grad / 4u + q]);
+    {% endif %}
+    w{{ k }}[quad] = w;
+    {% if copy %}
+    l{{ k }}_put_quad(q, w);
+    {% endif %}
     {% else %}
     var w: vec4<f32>;
     var g: vec4<f32>;
@@ -168,7 +194,14 @@ fn step{{ k }}(item: Item, q: u32) {
         w[i] = w{{ k }}_at(item.param + start + i);
         g[i] = g{{ k }}_at(item.grad + start + i);
     }
+    {% if counted and copy %}
+    if !skipped { w = update(item, at, q, w, g); }
+    {% else %}
     w = update(item, at, q, w, g);
+    {% endif %}
+    {% if copy %}
+    l{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
+    {% endif %}
     {% if modes[k] == "packed" %}
     w{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
     {% else %}

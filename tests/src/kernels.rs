@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use forebay::amp::GradScaler;
+use forebay::amp::{GradScaler, autocast};
 use forebay::backend::null::{Compiled, NullBackend, Profile};
 use forebay::backend::{Backend, Features};
 use forebay::device::Device;
@@ -186,12 +186,32 @@ fn train(device: &Device) -> Result<()> {
         // The device goes on counting.
         optimizer.step()?;
     }
+    copies(device)?;
     // Gradients of f16 are refused.
     let mut optimizer = Sgd::new(parameters[..4].to_vec(), 0.1);
     let mut scaler = GradScaler::new();
     scaler.scale(&skip)?;
     scaler.step(&mut optimizer)?;
     Ok(scaler.update()?)
+}
+
+/// Steps that write 16-bit copies of parameters.
+fn copies(device: &Device) -> Result<()> {
+    for low in [DType::BF16, DType::F16] {
+        let mut weights = Vec::new();
+        for size in [4, 3] {
+            let weight = Tensor::zeros(&[1, size], DType::F32, device)?.requires_grad_()?;
+            let _autocast = autocast(low)?;
+            Tensor::zeros(&[1, size], DType::F32, device)?.linear(&weight, None)?;
+            weight.set_grad(Some(weight.ones_like()?));
+            weights.push(weight);
+        }
+        let mut optimizer = AdamW::new(weights, 0.1).low_precision_copies(true);
+        optimizer.step()?;
+        optimizer.step_unless(&Tensor::zeros(&[], DType::F32, device)?)?;
+        optimizer.step()?;
+    }
+    Ok(())
 }
 
 /// A case and its gradients, on dense and on strided inputs.

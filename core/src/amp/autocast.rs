@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
+use super::copies;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -304,6 +305,9 @@ impl Cast {
             return Ok(plain);
         }
         let Some(leaf) = autograd::leaf_id(t) else { return plain.to_dtype(self.to) };
+        if let Some(kept) = copies::of(t, self.to) {
+            return Ok(kept);
+        }
         let key = (leaf, self.to);
         if let Some(known) = CASTS.with_borrow(|casts| casts.get(&key).cloned()) {
             return Ok(known);

@@ -16,6 +16,7 @@
 //! ```
 
 mod autocast;
+pub(crate) mod copies;
 mod scaler;
 
 pub use autocast::{

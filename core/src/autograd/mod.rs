@@ -10,12 +10,13 @@ use std::collections::BinaryHeap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::amp;
+use crate::amp::copies::Copy;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
@@ -88,6 +89,7 @@ pub(crate) enum Meta {
 pub(crate) struct Leaf {
     id: u64,
     grad: Mutex<Option<Tensor>>,
+    copy: Mutex<Copy>,
 }
 
 /// One operation on the tape.
@@ -209,6 +211,14 @@ pub fn wanted(inputs: &[&Tensor]) -> bool {
 pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
     match t.meta() {
         Some(Meta::Leaf(leaf)) => Some(leaf.id),
+        _ => None,
+    }
+}
+
+/// What a leaf has of a 16-bit copy; `None` for other tensors.
+pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
+    match t.meta() {
+        Some(Meta::Leaf(leaf)) => Some(lock(&leaf.copy)),
         _ => None,
     }
 }
@@ -407,7 +417,7 @@ pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
 
 impl Leaf {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { id: next_id(), grad: Mutex::new(None) })
+        Arc::new(Self { id: next_id(), grad: Mutex::default(), copy: Mutex::default() })
     }
 
     fn add(&self, grad: Tensor) -> Result<()> {

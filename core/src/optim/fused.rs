@@ -50,6 +50,8 @@ pub(super) struct Fused {
     groups: Vec<Group>,
     /// Whether the state is on the host between steps.
     away: bool,
+    /// Whether 16-bit copies of parameters are written too.
+    copies: bool,
 }
 
 /// Parameters that are stepped by one launch.
@@ -115,7 +117,7 @@ impl Fused {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> =
             parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new(), away: false }
+        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new(), away: false, copies: false }
     }
 
     pub(super) fn parameters(&self) -> &[Tensor] {
@@ -125,6 +127,11 @@ impl Fused {
     /// Sends the state to the host, or brings it back, with the next step.
     pub(super) fn offload(&mut self, on: bool) {
         self.away = on;
+    }
+
+    /// Writes 16-bit copies of the parameters that autocast casts, or no more. Before the first step.
+    pub(super) fn copies(&mut self, on: bool) {
+        self.copies = on;
     }
 
     /// Groups the parameters and allocates their state, once.
@@ -145,7 +152,7 @@ impl Fused {
                 ));
             }
             let size = states * p.numel().next_multiple_of(4);
-            let most = per_launch(p.device(), 2, usize::from(states > 0));
+            let most = per_launch(p.device(), each(self.copies), usize::from(states > 0));
             // A binding's bytes, and a tensor's elements.
             let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
             // Each kind has a group that still takes members.
@@ -200,13 +207,21 @@ impl Fused {
             self.count_on_device()?;
         }
         // All that takes memory comes first: a step that runs out of it has changed nothing.
-        let grads: Vec<Grads> =
-            self.groups.iter().map(|group| grads(group, &self.parameters)).collect::<Result<_>>()?;
+        let grads: Vec<Grads> = self
+            .groups
+            .iter()
+            .map(|group| grads(group, &self.parameters, self.copies))
+            .collect::<Result<_>>()?;
         let mut room = Room::new(&self.groups, self.away)?;
         for (at, grads) in grads.iter().enumerate() {
             room.enter(&self.groups, at)?;
             room.enter(&self.groups, at + 1)?;
             launch_group(rule, &self.groups[at], grads, skip, &self.parameters, &mut self.steps)?;
+            for grad in grads {
+                if let Some(copy) = &grad.copy {
+                    amp::copies::keep(&self.parameters[self.groups[at].members[grad.member]], copy.clone());
+                }
+            }
             room.leave(&self.groups, at);
         }
         Ok(())
@@ -333,11 +348,23 @@ fn largest(groups: &[Group]) -> usize {
     groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
-/// Members of a group, and their gradients.
-type Grads = SmallVec<[(usize, Tensor); ITEMS]>;
+/// What steps a member of a group.
+struct Grad {
+    member: usize,
+    grad: Tensor,
+    /// Where its 16-bit copy goes.
+    copy: Option<Tensor>,
+}
+
+type Grads = SmallVec<[Grad; ITEMS]>;
+
+/// Bindings of a parameter: it, its gradient, and its copy.
+fn each(copies: bool) -> usize {
+    2 + usize::from(copies)
+}
 
 /// The gradients of those members of a group that have any.
-fn grads(group: &Group, parameters: &[Tensor]) -> Result<Grads> {
+fn grads(group: &Group, parameters: &[Tensor], copies: bool) -> Result<Grads> {
     let mut grads = Grads::new();
     for (member, &k) in group.members.iter().enumerate() {
         let p = &parameters[k];
@@ -347,7 +374,8 @@ fn grads(group: &Group, parameters: &[Tensor]) -> Result<Grads> {
             return Err(Error::shape("step", rule, &[grad.shape(), p.shape()]));
         }
         if p.numel() > 0 {
-            grads.push((member, grad.contiguous()?));
+            let copy = if copies { amp::copies::room(p)? } else { None };
+            grads.push(Grad { member, grad: grad.contiguous()?, copy });
         }
     }
     Ok(grads)
@@ -376,17 +404,20 @@ fn launch_group(
 ) -> Result<()> {
     let states = rule.states().len();
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.counts).chain(skip).collect();
-    let most = per_launch(parameters[group.members[0]].device(), 2, shared.len());
+    let copies = grads.iter().any(|grad| grad.copy.is_some());
+    let most = per_launch(parameters[group.members[0]].device(), each(copies), shared.len());
     for grads in grads.chunks(most) {
         let mut dtypes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
-        let mut tensors: SmallVec<[&Tensor; 2 * ITEMS + 3]> = SmallVec::from_slice(&shared);
+        // Of the copies, where there are any.
+        let mut copied: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
+        let mut tensors: SmallVec<[&Tensor; 3 * ITEMS + 3]> = SmallVec::from_slice(&shared);
         let mut params = Params::new();
         for c in rule.constants(rule.decays(&parameters[group.members[0]])) {
             params = params.f32(c as f32);
         }
         let mut groups = 0;
-        for (member, grad) in grads {
+        for Grad { member, grad, copy } in grads {
             let k = group.members[*member];
             let p = &parameters[k];
             let n = p.numel();
@@ -408,16 +439,21 @@ fn launch_group(
             groups += n.div_ceil(CHUNK);
             dtypes.push(p.dtype().name());
             modes.push(mode(p, Some(grad)));
+            if copies {
+                copied.push(copy.as_ref().map_or("", |copy| copy.dtype().name()));
+            }
             tensors.push(p);
             tensors.push(grad);
         }
+        tensors.extend(grads.iter().filter_map(|grad| grad.copy.as_ref()));
         let spec = rule
             .kernel()
             .def("states", states)
             .def("counted", group.counts.is_some())
             .def("skip", skip.is_some())
             .def("dtypes", &dtypes[..])
-            .def("modes", &modes[..]);
+            .def("modes", &modes[..])
+            .def("copies", &copied[..]);
         launch::launch(&spec, &tensors, params, groups)?;
     }
     Ok(())

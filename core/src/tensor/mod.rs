@@ -175,6 +175,11 @@ impl Tensor {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
+    /// How often its memory was written: the same number, the same contents.
+    pub(crate) fn version(&self) -> u64 {
+        self.inner.storage.version()
+    }
+
     /// Whether it is the same memory, seen in the same way.
     pub(crate) fn is_same(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)

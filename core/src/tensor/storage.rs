@@ -25,6 +25,8 @@ struct State {
     seen: u64,
     /// What it is to operations that wait to be launched together.
     mark: Mark,
+    /// How often it was bound to be written.
+    version: u64,
 }
 
 /// Where the contents are.
@@ -85,12 +87,23 @@ impl Storage {
         Ok(Self {
             device: device.clone(),
             bytes,
-            state: Mutex::new(State { place: Place::Here(block), uses, seen, mark: Mark::default() }),
+            state: Mutex::new(State {
+                place: Place::Here(block),
+                uses,
+                seen,
+                mark: Mark::default(),
+                version: 0,
+            }),
         })
     }
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// How often it was written: the same number, the same contents.
+    pub(super) fn version(&self) -> u64 {
+        self.lock().version
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -105,6 +118,7 @@ impl Storage {
         if access == Access::Write {
             // What the host has is not the same any more.
             state.place = Place::Here(block);
+            state.version += 1;
         }
         if self.device.streams() {
             self.device.order(gate, &mut state.uses, access, self.device.queue())?;
@@ -235,7 +249,13 @@ impl Storage {
             device.mark(&gate, back)
         })();
         copied.inspect_err(|_| free(device, device.pool(), block, &uses))?;
-        *state = State { place: Place::Here(block), uses, seen: now, mark: Mark::default() };
+        *state = State {
+            place: Place::Here(block),
+            uses,
+            seen: now,
+            mark: Mark::default(),
+            version: state.version,
+        };
         Ok(())
     }
 

@@ -139,14 +139,17 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
         let _autocast = precision.map(autocast).transpose()?;
         mean_loss(net, &valid, |x, y| net.loss(x, y))
     };
-    let mut trainer = Trainer::new(net, optimizer(net, lr, options.weight_decay))
-        .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
-        .clip_grad_norm(options.clip)
-        .accumulate(options.accumulate)
-        .steps(steps)
-        .tokens(run.tokens, net.flops_per_token(length))
-        .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)
-        .checkpoint(&checkpoint, options.checkpoint_every);
+    // Two bytes a parameter for a twentieth of the time: not where memory is what is missing.
+    let copies = options.budget.is_none() && !options.recompute;
+    let mut trainer =
+        Trainer::new(net, optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
+            .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
+            .clip_grad_norm(options.clip)
+            .accumulate(options.accumulate)
+            .steps(steps)
+            .tokens(run.tokens, net.flops_per_token(length))
+            .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)
+            .checkpoint(&checkpoint, options.checkpoint_every);
     if let Some(plan) = &plan {
         println!("{plan}");
         trainer = trainer.plan(plan);

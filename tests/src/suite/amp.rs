@@ -8,7 +8,7 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
 use forebay::ops::{Attention, Reduction, cat, einsum};
-use forebay::optim::{Optimizer, Sgd};
+use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
 use forebay::tensor::Tensor;
 
 use super::host::{close, same_bits};
@@ -25,6 +25,8 @@ tests![
     a_loss_of_halves_is_that_of_their_casts,
     a_checkpoint_runs_again_under_its_autocast,
     memory_of_casts_is_given_back,
+    copies_of_an_optimiser_are_the_casts,
+    a_graph_keeps_the_copy_that_it_took,
 ];
 
 const LOW: [DType; 2] = [DType::F16, DType::BF16];
@@ -438,4 +440,96 @@ fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
     ensure!(kept < 2 * 64 * 64, "{kept} bytes are kept: the cast of a checkpointed weight");
     drop(y);
     Ok(())
+}
+
+/// Two layers, of extents that fill vectors and that do not.
+fn layers(device: &Device) -> Result<[Linear; 2]> {
+    device.manual_seed(3);
+    Ok([Linear::new(8, 12, device)?, Linear::new(12, 5, device)?])
+}
+
+fn loss_of(layers: &[Linear; 2], x: &Tensor, low: DType) -> CoreResult<Tensor> {
+    let _autocast = autocast(low)?;
+    layers[1].forward(&layers[0].forward(x)?.relu()?)?.to_dtype(DType::F32)?.square()?.mean_all()
+}
+
+/// Some steps of which one is skipped, and after one of which a weight is changed by hand; the losses and parameters.
+fn steps(
+    optimizer: &mut dyn Optimizer,
+    layers: &[Linear; 2],
+    low: DType,
+    skips: bool,
+) -> Result<Vec<Tensor>> {
+    let device = layers[0].weight.device();
+    let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.sin()?.reshape([4, 8])?;
+    let mut seen = Vec::new();
+    for k in 0..5 {
+        let loss = loss_of(layers, &x, low)?;
+        loss.backward()?;
+        seen.push(loss.detach());
+        match skips {
+            true => {
+                optimizer.step_unless(&Tensor::full(&[], f64::from(k % 3 == 0), DType::F32, device)?)?;
+            }
+            false => optimizer.step()?,
+        }
+        optimizer.zero_grad();
+        if k == 2 {
+            layers[0].weight.detach().mul_(0.5)?;
+        }
+    }
+    seen.extend(layers.iter().flat_map(Module::parameters).map(|p| p.detach()));
+    Ok(seen)
+}
+
+fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
+    type Make = fn(Vec<Tensor>, bool) -> Box<dyn Optimizer>;
+    let kinds: [Make; 3] = [
+        |p, on| Box::new(AdamW::new(p, 0.02).low_precision_copies(on)),
+        |p, on| Box::new(Sgd::new(p, 0.05).low_precision_copies(on)),
+        |p, on| Box::new(RmsProp::new(p, 0.01).momentum(0.5).low_precision_copies(on)),
+    ];
+    for low in LOW {
+        for (k, (make, skips)) in kinds.iter().flat_map(|make| [(make, false), (make, true)]).enumerate() {
+            // Few kernels to compile: the rarer kinds in one type.
+            if k > 1 && low == DType::F16 {
+                continue;
+            }
+            let mut seen = Vec::new();
+            for on in [false, true] {
+                let layers = layers(device)?;
+                let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
+                let before = device.memory().allocated();
+                let mut optimizer = make(parameters, on);
+                let run = steps(&mut *optimizer, &layers, low, skips)?;
+                seen.push((run, device.memory().allocated() - before));
+            }
+            let [(plain, least), (copied, most)] = &seen[..] else { bail!("two runs") };
+            ensure!(most > least, "{low}: no copy is kept: {most} bytes, {least} without");
+            for (at, (a, b)) in copied.iter().zip(plain).enumerate() {
+                same_bits(a, b).with_context(|| format!("{low}, kind {k}, result {at}"))?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_graph_keeps_the_copy_that_it_took(device: &Device) -> Result<()> {
+    let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.cos()?.reshape([4, 8])?;
+    let mut grads = Vec::new();
+    for on in [false, true] {
+        let layers = layers(device)?;
+        let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
+        let mut optimizer = Sgd::new(parameters, 0.1).low_precision_copies(on);
+        loss_of(&layers, &x, DType::BF16)?.backward()?;
+        optimizer.step()?;
+        // It takes the copies of the first step, and is walked after the second.
+        let early = loss_of(&layers, &x, DType::BF16)?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        early.backward()?;
+        let bias = layers[0].bias.as_ref().and_then(Tensor::grad).context("no gradient")?;
+        grads.push(bias);
+    }
+    same_bits(&grads[1], &grads[0])
 }
