@@ -9,8 +9,9 @@ use super::source::SegmentId;
 const MOST_COPIES: usize = 256;
 /// Gaps that are tried for a request.
 const GAPS: usize = 16;
-/// Gaps that are tried for it and, one in another, for the blocks in its way.
-const TRIES: usize = 6;
+/// Gaps that are tried for it although, as things lie, the blocks in its way do not fit elsewhere: room is made for them first. The
+/// cheapest one does, or hardly any.
+const TRIES: usize = 1;
 /// Steps that a block is pushed in, each no longer than it goes.
 const MOST_STEPS: u64 = 32;
 /// What giving a segment back costs, in bytes that could be copied meanwhile.
@@ -201,22 +202,30 @@ impl<'a> Planner<'a> {
             if !fits && !nested {
                 continue;
             }
-            let before = self.save();
+            let saved = self.save();
+            // Inside another gap, blocks are frozen.
+            let first = self.frozen.is_empty();
             self.tries = self.tries.saturating_sub(usize::from(!fits));
-            if self.make(&gap, depth) && self.plan.copies.len() <= MOST_COPIES {
-                self.spare.push(before.0);
+            if self.open(&gap, depth) && self.plan.copies.len() <= MOST_COPIES {
+                match first {
+                    true => self.before = Some(saved.0),
+                    false => self.spare.push(saved.0),
+                }
                 return true;
             }
-            self.restore(before);
+            self.restore(saved);
         }
         false
     }
 
     /// Makes a gap. If it fails, the heap is good for nothing but to be thrown away.
     pub(super) fn make(&mut self, gap: &Gap, depth: usize) -> bool {
-        if self.before.is_none() {
-            self.before = Some(self.copy());
-        }
+        self.before = Some(self.copy());
+        self.open(gap, depth)
+    }
+
+    /// The same, of a heap that has been saved.
+    fn open(&mut self, gap: &Gap, depth: usize) -> bool {
         match gap.how {
             How::Slide => self.slide(&gap.blocks),
             How::Evict => self.evict(gap, depth),
