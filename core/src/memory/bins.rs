@@ -156,7 +156,15 @@ impl Clone for Bins {
 
     /// In the memory that it has: planners save heaps often.
     fn clone_from(&mut self, other: &Self) {
-        self.bins.clone_from(&other.bins);
+        // Most bins hold nothing.
+        for word in 0..WORDS {
+            let mut bits = self.words[word] | other.words[word];
+            while bits != 0 {
+                let bin = word * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                self.bins[bin].clone_from(&other.bins[bin]);
+            }
+        }
         self.places.clone_from(&other.places);
         (self.words, self.summary, self.hot) = (other.words, other.summary, other.hot);
     }

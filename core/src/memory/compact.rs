@@ -92,9 +92,10 @@ impl State {
         let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let gaps = planner.gaps(need.size).into_iter().filter(Gap::is_eviction);
-        let sizes = gaps.map(|gap| (planner.missing(&gap, 0).next_multiple_of(ROUND).max(least), gap));
+        let free = planner.free_blocks();
+        let sizes = gaps.map(|gap| (planner.missing(&gap, &free, 0).next_multiple_of(ROUND).max(least), gap));
         let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
-        let found = best.filter(|(size, gap)| planner.missing(gap, *size) == 0);
+        let found = best.filter(|(size, gap)| planner.missing(gap, &free, *size) == 0);
         let Some((size, gap)) = found else { return Ok(false) };
         Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
     }
@@ -110,11 +111,12 @@ impl State {
     ) -> Result<bool> {
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
+        let free = planner.free_blocks();
         let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
             let gap = planner.whole(&segments[..count]);
-            let missing = planner.missing(&gap, 0).next_multiple_of(ROUND);
+            let missing = planner.missing(&gap, &free, 0).next_multiple_of(ROUND);
             let worth = gap.size.saturating_sub(missing) >= surplus.max(missing);
-            (worth && planner.missing(&gap, missing) == 0).then_some((gap, missing))
+            (worth && planner.missing(&gap, &free, missing) == 0).then_some((gap, missing))
         });
         let Some((gap, missing)) = found else { return Ok(false) };
         if missing > 0 && !self.extend(source, need, missing)? {

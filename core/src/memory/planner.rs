@@ -106,7 +106,8 @@ impl<'a> Planner<'a> {
         self.plan.bytes = bytes;
     }
 
-    fn free_blocks(&self) -> Vec<Entry> {
+    /// The free blocks, by size.
+    pub(super) fn free_blocks(&self) -> Vec<Entry> {
         self.heap.arenas[usize::from(self.arena)].bins.sorted()
     }
 
@@ -195,7 +196,7 @@ impl<'a> Planner<'a> {
             let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
                 How::Slide => self.can_slide(&gap.blocks),
-                How::Evict => gap.blocks.iter().all(small) && self.missing_in(&gap, &free, 0) == 0,
+                How::Evict => gap.blocks.iter().all(small) && self.missing(&gap, &free, 0) == 0,
             };
             // What does not fit as it lies fits only if there is as much free.
             let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;
@@ -232,15 +233,11 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// How many bytes in the way of a gap do not fit into what is free elsewhere, with `more` bytes of a new segment.
-    pub(super) fn missing(&self, gap: &Gap, more: u64) -> u64 {
-        self.missing_in(gap, &self.free_blocks(), more)
-    }
-
-    /// The same; `free` blocks are in the order of their sizes.
-    fn missing_in(&self, gap: &Gap, free: &[Entry], more: u64) -> u64 {
-        let mut held: Vec<u64> = Vec::new();
-        let mut gaps: Vec<u32> = Vec::new();
+    /// How many bytes in the way of a gap do not fit into what is free elsewhere, of the [`free_blocks`](Self::free_blocks), with
+    /// `more` bytes of a new segment.
+    pub(super) fn missing(&self, gap: &Gap, free: &[Entry], more: u64) -> u64 {
+        let mut held: Vec<u64> = Vec::with_capacity(gap.blocks.len());
+        let mut gaps: Vec<u32> = Vec::with_capacity(gap.blocks.len());
         for &at in &gap.blocks {
             if self.is_free(at) {
                 gaps.push(at);
@@ -254,7 +251,8 @@ impl<'a> Planner<'a> {
         let end = [gap.blocks.last(), gap.blocks.first()].into_iter().flatten();
         let spare = end.filter(|at| self.is_free(**at) && self.size(**at) > excess).map(|_| excess).next();
         // They come in order; few more are to be put into it.
-        let mut free: Vec<u64> = elsewhere.collect();
+        let mut free: Vec<u64> = Vec::with_capacity(free.len() + 2);
+        free.extend(elsewhere);
         for size in spare.into_iter().chain([more]).filter(|size| *size > 0) {
             free.insert(free.partition_point(|place| *place < size), size);
         }
