@@ -5,6 +5,8 @@
 //! with the lowest address is exact, a block leaves from anywhere without a search, and nothing is allocated once a bin
 //! has had its blocks.
 
+use std::hint::select_unpredictable;
+
 /// Steps between two powers of two.
 const STEPS: u64 = 8;
 /// Bins for sizes of up to 2^48 bytes in units of 512.
@@ -269,16 +271,16 @@ impl Bins {
 
     /// The block with the lowest address among those that are no smaller than `least`, a block that is there.
     pub(super) fn lowest_fit<'a>(&'a self, least: &'a Entry) -> &'a Entry {
-        let mut lowest = least;
-        if self.hot.size >= least.size && self.hot.address < least.address {
-            lowest = &self.hot;
+        // Which one is lower is hard to foretell: no branches.
+        let mut lowest = (least.address, least);
+        let mut see = |entry: &'a Entry| {
+            lowest = select_unpredictable(entry.address < lowest.0, (entry.address, entry), lowest);
+        };
+        if self.hot.size >= least.size {
+            see(&self.hot);
         }
         let from = Self::bin(least.size);
-        for entry in self.bins[from].iter().filter(|e| e.size >= least.size) {
-            if entry.address < lowest.address {
-                lowest = entry;
-            }
-        }
+        self.bins[from].iter().filter(|e| e.size >= least.size).for_each(&mut see);
         // All blocks of the later bins are large enough.
         let mut mask = u64::MAX << (from % 64) << 1;
         for word in from / 64..WORDS {
@@ -286,17 +288,11 @@ impl Bins {
             while bits != 0 {
                 let bin = &self.bins[word * 64 + bits.trailing_zeros() as usize];
                 bits &= bits - 1;
-                if bin.first.address < lowest.address {
-                    lowest = &bin.first;
-                }
-                for entry in &bin.rest {
-                    if entry.address < lowest.address {
-                        lowest = entry;
-                    }
-                }
+                see(&bin.first);
+                bin.rest.iter().for_each(&mut see);
             }
         }
-        lowest
+        lowest.1
     }
 
     /// The smallest block of at least `size` bytes that is not a whole segment.

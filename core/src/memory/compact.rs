@@ -95,7 +95,7 @@ impl State {
         let free = planner.free_blocks();
         let sizes = gaps.map(|gap| (planner.missing(&gap, &free, 0).next_multiple_of(ROUND).max(least), gap));
         let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
-        let found = best.filter(|(size, gap)| planner.missing(gap, &free, *size) == 0);
+        let found = best.filter(|(size, gap)| planner.fits(gap, &free, *size));
         let Some((size, gap)) = found else { return Ok(false) };
         Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
     }
@@ -116,7 +116,7 @@ impl State {
             let gap = planner.whole(&segments[..count]);
             let missing = planner.missing(&gap, &free, 0).next_multiple_of(ROUND);
             let worth = gap.size.saturating_sub(missing) >= surplus.max(missing);
-            (worth && planner.missing(&gap, &free, missing) == 0).then_some((gap, missing))
+            (worth && planner.fits(&gap, &free, missing)).then_some((gap, missing))
         });
         let Some((gap, missing)) = found else { return Ok(false) };
         if missing > 0 && !self.extend(source, need, missing)? {

@@ -37,6 +37,39 @@ enum How {
     Evict,
 }
 
+/// A block that a search for gaps passes: what they need to know of it.
+#[derive(Clone, Copy)]
+struct Passed {
+    at: u32,
+    is_free: bool,
+    size: u64,
+    cost: u64,
+}
+
+/// The shortest parts of a run of blocks that are enough.
+fn gaps_in(run: &[Passed], size: u64, found: &mut Vec<Found>) {
+    if run.iter().map(|block| block.size).sum::<u64>() < size {
+        return;
+    }
+    for how in [How::Slide, How::Evict] {
+        let gives = |block: &Passed| if how == How::Evict || block.is_free { block.size } else { 0 };
+        let (mut end, mut sum, mut cost) = (0, 0, 0);
+        for (start, first) in run.iter().enumerate() {
+            while sum < size {
+                let Some(next) = run.get(end) else { break };
+                (sum, cost, end) = (sum + gives(next), cost + next.cost, end + 1);
+            }
+            if sum < size {
+                break;
+            }
+            if end - start <= MOST_COPIES && (how == How::Evict || first.is_free) {
+                found.push((cost, first.at, end - start, how));
+            }
+            (sum, cost) = (sum - gives(first), cost - first.cost);
+        }
+    }
+}
+
 /// A gap: what it costs, its first block, how many they are, and how.
 type Found = (u64, u32, usize, How);
 
@@ -150,14 +183,19 @@ impl<'a> Planner<'a> {
     /// The cheapest first.
     fn find(&self, size: u64) -> Vec<Found> {
         let mut found = Vec::new();
-        let mut blocks = Vec::new();
+        let mut run = Vec::new();
         for segment in self.heap.live_segments().filter(|s| s.arena == self.arena && s.size >= size) {
-            blocks.clear();
-            blocks.extend(self.heap.blocks(segment).map(|(at, _)| at));
-            for run in blocks.split(|at| !self.can_move(*at)) {
-                self.gaps_in(run, size, How::Slide, &mut found);
-                self.gaps_in(run, size, How::Evict, &mut found);
+            for (at, slot) in self.heap.blocks(segment) {
+                if self.can_move(at) {
+                    let is_free = slot.state == Is::Free;
+                    run.push(Passed { at, is_free, size: slot.size, cost: self.cost(at) });
+                } else {
+                    gaps_in(&run, size, &mut found);
+                    run.clear();
+                }
             }
+            gaps_in(&run, size, &mut found);
+            run.clear();
         }
         if found.len() > GAPS {
             found.select_nth_unstable(GAPS);
@@ -165,22 +203,6 @@ impl<'a> Planner<'a> {
         }
         found.sort_unstable();
         found
-    }
-
-    /// The shortest parts of a run of blocks that are enough.
-    fn gaps_in(&self, run: &[u32], size: u64, how: How, found: &mut Vec<Found>) {
-        let gives = |at: u32| if how == How::Evict || self.is_free(at) { self.size(at) } else { 0 };
-        let (mut end, mut sum, mut cost) = (0, 0, 0);
-        for (start, &first) in run.iter().enumerate() {
-            while sum < size {
-                let Some(&next) = run.get(end) else { return };
-                (sum, cost, end) = (sum + gives(next), cost + self.cost(next), end + 1);
-            }
-            if end - start <= MOST_COPIES && (how == How::Evict || self.is_free(first)) {
-                found.push((cost, first, end - start, how));
-            }
-            (sum, cost) = (sum - gives(first), cost - self.cost(first));
-        }
     }
 
     /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
@@ -196,7 +218,7 @@ impl<'a> Planner<'a> {
             let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
                 How::Slide => self.can_slide(&gap.blocks),
-                How::Evict => gap.blocks.iter().all(small) && self.missing(&gap, &free, 0) == 0,
+                How::Evict => gap.blocks.iter().all(small) && self.fits(&gap, &free, 0),
             };
             // What does not fit as it lies fits only if there is as much free.
             let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;
@@ -236,6 +258,16 @@ impl<'a> Planner<'a> {
     /// How many bytes in the way of a gap do not fit into what is free elsewhere, of the [`free_blocks`](Self::free_blocks), with
     /// `more` bytes of a new segment.
     pub(super) fn missing(&self, gap: &Gap, free: &[Entry], more: u64) -> u64 {
+        self.left_out(gap, free, more).sum()
+    }
+
+    /// Whether they fit.
+    pub(super) fn fits(&self, gap: &Gap, free: &[Entry], more: u64) -> bool {
+        self.left_out(gap, free, more).next().is_none()
+    }
+
+    /// The sizes of the blocks that do not fit, the largest first.
+    fn left_out(&self, gap: &Gap, free: &[Entry], more: u64) -> impl Iterator<Item = u64> {
         let mut held: Vec<u64> = Vec::with_capacity(gap.blocks.len());
         let mut gaps: Vec<u32> = Vec::with_capacity(gap.blocks.len());
         for &at in &gap.blocks {
@@ -257,17 +289,15 @@ impl<'a> Planner<'a> {
             free.insert(free.partition_point(|place| *place < size), size);
         }
         held.sort_unstable();
-        let mut missing = 0;
-        for size in held.into_iter().rev() {
-            match free.partition_point(|place| *place < size) {
-                at if at == free.len() => missing += size,
-                at => {
-                    let rest = free.remove(at) - size;
-                    free.insert(free.partition_point(|place| *place < rest), rest);
-                }
+        held.into_iter().rev().filter(move |size| {
+            let at = free.partition_point(|place| place < size);
+            if at < free.len() {
+                let rest = free.remove(at) - size;
+                free.insert(free.partition_point(|place| *place < rest), rest);
+                return false;
             }
-        }
-        missing
+            true
+        })
     }
 
     /// Whether blocks can be pushed together in few steps.
