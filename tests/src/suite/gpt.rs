@@ -2,20 +2,26 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::autograd;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::io::safetensors;
-use forebay::nn::{Gpt, GptOptions};
+use forebay::nn::{Gpt, GptOptions, Module};
+use forebay::plan::Choice;
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, close};
+use super::host::{Numbers, close, same_bits};
 use super::runs::Temporary;
 use super::tests;
 
-tests![a_file_of_gpt2_gives_its_scores, a_file_that_does_not_fit_is_refused];
+tests![
+    a_file_of_gpt2_gives_its_scores,
+    a_file_that_does_not_fit_is_refused,
+    sums_that_wait_for_a_norm_change_no_bit,
+];
 
 const SIZES: GptOptions =
     GptOptions { vocabulary: 11, context: 6, layers: 2, heads: 2, width: 8, dropout: 0.0 };
@@ -129,5 +135,33 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
     given.insert("lm_head.weight".into(), given["transformer.wte.weight"].mul(2.0)?);
     let error = net.load_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
     ensure!(error.contains("shares them"), "{error}");
+    Ok(())
+}
+
+/// Without a plan, norms add what the block before has left; a plan cuts between them.
+fn sums_that_wait_for_a_norm_change_no_bit(device: &Device) -> Result<()> {
+    let net = Gpt::new(&SIZES, device)?;
+    let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
+    for low in [None, Some(DType::BF16)] {
+        let mut seen: Vec<Vec<Tensor>> = Vec::new();
+        for again in [None, Some(false), Some(true)] {
+            let choice = again.map(|again| Choice::new(2, 1).recompute(vec![again; SIZES.layers]));
+            let _segments = choice.as_ref().map(Choice::segments);
+            let loss = {
+                let _autocast = low.map(autocast).transpose()?;
+                net.loss(&text, &text)?
+            };
+            loss.backward()?;
+            let parameters = net.parameters();
+            let grads = parameters.iter().map(|p| p.grad().context("no gradient"));
+            seen.push(grads.chain([Ok(loss.detach())]).collect::<Result<_>>()?);
+            parameters.iter().for_each(|p| p.set_grad(None));
+        }
+        for way in [1, 2] {
+            for (k, (a, b)) in seen[way].iter().zip(&seen[0]).enumerate() {
+                same_bits(a, b).with_context(|| format!("{low:?}, way {way}, gradient {k}"))?;
+            }
+        }
+    }
     Ok(())
 }
