@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    AttentionCall, Backend, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId, KernelSource, Launch,
-    Limits, MAX_QUEUES, MatmulCall, Peak, Piece, Process, SegmentId, SegmentSource, Slice, SourceError,
-    SourceLimits, Stamp,
+    AttentionCall, Backend, Command, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId,
+    KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak, Piece, Prepared, Process, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::error::{Error, Result};
 
@@ -18,6 +18,7 @@ use crate::clock::Clock;
 use crate::context::{Context, Pinned, Stream};
 use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
+use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
 use crate::matmul::Matmul;
 use crate::processes;
@@ -367,8 +368,96 @@ impl Backend for CudaBackend {
         Ok(done)
     }
 
+    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+        let Device { attention, context, kernels, .. } = &*self.device;
+        let Some(capture) = Capture::begin(context)? else { return Ok(None) };
+        let mut launches = Vec::with_capacity(commands.len());
+        for command in commands {
+            let stream = capture.stream();
+            let done = match *command {
+                Command::Launch(ref launch) => kernels.launch(stream, launch).map(|()| true),
+                // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
+                Command::Copy { dst, src } => unsafe { stream.copy(address(dst), address(src), dst.bytes) }
+                    .map(|()| true)
+                    .map_err(Error::from),
+                // SAFETY: the core has checked that the slice lies inside its segment; they start at multiples of 4.
+                Command::Fill { dst, word } => unsafe { stream.fill(address(dst), word, dst.bytes / 4) }
+                    .map(|()| true)
+                    .map_err(Error::from),
+                Command::Matmul(call) => self.queue.matmul.run(stream, call).map_err(Error::from),
+                Command::Attention(call) => {
+                    attention.run(context, kernels, stream, call).map_err(Error::from)
+                }
+            };
+            match done {
+                Ok(true) => {}
+                Ok(false) => return Ok(None),
+                Err(error) => {
+                    log::debug!("a captured step is no graph: {error}");
+                    return Ok(None);
+                }
+            }
+            launches.push(match *command {
+                Command::Launch(ref launch) => Some((capture.last()?, Kept::new(launch))),
+                _ => None,
+            });
+        }
+        let graph = capture.finish()?;
+        let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
+        Ok(Some(Box::new(Steps { graph, launches, queue, device })))
+    }
+
     fn multiplies(&self) -> bool {
         self.queue.matmul.is_present(&self.device.context)
+    }
+}
+
+/// A launch in a graph.
+struct Kept {
+    kernel: KernelId,
+    bindings: Vec<Slice>,
+    groups: [u32; 3],
+}
+
+impl Kept {
+    fn new(launch: &Launch<'_>) -> Self {
+        Self { kernel: launch.kernel, bindings: launch.bindings.to_vec(), groups: launch.groups }
+    }
+}
+
+/// A captured step: one graph.
+struct Steps {
+    graph: Graph,
+    /// By the number of the command.
+    launches: Vec<Option<(Node, Kept)>>,
+    queue: Arc<Queue>,
+    device: Arc<Device>,
+}
+
+impl Prepared for Steps {
+    fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
+        let Some(Some((node, kept))) = self.launches.get(at) else {
+            return Err(Error::argument("set_params", format!("command {at} is no launch")));
+        };
+        let launch = Launch { kernel: kept.kernel, bindings: &kept.bindings, params, groups: kept.groups };
+        self.device.kernels.relaunch(&self.graph, *node, &launch)
+    }
+
+    fn enqueue(&mut self) -> Result<()> {
+        self.graph.launch(&self.queue.stream)?;
+        self.device.fences.enqueued();
+        Ok(())
+    }
+
+    fn is_graph(&self) -> bool {
+        true
+    }
+}
+
+impl Drop for Steps {
+    fn drop(&mut self) {
+        // The driver may still run the graph that goes. An error means that the device is lost, and nothing runs.
+        let _ = self.queue.stream.synchronize();
     }
 }
 

@@ -389,6 +389,10 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl Function {
+    pub(crate) fn raw(self) -> CUfunction {
+        self.0
+    }
+
     /// Lets its launches have this many bytes of shared memory besides what it declares.
     pub(crate) fn allow_shared(self, bytes: u32) -> Result<(), SourceError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;

@@ -50,7 +50,7 @@ pub enum Unavailable {
 }
 
 /// Every function of the driver that this crate calls.
-const SYMBOLS: [&str; 45] = [
+const SYMBOLS: [&str; 52] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -70,6 +70,11 @@ const SYMBOLS: [&str; 45] = [
     "cuFuncSetAttribute",
     "cuGetErrorName",
     "cuGetErrorString",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
     "cuInit",
     "cuLaunchKernel",
     "cuMemAddressFree",
@@ -92,8 +97,10 @@ const SYMBOLS: [&str; 45] = [
     "cuModuleGetFunction",
     "cuModuleLoadData",
     "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
 ];

@@ -10,6 +10,7 @@ use forebay_core::error::{Error, Result};
 
 use crate::cache::{DiskCache, Key};
 use crate::context::{Context, Function, Module, Stream};
+use crate::graph::{Graph, Node};
 use crate::{nvrtc, toolkit, translate};
 
 /// Storage bindings in one kernel.
@@ -140,6 +141,26 @@ impl Kernels {
 
     /// Enqueues one run.
     pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<()> {
+        self.with_arguments(launch, |kernel, arguments| {
+            // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
+            // core has checked that the slices lie inside their segments.
+            unsafe { stream.launch(kernel.function, launch.groups, kernel.block, arguments) }
+        })
+    }
+
+    /// Changes the parameters that a kernel in a graph is given.
+    pub(crate) fn relaunch(&self, graph: &Graph, node: Node, launch: &Launch<'_>) -> Result<()> {
+        self.with_arguments(launch, |kernel, arguments| {
+            // SAFETY: as for a launch; the node was made by one of the same kernel.
+            unsafe { graph.set(node, kernel.function, launch.groups, kernel.block, arguments) }
+        })
+    }
+
+    fn with_arguments(
+        &self,
+        launch: &Launch<'_>,
+        run: impl FnOnce(&Kernel, &mut [*mut c_void]) -> Result<(), SourceError>,
+    ) -> Result<()> {
         let kernel = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
             loaded.get(launch.kernel.0 as usize).copied()
@@ -177,9 +198,7 @@ impl Kernels {
             arguments[count] = launch.params.as_ptr().cast_mut().cast();
             count += 1;
         }
-        // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
-        // core has checked that the slices lie inside their segments.
-        unsafe { stream.launch(kernel.function, launch.groups, kernel.block, &mut arguments[..count]) }?;
+        run(&kernel, &mut arguments[..count])?;
         Ok(())
     }
 

@@ -12,6 +12,7 @@
 //! - `virtual_memory` reserves addresses and maps memory into them. Where the device has no such thing, or
 //!   `FOREBAY_CUDA_VMM=0` is set, segments are plain allocations, and the limits say so.
 //! - `fences` numbers points of the one stream; `staging` copies through page-locked memory.
+//! - `graph` keeps the commands of a captured step, which the driver then runs as one.
 //! - `processes` asks NVML who else is on a device.
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
@@ -27,6 +28,7 @@ mod clock;
 mod context;
 mod driver;
 mod fences;
+mod graph;
 mod kernels;
 mod libraries;
 mod matmul;

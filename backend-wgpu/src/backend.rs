@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
-    Backend, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId, KernelSource, Launch, SegmentId,
-    SegmentSource, Slice, SourceError, SourceLimits, Stamp,
+    Backend, Command, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId, KernelSource, Launch,
+    Prepared, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
@@ -16,6 +16,7 @@ use crate::clock::Clock;
 use crate::gpu::{Gpu, lock};
 use crate::kernel::{self, Kernel};
 use crate::params::Params;
+use crate::prepared::{Step, Steps};
 use crate::recorder::{Dispatch, Recorder};
 use crate::staging::{READBACK, Readbacks};
 use crate::words::Words;
@@ -42,12 +43,12 @@ pub struct WgpuBackend {
     clock: Clock,
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
 }
 
 #[derive(Debug)]
-struct State {
-    recorder: Recorder,
+pub(crate) struct State {
+    pub(crate) recorder: Recorder,
     groups: BindGroups,
 }
 
@@ -96,7 +97,7 @@ impl WgpuBackend {
             readbacks: Readbacks::default(),
             clock: Clock::default(),
             completed,
-            state: Mutex::new(State { recorder, groups: BindGroups::default() }),
+            state: Arc::new(Mutex::new(State { recorder, groups: BindGroups::default() })),
         }
     }
 
@@ -129,6 +130,70 @@ impl WgpuBackend {
     /// A slice of everything in a segment.
     fn whole(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
         Slice { segment, offset: 0, bytes: buffer.size() }
+    }
+
+    /// A command with all that it needs looked up; `None` for a library's, of which there is none here.
+    fn step(&self, command: &Command<'_>) -> Result<Option<Step>> {
+        Ok(Some(match *command {
+            Command::Launch(ref launch) => self.dispatch(launch)?,
+            Command::Copy { dst, src } => {
+                let from = self.segment(src.segment)?;
+                if src.segment == dst.segment {
+                    let whole = Self::whole(src.segment, &from);
+                    let work = self.words.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+                    self.dispatch(&work.launch())?
+                } else {
+                    let to = (self.segment(dst.segment)?, dst.offset);
+                    Step::Copy { from: (from, src.offset), to, bytes: src.bytes }
+                }
+            }
+            Command::Fill { dst, word } => {
+                let buffer = self.segment(dst.segment)?;
+                if word == 0 && dst.bytes >= CLEAR {
+                    Step::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
+                } else {
+                    let whole = Self::whole(dst.segment, &buffer);
+                    let work = self.words.fill(self, whole, dst.offset, dst.bytes, word)?;
+                    self.dispatch(&work.launch())?
+                }
+            }
+            Command::Matmul(_) | Command::Attention(_) => return Ok(None),
+        }))
+    }
+
+    fn dispatch(&self, launch: &Launch<'_>) -> Result<Step> {
+        let kernel = self.checked(launch)?;
+        let storage = match launch.bindings {
+            [] => None,
+            slices => {
+                let groups = &mut lock(&self.state).groups;
+                Some(groups.get(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?)
+            }
+        };
+        let (params, groups) = (launch.params.to_vec(), launch.groups);
+        Ok(Step::Dispatch { id: launch.kernel, kernel, storage, params, groups })
+    }
+
+    /// The kernel of a launch that fits it.
+    fn checked(&self, launch: &Launch<'_>) -> Result<Arc<Kernel>> {
+        let kernel = self.kernel(launch.kernel)?;
+        if launch.bindings.len() != kernel.bindings as usize {
+            let (expected, got) = (kernel.bindings, launch.bindings.len());
+            return Err(Error::argument(
+                "launch",
+                format!("`{}` binds {expected} slices; got {got}", kernel.label),
+            ));
+        }
+        let (params, max) = (launch.params.len(), self.info.limits.max_params);
+        if params > max as usize || (params > 0) != kernel.params {
+            let expected =
+                if kernel.params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
+            return Err(Error::argument(
+                "launch",
+                format!("`{}` {expected} parameters; got {params}", kernel.label),
+            ));
+        }
+        Ok(kernel)
     }
 
     fn no_virtual_memory<T>(call: &'static str) -> Result<T, SourceError> {
@@ -236,23 +301,7 @@ impl Backend for WgpuBackend {
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
         self.gpu.check()?;
-        let kernel = self.kernel(launch.kernel)?;
-        if launch.bindings.len() != kernel.bindings as usize {
-            let (expected, got) = (kernel.bindings, launch.bindings.len());
-            return Err(Error::argument(
-                "launch",
-                format!("`{}` binds {expected} slices; got {got}", kernel.label),
-            ));
-        }
-        let (params, max) = (launch.params.len(), self.info.limits.max_params);
-        if params > max as usize || (params > 0) != kernel.params {
-            let expected =
-                if kernel.params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
-            return Err(Error::argument(
-                "launch",
-                format!("`{}` {expected} parameters; got {params}", kernel.label),
-            ));
-        }
+        let kernel = self.checked(launch)?;
         let state = &mut *lock(&self.state);
         let storage = match launch.bindings {
             [] => None,
@@ -302,7 +351,9 @@ impl Backend for WgpuBackend {
         }
         let from = self.segment(src.segment)?;
         if src.segment == dst.segment {
-            return self.words.copy(self, Self::whole(src.segment, &from), dst.offset, src.offset, src.bytes);
+            let whole = Self::whole(src.segment, &from);
+            let work = self.words.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+            return self.launch(&work.launch());
         }
         let to = self.segment(dst.segment)?;
         lock(&self.state)
@@ -325,12 +376,25 @@ impl Backend for WgpuBackend {
                 return Ok(self.gpu.check()?);
             }
         }
-        self.words.fill(self, Self::whole(dst.segment, &buffer), dst.offset, dst.bytes, word)
+        let whole = Self::whole(dst.segment, &buffer);
+        self.launch(&self.words.fill(self, whole, dst.offset, dst.bytes, word)?.launch())
     }
 
     fn flush(&self) -> Result<()> {
         lock(&self.state).recorder.submit()?;
         Ok(())
+    }
+
+    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+        self.gpu.check()?;
+        let mut steps = Vec::with_capacity(commands.len());
+        for command in commands {
+            match self.step(command)? {
+                Some(step) => steps.push(step),
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(Box::new(Steps { gpu: Arc::clone(&self.gpu), state: Arc::clone(&self.state), steps })))
     }
 
     fn stamp(&self) -> Result<Option<Stamp>> {

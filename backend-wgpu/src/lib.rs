@@ -17,6 +17,7 @@ mod clock;
 mod gpu;
 mod kernel;
 mod params;
+mod prepared;
 mod probe;
 mod recorder;
 mod staging;

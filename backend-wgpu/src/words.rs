@@ -37,7 +37,7 @@ impl Words {
         dst: u64,
         src: u64,
         bytes: u64,
-    ) -> Result<()> {
+    ) -> Result<Piece> {
         if (dst | src | bytes).is_multiple_of(QUAD) {
             self.run(backend, Work::CopyQuads, whole, [dst / QUAD, src / QUAD, bytes / QUAD], 0)
         } else {
@@ -53,7 +53,7 @@ impl Words {
         dst: u64,
         bytes: u64,
         word: u32,
-    ) -> Result<()> {
+    ) -> Result<Piece> {
         if (dst | bytes).is_multiple_of(QUAD) {
             self.run(backend, Work::FillQuads, whole, [dst / QUAD, 0, bytes / QUAD], word)
         } else {
@@ -68,7 +68,7 @@ impl Words {
         whole: Slice,
         place: [u64; 3],
         value: u32,
-    ) -> Result<()> {
+    ) -> Result<Piece> {
         let slot = &self.kernels[work as usize];
         let kernel = match slot.get() {
             Some(kernel) => *kernel,
@@ -93,6 +93,21 @@ impl Words {
         let groups = place[2].div_ceil(WORKGROUP);
         let x = groups.min(backend.info().limits.max_groups.into());
         let groups = [x as u32, groups.div_ceil(x) as u32, 1];
-        backend.launch(&Launch { kernel, bindings: &[whole], params: &params, groups })
+        Ok(Piece { kernel, whole, params, groups })
+    }
+}
+
+/// One run of a kernel.
+pub(crate) struct Piece {
+    kernel: KernelId,
+    whole: Slice,
+    params: [u8; 16],
+    groups: [u32; 3],
+}
+
+impl Piece {
+    pub(crate) fn launch(&self) -> Launch<'_> {
+        let Self { kernel, whole, params, groups } = self;
+        Launch { kernel: *kernel, bindings: std::slice::from_ref(whole), params, groups: *groups }
     }
 }

@@ -16,7 +16,10 @@ pub use crate::memory::source::{
     SourceLimits, VirtualMemory,
 };
 
+pub(crate) mod command;
 pub mod null;
+
+pub use command::{Command, Prepared};
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq)]
@@ -418,6 +421,13 @@ pub trait Backend: SegmentSource {
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
         let _ = call;
         Ok(false)
+    }
+    /// Commands that this queue will be given again and again, in a form that is quicker to enqueue; `None` where there is
+    /// none. What they name stays where it is until the result is dropped, and each has run before, at the same places.
+    /// Enqueues nothing.
+    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+        let _ = commands;
+        Ok(None)
     }
     /// Whether [`matmul`](Self::matmul) takes products of floats now. A dry run must know it: the core's own kernels need
     /// scratch memory.

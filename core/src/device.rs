@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
 
-use crate::backend::{Backend, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::capture::{Draw, Tape};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -29,10 +30,11 @@ struct Inner {
     lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
-    /// By the kernel's number.
-    labels: RwLock<Vec<Arc<str>>>,
+    /// By the kernel's number: its label, and which of its bindings it writes.
+    labels: RwLock<Vec<(Arc<str>, u32)>>,
     random: Mutex<RandomState>,
     recording: Recording,
+    tape: Tape,
     name: String,
 }
 
@@ -117,6 +119,7 @@ impl Device {
             labels: RwLock::default(),
             random,
             recording: Recording::default(),
+            tape: Tape::default(),
             name,
         });
         // The only one who sets it.
@@ -172,6 +175,11 @@ impl Device {
         &self.inner.recording
     }
 
+    /// What is recorded of a step that is being captured.
+    pub(crate) fn tape(&self) -> &Tape {
+        &self.inner.tape
+    }
+
     /// What tells it from other devices while it lives.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
@@ -196,11 +204,25 @@ impl Device {
 
     /// Puts its random numbers where they once stood.
     pub fn set_random_state(&self, state: RandomState) {
+        self.tape().forbid(
+            "set_random_state",
+            "random numbers go on from one replay to the next; seed before the capture",
+        );
+        self.restore_random(state);
+    }
+
+    /// The same, for who lets numbers that were drawn come again.
+    pub(crate) fn restore_random(&self, state: RandomState) {
         *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 
     /// Takes the next `blocks` Philox blocks (of four numbers each).
-    pub(crate) fn draw(&self, blocks: u64) -> RandomState {
+    pub(crate) fn draw(&self, blocks: u64) -> Draw {
+        Draw::new(self.draw_state(blocks))
+    }
+
+    /// The same, with where they stand.
+    pub(crate) fn draw_state(&self, blocks: u64) -> RandomState {
         let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
         let taken = *state;
         state.offset += blocks;
@@ -267,10 +289,11 @@ impl Device {
         let mut labels = self.inner.labels.write().unwrap_or_else(PoisonError::into_inner);
         let at = id.0 as usize;
         if labels.len() <= at {
-            labels.resize(at + 1, Arc::from(""));
+            labels.resize(at + 1, (Arc::from(""), u32::MAX));
         }
-        labels[at] = source.label.into();
-        Ok(Kernel { id, written: forebay_shaders::written(source.wgsl) })
+        let written = forebay_shaders::written(source.wgsl);
+        labels[at] = (source.label.into(), written);
+        Ok(Kernel { id, written })
     }
 
     /// Enqueues a kernel on the queue of this thread.
@@ -294,12 +317,21 @@ impl Device {
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
-        let work = || {
-            let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
-            let name = labels.get(kernel.id.0 as usize).map_or_else(|| "".into(), Arc::clone);
-            Work { name, bytes: bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
-        };
         let launch = Launch { kernel: kernel.id, bindings, params, groups };
-        self.offer_on(queue, scope, work, |lane| lane.launch(&launch).map(|()| true)).map(drop)
+        self.offer_on(queue, scope, || self.work(&launch), &Command::Launch(launch)).map(drop)
+    }
+
+    /// A launch for a profile.
+    pub(crate) fn work(&self, launch: &Launch<'_>) -> Work {
+        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        let name =
+            labels.get(launch.kernel.0 as usize).map_or_else(|| "".into(), |(name, _)| Arc::clone(name));
+        Work { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
+    }
+
+    /// Which of its bindings a kernel writes, a bit each.
+    pub(crate) fn written(&self, kernel: KernelId) -> u32 {
+        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)
     }
 }

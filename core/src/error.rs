@@ -69,6 +69,14 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
+    /// What cannot be part of a captured step.
+    #[error("{op}: not in a captured step: {reason}")]
+    Capture {
+        /// The operation.
+        op: &'static str,
+        /// Why, and what to do.
+        reason: String,
+    },
     /// `backward` could not run.
     #[error("backward: {0}")]
     Backward(String),

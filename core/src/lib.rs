@@ -7,6 +7,7 @@
 pub mod amp;
 pub mod autograd;
 pub mod backend;
+pub mod capture;
 pub mod data;
 pub mod device;
 pub mod dtype;

@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::json;
 
-use crate::backend::{Backend, Peak, Stamp};
+use crate::backend::{Backend, Command, Peak, Stamp};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::scope;
@@ -269,24 +269,16 @@ impl Recording {
 }
 
 impl Device {
-    /// Enqueues something on the queue of this thread: every piece of work goes through here.
+    /// Enqueues a command on the queue of this thread: every piece of work goes through here.
     #[inline]
-    pub(crate) fn enqueue(
-        &self,
-        work: impl FnOnce() -> Work,
-        enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
-    ) -> Result<()> {
-        self.offer(work, |lane| enqueue(lane).map(|()| true)).map(drop)
+    pub(crate) fn enqueue(&self, work: impl FnOnce() -> Work, command: &Command<'_>) -> Result<()> {
+        self.offer(work, command).map(drop)
     }
 
     /// The same for work that the backend may decline, with `false`.
     #[inline]
-    pub(crate) fn offer(
-        &self,
-        work: impl FnOnce() -> Work,
-        enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
-    ) -> Result<bool> {
-        self.offer_on(self.queue(), scope::current(), work, enqueue)
+    pub(crate) fn offer(&self, work: impl FnOnce() -> Work, command: &Command<'_>) -> Result<bool> {
+        self.offer_on(self.queue(), scope::current(), work, command)
     }
 
     /// The same on any queue, in the name of any operation.
@@ -296,10 +288,35 @@ impl Device {
         queue: u8,
         scope: scope::Scope,
         work: impl FnOnce() -> Work,
+        command: &Command<'_>,
+    ) -> Result<bool> {
+        let done = self.timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
+        if done && self.tape().takes() {
+            self.tape().push(self, queue, scope, command)?;
+        }
+        Ok(done)
+    }
+
+    /// Moves contents from the host or to it, which no captured step does.
+    pub(crate) fn transfer(
+        &self,
+        work: impl FnOnce() -> Work,
+        transfer: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
+    ) -> Result<()> {
+        self.timed(self.queue(), scope::current(), work, |lane| transfer(lane).map(|()| true)).map(drop)
+    }
+
+    /// Enqueues something, with the times at which the device begins and ends it while a profiler runs.
+    #[inline]
+    pub(crate) fn timed(
+        &self,
+        queue: u8,
+        scope: scope::Scope,
+        work: impl FnOnce() -> Work,
         enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
     ) -> Result<bool> {
         let lane = self.lane(queue)?;
-        if !self.recording().active.load(Ordering::Relaxed) {
+        if !self.is_profiled() {
             return enqueue(lane);
         }
         let allocated = self.pool().stats().allocated();
@@ -312,5 +329,11 @@ impl Device {
             self.recording().lock().push(raw);
         }
         Ok(done)
+    }
+
+    /// Whether a profiler runs.
+    #[inline]
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.recording().active.load(Ordering::Relaxed)
     }
 }

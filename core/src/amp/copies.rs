@@ -24,6 +24,10 @@ pub(crate) enum Copy {
 
 /// The copy that an optimiser has made of a leaf as it is. If there is none, it is asked for one.
 pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
+    // A replay would not know that somebody has changed the parameter: captured steps cast.
+    if leaf.device().tape().takes() {
+        return None;
+    }
     let mut copy = autograd::copy_of(leaf)?;
     match &*copy {
         Copy::Kept { numbers, version } if numbers.dtype() == to => {
@@ -39,9 +43,9 @@ pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
 /// Memory for the next copy of a parameter, if it is one of f32 that was cast.
 pub(crate) fn room(parameter: &Tensor) -> Result<Option<Tensor>> {
     let _tag = memory::scope::tag(Tag::Parameter);
-    let Some(copy) = autograd::copy_of(parameter).filter(|_| parameter.dtype() == DType::F32) else {
-        return Ok(None);
-    };
+    let captured = parameter.device().tape().takes();
+    let copy = autograd::copy_of(parameter).filter(|_| parameter.dtype() == DType::F32 && !captured);
+    let Some(copy) = copy else { return Ok(None) };
     let dtype = match &*copy {
         Copy::None => return Ok(None),
         Copy::Kept { numbers, .. } if numbers.is_unique() => return Ok(Some(numbers.clone())),

@@ -241,7 +241,12 @@ impl GradScaler {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::argument(OP, format!("a scale is a finite number above 0, not {scale}")));
         }
-        *self = Self { init_scale: scale, tracker, state: OnceLock::new(), optimizers: Vec::new(), ..*self };
+        (self.init_scale, self.tracker) = (scale, tracker);
+        self.optimizers.clear();
+        // In place: a captured step may look there.
+        if let Some(state) = self.state.get() {
+            state.copy_(&self.initial(state.device())?)?;
+        }
         Ok(())
     }
 
@@ -272,13 +277,18 @@ impl GradScaler {
         if let Some(state) = self.state.get() {
             return Ok(state);
         }
+        let made = self.initial(device)?;
+        Ok(self.state.get_or_init(|| made))
+    }
+
+    /// The buffer at the start, or after loading.
+    fn initial(&self, device: &Device) -> Result<Tensor> {
         let _tag = memory::scope::tag(Tag::OptimizerState);
         let mut words = [0.0; WORDS];
         words[SCALE] = self.init_scale as f32;
         words[INVERSE] = (1.0 / self.init_scale) as f32;
         words[TRACKER] = self.tracker as f32;
-        let made = Tensor::from_slice(&words, &[WORDS], device)?;
-        Ok(self.state.get_or_init(|| made))
+        Tensor::from_slice(&words, &[WORDS], device)
     }
 }
 

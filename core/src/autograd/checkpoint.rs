@@ -61,14 +61,14 @@ pub fn checkpoint(
             .map(|(t, &w)| if w { t.requires_grad_() } else { Ok(t.detach()) })
             .collect::<Result<Vec<_>>>()?;
         let now = device.random_state();
-        device.set_random_state(random);
+        device.restore_random(random);
         let again = {
             // What is computed again is an activation of its module, as it was the first time.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
             body(&leaves)
         };
-        device.set_random_state(now);
+        device.restore_random(now);
         let again = again?;
         let mut grads: Grads = saved.iter().map(|_| None).collect();
         if again.requires_grad() {

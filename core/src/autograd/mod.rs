@@ -309,7 +309,7 @@ thread_local! {
 }
 
 /// Gives a leaf its gradient, or the sink if there is one.
-fn collect(leaf: &Leaf, grad: Tensor) -> Result<()> {
+fn collect(leaf: &Arc<Leaf>, grad: Tensor) -> Result<()> {
     // The sum is taken out while it is added to: operations must not find the sink borrowed.
     let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
     let Some(before) = before else { return leaf.add(grad) };
@@ -420,8 +420,19 @@ impl Leaf {
         Arc::new(Self { id: next_id(), grad: Mutex::default(), copy: Mutex::default() })
     }
 
-    fn add(&self, grad: Tensor) -> Result<()> {
+    /// The gradient it has.
+    pub(crate) fn grad(&self) -> Option<Tensor> {
+        lock(&self.grad).clone()
+    }
+
+    /// Replaces the gradient.
+    pub(crate) fn set(&self, grad: Option<Tensor>) {
+        *lock(&self.grad) = grad;
+    }
+
+    fn add(self: &Arc<Self>, grad: Tensor) -> Result<()> {
         let mut slot = lock(&self.grad);
+        grad.device().tape().graded(self, slot.as_ref());
         *slot = Some(match slot.take() {
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.

@@ -12,8 +12,8 @@ use super::launch::{self, Params};
 use super::softmax::check_float;
 use crate::amp::recast;
 use crate::autograd;
-use crate::backend::{AttentionCall, AttentionGradients, AttentionOperand, Slice};
-use crate::device::RandomState;
+use crate::backend::{AttentionCall, AttentionGradients, AttentionOperand, Command, Slice};
+use crate::capture::{Draw, Now};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -283,7 +283,7 @@ struct Run {
     lse: Tensor,
     reach: [usize; 2],
     scale: f32,
-    dropout: Option<(f64, RandomState)>,
+    dropout: Option<(f64, Draw)>,
 }
 
 impl Run {
@@ -378,22 +378,7 @@ impl Run {
                 scratch: bound[9],
             }),
         };
-        let work = || Work {
-            name: format!(
-                "attention {}{} {}x{}x{}x{}x{}",
-                if backward.is_some() { "backward " } else { "" },
-                call.dtype,
-                call.batch,
-                call.heads,
-                call.queries,
-                call.keys,
-                call.head
-            )
-            .into(),
-            bytes: call.bytes(),
-            flops: call.flops() as u64,
-        };
-        q.device().offer(work, |lane| lane.attention(&call))
+        q.device().offer(|| work(&call), &Command::Attention(&call))
     }
 
     /// One pass of the core's kernel: it binds q, k, v, the mask and `others`, and writes `results` into the last.
@@ -425,13 +410,13 @@ impl Run {
         let tiles = rows.shape()[2].div_ceil(TILE);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
-        let (p, state) = self.dropout.unwrap_or((0.0, RandomState { seed: 0, offset: 0 }));
+        let drawn = self.dropout;
+        let p = drawn.map_or(0.0, |(p, _)| p);
         let mut params = Params::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
         params = params.size(q.shape()[2]).size(k.shape()[2]);
         params = params.size(self.reach[0]).size(self.reach[1]).size(tiles);
-        for word in [state.offset, state.seed] {
-            params = params.u32(word as u32).u32((word >> 32) as u32);
-        }
+        let words = params.len();
+        params = params.u32(0).u32(0).u32(0).u32(0);
         for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
             params = params.size(first(t));
         }
@@ -445,7 +430,29 @@ impl Run {
         tensors.extend(mask);
         // The result stands before the logarithms, forward, and behind all else, backward.
         tensors.extend_from_slice(others);
-        launch::launch(&spec, &tensors, params, tiles * heads * q.shape()[0])
+        let groups = tiles * heads * q.shape()[0];
+        let Some((_, drawn)) = drawn else { return launch::launch(&spec, &tensors, params, groups) };
+        let params = move |now: &Now| params.clone().with(words, drawn.words(now));
+        launch::launch_live(&spec, &tensors, params, groups)
+    }
+}
+
+/// What a call of the backend's is in a profile.
+pub(crate) fn work(call: &AttentionCall) -> Work {
+    Work {
+        name: format!(
+            "attention {}{} {}x{}x{}x{}x{}",
+            if call.backward.is_some() { "backward " } else { "" },
+            call.dtype,
+            call.batch,
+            call.heads,
+            call.queries,
+            call.keys,
+            call.head
+        )
+        .into(),
+        bytes: call.bytes(),
+        flops: call.flops() as u64,
     }
 }
 

@@ -6,6 +6,7 @@ use smallvec::smallvec;
 use super::launch::{self, GROUP, Params};
 use super::pointwise;
 use crate::autograd;
+use crate::backend::Command;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -55,7 +56,7 @@ impl Tensor {
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
             let work = || Work::bytes("copy", 2 * bound[1].bytes);
-            return self.device().enqueue(work, |lane| lane.copy(bound[0], bound[1]));
+            return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;

@@ -279,6 +279,10 @@ pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Opt
     let queue = device.queue();
     let mut gate = device.gate_of(queue);
     gate.failure()?;
+    if device.tape().is_active() && !device.tape().takes() {
+        // Another thread's step is recorded, and so is what waits.
+        return Ok(Some(call));
+    }
     let marks: SmallVec<[Mark; 4]> = tensors.iter().map(|t| t.mark(&gate)).collect();
     if !gate.takes(&call, tensors, &marks, out) {
         device.flush(&mut gate);
@@ -367,7 +371,8 @@ impl Device {
         if gate.is_empty() {
             return;
         }
-        if let Err(error) = gate.launch(self, leaving) {
+        // What waits while a step is recorded is that step's.
+        if let Err(error) = self.tape().for_recorder(|| gate.launch(self, leaving)) {
             gate.failed.get_or_insert(error);
         }
         gate.number += 1;

@@ -6,6 +6,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::backend::Slice;
+use crate::capture::Now;
 use crate::device::{Device, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -53,6 +54,17 @@ impl Params {
         self
     }
 
+    /// How many words there are.
+    pub(crate) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// With other words from one on.
+    pub(crate) fn with(mut self, at: usize, words: [u32; 4]) -> Self {
+        self.words.iter_mut().skip(at).zip(words).for_each(|(to, word)| *to = word);
+        self
+    }
+
     /// Zeros up to the next multiple of four words, where a `vec4` or an array starts.
     pub(crate) fn align(mut self) -> Self {
         while !self.words.len().is_multiple_of(4) {
@@ -61,7 +73,7 @@ impl Params {
         self
     }
 
-    pub(super) fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
 }
@@ -97,6 +109,22 @@ pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
 pub(crate) fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: Params, groups: usize) -> Result<()> {
     launch3(spec, tensors, params, [groups, 1, 1])
+}
+
+/// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.
+pub(crate) fn launch_live(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    make: impl Fn(&Now) -> Params + Send + Sync + 'static,
+    groups: usize,
+) -> Result<()> {
+    launch3(spec, tensors, make(&Now::default()), [groups, 1, 1])?;
+    if groups > 0
+        && let Some(first) = tensors.first()
+    {
+        first.device().tape().live(make);
+    }
+    Ok(())
 }
 
 /// As [`launch`] with a grid of three dimensions; a long x with a y of 1 is folded.

@@ -12,7 +12,7 @@ use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use crate::amp::recast;
 use crate::autograd::{self, Grads};
-use crate::backend::{Epilogue, MatmulCall, MatrixOperand};
+use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -253,7 +253,7 @@ impl Product {
                 epilogue,
             };
             let asked =
-                call.takes_epilogue() && out.device().offer(|| work(&call), |lane| lane.matmul(&call))?;
+                call.takes_epilogue() && out.device().offer(|| work(&call), &Command::Matmul(&call))?;
             if !asked {
                 // The kernels then write everything again.
                 return Ok(false);
@@ -303,7 +303,7 @@ impl Matrices {
 }
 
 /// What a profile says of a product.
-fn work(call: &MatmulCall) -> Work {
+pub(crate) fn work(call: &MatmulCall) -> Work {
     let MatmulCall { dtype, out, m, n, k, batch, epilogue, .. } = *call;
     let besides = match epilogue {
         Epilogue::None => "",

@@ -4,7 +4,7 @@
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
 mod activation;
-mod attention;
+pub(crate) mod attention;
 mod binary;
 mod cast;
 mod conv;
@@ -18,7 +18,7 @@ mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
 mod loss;
-mod matmul;
+pub(crate) mod matmul;
 mod norm;
 pub(crate) mod pointwise;
 mod pool;

@@ -7,7 +7,8 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use crate::autograd;
-use crate::device::{Device, RandomState};
+use crate::capture::{Draw, Now};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -20,10 +21,6 @@ enum Kind {
     Normal { mean: f64, std: f64 },
     Integer { low: i64, high: i64 },
     Bernoulli { p: f64 },
-}
-
-fn words(x: u64) -> [u32; 2] {
-    [x as u32, (x >> 32) as u32]
 }
 
 /// A probability as a bound for a 32-bit number, and whether every number lies below it.
@@ -42,7 +39,7 @@ fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Te
         _ => Err(e),
     })?;
     let blocks = out.numel().div_ceil(4);
-    let RandomState { seed, offset } = device.draw(blocks as u64);
+    let drawn = device.draw(blocks as u64);
     let (name, scale, shift, low, range, (bound, always)) = match kind {
         Kind::Uniform { low, high } => ("uniform", (high - low) as f32, low as f32, 0, 0, (0, false)),
         Kind::Normal { mean, std } => ("normal", std as f32, mean as f32, 0, 0, (0, false)),
@@ -50,12 +47,13 @@ fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Te
         Kind::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, threshold(p)),
     };
     let spec = KernelSpec::new("random").def("dtype", launch::shader_dtype(dtype, device)).def("kind", name);
-    let mut params = Params::new().size(out.numel()).u32(0).f32(scale).f32(shift);
-    for word in words(offset).into_iter().chain(words(seed)) {
-        params = params.u32(word);
-    }
-    params = params.u32(low).u32(range).u32(bound).u32(always.into());
-    launch::launch(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
+    let numel = out.numel();
+    let params = move |now: &Now| {
+        let params = Params::new().size(numel).u32(0).f32(scale).f32(shift);
+        let params = drawn.words(now).into_iter().fold(params, Params::u32);
+        params.u32(low).u32(range).u32(bound).u32(always.into())
+    };
+    launch::launch_live(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
     Ok(out)
 }
 
@@ -162,27 +160,27 @@ impl Tensor {
         if p == 1.0 {
             return self.mul(0.0);
         }
-        let state = self.device().draw(self.numel().div_ceil(4) as u64);
-        let out = drop_some(self, p, state)?;
+        let drawn = self.device().draw(self.numel().div_ceil(4) as u64);
+        let out = drop_some(self, p, drawn)?;
         Ok(autograd::attach("dropout", out, &[self], move |g, _| {
-            Ok(smallvec![Some(drop_some(g, p, state)?)])
+            Ok(smallvec![Some(drop_some(g, p, drawn)?)])
         }))
     }
 }
 
-/// Dropout with the numbers that `state` stands for.
-fn drop_some(x: &Tensor, p: f64, state: RandomState) -> Result<Tensor> {
+/// Dropout with numbers that were drawn for it.
+fn drop_some(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
     launch::check_compute("dropout", x.dtype(), x.device())?;
     // The mask goes by the number of the element, row-major.
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();
     let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype(x.dtype(), x.device()));
-    let mut params =
-        Params::new().size(n).size(x.layout().offset()).f32((1.0 / (1.0 - p)) as f32).u32(threshold(p).0);
-    for word in words(state.offset).into_iter().chain(words(state.seed)) {
-        params = params.u32(word);
-    }
-    launch::launch(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
+    let offset = x.layout().offset();
+    let params = move |now: &Now| {
+        let params = Params::new().size(n).size(offset).f32((1.0 / (1.0 - p)) as f32).u32(threshold(p).0);
+        drawn.words(now).into_iter().fold(params, Params::u32)
+    };
+    launch::launch_live(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
     Ok(out)
 }

@@ -94,17 +94,11 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 /// Values from the host, in any number type.
 fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     match dtype {
-        DType::F64 => Tensor::from_slice(values, shape, device),
-        DType::I64 => {
-            Tensor::from_slice(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device)
-        }
-        DType::I32 => {
-            Tensor::from_slice(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device)
-        }
-        DType::U32 => {
-            Tensor::from_slice(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device)
-        }
-        _ => Tensor::from_slice(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
+        DType::F64 => Tensor::constant(values, shape, device),
+        DType::I64 => Tensor::constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
+        DType::I32 => Tensor::constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device),
+        DType::U32 => Tensor::constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device),
+        _ => Tensor::constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
             .to_dtype(dtype),
     }
 }
@@ -168,7 +162,7 @@ impl Tensor {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
                 let order: Vec<i32> = (0..n as i32).rev().collect();
-                out = out.index_select(dim, &Tensor::from_slice(&order, &[n], self.device())?)?;
+                out = out.index_select(dim, &Tensor::constant(&order, &[n], self.device())?)?;
             }
         }
         if dims.is_empty() { out.copy() } else { Ok(out) }
@@ -276,7 +270,7 @@ impl Tensor {
                             ),
                         ));
                     };
-                    out.index_select(d as isize, &Tensor::from_slice(&order, &[order.len()], self.device())?)?
+                    out.index_select(d as isize, &Tensor::constant(&order, &[order.len()], self.device())?)?
                 }
             };
         }

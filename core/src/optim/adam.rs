@@ -23,7 +23,6 @@ pub struct AdamW {
 
 #[derive(Clone, Copy, Debug)]
 struct Options {
-    lr: f64,
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -34,9 +33,9 @@ struct Options {
 }
 
 impl Options {
-    fn new(lr: f64, weight_decay: f64, decoupled: bool) -> Self {
+    fn new(weight_decay: f64, decoupled: bool) -> Self {
         let (betas, eps) = ((0.9, 0.999), 1e-8);
-        Self { lr, betas, eps, weight_decay, amsgrad: false, maximize: false, decoupled, decays: |_| true }
+        Self { betas, eps, weight_decay, amsgrad: false, maximize: false, decoupled, decays: |_| true }
     }
 }
 
@@ -44,7 +43,7 @@ impl Adam {
     /// Adam with betas 0.9 and 0.999, eps 1e-8, no weight decay.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        Self { rule: Options::new(lr, 0.0, false), fused: Fused::new(parameters) }
+        Self { rule: Options::new(0.0, false), fused: Fused::new(parameters, lr) }
     }
 }
 
@@ -52,7 +51,7 @@ impl AdamW {
     /// AdamW with betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        Self { rule: Options::new(lr, 0.01, true), fused: Fused::new(parameters) }
+        Self { rule: Options::new(0.01, true), fused: Fused::new(parameters, lr) }
     }
 }
 
@@ -95,17 +94,17 @@ impl Rule for Options {
         (self.decays)(parameter)
     }
 
-    fn constants(&self, decays: bool) -> [f64; 8] {
+    fn constants(&self, decays: bool, lr: f64) -> [f64; 8] {
         let weight_decay = if decays { self.weight_decay } else { 0.0 };
-        let decay = if self.decoupled { 1.0 - self.lr * weight_decay } else { weight_decay };
+        let decay = if self.decoupled { 1.0 - lr * weight_decay } else { weight_decay };
         // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;
-        [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln(b1), ln(b2), self.lr]
+        [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln(b1), ln(b2), lr]
     }
 
-    fn at_step(&self, step: u64) -> [f64; 2] {
+    fn at_step(&self, step: u64, lr: f64) -> [f64; 2] {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        [self.lr / correction(self.betas.0), correction(self.betas.1).sqrt()]
+        [lr / correction(self.betas.0), correction(self.betas.1).sqrt()]
     }
 }

@@ -1,12 +1,15 @@
 //! One kernel for several parameters: how they are grouped, where their state lies, how a step is launched.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use crate::amp;
+use crate::capture::Now;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -25,7 +28,7 @@ const BINDINGS: usize = 7;
 const ITEMS: usize = 16;
 
 /// An algorithm, as the kernel sees it.
-pub(super) trait Rule {
+pub(super) trait Rule: Copy + Send + Sync + 'static {
     /// The kernel, without what depends on the parameters.
     fn kernel(&self) -> KernelSpec;
     /// The names of the numbers kept for each element, in the kernel's order.
@@ -35,23 +38,50 @@ pub(super) trait Rule {
         let _ = parameter;
         true
     }
-    /// What is the same for all parameters that decay, or for all others.
-    fn constants(&self, decays: bool) -> [f64; 8];
+    /// What is the same for all parameters that decay, or for all others, at a learning rate.
+    fn constants(&self, decays: bool, lr: f64) -> [f64; 8];
     /// What depends on how many steps a parameter has made, this one included.
-    fn at_step(&self, step: u64) -> [f64; 2];
+    fn at_step(&self, step: u64, lr: f64) -> [f64; 2];
 }
 
 /// The parameters of an optimiser and their state.
 #[derive(Debug)]
 pub(super) struct Fused {
     parameters: Vec<Tensor>,
-    /// Steps of each parameter; those that the device may have skipped are among them.
-    steps: Vec<u64>,
+    pace: Arc<Pace>,
     groups: Vec<Group>,
     /// Whether the state is on the host between steps.
     away: bool,
     /// Whether 16-bit copies of parameters are written too.
     copies: bool,
+}
+
+/// What changes from one step to the next: captured steps read it at each replay, and count.
+#[derive(Debug)]
+struct Pace {
+    /// The bits of the learning rate.
+    lr: AtomicU64,
+    /// Steps of each parameter; those that the device may have skipped are among them.
+    steps: Box<[AtomicU64]>,
+}
+
+impl Pace {
+    fn lr(&self) -> f64 {
+        f64::from_bits(self.lr.load(Ordering::Relaxed))
+    }
+
+    fn steps(&self, parameter: usize) -> u64 {
+        self.steps[parameter].load(Ordering::Relaxed)
+    }
+
+    /// Counts a step; returns how many there were before.
+    fn count(&self, parameter: usize) -> u64 {
+        self.steps[parameter].fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn set_steps(&self, parameter: usize, steps: u64) {
+        self.steps[parameter].store(steps, Ordering::Relaxed);
+    }
 }
 
 /// Parameters that are stepped by one launch.
@@ -104,6 +134,12 @@ impl Group {
         2 * member + (steps % 2) as usize
     }
 
+    /// The steps of all members, as the device counts them.
+    fn counted(&self, pace: &Pace, parameters: &[Tensor]) -> Result<Tensor> {
+        let steps: Vec<f32> = self.members.iter().flat_map(|&k| [pace.steps(k) as f32; 2]).collect();
+        Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
+    }
+
     /// The view of one state of a member.
     fn view(&self, member: usize, kind: usize, shape: &[usize]) -> Option<Tensor> {
         let n: usize = shape.iter().product();
@@ -113,15 +149,25 @@ impl Group {
 }
 
 impl Fused {
-    pub(super) fn new(parameters: Vec<Tensor>) -> Self {
+    pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> =
             parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        Self { steps: vec![0; parameters.len()], parameters, groups: Vec::new(), away: false, copies: false }
+        let steps = parameters.iter().map(|_| AtomicU64::new(0)).collect();
+        let pace = Arc::new(Pace { lr: AtomicU64::new(lr.to_bits()), steps });
+        Self { parameters, pace, groups: Vec::new(), away: false, copies: false }
     }
 
     pub(super) fn parameters(&self) -> &[Tensor] {
         &self.parameters
+    }
+
+    pub(super) fn lr(&self) -> f64 {
+        self.pace.lr()
+    }
+
+    pub(super) fn set_lr(&mut self, lr: f64) {
+        self.pace.lr.store(lr.to_bits(), Ordering::Relaxed);
     }
 
     /// Sends the state to the host, or brings it back, with the next step.
@@ -135,7 +181,7 @@ impl Fused {
     }
 
     /// Groups the parameters and allocates their state, once.
-    fn prepare(&mut self, rule: &dyn Rule) -> Result<()> {
+    fn prepare(&mut self, rule: &impl Rule) -> Result<()> {
         if !self.groups.is_empty() {
             return Ok(());
         }
@@ -188,16 +234,14 @@ impl Fused {
     fn count_on_device(&mut self) -> Result<()> {
         let _tag = memory::scope::tag(Tag::OptimizerState);
         for group in self.groups.iter_mut().filter(|group| group.counts.is_none()) {
-            let steps: Vec<f32> = group.members.iter().flat_map(|&k| [self.steps[k] as f32; 2]).collect();
-            let device = self.parameters[group.members[0]].device();
-            group.counts = Some(Tensor::from_slice(&steps, &[steps.len()], device)?);
+            group.counts = Some(group.counted(&self.pace, &self.parameters)?);
         }
         Ok(())
     }
 
     /// Steps all parameters that have gradients; unless the number in `skip` is other than zero.
     #[track_caller]
-    pub(super) fn step(&mut self, rule: &dyn Rule, skip: Option<&Tensor>) -> Result<()> {
+    pub(super) fn step(&mut self, rule: &impl Rule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
         // Casts of the parameters as they were.
         amp::clear_autocast_cache();
@@ -216,7 +260,7 @@ impl Fused {
         for (at, grads) in grads.iter().enumerate() {
             room.enter(&self.groups, at)?;
             room.enter(&self.groups, at + 1)?;
-            launch_group(rule, &self.groups[at], grads, skip, &self.parameters, &mut self.steps)?;
+            launch_group(rule, &self.groups[at], grads, skip, &self.parameters, &self.pace)?;
             for grad in grads {
                 if let Some(copy) = &grad.copy {
                     amp::copies::keep(&self.parameters[self.groups[at].members[grad.member]], copy.clone());
@@ -227,20 +271,21 @@ impl Fused {
         Ok(())
     }
 
-    pub(super) fn state_dict(&self, rule: &dyn Rule) -> Result<BTreeMap<String, Tensor>> {
+    pub(super) fn state_dict(&self, rule: &impl Rule) -> Result<BTreeMap<String, Tensor>> {
         let mut found = BTreeMap::new();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
                 let p = &self.parameters[k];
-                if self.steps[k] == 0 {
+                let steps = self.pace.steps(k);
+                if steps == 0 {
                     continue;
                 }
                 let step = match &group.counts {
                     Some(counts) => {
-                        let at = Group::count(member, self.steps[k]);
+                        let at = Group::count(member, steps);
                         counts.select(0, at as isize)?.to_dtype(DType::I64)?
                     }
-                    None => Tensor::from_slice(&[self.steps[k] as i64], &[], p.device())?,
+                    None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
                 };
                 found.insert(format!("{k}.step"), step);
                 for (kind, name) in rule.states().into_iter().enumerate() {
@@ -253,14 +298,10 @@ impl Fused {
 
     pub(super) fn load_state_dict(
         &mut self,
-        rule: &dyn Rule,
+        rule: &impl Rule,
         given: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
         self.prepare(rule)?;
-        for group in &mut self.groups {
-            // The host knows again.
-            group.counts = None;
-        }
         let names = rule.states();
         let mut expected = FxHashSet::default();
         for group in &self.groups {
@@ -268,11 +309,11 @@ impl Fused {
                 let p = &self.parameters[k];
                 let Some(step) = given.get(&format!("{k}.step")) else {
                     // This parameter had made no step.
-                    self.steps[k] = 0;
+                    self.pace.set_steps(k, 0);
                     continue;
                 };
                 expected.insert(format!("{k}.step"));
-                self.steps[k] = step.item()? as u64;
+                self.pace.set_steps(k, step.item()? as u64);
                 for (kind, name) in names.iter().enumerate() {
                     let name = format!("{k}.{name}");
                     let source = given
@@ -287,6 +328,12 @@ impl Fused {
                     }
                     expected.insert(name);
                 }
+            }
+        }
+        for group in &self.groups {
+            // In place: a captured step may count there.
+            if let Some(counts) = &group.counts {
+                counts.copy_(&group.counted(&self.pace, &self.parameters)?)?;
             }
         }
         let strange: Vec<&str> =
@@ -393,16 +440,26 @@ fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
     parameters.iter().try_for_each(|p| skip.same_device(OP, p))
 }
 
+/// A parameter in a launch.
+#[derive(Clone, Copy)]
+struct Item {
+    parameter: usize,
+    member: usize,
+    /// What the kernel is told of it at every step.
+    words: [usize; 6],
+}
+
 /// Steps the members of a group that have gradients, by as many launches as the bindings take.
 fn launch_group(
-    rule: &dyn Rule,
+    rule: &impl Rule,
     group: &Group,
     grads: &Grads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
-    steps: &mut [u64],
+    pace: &Arc<Pace>,
 ) -> Result<()> {
     let states = rule.states().len();
+    let decays = rule.decays(&parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
     let most = per_launch(parameters[group.members[0]].device(), each(copies), shared.len());
@@ -412,30 +469,21 @@ fn launch_group(
         // Of the copies, where there are any.
         let mut copied: SmallVec<[&'static str; ITEMS]> = SmallVec::new();
         let mut tensors: SmallVec<[&Tensor; 3 * ITEMS + 3]> = SmallVec::from_slice(&shared);
-        let mut params = Params::new();
-        for c in rule.constants(rule.decays(&parameters[group.members[0]])) {
-            params = params.f32(c as f32);
-        }
+        let mut items: SmallVec<[Item; ITEMS]> = SmallVec::new();
         let mut groups = 0;
         for Grad { member, grad, copy } in grads {
-            let k = group.members[*member];
-            let p = &parameters[k];
+            let parameter = group.members[*member];
+            let p = &parameters[parameter];
             let n = p.numel();
-            params = params
-                .size(n)
-                .size(groups)
-                .size(p.layout().offset())
-                .size(grad.layout().offset())
-                .size(group.offsets[*member] / 4)
-                .size(n.div_ceil(4));
-            let before = steps[k];
-            steps[k] += 1;
-            params = if group.counts.is_some() {
-                params.size(Group::count(*member, before)).size(skip.map_or(0, |s| s.layout().offset()))
-            } else {
-                let [x, y] = rule.at_step(steps[k]);
-                params.f32(x as f32).f32(y as f32)
-            };
+            let words = [
+                n,
+                groups,
+                p.layout().offset(),
+                grad.layout().offset(),
+                group.offsets[*member] / 4,
+                n.div_ceil(4),
+            ];
+            items.push(Item { parameter, member: *member, words });
             groups += n.div_ceil(CHUNK);
             dtypes.push(p.dtype().name());
             modes.push(mode(p, Some(grad)));
@@ -454,7 +502,22 @@ fn launch_group(
             .def("dtypes", &dtypes[..])
             .def("modes", &modes[..])
             .def("copies", &copied[..]);
-        launch::launch(&spec, &tensors, params, groups)?;
+        let (rule, pace, counted) = (*rule, Arc::clone(pace), group.counts.is_some());
+        let skip = skip.map_or(0, |skip| skip.layout().offset());
+        let params = move |_: &Now| {
+            let lr = pace.lr();
+            let params = rule.constants(decays, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
+            items.iter().fold(params, |params, item| {
+                let params = item.words.into_iter().fold(params, Params::size);
+                let before = pace.count(item.parameter);
+                if counted {
+                    return params.size(Group::count(item.member, before)).size(skip);
+                }
+                let [x, y] = rule.at_step(before + 1, lr);
+                params.f32(x as f32).f32(y as f32)
+            })
+        };
+        launch::launch_live(&spec, &tensors, params, groups)?;
     }
     Ok(())
 }

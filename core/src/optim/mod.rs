@@ -124,10 +124,10 @@ macro_rules! optimizer {
                 self.fused.offload(on);
             }
             fn lr(&self) -> f64 {
-                self.rule.lr
+                self.fused.lr()
             }
             fn set_lr(&mut self, lr: f64) {
-                self.rule.lr = lr;
+                self.fused.set_lr(lr);
             }
             fn state_dict(
                 &self,

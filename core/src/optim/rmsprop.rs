@@ -16,7 +16,6 @@ pub struct RmsProp {
 
 #[derive(Clone, Copy, Debug)]
 struct Options {
-    lr: f64,
     alpha: f64,
     eps: f64,
     weight_decay: f64,
@@ -30,7 +29,6 @@ impl RmsProp {
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = Options {
-            lr,
             alpha: 0.99,
             eps: 1e-8,
             weight_decay: 0.0,
@@ -38,7 +36,7 @@ impl RmsProp {
             centered: false,
             maximize: false,
         };
-        Self { rule, fused: Fused::new(parameters) }
+        Self { rule, fused: Fused::new(parameters, lr) }
     }
 }
 
@@ -73,11 +71,11 @@ impl Rule for Options {
         states
     }
 
-    fn constants(&self, _decays: bool) -> [f64; 8] {
-        [self.weight_decay, self.lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
+    fn constants(&self, _decays: bool, lr: f64) -> [f64; 8] {
+        [self.weight_decay, lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
     }
 
-    fn at_step(&self, _step: u64) -> [f64; 2] {
+    fn at_step(&self, _step: u64, _lr: f64) -> [f64; 2] {
         [0.0, 0.0]
     }
 }

@@ -16,7 +16,6 @@ pub struct Sgd {
 
 #[derive(Clone, Copy, Debug)]
 struct Options {
-    lr: f64,
     momentum: f64,
     dampening: f64,
     weight_decay: f64,
@@ -28,15 +27,9 @@ impl Sgd {
     /// Plain descent with this learning rate.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options {
-            lr,
-            momentum: 0.0,
-            dampening: 0.0,
-            weight_decay: 0.0,
-            nesterov: false,
-            maximize: false,
-        };
-        Self { rule, fused: Fused::new(parameters) }
+        let rule =
+            Options { momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
+        Self { rule, fused: Fused::new(parameters, lr) }
     }
 }
 
@@ -65,11 +58,11 @@ impl Rule for Options {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
-    fn constants(&self, _decays: bool) -> [f64; 8] {
-        [self.weight_decay, self.lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
+    fn constants(&self, _decays: bool, lr: f64) -> [f64; 8] {
+        [self.weight_decay, lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
     }
 
-    fn at_step(&self, step: u64) -> [f64; 2] {
+    fn at_step(&self, step: u64, _lr: f64) -> [f64; 2] {
         // The first buffer is the gradient itself, not dampened.
         if step == 1 { [0.0, 1.0] } else { [self.momentum, 1.0 - self.dampening] }
     }

@@ -4,7 +4,7 @@ use half::{bf16, f16};
 
 use super::{Layout, Tensor};
 use crate::autograd;
-use crate::backend::Slice;
+use crate::backend::{Command, Slice};
 use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -55,12 +55,29 @@ impl Tensor {
         Ok(out)
     }
 
+    /// The same for elements that an operation makes up from its arguments. A captured step keeps them for its replays.
+    #[track_caller]
+    pub(crate) fn constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+        let tape = device.tape();
+        if !tape.takes() {
+            return Self::from_slice(data, shape, device);
+        }
+        let kept = tape.outside(|| Self::from_slice(data, shape, device))?;
+        tape.keep(&kept);
+        // The step may change what it is given.
+        kept.copy()
+    }
+
     fn upload(&self, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
+        self.device().tape().refuse(
+            "upload",
+            "what the host gives would be the same at each replay; make the tensor before, and fill it by `copy_`",
+        )?;
         let send = |dst: Slice, data: &[u8]| {
-            self.device().enqueue(|| Work::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
+            self.device().transfer(|| Work::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
         };
         self.with_bytes(Access::Write, |mut dst| {
             if data.len().is_multiple_of(4) {
@@ -104,7 +121,7 @@ impl Tensor {
     pub(crate) fn fill(&self, word: u32) -> Result<()> {
         let bound = launch::bind_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
-        self.device().enqueue(|| Work::bytes("fill", dst.bytes), |lane| lane.fill(dst, word))
+        self.device().enqueue(|| Work::bytes("fill", dst.bytes), &Command::Fill { dst, word })
     }
 
     fn fill_words(self, words: [u32; 2]) -> Result<Self> {
@@ -112,7 +129,14 @@ impl Tensor {
             self.fill(words[0])?;
             return Ok(self);
         }
-        let one = Self::from_bytes(bytemuck::cast_slice(&words), &[1], self.dtype(), self.device())?;
+        let one = match self.dtype() {
+            DType::F64 => Self::constant(
+                &[f64::from_bits(u64::from(words[0]) | u64::from(words[1]) << 32)],
+                &[1],
+                self.device(),
+            )?,
+            _ => Self::constant(&[i64::from(words[0]) | i64::from(words[1]) << 32], &[1], self.device())?,
+        };
         let shape: super::Dims = self.shape().into();
         one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0))
             .copy_into(&self)?;
@@ -188,6 +212,10 @@ impl Tensor {
         if length == 0 {
             return Ok(Vec::new());
         }
+        self.device().tape().refuse(
+            "read",
+            "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
+        )?;
         let _tag = memory::scope::tag(Tag::Workspace);
         // Copies start at whole words.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
@@ -196,7 +224,7 @@ impl Tensor {
         let bytes = data.len() as u64;
         let work = || Work::bytes("download", bytes);
         source.with_bytes(Access::Read, |src| {
-            self.device().enqueue(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
+            self.device().transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
         })?;
         data.truncate(length);
         Ok(data)

@@ -16,7 +16,7 @@ mod create;
 mod format;
 pub mod layout;
 pub(crate) mod offload;
-mod storage;
+pub(crate) mod storage;
 mod view;
 
 pub use layout::{Dims, Layout};
@@ -81,6 +81,7 @@ impl Tensor {
         }
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::made(&storage);
+        device.tape().born(&storage);
         Ok(Self { inner: Arc::new(Inner { storage, layout: Layout::contiguous(shape), dtype, meta: None }) })
     }
 
@@ -189,12 +190,24 @@ impl Tensor {
 
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
     pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
-        self.inner.storage.bind(access, gate)
+        let slice = self.inner.storage.bind(access, gate)?;
+        self.note(slice);
+        Ok(slice)
+    }
+
+    /// Tells the step that is recorded, if one is, where the memory is.
+    #[inline]
+    fn note(&self, slice: Option<Slice>) {
+        if let Some(slice) = slice.filter(|_| self.device().tape().takes()) {
+            self.device().tape().bound(&self.inner.storage, slice);
+        }
     }
 
     /// The same for an operation that waits, and what this is to it.
     pub(crate) fn bind_in(&self, access: Access, gate: &Gate<'_>, mark: Mark) -> Result<Option<Slice>> {
-        self.inner.storage.bind_in(access, gate, mark)
+        let slice = self.inner.storage.bind_in(access, gate, mark)?;
+        self.note(slice);
+        Ok(slice)
     }
 
     /// What it is to operations that wait.

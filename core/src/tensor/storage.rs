@@ -27,6 +27,8 @@ struct State {
     mark: Mark,
     /// How often it was bound to be written.
     version: u64,
+    /// Captured steps that count on it to be where it is.
+    held: u32,
 }
 
 /// Where the contents are.
@@ -93,11 +95,12 @@ impl Storage {
                 seen,
                 mark: Mark::default(),
                 version: 0,
+                held: 0,
             }),
         })
     }
 
-    pub(super) fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.bytes
     }
 
@@ -112,7 +115,7 @@ impl Storage {
 
     /// The memory, for an operation that this thread enqueues while it holds the gate: it is behind what other queues do with
     /// it. `None` if it is not on the device: then [`fetch`](Self::fetch) comes first, without the gate.
-    pub(super) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
+    pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         let state = &mut *self.lock();
         let Some(block) = self.locate(state, gate) else { return Ok(None) };
         if access == Access::Write {
@@ -170,8 +173,13 @@ impl Storage {
     /// Starts a copy to memory of the host. The block stays until [`leave`](Self::leave).
     pub(crate) fn send(&self) -> Result<()> {
         let device = &self.device;
-        if !matches!(self.lock().place, Place::Here(_)) {
-            return Ok(());
+        device.tape().refuse("offload", "a replay finds everything on the device; keep it there")?;
+        {
+            let state = self.lock();
+            // What a captured step uses stays.
+            if !matches!(state.place, Place::Here(_)) || state.held > 0 {
+                return Ok(());
+            }
         }
         let (out, _) = device.copies();
         let host = device.host_pool().alloc(Request::new(self.bytes).queue(out))?;
@@ -198,6 +206,9 @@ impl Storage {
         // What waits may read the block.
         let _gate = self.device.gate();
         let state = &mut *self.lock();
+        if state.held > 0 {
+            return;
+        }
         let Place::Both(block, _) = &state.place else { return };
         let block = *block;
         let scope = self.device.pool().scope_of(&block);
@@ -254,9 +265,35 @@ impl Storage {
             uses,
             seen: now,
             mark: Mark::default(),
+            held: 0,
             version: state.version,
         };
         Ok(())
+    }
+
+    /// Keeps the memory on the device, where it is, until [`release`](Self::release), which undoes one of these.
+    pub(crate) fn hold(&self) -> Result<Slice> {
+        loop {
+            {
+                let gate = self.device.gate();
+                let state = &mut *self.lock();
+                if let Some(block) = self.locate(state, &gate) {
+                    self.device.pool().pin(&block);
+                    state.held += 1;
+                    return Ok(slice(&block));
+                }
+            }
+            self.fetch()?;
+        }
+    }
+
+    /// See [`hold`](Self::hold).
+    pub(crate) fn release(&self) {
+        let state = &mut *self.lock();
+        state.held = state.held.saturating_sub(1);
+        if let Place::Here(block) | Place::Both(block, _) = &state.place {
+            self.device.pool().unpin(block);
+        }
     }
 
     /// Whether the contents are on the host alone.

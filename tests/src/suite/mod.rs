@@ -19,6 +19,7 @@ use thiserror::Error;
 mod amp;
 mod attention;
 mod autograd;
+mod capture;
 mod costs;
 mod custom;
 mod errors;
@@ -72,6 +73,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
+    ("capture", capture::TESTS),
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
     ("linear", linear::TESTS),

@@ -1,0 +1,177 @@
+//! Graphs: commands that were given to a stream which only writes them down, and that the driver then runs as one.
+
+use std::cell::Cell;
+use std::ffi::c_void;
+use std::ptr;
+use std::sync::Arc;
+
+use cudarc::driver::sys::{
+    self, CUDA_KERNEL_NODE_PARAMS, CUgraph, CUgraphExec, CUgraphNode, CUresult, CUstream,
+    CUstreamCaptureMode, CUstreamCaptureStatus,
+};
+use forebay_core::backend::SourceError;
+
+use crate::context::{Context, Function, Stream};
+use crate::driver::check;
+
+/// A command in a graph; valid as long as that.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Node(CUgraphNode);
+
+// SAFETY: the driver's nodes may be named from every thread, one at a time.
+unsafe impl Send for Node {}
+
+/// The driver's function of this name: the second of three, the only one that all drivers of CUDA 12 and later have. (cudarc
+/// binds only the third for CUDA 13.)
+type CaptureInfo = unsafe extern "C" fn(
+    CUstream,
+    *mut CUstreamCaptureStatus,
+    *mut u64,
+    *mut CUgraph,
+    *mut *const CUgraphNode,
+    *mut usize,
+) -> CUresult;
+
+/// A stream of its own, on which commands are written down and do not run.
+pub(crate) struct Capture {
+    stream: Stream,
+    info: CaptureInfo,
+    /// Whether it still has to be ended.
+    open: Cell<bool>,
+}
+
+impl Capture {
+    /// Begins; `None` where the driver does not tell what it writes down.
+    pub(crate) fn begin(context: &Arc<Context>) -> Result<Option<Self>, SourceError> {
+        // SAFETY: the library is present, as everything here shows; the function has had this type since CUDA 11.3.
+        let found = unsafe { sys::culib().get::<CaptureInfo>(b"cuStreamGetCaptureInfo_v2") };
+        let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
+        let stream = Stream::new(context)?;
+        // Relaxed: other threads, and the libraries here, may go on allocating meanwhile; nothing of that is part of the graph.
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        // SAFETY: the stream lives.
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
+        Ok(Some(Self { stream, info, open: Cell::new(true) }))
+    }
+
+    /// Where to enqueue.
+    pub(crate) fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// What was written down last.
+    pub(crate) fn last(&self) -> Result<Node, SourceError> {
+        let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        let (mut id, mut graph, mut nodes, mut count) = (0, ptr::null_mut(), ptr::null(), 0);
+        // SAFETY: the stream lives; the function writes one value to each address.
+        check("cuStreamGetCaptureInfo", unsafe {
+            (self.info)(self.stream.raw(), &mut status, &mut id, &mut graph, &mut nodes, &mut count)
+        })?;
+        if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 {
+            let detail = format!("{count} commands are last in a line of them ({status:?})");
+            return Err(SourceError::Driver { call: "cuStreamGetCaptureInfo", detail });
+        }
+        // SAFETY: there is one node there until the next call with this stream.
+        Ok(Node(unsafe { *nodes }))
+    }
+
+    /// The graph of all that was enqueued.
+    pub(crate) fn finish(self) -> Result<Graph, SourceError> {
+        let raw = self.end()?;
+        let mut graph = Graph { raw, ready: ptr::null_mut(), context: Arc::clone(&self.stream.context) };
+        // SAFETY: the graph lives; writes one handle.
+        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph.ready, raw, 0) })?;
+        Ok(graph)
+    }
+
+    fn end(&self) -> Result<CUgraph, SourceError> {
+        self.open.set(false);
+        self.stream.context.make_current()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: the stream is being captured, since `begin`; writes one handle.
+        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream.raw(), &mut raw) })?;
+        Ok(raw)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if self.open.get()
+            && let Ok(raw) = self.end()
+            && !raw.is_null()
+        {
+            // SAFETY: made just now, given back once.
+            let _ = unsafe { sys::cuGraphDestroy(raw) };
+        }
+    }
+}
+
+/// Commands that the driver runs as one.
+#[derive(Debug)]
+pub(crate) struct Graph {
+    /// As it was written down: nodes are named by it.
+    raw: CUgraph,
+    /// As it runs.
+    ready: CUgraphExec,
+    context: Arc<Context>,
+}
+
+// SAFETY: the driver's graphs may be used from every thread, one at a time.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// Enqueues all of it.
+    pub(crate) fn launch(&self, stream: &Stream) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: both live; what the commands name stays while the graph does, as the core promises.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.ready, stream.raw()) })
+    }
+
+    /// Gives a kernel other arguments, from the next launch on.
+    ///
+    /// # Safety
+    /// The node was made by a launch of `function`; the arguments are as for one.
+    pub(crate) unsafe fn set(
+        &self,
+        node: Node,
+        function: Function,
+        groups: [u32; 3],
+        block: [u32; 3],
+        arguments: &mut [*mut c_void],
+    ) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        let ([gx, gy, gz], [bx, by, bz]) = (groups, block);
+        let params = CUDA_KERNEL_NODE_PARAMS {
+            func: function.raw(),
+            gridDimX: gx,
+            gridDimY: gy,
+            gridDimZ: gz,
+            blockDimX: bx,
+            blockDimY: by,
+            blockDimZ: bz,
+            sharedMemBytes: 0,
+            kernelParams: arguments.as_mut_ptr(),
+            extra: ptr::null_mut(),
+            kern: ptr::null_mut(),
+            ctx: ptr::null_mut(),
+        };
+        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
+        check("cuGraphExecKernelNodeSetParams", unsafe {
+            sys::cuGraphExecKernelNodeSetParams_v2(self.ready, node.0, &params)
+        })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if self.context.make_current().is_err() {
+            return;
+        }
+        if !self.ready.is_null() {
+            // SAFETY: made in `finish`, given back once; it is not running, as its owner sees to.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.ready) };
+        }
+        // SAFETY: made in `finish`, given back once.
+        let _ = unsafe { sys::cuGraphDestroy(self.raw) };
+    }
+}

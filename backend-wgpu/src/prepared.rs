@@ -1,0 +1,83 @@
+//! Commands that are given again and again: pipelines and buffers looked up, slices bound, ahead.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_core::backend::{KernelId, Prepared};
+use forebay_core::error::{Error, Result};
+
+use crate::backend::State;
+use crate::gpu::{Gpu, lock};
+use crate::kernel::Kernel;
+use crate::recorder::Dispatch;
+
+/// One command.
+#[derive(Debug)]
+pub(crate) enum Step {
+    Dispatch {
+        id: KernelId,
+        kernel: Arc<Kernel>,
+        storage: Option<wgpu::BindGroup>,
+        params: Vec<u8>,
+        groups: [u32; 3],
+    },
+    Copy {
+        from: (wgpu::Buffer, u64),
+        to: (wgpu::Buffer, u64),
+        bytes: u64,
+    },
+    Clear {
+        buffer: wgpu::Buffer,
+        offset: u64,
+        bytes: u64,
+    },
+}
+
+/// Commands, ready to be recorded.
+#[derive(Debug)]
+pub(crate) struct Steps {
+    pub(crate) gpu: Arc<Gpu>,
+    pub(crate) state: Arc<Mutex<State>>,
+    pub(crate) steps: Vec<Step>,
+}
+
+impl Prepared for Steps {
+    fn set_params(&mut self, at: usize, new: &[u8]) -> Result<()> {
+        match self.steps.get_mut(at) {
+            Some(Step::Dispatch { params, .. }) if params.len() == new.len() => {
+                params.copy_from_slice(new);
+                Ok(())
+            }
+            _ => Err(Error::argument(
+                "set_params",
+                format!("command {at} is no launch with {} bytes", new.len()),
+            )),
+        }
+    }
+
+    fn enqueue(&mut self) -> Result<()> {
+        self.gpu.check()?;
+        let recorder = &mut lock(&self.state).recorder;
+        for step in &self.steps {
+            match step {
+                Step::Dispatch { id, kernel, storage, params, groups } => recorder.dispatch(&Dispatch {
+                    kernel: *id,
+                    pipeline: &kernel.pipeline,
+                    storage: storage.as_ref(),
+                    params,
+                    groups: *groups,
+                })?,
+                Step::Copy { from: (from, src), to: (to, dst), bytes } => {
+                    recorder.encoder().copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
+                }
+                Step::Clear { buffer, offset, bytes } => {
+                    recorder.encoder().clear_buffer(buffer, *offset, Some(*bytes));
+                }
+            }
+        }
+        Ok(self.gpu.check()?)
+    }
+
+    fn is_graph(&self) -> bool {
+        false
+    }
+}

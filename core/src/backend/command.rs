@@ -1,0 +1,110 @@
+//! What a queue is told to do, as a value: run now, or kept and run again.
+
+use super::{
+    AttentionCall, AttentionOperand, Backend, Epilogue, Launch, MatmulCall, MatrixOperand, SegmentId, Slice,
+};
+use crate::error::Result;
+
+/// One piece of work on the device.
+#[derive(Clone, Copy, Debug)]
+pub enum Command<'a> {
+    /// A kernel.
+    Launch(Launch<'a>),
+    /// A copy on the device.
+    Copy {
+        /// To here.
+        dst: Slice,
+        /// From here.
+        src: Slice,
+    },
+    /// Setting every 32-bit word.
+    Fill {
+        /// Where.
+        dst: Slice,
+        /// To what.
+        word: u32,
+    },
+    /// A product of the vendor's library.
+    Matmul(&'a MatmulCall),
+    /// Attention by the backend's own kernels.
+    Attention(&'a AttentionCall),
+}
+
+impl Command<'_> {
+    /// Enqueues it; `false` if it is a library's, and the backend declines it.
+    #[inline]
+    pub fn enqueue(&self, backend: &dyn Backend) -> Result<bool> {
+        match self {
+            Self::Launch(launch) => backend.launch(launch).map(|()| true),
+            Self::Copy { dst, src } => backend.copy(*dst, *src).map(|()| true),
+            Self::Fill { dst, word } => backend.fill(*dst, *word).map(|()| true),
+            Self::Matmul(call) => backend.matmul(call),
+            Self::Attention(call) => backend.attention(call),
+        }
+    }
+}
+
+/// Commands in a form that is quicker to enqueue than one by one: a graph of the driver, or looked up and bound ahead.
+pub trait Prepared: Send {
+    /// Changes the parameters of a launch, by its place among the commands, for the runs that follow. As many bytes as before.
+    fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()>;
+    /// Enqueues all commands, in order, on the queue they were prepared for.
+    fn enqueue(&mut self) -> Result<()>;
+    /// Whether the driver runs them as one graph.
+    fn is_graph(&self) -> bool;
+}
+
+/// Whether memory is read or written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Touch {
+    Read,
+    Write,
+}
+
+/// A place in memory that is named by a command, to look at or to change.
+pub(crate) type Place<'a> = (&'a mut SegmentId, &'a mut u64);
+
+fn of_slice(slice: &mut Slice) -> Place<'_> {
+    (&mut slice.segment, &mut slice.offset)
+}
+
+fn of_matrix(operand: &mut MatrixOperand) -> Place<'_> {
+    (&mut operand.segment, &mut operand.offset)
+}
+
+fn of_attention(operand: &mut AttentionOperand) -> Place<'_> {
+    (&mut operand.segment, &mut operand.offset)
+}
+
+/// Calls `visit` with each operand of a product, and whether it is written. What is added to is read as well.
+pub(crate) fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>, Touch)) {
+    visit(of_matrix(&mut call.a), Touch::Read);
+    visit(of_matrix(&mut call.b), Touch::Read);
+    visit(of_matrix(&mut call.c), Touch::Write);
+    match &mut call.epilogue {
+        Epilogue::None => {}
+        Epilogue::Bias(bias) => visit(of_slice(bias), Touch::Read),
+        Epilogue::GeluBias { bias, before } => {
+            visit(of_slice(bias), Touch::Read);
+            visit(of_matrix(before), Touch::Write);
+        }
+        Epilogue::RowSums(sums) => visit(of_slice(sums), Touch::Write),
+    }
+}
+
+/// The same for attention.
+pub(crate) fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>, Touch)) {
+    let forward = if call.backward.is_some() { Touch::Read } else { Touch::Write };
+    for operand in [&mut call.q, &mut call.k, &mut call.v] {
+        visit(of_attention(operand), Touch::Read);
+    }
+    visit(of_attention(&mut call.out), forward);
+    visit(of_slice(&mut call.lse), forward);
+    if let Some(backward) = &mut call.backward {
+        visit(of_attention(&mut backward.out), Touch::Read);
+        for operand in [&mut backward.q, &mut backward.k, &mut backward.v] {
+            visit(of_attention(operand), Touch::Write);
+        }
+        visit(of_slice(&mut backward.scratch), Touch::Write);
+    }
+}

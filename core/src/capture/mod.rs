@@ -1,0 +1,557 @@
+//! A step that is recorded once, planned as a whole, and run again with almost no work of the host.
+//!
+//! [`Device::capture`] runs a closure twice: once as ever, so that gradients and the optimiser's state are there and kernels
+//! are compiled, and once while its commands are recorded. **Both are real steps**: behind it, parameters have made two
+//! of them, and the outputs are those of the second. Each [`replay`](Captured::replay) is one more, with the same bits that the closure
+//! would have given. A CUDA device runs it as one graph from the second replay on; wgpu is given commands that were looked up and
+//! bound ahead. While a profiler runs, commands are given one by one.
+//!
+//! What a replay takes anew: contents of tensors that the step reads, the learning rate and the steps of the optimisers here, and random
+//! numbers, which go on. Everything else of the host is as it was when the step was recorded: branches, numbers that are given to
+//! operations, shapes. What cannot be recorded is an error when the step is captured ([`Error::Capture`]): contents read from the device or
+//! uploaded, other streams, memory that moves to the host, tensors that one step makes in place of those that it read.
+//!
+//! Memory that only the step uses is planned ahead and lies in an arena that the [`Captured`] owns: kernels and products whose results nobody
+//! needs are dropped, and pieces share a place when they are never needed at once. All else that it touches (parameters, state, inputs, outputs) it
+//! keeps alive and where it is. A dry run on the null device asks its pool for the same bytes.
+//!
+//! ```
+//! use forebay_core::{device::Device, dtype::DType, nn::{Linear, Module}, optim::{AdamW, Optimizer}, tensor::Tensor};
+//! # let device = Device::null(Default::default());
+//! let layer = Linear::new(8, 1, &device)?;
+//! let mut optimizer = AdamW::new(layer.parameters(), 1e-3);
+//! let x = Tensor::randn(&[32, 8], DType::F32, &device)?;
+//! let mut step = device.capture_with(&[&x], |inputs| {
+//!     let loss = layer.forward(&inputs[0])?.square()?.mean(&[], false)?;
+//!     loss.backward()?;
+//!     optimizer.step()?;
+//!     optimizer.zero_grad();
+//!     Ok(loss)
+//! })?;
+//! for k in 0..10 {
+//!     optimizer.set_lr(1e-3 / f64::from(k + 1));
+//!     let loss = step.run(&[&x])?;
+//! }
+//! println!("{}", step.stats()); // 14 commands, 1 of them live, 0 dropped; ...
+//! # Ok::<(), forebay_core::error::Error>(())
+//! ```
+
+use std::fmt;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use crate::amp;
+use crate::autograd::Leaf;
+use crate::backend::command::Touch;
+use crate::backend::{Command, Prepared, SegmentId, Slice};
+use crate::device::{Device, RandomState};
+use crate::error::{Error, Result};
+use crate::memory::{self, Block, Bytes, Request, Tag};
+use crate::ops::{attention, fuse, matmul};
+use crate::profile::Work;
+use crate::stream::{Access, Gate, Stream};
+use crate::tensor::Tensor;
+use crate::tensor::storage::Storage;
+
+mod live;
+mod plan;
+mod tape;
+
+pub(crate) use live::{Draw, Now};
+use plan::{Piece, Plan};
+pub(crate) use tape::Tape;
+use tape::{Kind, Record, Recorded, captured};
+
+/// What a captured step gives: tensors, each of which every replay writes again.
+pub trait Outputs: Clone {
+    /// The same without history.
+    #[must_use]
+    fn detached(&self) -> Self;
+}
+
+impl Outputs for () {
+    fn detached(&self) -> Self {}
+}
+
+impl Outputs for Tensor {
+    fn detached(&self) -> Self {
+        self.detach()
+    }
+}
+
+impl<T: Outputs> Outputs for Vec<T> {
+    fn detached(&self) -> Self {
+        self.iter().map(T::detached).collect()
+    }
+}
+
+impl<T: Outputs> Outputs for Option<T> {
+    fn detached(&self) -> Self {
+        self.as_ref().map(T::detached)
+    }
+}
+
+impl<A: Outputs, B: Outputs> Outputs for (A, B) {
+    fn detached(&self) -> Self {
+        (self.0.detached(), self.1.detached())
+    }
+}
+
+impl<A: Outputs, B: Outputs, C: Outputs> Outputs for (A, B, C) {
+    fn detached(&self) -> Self {
+        (self.0.detached(), self.1.detached(), self.2.detached())
+    }
+}
+
+/// What a captured step is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CaptureStats {
+    /// Commands of a replay: kernels, products, copies and fills.
+    pub commands: usize,
+    /// Commands that were recorded and do not run: nobody needs what they make.
+    pub dropped: usize,
+    /// Commands whose parameters a replay makes anew.
+    pub live: usize,
+    /// Bytes of memory that only the step uses, as planned.
+    pub arena: u64,
+    /// The most bytes that the step held at once when it was recorded, besides what was there before.
+    pub eager: u64,
+}
+
+impl fmt::Display for CaptureStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { commands, dropped, live, arena, eager } = self;
+        write!(
+            f,
+            "{commands} commands, {live} of them live, {dropped} dropped; {} where a step takes {}",
+            Bytes(*arena),
+            Bytes(*eager)
+        )
+    }
+}
+
+/// A captured step: see the [module](self).
+///
+/// It owns all that its replays need, also when the model and the optimiser are gone, and gives it back when it is dropped.
+#[must_use = "a captured step is replayed by it"]
+pub struct Captured<O> {
+    // Before the memory that it names.
+    prepared: Option<Box<dyn Prepared>>,
+    stage: Stage,
+    commands: Vec<Recorded>,
+    memory: Memory,
+    stream: Stream,
+    /// Where random numbers stood when it was recorded, and how many blocks it draws.
+    random: (RandomState, u64),
+    leaves: Vec<Grown>,
+    inputs: Vec<Tensor>,
+    outputs: O,
+    stats: CaptureStats,
+}
+
+/// How often it was replayed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Never: its places are new to libraries that look for the best algorithm.
+    New,
+    Replayed,
+    /// The backend was asked for a quicker form.
+    Asked,
+}
+
+/// What a replay touches.
+struct Memory {
+    device: Device,
+    arenas: Vec<Block>,
+    kept: Vec<Kept>,
+    _constants: Vec<Tensor>,
+}
+
+/// Memory that is there beyond a replay.
+struct Kept {
+    storage: Arc<Storage>,
+    access: Access,
+    place: Slice,
+}
+
+/// A leaf whose gradient the step leaves behind.
+struct Grown {
+    leaf: Arc<Leaf>,
+    grad: Tensor,
+    /// Whether the step adds to the gradient that was there.
+    adds: bool,
+}
+
+impl<O> fmt::Debug for Captured<O> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Captured({})", self.stats)
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        self.kept.iter().for_each(|kept| kept.storage.release());
+        self.arenas.drain(..).for_each(|block| self.device.pool().free(block));
+    }
+}
+
+/// While a step is recorded on the null device, chains fuse there as they do by default elsewhere: memory is planned by commands.
+struct Fused<'a>(&'a Device, bool);
+
+impl<'a> Fused<'a> {
+    fn new(device: &'a Device) -> Self {
+        let changed = device.is_null() && device.fusion().is_none();
+        if changed {
+            device.set_fusion(fuse::configured());
+        }
+        Self(device, changed)
+    }
+}
+
+impl Drop for Fused<'_> {
+    fn drop(&mut self) {
+        if self.1 {
+            self.0.set_fusion(None);
+        }
+    }
+}
+
+impl Device {
+    /// Captures a step, on the stream that is current: `step` runs twice, and both runs are real. See [`capture`](crate::capture).
+    ///
+    /// New data is written into the tensors that the step reads ([`Tensor::copy_`]), or given by [`capture_with`](Self::capture_with).
+    ///
+    /// # Errors
+    /// What `step` returns; [`Error::Capture`] if it does what cannot be captured; memory runs out.
+    pub fn capture<O: Outputs>(&self, step: impl FnMut() -> Result<O>) -> Result<Captured<O>> {
+        Captured::new(self, Vec::new(), step)
+    }
+
+    /// The same for a step on inputs, which it is given as tensors of its own. [`Captured::run`] copies others into these.
+    ///
+    /// # Errors
+    /// As [`capture`](Self::capture); an input is on another device.
+    pub fn capture_with<O: Outputs>(
+        &self,
+        inputs: &[&Tensor],
+        mut step: impl FnMut(&[Tensor]) -> Result<O>,
+    ) -> Result<Captured<O>> {
+        let own = {
+            let _tag = memory::scope::tag(Tag::Input);
+            let own = inputs.iter().map(|input| {
+                if input.device() != self {
+                    let (left, right) = (self.to_string(), input.device().to_string());
+                    return Err(Error::Device { op: "capture_with", left, right });
+                }
+                input.detach().copy()
+            });
+            own.collect::<Result<Vec<_>>>()?
+        };
+        Captured::new(self, own.clone(), || step(&own))
+    }
+}
+
+impl<O: Outputs> Captured<O> {
+    fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
+        device.tape().refuse("capture", "a step inside a step; capture the outer one alone")?;
+        let _fused = Fused::new(device);
+        drop(step()?);
+        // Casts that are kept from one step to the next would never be made again.
+        amp::clear_autocast_cache();
+        let running = {
+            let mut gate = device.gate();
+            gate.failure()?;
+            device.tape().begin(device, device.queue())?
+        };
+        let outputs = step().map(|outputs| outputs.detached());
+        amp::clear_autocast_cache();
+        let outputs = outputs?;
+        device.settle()?;
+        let record = running.finish()?;
+        let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
+        let random = (record.random, drawn);
+        Self::planned(device, inputs, outputs, random, record)
+    }
+
+    fn planned(
+        device: &Device,
+        inputs: Vec<Tensor>,
+        outputs: O,
+        random: (RandomState, u64),
+        record: Record,
+    ) -> Result<Self> {
+        let eager = record.peak();
+        let Record { commands, touched, memories, leaves, constants, .. } = record;
+        let storages: Vec<Option<Arc<Storage>>> = memories.iter().map(|m| m.storage.upgrade()).collect();
+        let pieces: Vec<Piece> = memories
+            .iter()
+            .zip(&storages)
+            .map(|(m, storage)| Piece { bytes: m.bytes.next_multiple_of(16), stays: storage.is_some() })
+            .collect();
+        let source = device.backend().limits();
+        let touches = touched.iter().map(SmallVec::as_slice);
+        let Plan { runs, places, arenas } =
+            plan::plan(touches, &pieces, source.alignment.max(16), source.max_segment);
+        let strange = places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.born);
+        if let Some((_, m)) = strange {
+            let reason = format!(
+                "`{}` uses memory of {} that was there before the step and is gone behind it, so a replay would not find it; \
+                 change such a tensor in place, and free gradients where the step ends",
+                m.op,
+                Bytes(m.bytes)
+            );
+            return Err(captured("capture", &reason));
+        }
+        let total = commands.len();
+        let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
+        let mut written = vec![None; pieces.len()];
+        for (number, touch) in touched.flatten() {
+            let before: &mut Option<Touch> = &mut written[number as usize];
+            if *before != Some(Touch::Write) {
+                *before = Some(touch);
+            }
+        }
+        let commands = commands.into_iter().zip(&runs).filter_map(|(c, runs)| runs.then_some(c));
+        let mut commands: Vec<Recorded> = commands.collect();
+        let stats = CaptureStats {
+            commands: commands.len(),
+            dropped: total - commands.len(),
+            live: commands.iter().filter(|c| c.live.is_some()).count(),
+            arena: arenas.iter().sum(),
+            eager,
+        };
+        let mut memory =
+            Memory { device: device.clone(), arenas: Vec::new(), kept: Vec::new(), _constants: constants };
+        for bytes in arenas {
+            let request = Request::new(bytes).queue(device.queue()).tag(Tag::Workspace).op("capture");
+            memory.arenas.push(device.pool().alloc(request)?);
+        }
+        let mut at: Vec<Option<(SegmentId, u64)>> = places
+            .iter()
+            .map(|place| {
+                let (arena, offset) = (*place)?;
+                let block = memory.arenas.get(arena)?;
+                Some((block.segment, block.offset + offset))
+            })
+            .collect();
+        for ((storage, touch), at) in storages.into_iter().zip(written).zip(&mut at) {
+            let (Some(storage), Some(touch)) = (storage, touch) else { continue };
+            let access = if touch == Touch::Write { Access::Write } else { Access::Read };
+            let place = storage.hold()?;
+            *at = Some((place.segment, place.offset));
+            memory.kept.push(Kept { storage, access, place });
+        }
+        for Recorded { kind, .. } in &mut commands {
+            kind.places(0, |(segment, offset), _| {
+                if let Some(Some((there, start))) = at.get(segment.0 as usize) {
+                    (*segment, *offset) = (*there, start + *offset);
+                }
+            });
+        }
+        let leaves = leaves
+            .into_iter()
+            .filter_map(|(leaf, before)| {
+                let grad = leaf.grad()?;
+                let adds = before.is_some_and(|before| before.is_same(&grad));
+                Some(Grown { leaf, grad, adds })
+            })
+            .collect();
+        let stream = Stream::current(device);
+        Ok(Self {
+            prepared: None,
+            stage: Stage::New,
+            commands,
+            memory,
+            stream,
+            random,
+            leaves,
+            inputs,
+            outputs,
+            stats,
+        })
+    }
+
+    /// Makes the step once more. Its outputs are the same tensors each time, with new contents: copy what is to stay.
+    ///
+    /// # Errors
+    /// The device was lost; a step is being captured; a gradient that the step adds to was replaced.
+    pub fn replay(&mut self) -> Result<O> {
+        let device = self.memory.device.clone();
+        device.tape().refuse("replay", "a captured step inside a step; call what it captured")?;
+        for Grown { leaf, grad, .. } in self.leaves.iter().filter(|grown| grown.adds) {
+            match leaf.grad() {
+                Some(now) if now.is_same(grad) => {}
+                Some(_) => {
+                    let reason = "a gradient that the step adds to is another tensor than when it was captured; capture it again";
+                    return Err(captured("replay", reason));
+                }
+                // As a first one is added to nothing.
+                None => grad.fill(0)?,
+            }
+        }
+        let _on = self.stream.enter();
+        let (then, blocks) = self.random;
+        let now = Now::replay(then, device.draw_state(blocks));
+        let profiled = device.is_profiled();
+        let mut changed: SmallVec<[usize; 16]> = SmallVec::new();
+        for (at, Recorded { kind, live, .. }) in self.commands.iter_mut().enumerate() {
+            let (Kind::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
+            let made = live(&now).align();
+            if made.bytes() != &params[..] {
+                params.clear();
+                params.extend_from_slice(made.bytes());
+                changed.push(at);
+            }
+        }
+        let mut gate = device.gate();
+        gate.failure()?;
+        self.bind(&gate)?;
+        if let Some(prepared) = &mut self.prepared {
+            for at in changed {
+                if let Kind::Launch { params, .. } = &self.commands[at].kind {
+                    prepared.set_params(at, params)?;
+                }
+            }
+        } else if self.stage == Stage::Replayed {
+            self.stage = Stage::Asked;
+            let commands: Vec<Command<'_>> = self.commands.iter().map(|c| c.kind.command()).collect();
+            self.prepared = device.lane(device.queue())?.prepare(&commands)?;
+        }
+        match &mut self.prepared {
+            Some(prepared) if !profiled => prepared.enqueue()?,
+            _ => self.enqueue(&device)?,
+        }
+        drop(gate);
+        if self.stage == Stage::New {
+            self.stage = Stage::Replayed;
+        }
+        for Grown { leaf, grad, .. } in &self.leaves {
+            leaf.set(Some(grad.clone()));
+        }
+        Ok(self.outputs.clone())
+    }
+
+    /// The same on other inputs, which are copied into those that the step was captured with.
+    ///
+    /// # Errors
+    /// As [`replay`](Self::replay); there are more or fewer inputs, or one has another shape or type.
+    pub fn run(&mut self, inputs: &[&Tensor]) -> Result<O> {
+        const OP: &str = "run";
+        if inputs.len() != self.inputs.len() {
+            let (expected, got) = (self.inputs.len(), inputs.len());
+            return Err(Error::argument(
+                OP,
+                format!("the step was captured with {expected} inputs; got {got}"),
+            ));
+        }
+        for (own, input) in self.inputs.iter().zip(inputs) {
+            if own.shape() != input.shape() {
+                let rule = "an input has the shape that the step was captured with; capture it again for another one";
+                return Err(Error::shape(OP, rule, &[own.shape(), input.shape()]));
+            }
+            if own.dtype() != input.dtype() {
+                let expected =
+                    format!("the step was captured with {}; capture it again, or cast", own.dtype());
+                return Err(Error::dtype(OP, input.dtype(), expected));
+            }
+            own.same_device(OP, input)?;
+        }
+        for (own, input) in self.inputs.iter().zip(inputs) {
+            own.copy_(&input.detach())?;
+        }
+        self.replay()
+    }
+
+    /// The outputs, as the last replay has left them.
+    #[must_use]
+    pub fn outputs(&self) -> O {
+        self.outputs.clone()
+    }
+}
+
+impl<O> Captured<O> {
+    /// What it is made of. Displays as one line.
+    #[must_use]
+    pub fn stats(&self) -> CaptureStats {
+        self.stats
+    }
+
+    /// Whether replays run as one graph of the driver: on CUDA, from the second on.
+    #[must_use]
+    pub fn is_graph(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.is_graph())
+    }
+
+    /// Puts the replay behind what other queues do with what it touches, and notes it.
+    fn bind(&self, gate: &Gate<'_>) -> Result<()> {
+        for Kept { storage, access, place } in &self.memory.kept {
+            if storage.bind(*access, gate)? != Some(*place) {
+                // invariant: what is held does not move
+                return Err(captured("replay", "memory of the step has moved; capture it again"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Command by command.
+    fn enqueue(&self, device: &Device) -> Result<()> {
+        for Recorded { kind, scope, .. } in &self.commands {
+            let command = kind.command();
+            let work = || match &command {
+                Command::Launch(launch) => device.work(launch),
+                Command::Copy { dst, .. } => Work::bytes("copy", 2 * dst.bytes),
+                Command::Fill { dst, .. } => Work::bytes("fill", dst.bytes),
+                Command::Matmul(call) => matmul::work(call),
+                Command::Attention(call) => attention::work(call),
+            };
+            if !device.timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {
+                return Err(captured(
+                    "replay",
+                    "the library declines what it took when the step was captured; capture it again",
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::nn::{Linear, Module};
+    use crate::optim::{Adam, Optimizer};
+    use crate::plan::dry_run;
+
+    /// What a card would hold while a step is captured, and replayed.
+    fn bytes(device: &Device, fused: Option<u64>) -> Result<(CaptureStats, u64, u64)> {
+        device.set_fusion(fused);
+        let layers = [Linear::new(64, 512, device)?, Linear::new(512, 8, device)?];
+        let mut optimizer = Adam::new(layers.parameters(), 1e-3);
+        let x = Tensor::ones(&[128, 64], DType::F32, device)?;
+        let mut step = device.capture(|| {
+            let h = layers[0].forward(&x)?.gelu()?.mul(2.0)?.tanh()?;
+            let loss = layers[1].forward(&h)?.square()?.mean(&[], false)?;
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss)
+        })?;
+        step.replay()?;
+        Ok((step.stats(), device.memory().allocated(), device.memory().peak_allocated()))
+    }
+
+    #[test]
+    fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
+        let profile = crate::backend::null::Profile::default();
+        let dry = bytes(&Device::null(profile.clone()), None)?;
+        let real = bytes(&Device::null(profile.clone()), fuse::configured())?;
+        assert_eq!(dry, real);
+        assert!(dry.0.arena < dry.0.eager, "{}", dry.0);
+        let run = dry_run(&profile, |device| bytes(device, None))?;
+        assert_eq!(run.peak_allocated, dry.2);
+        Ok(())
+    }
+}

@@ -1,0 +1,377 @@
+//! What is recorded while a step is captured: its commands, and which memory each touches.
+//!
+//! One thread records on a device at a time. What other threads do meanwhile runs as ever, and is not recorded.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::live::{Live, Now};
+use crate::autograd::Leaf;
+use crate::backend::command::{Place, Touch, of_heads, of_product};
+use crate::backend::{AttentionCall, Command, KernelId, Launch, MatmulCall, SegmentId, Slice};
+use crate::device::{Device, RandomState};
+use crate::error::{Error, Result};
+use crate::memory::scope::{self, Scope};
+use crate::ops::launch::Params;
+use crate::tensor::Tensor;
+use crate::tensor::storage::Storage;
+
+thread_local! {
+    /// The tape, by its address, that this thread records on.
+    static HERE: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Where a device records, if it does.
+#[derive(Default)]
+pub(crate) struct Tape {
+    active: AtomicBool,
+    record: Mutex<Option<Record>>,
+}
+
+/// What was recorded so far.
+pub(super) struct Record {
+    queue: u8,
+    /// Where random numbers stood when it began.
+    pub(super) random: RandomState,
+    pub(super) commands: Vec<Recorded>,
+    /// What each command touches, by the numbers of the memories.
+    pub(super) touched: Vec<SmallVec<[(u32, Touch); 8]>>,
+    pub(super) memories: Vec<Memory>,
+    numbers: FxHashMap<usize, u32>,
+    /// Which memory is where, by segment and first byte: its end, and its number.
+    places: BTreeMap<(u64, u64), (u64, u32)>,
+    /// Leaves that were given gradients, and those that they had before.
+    pub(super) leaves: Vec<(Arc<Leaf>, Option<Tensor>)>,
+    /// Constants from the host.
+    pub(super) constants: Vec<Tensor>,
+    /// Bytes allocated before, and the most of them since.
+    before: u64,
+    peak: u64,
+    /// The first thing that cannot be captured.
+    failed: Option<Error>,
+}
+
+/// A piece of memory that commands touch.
+pub(super) struct Memory {
+    pub(super) storage: Weak<Storage>,
+    pub(super) bytes: u64,
+    /// Whether it was allocated by the step.
+    pub(super) born: bool,
+    /// The operation that touched it first.
+    pub(super) op: &'static str,
+}
+
+/// A command that is kept. Its places name a memory by its number, as their segment, and count from its start.
+pub(super) struct Recorded {
+    pub(super) kind: Kind,
+    pub(super) scope: Scope,
+    pub(super) live: Option<Live>,
+}
+
+/// What it does. [`Command`], with what it borrows.
+pub(super) enum Kind {
+    Launch { kernel: KernelId, bindings: SmallVec<[Slice; 8]>, params: SmallVec<[u8; 64]>, groups: [u32; 3] },
+    Copy { dst: Slice, src: Slice },
+    Fill { dst: Slice, word: u32 },
+    Matmul(Box<MatmulCall>),
+    Attention(Box<AttentionCall>),
+}
+
+impl Kind {
+    fn new(command: &Command<'_>) -> Self {
+        match *command {
+            Command::Launch(Launch { kernel, bindings, params, groups }) => {
+                Self::Launch { kernel, bindings: bindings.into(), params: params.into(), groups }
+            }
+            Command::Copy { dst, src } => Self::Copy { dst, src },
+            Command::Fill { dst, word } => Self::Fill { dst, word },
+            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
+            Command::Attention(call) => Self::Attention(Box::new(*call)),
+        }
+    }
+
+    pub(super) fn command(&self) -> Command<'_> {
+        match self {
+            Self::Launch { kernel, bindings, params, groups } => {
+                Command::Launch(Launch { kernel: *kernel, bindings, params, groups: *groups })
+            }
+            Self::Copy { dst, src } => Command::Copy { dst: *dst, src: *src },
+            Self::Fill { dst, word } => Command::Fill { dst: *dst, word: *word },
+            Self::Matmul(call) => Command::Matmul(call),
+            Self::Attention(call) => Command::Attention(call),
+        }
+    }
+
+    /// Calls `visit` with each place that it names. `written` are the bindings that a kernel writes.
+    pub(super) fn places(&mut self, written: u32, mut visit: impl FnMut(Place<'_>, Touch)) {
+        let mut slice = |slice: &mut Slice, touch| visit((&mut slice.segment, &mut slice.offset), touch);
+        match self {
+            Self::Launch { bindings, .. } => {
+                for (at, binding) in bindings.iter_mut().enumerate() {
+                    let writes = written.checked_shr(at as u32).unwrap_or(1) & 1 == 1;
+                    slice(binding, if writes { Touch::Write } else { Touch::Read });
+                }
+            }
+            Self::Copy { dst, src } => {
+                slice(src, Touch::Read);
+                slice(dst, Touch::Write);
+            }
+            Self::Fill { dst, .. } => slice(dst, Touch::Write),
+            Self::Matmul(call) => of_product(call, visit),
+            Self::Attention(call) => of_heads(call, visit),
+        }
+    }
+}
+
+/// While it lives, this thread records on another tape, or on none.
+struct Turn(usize);
+
+impl Turn {
+    fn to(tape: usize) -> Self {
+        Self(HERE.replace(tape))
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        HERE.set(self.0);
+    }
+}
+
+/// Ends a recording, also where the step fails or panics.
+pub(super) struct Running<'a> {
+    tape: &'a Tape,
+    _turn: Turn,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        self.tape.active.store(false, Ordering::Release);
+        let record = self.tape.lock().take();
+        drop(record);
+    }
+}
+
+impl Running<'_> {
+    /// What was recorded.
+    pub(super) fn finish(self) -> Result<Record> {
+        let mut record =
+            self.tape.lock().take().ok_or_else(|| Error::argument("capture", "nothing was recorded"))?;
+        record.failed.take().map_or(Ok(record), Err)
+    }
+}
+
+impl Tape {
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Record>> {
+        self.record.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a step is recorded on the device.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed)
+    }
+
+    /// Whether what this thread does is recorded.
+    #[inline]
+    pub(crate) fn takes(&self) -> bool {
+        self.is_active() && HERE.get() == self.address()
+    }
+
+    /// Begins to record what this thread does on a queue.
+    pub(super) fn begin(&self, device: &Device, queue: u8) -> Result<Running<'_>> {
+        let mut record = self.lock();
+        if record.is_some() {
+            return Err(captured(
+                "capture",
+                "another one is under way on this device; capture one step at a time",
+            ));
+        }
+        let before = device.memory().allocated();
+        *record = Some(Record {
+            queue,
+            random: device.random_state(),
+            commands: Vec::new(),
+            touched: Vec::new(),
+            memories: Vec::new(),
+            numbers: FxHashMap::default(),
+            places: BTreeMap::new(),
+            leaves: Vec::new(),
+            constants: Vec::new(),
+            before,
+            peak: before,
+            failed: None,
+        });
+        self.active.store(true, Ordering::Release);
+        Ok(Running { tape: self, _turn: Turn::to(self.address()) })
+    }
+
+    /// Does something that is not recorded.
+    pub(crate) fn outside<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _turn = Turn::to(0);
+        work()
+    }
+
+    /// Records what this thread does for the one that records.
+    pub(crate) fn for_recorder<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _turn = self.is_active().then(|| Turn::to(self.address()));
+        work()
+    }
+
+    /// Fails where a step is recorded that does this.
+    #[inline]
+    pub(crate) fn refuse(&self, op: &'static str, reason: &str) -> Result<()> {
+        if self.takes() { Err(captured(op, reason)) } else { Ok(()) }
+    }
+
+    /// The same where nothing can fail: the capture does, at its end.
+    pub(crate) fn forbid(&self, op: &'static str, reason: &str) {
+        self.with(|record| {
+            record.failed.get_or_insert_with(|| captured(op, reason));
+        });
+    }
+
+    fn with(&self, change: impl FnOnce(&mut Record)) {
+        if self.takes()
+            && let Some(record) = &mut *self.lock()
+        {
+            change(record);
+        }
+    }
+
+    /// Notes new memory.
+    #[inline]
+    pub(crate) fn born(&self, storage: &Arc<Storage>) {
+        self.with(|record| {
+            record.number(storage, true);
+        });
+    }
+
+    /// Notes where memory is that the next command touches.
+    #[inline]
+    pub(crate) fn bound(&self, storage: &Arc<Storage>, slice: Slice) {
+        self.with(|record| {
+            let number = record.number(storage, false);
+            record.place(slice, number);
+        });
+    }
+
+    /// Keeps a constant for the replays.
+    pub(crate) fn keep(&self, constant: &Tensor) {
+        self.with(|record| record.constants.push(constant.clone()));
+    }
+
+    /// Notes that a leaf is given a gradient, and the one that it has.
+    #[inline]
+    pub(crate) fn graded(&self, leaf: &Arc<Leaf>, before: Option<&Tensor>) {
+        self.with(|record| {
+            if !record.leaves.iter().any(|(known, _)| Arc::ptr_eq(known, leaf)) {
+                record.leaves.push((Arc::clone(leaf), before.cloned()));
+            }
+        });
+    }
+
+    /// Keeps a command that was just enqueued.
+    #[cold]
+    pub(crate) fn push(&self, device: &Device, queue: u8, scope: Scope, command: &Command<'_>) -> Result<()> {
+        if let Command::Copy { dst: Slice { bytes: 0, .. }, .. }
+        | Command::Fill { dst: Slice { bytes: 0, .. }, .. } = command
+        {
+            return Ok(());
+        }
+        let allocated = device.memory().allocated();
+        let mut record = self.lock();
+        let Some(record) = &mut *record else { return Ok(()) };
+        if queue != record.queue {
+            return Err(captured(
+                "capture",
+                "the step runs on several streams; a captured one runs on the stream that is current where it is captured",
+            ));
+        }
+        record.peak = record.peak.max(allocated);
+        let written = match command {
+            Command::Launch(launch) => device.written(launch.kernel),
+            _ => 0,
+        };
+        let mut kind = Kind::new(command);
+        let mut touched = SmallVec::new();
+        let mut strange = false;
+        kind.places(written, |(segment, offset), touch| match record.find(segment.0, *offset) {
+            Some((number, start)) => {
+                (*segment, *offset) = (SegmentId(number.into()), *offset - start);
+                touched.push((number, touch));
+            }
+            None => strange = true,
+        });
+        if strange {
+            return Err(captured(
+                "capture",
+                "a command uses memory that belongs to no tensor of this thread",
+            ));
+        }
+        record.commands.push(Recorded { kind, scope, live: None });
+        record.touched.push(touched);
+        Ok(())
+    }
+
+    /// Says how the parameters of the last command are made at each of its runs.
+    pub(crate) fn live(&self, make: impl Fn(&Now) -> Params + Send + Sync + 'static) {
+        self.with(|record| {
+            if let Some(last) = record.commands.last_mut() {
+                last.live = Some(Box::new(make));
+            }
+        });
+    }
+}
+
+impl Record {
+    /// Bytes that the step held at once besides what was there.
+    pub(super) fn peak(&self) -> u64 {
+        self.peak - self.before
+    }
+
+    fn number(&mut self, storage: &Arc<Storage>, born: bool) -> u32 {
+        // The weak handle keeps the address from being another one's.
+        *self.numbers.entry(Arc::as_ptr(storage).addr()).or_insert_with(|| {
+            let (storage, bytes) = (Arc::downgrade(storage), storage.bytes());
+            self.memories.push(Memory { storage, bytes, born, op: scope::current().op });
+            self.memories.len() as u32 - 1
+        })
+    }
+
+    /// From here on memory is there, and nothing else.
+    fn place(&mut self, slice: Slice, number: u32) {
+        let (segment, start) = (slice.segment.0, slice.offset);
+        let end = start + slice.bytes;
+        if self.places.get(&(segment, start)) == Some(&(end, number)) {
+            return;
+        }
+        while let Some((&key, &(other_end, _))) = self.places.range(..(segment, end)).next_back() {
+            if key.0 != segment || other_end <= start {
+                break;
+            }
+            self.places.remove(&key);
+        }
+        self.places.insert((segment, start), (end, number));
+    }
+
+    /// The number of the memory at a place, and where it starts.
+    fn find(&self, segment: u64, offset: u64) -> Option<(u32, u64)> {
+        let (key, (end, number)) = self.places.range(..=(segment, offset)).next_back()?;
+        (key.0 == segment && offset < *end).then_some((*number, key.1))
+    }
+}
+
+/// The error of what cannot be captured.
+pub(super) fn captured(op: &'static str, reason: &str) -> Error {
+    Error::Capture { op, reason: reason.to_owned() }
+}

@@ -1,0 +1,489 @@
+//! Captured steps: the bits of eager ones, what stays live, what cannot be captured, and memory.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::{GradScaler, autocast};
+use forebay::autograd::checkpoint;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as CoreResult};
+use forebay::memory::Config;
+use forebay::nn::{Linear, Module};
+use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+use forebay::profile::Profiler;
+use forebay::stream::Stream;
+use forebay::tensor::Tensor;
+
+use super::host::{Numbers, same_bits};
+use super::{need, skip, tests};
+
+tests![
+    training_has_the_bits_of_eager_steps,
+    every_optimiser_counts_on,
+    steps_that_the_device_skips_are_skipped_in_replays,
+    gradients_stay_and_add_up,
+    dropout_in_a_checkpoint_comes_again,
+    two_steps_of_one_model_take_turns,
+    inputs_of_another_kind_are_refused,
+    what_cannot_be_captured_is_said,
+    memory_is_planned_owned_and_given_back,
+    replays_find_their_memory_whatever_else_happens,
+    a_profile_names_the_commands_of_a_replay,
+    constants_stay,
+];
+
+const STEPS: usize = 6;
+const ROWS: usize = 24;
+
+/// A net, its batches, and random numbers from the start.
+struct Setting {
+    layers: [Linear; 2],
+    batches: Vec<(Tensor, Tensor)>,
+}
+
+impl Setting {
+    fn new(device: &Device) -> Result<Self> {
+        device.manual_seed(3);
+        let layers = [Linear::new(12, 40, device)?, Linear::new(40, 5, device)?];
+        let batches = (0..STEPS).map(|_| {
+            let x = Tensor::randn(&[ROWS, 12], DType::F32, device)?;
+            Ok((x, Tensor::randint(0, 5, &[ROWS], DType::I32, device)?))
+        });
+        let batches = batches.collect::<CoreResult<Vec<_>>>()?;
+        device.manual_seed(11);
+        Ok(Self { layers, batches })
+    }
+
+    fn parameters(&self) -> Vec<Tensor> {
+        self.layers.parameters()
+    }
+
+    fn loss(&self, x: &Tensor, y: &Tensor) -> CoreResult<Tensor> {
+        let h = self.layers[0].forward(x)?.gelu()?.dropout(0.25, true)?;
+        self.layers[1].forward(&h)?.cross_entropy(y)
+    }
+
+    /// The batch of a step: a capture makes two of one.
+    fn batch(&self, step: usize) -> &(Tensor, Tensor) {
+        &self.batches[step.saturating_sub(1)]
+    }
+}
+
+fn rate(step: usize) -> f64 {
+    0.01 / (1.0 + step as f64)
+}
+
+fn same(a: &[Tensor], b: &[Tensor]) -> Result<()> {
+    ensure!(a.len() == b.len());
+    a.iter()
+        .zip(b)
+        .enumerate()
+        .try_for_each(|(k, (a, b))| same_bits(a, b).with_context(|| format!("tensor {k}")))
+}
+
+/// A step of training: loss, norm of the gradients.
+fn train(
+    net: &Setting,
+    optimizer: &mut dyn Optimizer,
+    x: &Tensor,
+    y: &Tensor,
+) -> CoreResult<(Tensor, Tensor)> {
+    let loss = net.loss(x, y)?;
+    loss.backward()?;
+    let norm = clip_grad_norm_(optimizer.parameters(), 0.5)?;
+    optimizer.step()?;
+    optimizer.zero_grad();
+    Ok((loss, norm))
+}
+
+/// Losses and norms of eager steps, and the parameters behind them; and where random numbers stand.
+fn eager(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
+    let net = Setting::new(device)?;
+    let mut optimizer = make(net.parameters());
+    let mut found = Vec::new();
+    for step in 0..=STEPS {
+        optimizer.set_lr(rate(step));
+        let (x, y) = net.batch(step);
+        let (loss, norm) = train(&net, &mut *optimizer, x, y)?;
+        found.extend([loss.detach(), norm]);
+    }
+    found.extend(net.parameters());
+    found.extend(optimizer.state_dict()?.into_values());
+    Ok((found, device.random_state().offset))
+}
+
+/// The same by a captured step. What the two steps of its capture give comes from other settings: the rate changes between them.
+fn replayed(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
+    let net = Setting::new(device)?;
+    let mut optimizer = make(net.parameters());
+    let (x, y) = net.batch(0);
+    let mut found = Vec::new();
+    let mut made = 0;
+    let mut step = device.capture_with(&[x, y], |inputs| {
+        optimizer.set_lr(rate(made));
+        made += 1;
+        let (loss, norm) = train(&net, &mut *optimizer, &inputs[0], &inputs[1])?;
+        if made == 1 {
+            found.extend([loss.detach(), norm.copy()?]);
+        }
+        Ok((loss, norm))
+    })?;
+    let (loss, norm) = step.outputs();
+    ensure!(!loss.requires_grad(), "outputs carry no history");
+    found.extend([loss.copy()?, norm.copy()?]);
+    for k in 2..=STEPS {
+        optimizer.set_lr(rate(k));
+        let (x, y) = net.batch(k);
+        let (loss, norm) = step.run(&[x, y])?;
+        found.extend([loss.copy()?, norm.copy()?]);
+    }
+    let offset = device.random_state().offset;
+    found.extend(net.parameters());
+    found.extend(optimizer.state_dict()?.into_values());
+    Ok((found, offset))
+}
+
+fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
+    let make = |parameters| -> Box<dyn Optimizer> { Box::new(AdamW::new(parameters, 0.1)) };
+    for least in [None, Some(0)] {
+        let device = &Device::with_config(device.backend().clone(), Config::default());
+        device.set_fusion(least);
+        let (expected, drawn) = eager(device, &make)?;
+        let (got, drawn_too) = replayed(device, &make)?;
+        same(&got, &expected).with_context(|| format!("fusion {least:?}"))?;
+        ensure!(drawn == drawn_too, "random numbers stand at {drawn_too}, eager at {drawn}");
+    }
+    Ok(())
+}
+
+fn every_optimiser_counts_on(device: &Device) -> Result<()> {
+    let makes: [&dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>; 3] = [
+        &|p| Box::new(Adam::new(p, 0.1).amsgrad(true)),
+        &|p| Box::new(Sgd::new(p, 0.1).momentum(0.9).dampening(0.3)),
+        &|p| Box::new(RmsProp::new(p, 0.1).momentum(0.5)),
+    ];
+    for (k, make) in makes.into_iter().enumerate() {
+        let (expected, _) = eager(device, make)?;
+        same(&replayed(device, make)?.0, &expected).with_context(|| format!("optimiser {k}"))?;
+    }
+    Ok(())
+}
+
+/// With a scaler that meets an infinity: what is skipped, counted and scaled is the device's.
+fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result<()> {
+    need(device, DType::F16)?;
+    if !device.info().features.f16 {
+        return skip("the device computes no f16");
+    }
+    let run = |captured: bool| -> Result<Vec<Tensor>> {
+        let net = Setting::new(device)?;
+        let mut optimizer = Adam::new(net.parameters(), 0.01);
+        let mut scaler = GradScaler::new().init_scale(1024.0).growth_interval(2);
+        let (x, y) = (net.batches[0].0.copy()?, &net.batches[0].1);
+        let mut once = || -> CoreResult<Tensor> {
+            let loss = {
+                let _autocast = autocast(DType::F16)?;
+                net.loss(&x, y)?
+            };
+            scaler.scale(&loss)?.backward()?;
+            scaler.unscale_(&optimizer)?;
+            clip_grad_norm_(optimizer.parameters(), 0.5)?;
+            scaler.step(&mut optimizer)?;
+            scaler.update()?;
+            optimizer.zero_grad();
+            Ok(loss)
+        };
+        let inputs = (0..5).map(|k| {
+            let scale = if k == 2 { f64::INFINITY } else { 1.0 };
+            net.batches[k].0.mul(scale)
+        });
+        let inputs = inputs.collect::<CoreResult<Vec<_>>>()?;
+        if captured {
+            let mut step = device.capture(&mut once)?;
+            for input in &inputs {
+                x.copy_(input)?;
+                step.replay()?;
+            }
+        } else {
+            once()?;
+            once()?;
+            for input in &inputs {
+                x.copy_(input)?;
+                once()?;
+            }
+        }
+        let mut found = net.parameters();
+        found.extend(scaler.state_dict(device)?.into_values());
+        found.extend(optimizer.state_dict()?.into_values());
+        found.iter().map(|t| Ok(t.detach().copy()?)).collect()
+    };
+    same(&run(true)?, &run(false)?)
+}
+
+fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
+    let run = |captured: bool, clear: bool| -> Result<Vec<Tensor>> {
+        let net = Setting::new(device)?;
+        let (x, y) = &net.batches[0];
+        let clears = Sgd::new(net.parameters(), 0.0);
+        let mut once = || {
+            if clear {
+                clears.zero_grad();
+            }
+            let loss = net.loss(x, y)?;
+            loss.backward()?;
+            Ok(loss)
+        };
+        if captured {
+            let mut step = device.capture(&mut once)?;
+            step.replay()?;
+            // Without a gradient to add to, the next one is the first.
+            Sgd::new(net.parameters(), 0.0).zero_grad();
+            step.replay()?;
+            step.replay()?;
+        } else {
+            for k in 0..5 {
+                if k == 3 {
+                    clears.zero_grad();
+                }
+                once()?;
+            }
+        }
+        net.parameters().iter().map(|p| p.grad().context("no gradient")).collect()
+    };
+    for clear in [true, false] {
+        same(&run(true, clear)?, &run(false, clear)?).with_context(|| format!("cleared: {clear}"))?;
+    }
+    // Another tensor in its place is not where replays add.
+    let net = Setting::new(device)?;
+    let (x, y) = &net.batches[0];
+    let mut step = device.capture(|| net.loss(x, y)?.backward())?;
+    let weight = &net.parameters()[0];
+    weight.set_grad(Some(weight.zeros_like()?.detach()));
+    let error = step.replay().err().context("a gradient that was replaced went unnoticed")?;
+    ensure!(matches!(error, Error::Capture { .. }), "{error}");
+    Ok(())
+}
+
+fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<Vec<Tensor>> {
+        device.manual_seed(5);
+        let w = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
+        let x = Tensor::randn(&[8, 16], DType::F32, device)?;
+        let mut optimizer = Sgd::new(vec![w.clone()], 0.1);
+        let mut once = || {
+            let v = w.clone();
+            let h = checkpoint(&[&x], move |t| t[0].matmul(&v)?.tanh()?.dropout(0.5, true))?;
+            let loss = h.matmul(&w)?.dropout(0.5, true)?.square()?.mean(&[], false)?;
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss)
+        };
+        let mut losses = Vec::new();
+        if captured {
+            let mut step = device.capture(&mut once)?;
+            losses.push(step.outputs().copy()?);
+            for _ in 0..3 {
+                losses.push(step.replay()?.copy()?);
+            }
+        } else {
+            once()?;
+            for _ in 0..4 {
+                losses.push(once()?.detach());
+            }
+        }
+        losses.push(w.detach());
+        Ok(losses)
+    };
+    same(&run(true)?, &run(false)?)
+}
+
+fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<Vec<Tensor>> {
+        let net = Setting::new(device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 0.01);
+        let (x, y) = &net.batches[0];
+        let (a, b) = (x.narrow(0, 0, 8)?.copy()?, y.narrow(0, 0, 8)?.copy()?);
+        let mut found = Vec::new();
+        if captured {
+            let mut long = device.capture(|| train(&net, &mut optimizer, x, y))?;
+            let mut short = device.capture(|| train(&net, &mut optimizer, &a, &b))?;
+            for _ in 0..3 {
+                found.push(long.replay()?.0.copy()?);
+                found.push(short.replay()?.0.copy()?);
+            }
+            drop(long);
+            found.push(short.replay()?.0.copy()?);
+        } else {
+            for (k, short) in [0, 0, 1, 1, 0, 1, 0, 1, 0, 1, 1].into_iter().enumerate() {
+                let (x, y) = if short == 1 { (&a, &b) } else { (x, y) };
+                let (loss, _) = train(&net, &mut optimizer, x, y)?;
+                if k >= 4 {
+                    found.push(loss.detach());
+                }
+            }
+        }
+        found.extend(net.parameters());
+        Ok(found)
+    };
+    same(&run(true)?, &run(false)?)
+}
+
+fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[4, 3], DType::F32, device)?;
+    let mut step = device.capture_with(&[&x], |t| t[0].mul(2.0)?.add(1.0))?;
+    let wide = Tensor::ones(&[4, 5], DType::F32, device)?;
+    let message = |result: CoreResult<Tensor>| result.err().map(|e| e.to_string()).unwrap_or_default();
+    let shape = message(step.run(&[&wide]));
+    ensure!(
+        shape.contains("[4, 3]") && shape.contains("[4, 5]") && shape.contains("capture it again"),
+        "{shape}"
+    );
+    let dtype = message(step.run(&[&x.to_dtype(DType::I32)?]));
+    ensure!(dtype.contains("i32") && dtype.contains("f32"), "{dtype}");
+    let count = message(step.run(&[]));
+    ensure!(count.contains("1 inputs; got 0"), "{count}");
+    // The step is as it was.
+    let two = Tensor::full(&[4, 3], 2.0, DType::F32, device)?;
+    ensure!(step.run(&[&two])?.to_vec::<f32>()? == [5.0; 12]);
+    ensure!(step.replay()?.to_vec::<f32>()? == [5.0; 12]);
+    Ok(())
+}
+
+fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[16], DType::F32, device)?;
+    let refused = |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| -> Result<()> {
+        match device.capture(|| step()) {
+            Err(error @ Error::Capture { .. }) if error.to_string().contains(what) => Ok(()),
+            Err(error) => Err(error).with_context(|| format!("expected {what}")),
+            Ok(_) => anyhow::bail!("{what} was captured"),
+        }
+    };
+    refused("read", &mut || x.mul(x.add(1.0)?.sum(&[], false)?.item()?))?;
+    refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], &[1], device)?))?;
+    refused("set_random_state", &mut || {
+        device.manual_seed(1);
+        x.dropout(0.5, true)
+    })?;
+    refused("inside a step", &mut || Ok(device.capture(|| x.add(1.0))?.outputs()))?;
+    let mut inner = device.capture(|| x.add(1.0))?;
+    refused("replay", &mut || inner.replay())?;
+    let mut carried = x.copy()?;
+    refused("was there before the step", &mut || {
+        carried = carried.add(1.0)?;
+        Ok(carried.clone())
+    })?;
+    if Stream::new(device) != Stream::default_of(device) {
+        let side = Stream::new(device);
+        refused("streams", &mut || {
+            let y = x.add(1.0)?;
+            let _on = side.enter();
+            y.mul(2.0)
+        })?;
+    }
+    // An error of the step itself comes back as it is, and the device is as before.
+    let mut tries = 0;
+    let failed = device.capture(|| {
+        tries += 1;
+        if tries == 1 { x.add(1.0) } else { x.reshape([3, 3]) }
+    });
+    ensure!(matches!(failed, Err(Error::Shape { .. })), "{failed:?}");
+    ensure!(x.sum(&[], false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
+    Ok(())
+}
+
+fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
+    let device = &Device::with_config(device.backend().clone(), Config::default());
+    let kib = Tensor::full(&[256 << 10], 0.5, DType::F32, device)?;
+    let before = device.memory().allocated();
+    // Never more than two results at a time; one that nobody needs.
+    let chain = || {
+        let _for_nobody = kib.cumsum(0)?;
+        kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum(&[], false)
+    };
+    let mut step = device.capture(chain)?;
+    let stats = step.stats();
+    ensure!(stats.dropped >= 1, "{stats}");
+    ensure!(stats.arena >= 2 << 20 && stats.arena < stats.eager, "{stats}");
+    let held = device.memory().allocated() - before;
+    ensure!(held >= stats.arena && held <= stats.arena + 4096, "{held} bytes are held; {stats}");
+    let expected = step.outputs().item()?;
+    for _ in 0..3 {
+        ensure!(step.replay()?.item()? == expected);
+        ensure!(device.memory().allocated() - before == held, "a replay allocates nothing");
+    }
+    drop(step);
+    ensure!(device.memory().allocated() == before);
+    // The step owns what it reads.
+    let net = Setting::new(device)?;
+    let x = net.batches[0].0.clone();
+    let mut step = device.capture(|| net.layers[0].forward(&x))?;
+    let expected = net.layers[0].forward(&x)?;
+    drop((net, x));
+    device.pool().empty_cache()?;
+    let _strange = Tensor::full(&[64 << 10], 7.0, DType::F32, device)?;
+    same_bits(&step.replay()?, &expected)
+}
+
+/// Other work, full pools and moves to the host between replays.
+fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()> {
+    let device = &Device::with_config(device.backend().clone(), Config::default());
+    let mut numbers = Numbers(9);
+    let x = Tensor::randn(&[64, 64], DType::F32, device)?;
+    let state = Tensor::zeros(&[64, 64], DType::F32, device)?;
+    let mut once = || {
+        state.add_(&x.matmul(&x)?.tanh()?)?;
+        state.sum(&[1], false)
+    };
+    let mut step = device.capture(&mut once)?;
+    let mut expected = Tensor::zeros(&[64, 64], DType::F32, device)?;
+    let change = x.matmul(&x)?.tanh()?;
+    for k in 0..2 {
+        expected = expected.add(&change).with_context(|| format!("step {k}"))?;
+    }
+    let mut others = Vec::new();
+    for _ in 0..6 {
+        for _ in 0..4 {
+            let t = Tensor::full(&[1 + numbers.below(40_000)], 3.0, DType::F32, device)?;
+            if numbers.below(2) == 0 { others.push(t.exp()?) } else { others.clear() }
+        }
+        device.pool().set_limit(Some(device.memory().reserved()));
+        if device.backend().reaches_host() {
+            state.offload_()?;
+            ensure!(!state.is_offloaded(), "what a captured step uses stays on the device");
+        }
+        let sums = step.replay()?;
+        device.pool().set_limit(None);
+        expected = expected.add(&change)?;
+        same_bits(&state, &expected)?;
+        same_bits(&sums, &expected.sum(&[1], false)?)?;
+        device.pool().empty_cache()?;
+    }
+    Ok(())
+}
+
+fn a_profile_names_the_commands_of_a_replay(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[32, 32], DType::F32, device)?;
+    let mut step = device.capture(|| x.matmul(&x)?.softmax(-1))?;
+    step.replay()?;
+    step.replay()?;
+    let profiler = Profiler::start(device)?;
+    step.replay()?;
+    let spans = profiler.finish()?.spans;
+    ensure!(spans.len() == step.stats().commands, "{} spans, {}", spans.len(), step.stats());
+    ensure!(spans.iter().any(|span| span.op == "softmax"), "{spans:?}");
+    Ok(())
+}
+
+fn constants_stay(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1_i32, 2, 3, 4], &[4], device)?;
+    let mut step = device.capture(|| {
+        let numbers = Tensor::arange(0.0, 4.0, 1.0, DType::I32, device)?;
+        numbers.add_(&x)?;
+        Ok((numbers, x.flip(&[0])?))
+    })?;
+    for _ in 0..3 {
+        let (sums, flipped) = step.replay()?;
+        ensure!(sums.to_vec::<i32>()? == [1, 3, 5, 7] && flipped.to_vec::<i32>()? == [4, 3, 2, 1]);
+    }
+    Ok(())
+}
