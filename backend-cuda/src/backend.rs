@@ -179,6 +179,45 @@ impl Drop for Device {
     }
 }
 
+impl CudaBackend {
+    /// Writes commands down; `None` where one of them, or the driver, declines.
+    fn graph(&self, commands: &[Command<'_>]) -> Result<Option<Steps>> {
+        let Device { attention, context, kernels, .. } = &*self.device;
+        let Some(capture) = Capture::begin(context)? else { return Ok(None) };
+        let stream = capture.stream();
+        let mut launches = Vec::with_capacity(commands.len());
+        for command in commands {
+            let mut launched = None;
+            let done = match *command {
+                Command::Launch(ref launch) => {
+                    kernels.launch(stream, launch)?;
+                    launched = Some((capture.last()?, Kept::new(launch)));
+                    true
+                }
+                Command::Copy { dst, src } => {
+                    // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
+                    unsafe { stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+                    true
+                }
+                Command::Fill { dst, word } => {
+                    // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
+                    unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
+                    true
+                }
+                Command::Matmul(call) => self.queue.matmul.run(stream, call)?,
+                Command::Attention(call) => attention.run(context, kernels, stream, call)?,
+            };
+            if !done {
+                return Ok(None);
+            }
+            launches.push(launched);
+        }
+        let graph = capture.finish()?;
+        let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
+        Ok(Some(Steps { graph, launches, queue, device }))
+    }
+}
+
 impl fmt::Debug for CudaBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("CudaBackend").field("info", &self.device.info).finish_non_exhaustive()
@@ -369,42 +408,15 @@ impl Backend for CudaBackend {
     }
 
     fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
-        let Device { attention, context, kernels, .. } = &*self.device;
-        let Some(capture) = Capture::begin(context)? else { return Ok(None) };
-        let mut launches = Vec::with_capacity(commands.len());
-        for command in commands {
-            let stream = capture.stream();
-            let done = match *command {
-                Command::Launch(ref launch) => kernels.launch(stream, launch).map(|()| true),
-                // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
-                Command::Copy { dst, src } => unsafe { stream.copy(address(dst), address(src), dst.bytes) }
-                    .map(|()| true)
-                    .map_err(Error::from),
-                // SAFETY: the core has checked that the slice lies inside its segment; they start at multiples of 4.
-                Command::Fill { dst, word } => unsafe { stream.fill(address(dst), word, dst.bytes / 4) }
-                    .map(|()| true)
-                    .map_err(Error::from),
-                Command::Matmul(call) => self.queue.matmul.run(stream, call).map_err(Error::from),
-                Command::Attention(call) => {
-                    attention.run(context, kernels, stream, call).map_err(Error::from)
-                }
-            };
-            match done {
-                Ok(true) => {}
-                Ok(false) => return Ok(None),
-                Err(error) => {
-                    log::debug!("a captured step is no graph: {error}");
-                    return Ok(None);
-                }
+        match self.graph(commands) {
+            Ok(Some(steps)) => Ok(Some(Box::new(steps))),
+            Ok(None) => Ok(None),
+            Err(error @ Error::Source(SourceError::DeviceLost(_))) => Err(error),
+            Err(error) => {
+                log::debug!("a captured step is no graph: {error}");
+                Ok(None)
             }
-            launches.push(match *command {
-                Command::Launch(ref launch) => Some((capture.last()?, Kept::new(launch))),
-                _ => None,
-            });
         }
-        let graph = capture.finish()?;
-        let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
-        Ok(Some(Box::new(Steps { graph, launches, queue, device })))
     }
 
     fn multiplies(&self) -> bool {

@@ -8,7 +8,7 @@ use std::fs;
 
 use fake_cuda::Libraries::{Compiler, Driver};
 use fake_cuda::{cache, count, log, on_fake, open};
-use forebay_core::backend::{KernelId, KernelSource, Launch};
+use forebay_core::backend::{Command, KernelId, KernelSource, Launch};
 use forebay_core::error::Error;
 use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
 
@@ -42,6 +42,48 @@ on_fake! {
         );
         let unknown = KernelId(9);
         assert!(matches!(backend.launch(&Launch { kernel: unknown, ..launch }), Err(Error::Argument { .. })));
+    }
+
+    a_captured_step_is_one_graph(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let id = backend.compile(&KernelSource { overrides: &[("width", 128.0)], ..kernel(SCALE, "scale") }).unwrap();
+        let bindings = [slice(segment, 256, 400), slice(segment, 1024, 4096)];
+        let [first, second] = [pattern(12, 1), pattern(12, 2)];
+        let launch = Launch { kernel: id, bindings: &bindings, params: &first, groups: [7, 2, 1] };
+        let commands = [
+            Command::Fill { dst: slice(segment, 0, 8), word: 7 },
+            Command::Launch(launch),
+            Command::Copy { dst: slice(segment, 64, 8), src: slice(segment, 0, 8) },
+        ];
+        let contents = || downloaded(&*backend, slice(segment, 64, 8));
+        backend.fill(slice(segment, 64, 8), 1).unwrap();
+        let mut step = backend.prepare(&commands).unwrap().unwrap();
+        assert!(step.is_graph());
+        assert_eq!(contents(), 1_u32.to_le_bytes().repeat(2), "preparing runs nothing");
+        let runs = || log().into_iter().filter(|line| line.starts_with("launch 7,2,1")).collect::<Vec<_>>();
+        assert!(runs().is_empty());
+        step.enqueue().unwrap();
+        assert_eq!(contents(), 7_u32.to_le_bytes().repeat(2));
+        step.set_params(1, &second).unwrap();
+        step.enqueue().unwrap();
+        assert_eq!((count("cuGraphLaunch"), count("cuGraphInstantiateWithFlags")), (2, 1));
+        let runs = runs();
+        assert_eq!(runs.len(), 2);
+        assert!(runs[0].ends_with(&hex(&first)) && runs[1].ends_with(&hex(&second)), "{runs:?}");
+        assert!(step.set_params(0, &second).is_err(), "a fill has no parameters");
+        assert!(step.set_params(1, &second[..4]).is_err());
+        drop(step);
+        assert_eq!((count("cuGraphExecDestroy"), count("cuGraphDestroy")), (1, 1));
+    }
+
+    a_step_that_is_no_graph_is_left_to_the_core(Compiler, "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:999:1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let commands = [Command::Fill { dst: slice(segment, 0, 8), word: 7 }];
+        assert!(backend.prepare(&commands).unwrap().is_none());
+        assert_eq!((count("cuStreamEndCapture"), count("cuGraphDestroy"), count("cuGraphExecDestroy")), (1, 1, 0));
+        assert!(backend.prepare(&commands).unwrap().is_some());
     }
 
     kernels_are_compiled_once(Compiler) {

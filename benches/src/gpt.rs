@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::plan::Choice;
@@ -47,7 +48,7 @@ impl Training {
         Ok(Self { text: text()?, next: text()?, net, optimizer, low })
     }
 
-    fn step(&mut self) -> Result<Tensor> {
+    fn step(&mut self) -> CoreResult<Tensor> {
         let loss = {
             let _autocast = self.low.map(autocast).transpose()?;
             self.net.loss(&self.text, &self.next)?
@@ -67,11 +68,15 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
         false => GptOptions { vocabulary: 50_304, ..GptOptions::preset("gpt2-124m")? },
     };
     let (batch, steps) = if b.tiny { (2, 3) } else { (8, STEPS) };
-    for (k, (variant, low, again)) in
-        [("bf16", Some(DType::BF16), false), ("bf16_ckpt", Some(DType::BF16), true), ("f32", None, false)]
-            .into_iter()
-            .enumerate()
-    {
+    let low = Some(DType::BF16);
+    let variants = [
+        ("bf16", low, false, false),
+        ("bf16_captured", low, false, true),
+        ("bf16_ckpt", low, true, false),
+        ("bf16_ckpt_captured", low, true, true),
+        ("f32", None, false, false),
+    ];
+    for (k, (variant, low, again, capture)) in variants.into_iter().enumerate() {
         // A pool of its own: the peak is this way's.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
         let choice = Choice::new(batch, 1).recompute(vec![true; sizes.layers]);
@@ -80,8 +85,13 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
         let mut training = Training::new(&sizes, batch, (low, !again), device)?;
         let first_loss = training.step()?.item()?;
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
+        let mut captured = capture.then(|| device.capture(|| training.step())).transpose()?;
+        let mut step = || match &mut captured {
+            Some(captured) => captured.replay(),
+            None => training.step(),
+        };
         for _ in 0..WARM_UP.min(steps) {
-            training.step()?.item()?;
+            step()?.item()?;
         }
         device.pool().reset_peak_stats();
         let mut ms = Vec::new();
@@ -89,7 +99,7 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
         for _ in 0..steps {
             device.synchronize()?;
             let start = Instant::now();
-            last = training.step()?.item()?;
+            last = step()?.item()?;
             ms.push(start.elapsed().as_secs_f64() * 1e3);
         }
         let (m, memory) = (median(ms), device.memory());
@@ -100,6 +110,7 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
             if low.is_some() { "bf16" } else { "f32" },
             json!({
                 "variant": variant, "median_ms": m, "tok_s": (batch * sizes.context) as f64 * 1e3 / m,
+                "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_graph())),
                 "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
                 "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
             }),

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Adam, Optimizer};
 use forebay::tensor::Tensor;
@@ -27,7 +28,7 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
     let x = Tensor::rand(&[batch, 784], DType::F32, device)?;
     let classes: Vec<i32> = (0..batch as i32).map(|i| i * 7 % 10).collect();
     let y = Tensor::from_slice(&classes, &[batch], device)?;
-    let mut step = || -> Result<Tensor> {
+    let mut step = || -> CoreResult<Tensor> {
         let h = layers[0].forward(&x)?.relu()?;
         let h = layers[1].forward(&h)?.relu()?;
         let loss = layers[2].forward(&h)?.cross_entropy(&y)?;
@@ -39,18 +40,31 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
     let start = Instant::now();
     let first_loss = step()?.item()?;
     let first_ms = start.elapsed().as_secs_f64() * 1e3;
-    for (bench, each) in [("mlp_train", false), ("mlp_train_loss_read", true)] {
+    let mut captured = None;
+    for (bench, each, capture) in [
+        ("mlp_train", false, false),
+        ("mlp_train_loss_read", true, false),
+        ("mlp_train_captured", false, true),
+    ] {
+        if capture {
+            captured = Some(device.capture(&mut step)?);
+            device.pool().reset_peak_stats();
+        }
+        let mut once = || match &mut captured {
+            Some(captured) => captured.replay(),
+            None => step(),
+        };
         let mut ms = Vec::new();
         let mut last = 0.0;
         for k in 0..chunks + 2 {
             device.synchronize()?;
             let start = Instant::now();
-            let mut loss = step()?;
+            let mut loss = once()?;
             for _ in 1..per {
                 if each {
                     loss.item()?;
                 }
-                loss = step()?;
+                loss = once()?;
             }
             last = loss.item()?;
             device.synchronize()?;
@@ -67,6 +81,7 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
             json!({
                 "median_ms": m, "steps_s": 1e3 / m, "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
                 "peak_mem_mb": (stats.peak_allocated() - before) as f64 / f64::from(1 << 20),
+                "graph": captured.as_ref().map(|c| c.is_graph()),
             }),
         );
     }

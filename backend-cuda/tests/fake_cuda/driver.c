@@ -117,6 +117,19 @@ static int push(Op op) {
     return OK;
 }
 
+// A graph: what one stream was given while it was captured.
+typedef struct { Op op; void *function; char *line; } Node;
+typedef struct { Node nodes[256]; int count; } Graph;
+static void *capturing;
+static Graph *graph;
+
+static int write_down(Node node) {
+    if (graph->count == 256) return INVALID;
+    graph->nodes[graph->count++] = node;
+    return OK;
+}
+static int give(void *stream, Op op) { return stream == capturing ? write_down((Node){op, NULL, NULL}) : push(op); }
+
 void fake_cuda_finish(void) { run_to(tail); }
 void fake_cuda_note(const char *text) { note("%s", text); }
 
@@ -136,12 +149,12 @@ int cuMemcpyAsync(Address dst, Address src, size_t bytes, void *stream) {
     ENTER();
     if (!stream || !(inside(dst, bytes, 0) || inside(dst, bytes, 1))) return INVALID;
     if (!(inside(src, bytes, 0) || inside(src, bytes, 1))) return INVALID;
-    return push((Op){(char *)dst, (char *)src, bytes, 0, NULL});
+    return give(stream, (Op){(char *)dst, (char *)src, bytes, 0, NULL});
 }
 int cuMemsetD32Async(Address dst, unsigned word, size_t words, void *stream) {
     ENTER();
     if (!stream || dst % 4 || !inside(dst, words * 4, 0)) return INVALID;
-    return push((Op){(char *)dst, NULL, words * 4, word, NULL});
+    return give(stream, (Op){(char *)dst, NULL, words * 4, word, NULL});
 }
 int cuStreamCreate(void **stream, unsigned flags) {
     ENTER();
@@ -380,11 +393,8 @@ int cuModuleGetFunction(void **function, void *module, const char *name) {
     return OK;
 }
 int cuFuncSetAttribute(void *function, int attribute, int value) { ENTER(); return function && attribute && value > 0 ? OK : INVALID; }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **arguments, void **extra) {
-    ENTER();
-    if (!function || !stream || shared || extra) return INVALID;
-    char line[4096];
+static char *line_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz, void **arguments) {
+    static char line[4096];
     int at = snprintf(line, sizeof line, "launch %u,%u,%u of %u,%u,%u:", gx, gy, gz, bx, by, bz);
     const char *sizes = getenv("FAKE_CUDA_PARAMS");
     for (int i = 0; sizes && *sizes; i++, sizes += strcspn(sizes, ","), sizes += *sizes == ',') {
@@ -392,6 +402,79 @@ int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsign
         for (int j = 0; j < atoi(sizes); j++)
             at += snprintf(line + at, sizeof line - (size_t)at, "%02x", ((unsigned char *)arguments[i])[j]);
     }
+    return line;
+}
+int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void *stream, void **arguments, void **extra) {
+    ENTER();
+    if (!function || !stream || shared || extra) return INVALID;
+    char *line = line_of(gx, gy, gz, bx, by, bz, arguments);
+    if (stream == capturing) return write_down((Node){{0}, function, strdup(line)});
     note("%s", line);
+    return OK;
+}
+
+// ---- graphs: what is written down is also what runs ----
+
+typedef struct {
+    void *function;
+    unsigned gx, gy, gz, bx, by, bz, shared;
+    void **arguments, **extra;
+    void *kernel, *context;
+} NodeParams;
+
+int cuStreamBeginCapture_v2(void *stream, int mode) {
+    ENTER();
+    if (!stream || capturing || mode != 2) return INVALID;
+    capturing = stream;
+    graph = calloc(1, sizeof *graph);
+    return OK;
+}
+int cuStreamGetCaptureInfo_v2(void *stream, int *status, uint64_t *id, void **found, void ***last, size_t *count) {
+    static void *node;
+    ENTER();
+    if (stream != capturing) return INVALID;
+    node = graph->count ? &graph->nodes[graph->count - 1] : NULL;
+    *status = 1, *id = 1, *found = graph, *last = &node, *count = node != NULL;
+    return OK;
+}
+int cuStreamEndCapture(void *stream, void **made) {
+    ENTER();
+    if (stream != capturing) return INVALID;
+    *made = graph;
+    capturing = NULL;
+    return OK;
+}
+int cuGraphInstantiateWithFlags(void **ready, void *made, unsigned long long flags) {
+    ENTER();
+    *ready = made;
+    return made && !flags ? OK : INVALID;
+}
+int cuGraphExecKernelNodeSetParams_v2(void *ready, void *at, const NodeParams *params) {
+    ENTER();
+    Graph *all = ready;
+    Node *node = at;
+    if (node < all->nodes || node >= all->nodes + all->count || !node->function) return INVALID;
+    if (node->function != params->function || params->shared || params->extra || params->kernel) return INVALID;
+    free(node->line);
+    node->line = strdup(line_of(params->gx, params->gy, params->gz, params->bx, params->by, params->bz, params->arguments));
+    return OK;
+}
+int cuGraphLaunch(void *ready, void *stream) {
+    ENTER();
+    if (!ready || !stream || stream == capturing) return INVALID;
+    Graph *all = ready;
+    for (int i = 0; i < all->count; i++) {
+        if (all->nodes[i].line) note("%s", all->nodes[i].line);
+        else push(all->nodes[i].op);
+    }
+    return OK;
+}
+int cuGraphExecDestroy(void *ready) { ENTER(); return ready ? OK : INVALID; }
+int cuGraphDestroy(void *made) {
+    ENTER();
+    Graph *all = made;
+    for (int i = 0; i < all->count; i++) free(all->nodes[i].line);
+    free(all);
     return OK;
 }

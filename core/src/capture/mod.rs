@@ -305,6 +305,12 @@ impl<O: Outputs> Captured<O> {
             return Err(captured("capture", &reason));
         }
         let total = commands.len();
+        if total == 0 {
+            return Err(captured(
+                "capture",
+                "the step gave this device nothing to do; capture it on the device of its tensors",
+            ));
+        }
         let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
         for (number, touch) in touched.flatten() {
