@@ -360,7 +360,7 @@ impl<O: Outputs> Captured<O> {
             .into_iter()
             .filter_map(|(leaf, before)| {
                 let grad = leaf.grad()?;
-                let adds = before.is_some_and(|before| before.is_same(&grad));
+                let adds = before.is_some_and(|before| before.ptr_eq(&grad.memory()));
                 Some(Grown { leaf, grad, adds })
             })
             .collect();

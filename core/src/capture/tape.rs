@@ -45,8 +45,8 @@ pub(super) struct Record {
     numbers: FxHashMap<usize, u32>,
     /// Which memory is where, by segment and first byte: its end, and its number.
     places: BTreeMap<(u64, u64), (u64, u32)>,
-    /// Leaves that were given gradients, and those that they had before.
-    pub(super) leaves: Vec<(Arc<Leaf>, Option<Tensor>)>,
+    /// Leaves that were given gradients, and the memory of those that they had before.
+    pub(super) leaves: Vec<(Arc<Leaf>, Option<Weak<Storage>>)>,
     /// Constants from the host.
     pub(super) constants: Vec<Tensor>,
     /// Bytes allocated before, and the most of them since.
@@ -75,7 +75,7 @@ pub(super) struct Recorded {
 
 /// What it does. [`Command`], with what it borrows.
 pub(super) enum Kind {
-    Launch { kernel: KernelId, bindings: SmallVec<[Slice; 8]>, params: SmallVec<[u8; 64]>, groups: [u32; 3] },
+    Launch { kernel: KernelId, bindings: Box<[Slice]>, params: Vec<u8>, groups: [u32; 3] },
     Copy { dst: Slice, src: Slice },
     Fill { dst: Slice, word: u32 },
     Matmul(Box<MatmulCall>),
@@ -275,7 +275,7 @@ impl Tape {
     pub(crate) fn graded(&self, leaf: &Arc<Leaf>, before: Option<&Tensor>) {
         self.with(|record| {
             if !record.leaves.iter().any(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                record.leaves.push((Arc::clone(leaf), before.cloned()));
+                record.leaves.push((Arc::clone(leaf), before.map(Tensor::memory)));
             }
         });
     }

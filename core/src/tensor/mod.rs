@@ -215,6 +215,11 @@ impl Tensor {
         self.inner.storage.mark(gate)
     }
 
+    /// Its memory, which this does not keep.
+    pub(crate) fn memory(&self) -> Weak<Storage> {
+        Arc::downgrade(&self.inner.storage)
+    }
+
     pub(crate) fn life(&self) -> Life {
         Life(Arc::downgrade(&self.inner.storage))
     }

@@ -1,5 +1,8 @@
 //! Captured steps: the bits of eager ones, what stays live, what cannot be captured, and memory.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
 use anyhow::{Context, Result, ensure};
 use forebay::amp::{GradScaler, autocast};
 use forebay::autograd::checkpoint;
@@ -29,6 +32,7 @@ tests![
     replays_find_their_memory_whatever_else_happens,
     a_profile_names_the_commands_of_a_replay,
     constants_stay,
+    other_threads_are_not_recorded,
 ];
 
 const STEPS: usize = 6;
@@ -486,4 +490,44 @@ fn constants_stay(device: &Device) -> Result<()> {
         ensure!(sums.to_vec::<i32>()? == [1, 3, 5, 7] && flipped.to_vec::<i32>()? == [4, 3, 2, 1]);
     }
     Ok(())
+}
+
+/// A loader's thread, say: it makes and uploads tensors all the time, and joins no chain of the step.
+fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
+    let device = &Device::with_config(device.backend().clone(), Config::default());
+    device.set_fusion(Some(0));
+    let x = Tensor::full(&[1000], 0.5, DType::F32, device)?;
+    let capture =
+        || device.capture(|| (0..20).try_fold(x.clone(), |h, _| h.mul(0.5)?.add(&x)?.cumsum(0)?.sin()));
+    let alone = capture()?;
+    let expected = alone.outputs().copy()?;
+    let (done, begun) = (AtomicBool::new(false), AtomicBool::new(false));
+    thread::scope(|scope| {
+        let other = scope.spawn(|| -> Result<()> {
+            while !done.load(Ordering::Relaxed) {
+                let t = Tensor::from_slice(&[1.0_f32; 1000], &[1000], device)?;
+                let t = t.mul(2.0)?.add(1.0)?;
+                begun.store(true, Ordering::Relaxed);
+                ensure!(t.to_vec::<f32>()? == [3.0; 1000]);
+            }
+            Ok(())
+        });
+        while !begun.load(Ordering::Relaxed) && !other.is_finished() {
+            thread::yield_now();
+        }
+        let beside = || -> Result<()> {
+            let mut step = capture()?;
+            // Another thread's work may end a chain, and adds nothing to it.
+            let (commands, fewest) = (step.stats().commands, alone.stats().commands);
+            ensure!((fewest..=4 * 20).contains(&commands), "{commands} commands; {fewest} alone");
+            for _ in 0..5 {
+                same_bits(&step.replay()?, &expected)?;
+            }
+            Ok(())
+        };
+        let result = (0..3).try_for_each(|_| beside());
+        done.store(true, Ordering::Relaxed);
+        other.join().unwrap_or_else(|_| anyhow::bail!("the other thread panicked"))?;
+        result
+    })
 }
