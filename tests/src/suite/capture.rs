@@ -356,7 +356,7 @@ fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
 fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[16], DType::F32, device)?;
     let refused = |what: &str, step: &mut dyn FnMut() -> CoreResult<Tensor>| -> Result<()> {
-        match device.capture(|| step()) {
+        match device.capture(&mut *step) {
             Err(error @ Error::Capture { .. }) if error.to_string().contains(what) => Ok(()),
             Err(error) => Err(error).with_context(|| format!("expected {what}")),
             Ok(_) => anyhow::bail!("{what} was captured"),
