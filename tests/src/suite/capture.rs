@@ -33,6 +33,7 @@ tests![
     a_profile_names_the_commands_of_a_replay,
     constants_stay,
     other_threads_are_not_recorded,
+    sixteen_bit_copies_are_never_stale,
 ];
 
 const STEPS: usize = 6;
@@ -531,4 +532,40 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
         other.join().unwrap_or_else(|_| anyhow::bail!("the other thread panicked"))?;
         result
     })
+}
+
+/// Eager steps keep 16-bit copies of parameters; captured ones cast, and eager ones behind them must see what these have changed.
+fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<Vec<Tensor>> {
+        let net = Setting::new(device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 0.01).low_precision_copies(true);
+        let (x, y) = &net.batches[0];
+        let mut once = || -> CoreResult<Tensor> {
+            let loss = {
+                let _autocast = autocast(DType::BF16)?;
+                net.loss(x, y)?
+            };
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss.detach())
+        };
+        let mut losses = vec![once()?, once()?];
+        if captured {
+            let mut step = device.capture(&mut once)?;
+            for _ in 0..3 {
+                losses.push(step.replay()?.copy()?);
+            }
+        } else {
+            once()?;
+            once()?;
+            for _ in 0..3 {
+                losses.push(once()?);
+            }
+        }
+        losses.extend([once()?, once()?]);
+        losses.extend(net.parameters());
+        Ok(losses)
+    };
+    same(&run(true)?, &run(false)?)
 }
