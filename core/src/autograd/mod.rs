@@ -1,6 +1,6 @@
 //! The tape: which operation made a tensor, and how its gradient flows back.
 //!
-//! Every differentiable operation attaches a [`Node`] to its result: edges to the inputs that require gradients, and
+//! Every differentiable operation attaches a `Node` to its result: edges to the inputs that require gradients, and
 //! a closure that turns the gradient of the result into theirs. [`Tensor::backward`] walks the nodes from the newest
 //! to the oldest, adds into the leaves' gradients in place, and drops each closure, with the tensors it saved, as
 //! soon as it has run.

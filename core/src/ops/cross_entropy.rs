@@ -196,7 +196,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
 }
 
 impl Tensor {
-    /// The mean cross-entropy of these logits, [batch, classes, ...] or [classes], with `target`: classes (integers in
+    /// The mean cross-entropy of these logits, \[batch, classes, ...\] or \[classes\], with `target`: classes (integers in
     /// the shape without the dimension of the classes) or probabilities (floats in the same shape). A class outside
     /// the range gives NaN.
     ///

@@ -223,7 +223,7 @@ fn row_grad(
 }
 
 impl Tensor {
-    /// out[i][j] = self[index[i][j]][j] for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
+    /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
     ///
     /// # Errors
     /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.

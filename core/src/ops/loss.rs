@@ -44,7 +44,7 @@ fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduction) -> Re
 
 impl Tensor {
     /// The negative log-likelihood of `target` classes under these log-probabilities, [batch, classes, ...] or
-    /// [classes]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights.
+    /// \[classes\]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights.
     ///
     /// # Errors
     /// The shapes or dtypes do not fit; memory runs out.
