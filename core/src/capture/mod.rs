@@ -41,7 +41,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::amp;
+use crate::amp::{self, copies::Taken};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
 use crate::backend::{Command, Prepared, SegmentId, Slice};
@@ -146,6 +146,7 @@ pub struct Captured<O> {
     /// Where random numbers stood when it was recorded, and how many blocks it draws.
     random: (RandomState, u64),
     leaves: Vec<Grown>,
+    copies: Vec<Taken>,
     inputs: Vec<Tensor>,
     outputs: O,
     stats: CaptureStats,
@@ -218,6 +219,9 @@ impl Drop for Fused<'_> {
     }
 }
 
+/// Why no step is captured within another.
+const NESTED: &str = "a step inside a step; capture the outer one alone";
+
 impl Device {
     /// Captures a step, on the stream that is current: `step` runs twice, and both runs are real. See [`capture`](crate::capture).
     ///
@@ -238,26 +242,65 @@ impl Device {
         inputs: &[&Tensor],
         mut step: impl FnMut(&[Tensor]) -> Result<O>,
     ) -> Result<Captured<O>> {
-        let own = {
-            let _tag = memory::scope::tag(Tag::Input);
-            let own = inputs.iter().map(|input| {
-                if input.device() != self {
-                    let (left, right) = (self.to_string(), input.device().to_string());
-                    return Err(Error::Device { op: "capture_with", left, right });
-                }
-                input.detach().copy()
-            });
-            own.collect::<Result<Vec<_>>>()?
-        };
+        let own = self.own("capture_with", inputs)?;
         Captured::new(self, own.clone(), || step(&own))
+    }
+
+    /// [`capture_with`](Self::capture_with) for a step that was made before, like this: it runs once, while it is recorded. So each batch of a
+    /// training loop is one step: the first is made eagerly, the second recorded, the others are [run](Captured::run).
+    ///
+    /// # Errors
+    /// As [`capture_with`](Self::capture_with). What a first step makes, such as an optimiser's state, is not there if none was made.
+    pub fn record_with<O: Outputs>(
+        &self,
+        inputs: &[&Tensor],
+        step: impl FnMut(&[Tensor]) -> Result<O>,
+    ) -> Result<Captured<O>> {
+        Captured::record(self, inputs, step)?.1
+    }
+
+    /// Copies of a step's inputs.
+    fn own(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        let _tag = memory::scope::tag(Tag::Input);
+        let own = inputs.iter().map(|input| {
+            if input.device() != self {
+                let (left, right) = (self.to_string(), input.device().to_string());
+                return Err(Error::Device { op, left, right });
+            }
+            input.detach().copy()
+        });
+        own.collect()
     }
 }
 
 impl<O: Outputs> Captured<O> {
+    /// A step that runs once before it is recorded.
     fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
-        device.tape().refuse("capture", "a step inside a step; capture the outer one alone")?;
+        device.tape().refuse("capture", NESTED)?;
+        {
+            let _fused = Fused::new(device);
+            drop(step()?);
+        }
+        Self::recorded(device, inputs, step)?.1
+    }
+
+    /// Makes a step, on copies of its inputs, and records it. What it gives is there even if it cannot be captured.
+    pub(crate) fn record(
+        device: &Device,
+        inputs: &[&Tensor],
+        mut step: impl FnMut(&[Tensor]) -> Result<O>,
+    ) -> Result<(O, Result<Self>)> {
+        let own = device.own("record_with", inputs)?;
+        Self::recorded(device, own.clone(), || step(&own))
+    }
+
+    fn recorded(
+        device: &Device,
+        inputs: Vec<Tensor>,
+        mut step: impl FnMut() -> Result<O>,
+    ) -> Result<(O, Result<Self>)> {
+        device.tape().refuse("capture", NESTED)?;
         let _fused = Fused::new(device);
-        drop(step()?);
         // Casts that are kept from one step to the next would never be made again.
         amp::clear_autocast_cache();
         let running = {
@@ -269,10 +312,12 @@ impl<O: Outputs> Captured<O> {
         amp::clear_autocast_cache();
         let outputs = outputs?;
         device.settle()?;
-        let record = running.finish()?;
-        let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
-        let random = (record.random, drawn);
-        Self::planned(device, inputs, outputs, random, record)
+        let captured = running.finish().and_then(|record| {
+            let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
+            let random = (record.random, drawn);
+            Self::planned(device, inputs, outputs.clone(), random, record)
+        });
+        Ok((outputs, captured))
     }
 
     fn planned(
@@ -283,7 +328,9 @@ impl<O: Outputs> Captured<O> {
         record: Record,
     ) -> Result<Self> {
         let eager = record.peak();
-        let Record { commands, touched, memories, leaves, constants, .. } = record;
+        let Record { commands, touched, memories, leaves, copied, constants, .. } = record;
+        let copies =
+            copied.into_iter().map(|(leaf, memory)| Taken::new(leaf, &memory)).collect::<Result<_>>()?;
         let storages: Vec<Option<Arc<Storage>>> = memories.iter().map(|m| m.storage.upgrade()).collect();
         let pieces: Vec<Piece> = memories
             .iter()
@@ -373,6 +420,7 @@ impl<O: Outputs> Captured<O> {
             stream,
             random,
             leaves,
+            copies,
             inputs,
             outputs,
             stats,
@@ -398,6 +446,7 @@ impl<O: Outputs> Captured<O> {
             }
         }
         let _on = self.stream.enter();
+        self.copies.iter_mut().try_for_each(Taken::refresh)?;
         let (then, blocks) = self.random;
         let now = Now::replay(then, device.draw_state(blocks));
         let profiled = device.is_profiled();
@@ -436,6 +485,7 @@ impl<O: Outputs> Captured<O> {
         for Grown { leaf, grad, .. } in &self.leaves {
             leaf.set(Some(grad.clone()));
         }
+        self.copies.iter_mut().for_each(Taken::replayed);
         Ok(self.outputs.clone())
     }
 
@@ -468,6 +518,13 @@ impl<O: Outputs> Captured<O> {
             own.copy_(&input.detach())?;
         }
         self.replay()
+    }
+
+    /// Whether these are as many inputs as it was captured with, of the same shapes and types.
+    pub(crate) fn takes(&self, inputs: &[&Tensor]) -> bool {
+        let same =
+            |(own, input): (&Tensor, &&Tensor)| own.shape() == input.shape() && own.dtype() == input.dtype();
+        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(same)
     }
 
     /// The outputs, as the last replay has left them.

@@ -47,6 +47,8 @@ pub(super) struct Record {
     places: BTreeMap<(u64, u64), (u64, u32)>,
     /// Leaves that were given gradients, and the memory of those that they had before.
     pub(super) leaves: Vec<(Arc<Leaf>, Option<Weak<Storage>>)>,
+    /// Leaves whose 16-bit copies were read, and the memory of these.
+    pub(super) copied: Vec<(Tensor, Weak<Storage>)>,
     /// Constants from the host.
     pub(super) constants: Vec<Tensor>,
     /// Bytes allocated before, and the most of them since.
@@ -206,6 +208,7 @@ impl Tape {
             numbers: FxHashMap::default(),
             places: BTreeMap::new(),
             leaves: Vec::new(),
+            copied: Vec::new(),
             constants: Vec::new(),
             before,
             peak: before,
@@ -268,6 +271,15 @@ impl Tape {
     /// Keeps a constant for the replays.
     pub(crate) fn keep(&self, constant: &Tensor) {
         self.with(|record| record.constants.push(constant.clone()));
+    }
+
+    /// Notes that a leaf's 16-bit copy is read.
+    pub(crate) fn copied(&self, leaf: &Tensor, copy: &Tensor) {
+        self.with(|record| {
+            if !record.copied.iter().any(|(known, _)| known.is_same(leaf)) {
+                record.copied.push((leaf.clone(), copy.memory()));
+            }
+        });
     }
 
     /// Notes that a leaf is given a gradient, and the one that it has.

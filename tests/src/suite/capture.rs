@@ -181,7 +181,6 @@ fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result
     }
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         let net = Setting::new(device)?;
-        // The eager steps keep copies, the captured ones cast.
         let mut optimizer = Adam::new(net.parameters(), 0.01).low_precision_copies(true);
         let mut scaler = GradScaler::new().init_scale(1024.0).growth_interval(2);
         let (x, y) = (net.batches[0].0.copy()?, &net.batches[0].1);
@@ -534,7 +533,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     })
 }
 
-/// Eager steps keep 16-bit copies of parameters; captured ones cast, and eager ones behind them must see what these have changed.
+/// Eager and captured steps keep 16-bit copies of parameters, and each sees what the other, or anybody, has changed.
 fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         let net = Setting::new(device)?;
@@ -550,22 +549,45 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
             optimizer.zero_grad();
             Ok(loss.detach())
         };
+        let change = |weight: usize| net.parameters()[weight].detach().mul_(0.5).map(drop);
         let mut losses = vec![once()?, once()?];
-        if captured {
-            let mut step = device.capture(&mut once)?;
-            for _ in 0..3 {
-                losses.push(step.replay()?.copy()?);
-            }
-        } else {
-            once()?;
-            once()?;
-            for _ in 0..3 {
-                losses.push(once()?);
+        // The step, replays of two captures of it, and a change of a weight in between, in turns.
+        let mut steps =
+            if captured { vec![device.capture(&mut once)?, device.capture(&mut once)?] } else { vec![] };
+        if !captured {
+            (0..4).try_for_each(|_| once().map(drop))?;
+        }
+        for turn in [0, 0, 1, 2, 1, 0, 2, 2, 3, 0, 3, 2, 1, 1] {
+            match (turn, steps.get_mut(turn)) {
+                (_, Some(step)) => losses.push(step.replay()?.copy()?),
+                (3, None) => change(2)?,
+                (_, None) => losses.push(once()?),
             }
         }
+        drop(steps);
         losses.extend([once()?, once()?]);
         losses.extend(net.parameters());
         Ok(losses)
     };
-    same(&run(true)?, &run(false)?)
+    same(&run(true)?, &run(false)?)?;
+    // Replays read the copies that the step itself writes: no casts of weights.
+    let commands = |copies: bool| -> Result<usize> {
+        let net = Setting::new(device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 0.01).low_precision_copies(copies);
+        let (x, y) = &net.batches[0];
+        let step = device.capture(|| {
+            let loss = {
+                let _autocast = autocast(DType::BF16)?;
+                net.loss(x, y)?
+            };
+            loss.backward()?;
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(loss)
+        })?;
+        Ok(step.stats().commands)
+    };
+    let (with, without) = (commands(true)?, commands(false)?);
+    ensure!(with < without, "{with} commands with copies, {without} without");
+    Ok(())
 }
