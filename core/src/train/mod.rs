@@ -31,6 +31,7 @@ mod interrupt;
 #[cfg(feature = "train")]
 mod plot;
 mod progress;
+mod replay;
 mod retry;
 mod trainer;
 

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::interrupt::Watch;
 use super::progress::{Progress, Status, Tokens};
+use super::replay::Replay;
 use super::retry::MicroBatch;
 use super::{Checkpoint, History, MemoryPoint, Validation, device_of};
 use crate::amp::{self, GradScaler};
@@ -67,6 +68,7 @@ pub struct Trainer<'a, M: ?Sized, O> {
     autocast: Option<DType>,
     scaler: Option<GradScaler>,
     budget: Option<(Choice, u64)>,
+    replay: Replay,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
     validate: Option<Validate<'a>>,
@@ -89,6 +91,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             autocast: None,
             scaler: None,
             budget: None,
+            replay: Replay::Off,
             steps: None,
             save: None,
             validate: None,
@@ -159,6 +162,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             }
         }
         Self { budget: Some((choice.clone(), plan.budget)), ..self }
+    }
+
+    /// Replays steps instead of making them anew ([`capture`](crate::capture)), with the same bits: [`fit`](Self::fit) makes its first one eagerly, records
+    /// the second, and replays it for batches of the same shapes. The loss function is not called for these: what it does besides computing on the
+    /// device, such as counting or reading a loss, it does twice. The step's memory stays its own meanwhile, so validation needs more beside it.
+    pub fn capture(self, on: bool) -> Self {
+        Self { replay: if on { Replay::Asked } else { Replay::Off }, ..self }
     }
 
     /// Saves a [`Checkpoint`] after every `every` steps, at the end, and on Ctrl-C.
@@ -265,6 +275,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some((_, bytes)) = self.budget {
             device.pool().set_limit(Some(bytes));
         }
+        self.replay.restart();
         self.model.train(true);
         let mut ended = Ended::Finished;
         while total.is_none_or(|n| self.done.step < n) {
@@ -349,6 +360,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 Err(error) => {
                     device.set_random_state(random);
                     self.micro_batch.halve(error, &taken)?;
+                    self.replay.restart();
                     // Plain segments are cut for the sizes of the step that failed.
                     device.pool().empty_cache()?;
                     again = true;
@@ -357,20 +369,38 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
-    /// if it does. Returns the outcomes of the batches; `None` if there are none left for a step.
+    /// A step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there are none
+    /// left for a step.
     fn attempt<L: Into<Outcome>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
+        while taken.len() < self.accumulate as usize {
+            let Some(batch) = batches.next() else { return Ok(None) };
+            taken.push(batch?);
+        }
+        let device = device_of("fit", self.model)?;
+        let mut replay = std::mem::take(&mut self.replay);
+        let outcomes = replay.step(&device, taken, |taken| self.made(taken, loss));
+        self.replay = replay;
+        outcomes.map(Some)
+    }
+
+    /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
+    /// if it does. Returns the outcomes of the batches.
+    fn made<L: Into<Outcome>>(
+        &mut self,
+        batches: &[(Tensor, Tensor)],
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Vec<Outcome>> {
         // Anew for each attempt: one that failed midway has left the count of segments anywhere.
         let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
         if let Some(scaler) = &mut self.scaler {
             scaler.restart()?;
         }
-        let Some(outcomes) = self.gradients(batches, taken, loss)? else { return Ok(None) };
+        let outcomes = self.gradients(batches, loss)?;
         if let Some(scaler) = &mut self.scaler {
             scaler.unscale_(&self.optimizer)?;
         }
@@ -384,16 +414,16 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             }
             None => self.optimizer.step()?,
         }
-        Ok(Some(outcomes))
+        self.optimizer.zero_grad();
+        Ok(outcomes)
     }
 
     /// The gradients of a step's batches, and their outcomes.
     fn gradients<L: Into<Outcome>>(
         &self,
-        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
-        taken: &mut Vec<(Tensor, Tensor)>,
+        batches: &[(Tensor, Tensor)],
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Option<Vec<Outcome>>> {
+    ) -> Result<Vec<Outcome>> {
         let scale = |loss: &Tensor| {
             let share = match self.accumulate {
                 1 => loss.clone(),
@@ -405,15 +435,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             let _autocast = self.autocast.map(amp::autocast).transpose()?;
             loss(x, y)
         };
-        let mut outcomes = Vec::new();
-        for micro in 0..self.accumulate as usize {
-            if taken.len() == micro {
-                let Some(batch) = batches.next() else { return Ok(None) };
-                taken.push(batch?);
-            }
-            outcomes.push(self.micro_batch.run(&taken[micro], scale, &mut loss)?);
-        }
-        Ok(Some(outcomes))
+        batches.iter().map(|batch| self.micro_batch.run(batch, scale, &mut loss)).collect()
     }
 
     /// Reads the losses since the last look, and the memory. Waits for the device.

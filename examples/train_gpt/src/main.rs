@@ -146,6 +146,7 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
             .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
             .clip_grad_norm(options.clip)
             .accumulate(options.accumulate)
+            .capture(options.capture)
             .steps(steps)
             .tokens(run.tokens, net.flops_per_token(length))
             .validate(options.validate.unwrap_or((steps / 10).max(50)), validation)

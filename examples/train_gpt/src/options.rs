@@ -64,6 +64,9 @@ pub(crate) struct Options {
     /// Computes every block again in the backward pass, which saves the memory of what it keeps.
     #[arg(long)]
     pub(crate) recompute: bool,
+    /// Records the second step and replays it: less work for the host, the same bits. Its memory stays its own while the text is validated.
+    #[arg(long, conflicts_with_all = ["budget", "profile"])]
+    pub(crate) capture: bool,
     /// Bytes that training may take, as 4GiB: passages at once and blocks that are computed again are chosen to fit.
     #[arg(long, conflicts_with = "recompute")]
     pub(crate) budget: Option<Bytes>,

@@ -21,6 +21,7 @@ tests![
     tensors_come_back_from_a_file,
     a_loader_puts_its_samples_on_the_device,
     a_resumed_run_has_the_same_bits,
+    a_captured_run_has_the_same_bits,
     a_run_validates_in_evaluation_mode,
     a_checkpoint_of_other_batches_is_refused,
     accumulated_batches_are_one_large_batch,
@@ -197,6 +198,38 @@ fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
     ensure!(bits(&run.history().losses) == bits(&losses), "{:?} became {losses:?}", run.history().losses);
     ensure!(second.bits()? == whole.bits()?, "the parameters differ");
     ensure!(losses.len() == 16 && losses.iter().all(|l| l.is_finite()), "{losses:?}");
+    Ok(())
+}
+
+/// Of batches of two sizes, in steps of two; stopped and resumed.
+fn a_captured_run_has_the_same_bits(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<_> {
+        let file = Temporary::new(device, "captured");
+        let mut calls = 0;
+        let mut losses = Vec::new();
+        let mut bits = BTreeMap::new();
+        for (from, to) in [(0, 11), (11, 20)] {
+            let net = Net::new(device)?;
+            let mut run = trainer(&net, to).accumulate(2).capture(captured).checkpoint(&file.0, 100);
+            if from > 0 {
+                run = run.resume(&file.0)?;
+            }
+            run.fit(&loader(), |x, y| {
+                calls += 1;
+                Ok((net.loss(x, y)?, x.mean_all()?))
+            })?;
+            let history = run.history();
+            losses = history.losses.iter().chain(&history.accuracies).map(|l| l.to_bits()).collect();
+            bits = net.bits()?;
+        }
+        Ok((losses, bits, calls))
+    };
+    let (losses, bits, calls) = run(false)?;
+    let (losses_too, bits_too, fewer) = run(true)?;
+    ensure!(losses == losses_too, "losses differ: {losses:?} and {losses_too:?}");
+    ensure!(bits == bits_too, "the parameters differ");
+    // Two batches of seven are in a step with one of two rows.
+    ensure!(calls == 40 && fewer < 20, "the loss was called {calls} times, {fewer} where steps are captured");
     Ok(())
 }
 
