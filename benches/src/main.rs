@@ -14,6 +14,7 @@ use forebay::prelude::*;
 mod attention;
 mod compare;
 mod copies;
+mod curve;
 mod gpt;
 mod mlp;
 mod operations;
@@ -44,6 +45,20 @@ enum Command {
         /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, gpt.
         only: Vec<String>,
     },
+    /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
+    Curve {
+        /// Where the weights that it begins with and the losses go.
+        folder: PathBuf,
+        /// A device id: `cuda:0`, `wgpu:0`.
+        #[arg(long)]
+        device: Option<String>,
+        /// Steps of 8 passages.
+        #[arg(long, default_value_t = 300)]
+        steps: usize,
+        /// A small model: does it run at all.
+        #[arg(long)]
+        tiny: bool,
+    },
     /// Prints a table: each of our lines beside the peer's line for the same work.
     Compare {
         /// Our lines.
@@ -55,13 +70,17 @@ enum Command {
 }
 
 fn main() -> Result<()> {
+    let open = |device: Option<String>| -> Result<Device> {
+        let device = match device {
+            Some(id) => Device::open(&id)?,
+            None => Device::best()?,
+        };
+        eprintln!("{}", device.info());
+        Ok(device)
+    };
     match Cli::parse().command {
         Command::Run { device, tiny, profile, only } => {
-            let device = match device {
-                Some(id) => Device::open(&id)?,
-                None => Device::best()?,
-            };
-            eprintln!("{}", device.info());
+            let device = open(device)?;
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
@@ -81,6 +100,7 @@ fn main() -> Result<()> {
             }
             if wanted("gpt") { gpt::gpt(&bench, profile.as_deref()) } else { Ok(()) }
         }
+        Command::Curve { folder, device, steps, tiny } => curve::curve(&open(device)?, &folder, steps, tiny),
         Command::Compare { ours, peer } => compare::table(&ours, &peer),
     }
 }
