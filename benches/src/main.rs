@@ -19,6 +19,7 @@ mod gpt;
 mod mlp;
 mod operations;
 mod timing;
+mod vision;
 
 use timing::Bench;
 
@@ -42,7 +43,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -84,7 +85,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 7] = [
+            let groups: [(&str, Group); 8] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
@@ -92,6 +93,7 @@ fn main() -> Result<()> {
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
+                ("vision", vision::vision),
             ];
             for (name, group) in groups {
                 if wanted(name) {
