@@ -43,7 +43,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, attention, alloc, copies, mlp, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -85,10 +85,11 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 8] = [
+            let groups: [(&str, Group); 9] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
+                ("order", operations::order),
                 ("attention", attention::attention),
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),

@@ -71,6 +71,33 @@ pub(crate) fn reduce(b: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
+pub(crate) fn order(b: &Bench<'_>) -> Result<()> {
+    let long = if b.tiny { 1 << 16 } else { 16 << 20 };
+    let (rows, cols) = if b.tiny { (64, 1000) } else { (16_384, 1000) };
+    let (batch, words, few) = (if b.tiny { 4 } else { 64 }, if b.tiny { 1000 } else { 128_000 }, 50);
+    let x = b.random(&[long], DType::F32)?;
+    let y = b.random(&[rows, cols], DType::F32)?;
+    let z = b.random(&[batch, words], DType::F32)?;
+    let mask = x.gt(0.0)?;
+    let place = x.abs()?.mul(50_000.0)?.to_dtype(DType::I32)?;
+    let sums = Tensor::zeros(&[50_000], DType::F32, b.device)?;
+    type Op<'a> = Box<dyn Fn() -> Result<Tensor> + 'a>;
+    let items: [(&str, &Tensor, Op<'_>); 6] = [
+        ("sort", &x, Box::new(|| Ok(x.sort(-1, false)?.0))),
+        ("sort", &y, Box::new(|| Ok(y.sort(-1, false)?.0))),
+        ("topk", &z, Box::new(|| Ok(z.topk(few, -1, true)?.0))),
+        ("median", &y, Box::new(|| Ok(y.median(-1, false)?.0))),
+        ("masked_select", &x, Box::new(|| Ok(x.masked_select(&mask)?))),
+        ("scatter_add", &x, Box::new(|| Ok(sums.scatter_add(0, &place, &x)?))),
+    ];
+    for (name, input, op) in &items {
+        let t = b.time(b.max_inner(input.numel() * 4), op)?;
+        let shape = input.shape().iter().map(ToString::to_string).collect::<Vec<_>>().join("x");
+        b.emit_rate(name, &shape, "f32", &t, ("gbps", 4.0 * input.numel() as f64 / t.median_ms / 1e6));
+    }
+    Ok(())
+}
+
 /// The peers' generator: the same sizes in the same order.
 struct Lcg(u64);
 

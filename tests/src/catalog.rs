@@ -3,7 +3,9 @@
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
-use forebay::ops::{Attention, CrossEntropy, PadMode, Pool2d, Reduction, cat, einsum, stack};
+use forebay::ops::{
+    Attention, CrossEntropy, Interpolation, PadMode, Pool2d, Reduction, ScatterReduce, cat, einsum, stack,
+};
 use forebay::tensor::Tensor;
 
 /// What an input of a case holds.
@@ -96,6 +98,15 @@ const fn flat(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) 
 
 const S: &[usize] = &[3, 5];
 
+/// Elements that meet in some places of a tensor.
+const fn reducing(name: &'static str, call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
+    smooth(name, &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], call)
+}
+
+fn reduced(x: &[Tensor], how: ScatterReduce, include_self: bool) -> Result<Tensor> {
+    x[0].scatter_reduce(0, &x[1], &x[2], how, include_self)
+}
+
 macro_rules! unary {
     ($kind:ident, $input:ident: $($name:ident $(($($arg:expr),*))?),* $(,)?) => {
         &[$($kind(stringify!($name), &[$input(S)], |x| x[0].$name($($($arg),*)?))),*]
@@ -173,6 +184,50 @@ const GROUPS: &[&[Case]] = &[
             x[0].index_add(0, &x[1], &x[2], 0.5)
         }),
         smooth("index_fill", &[Signed(&[4, 5]), Index(&[2], 4)], |x| x[0].index_fill(0, &x[1], 2.0)),
+    ],
+    &[
+        smooth("sort", &[Signed(&[3, 9])], |x| Ok(x[0].sort(1, false)?.0)),
+        smooth("sort of columns", &[Signed(&[7, 3])], |x| Ok(x[0].sort(0, true)?.0)),
+        rough("sort of a long line", &[Signed(&[2100])], |x| Ok(x[0].sort(-1, false)?.0)),
+        flat("argsort", &[Signed(&[5, 6])], |x| x[0].argsort(1, true)),
+        smooth("topk", &[Signed(&[3, 9])], |x| Ok(x[0].topk(4, 1, true)?.0)),
+        smooth("kthvalue", &[Signed(&[3, 9])], |x| Ok(x[0].kthvalue(3, 1, true)?.0)),
+        smooth("median", &[Signed(&[4, 6])], |x| Ok(x[0].median(0, false)?.0)),
+        smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)),
+        smooth("median of all", &[Signed(S)], |x| x[0].median_all()),
+        smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, Some(1), false, Interpolation::Linear)),
+        smooth("quantiles", &[Signed(&[4, 6])], |x| {
+            let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], &[3], x[0].device())?;
+            x[0].nanquantile(&q, None, true, Interpolation::Midpoint)
+        }),
+    ],
+    &[
+        smooth("masked_select", &[Signed(&[3, 1, 5]), Flags(&[4, 1])], |x| x[0].masked_select(&x[1])),
+        flat("nonzero", &[Signed(S)], |x| x[0].nonzero()),
+        flat("searchsorted", &[Signed(&[4]), Signed(S)], |x| x[0].searchsorted(&x[1], false, true, None)),
+        flat("bucketize", &[Signed(S), Signed(&[4])], |x| x[0].bucketize(&x[1], true, false)),
+        reducing("scatter_reduce to sums", |x| reduced(x, ScatterReduce::Sum, false)),
+        reducing("scatter_reduce to products", |x| reduced(x, ScatterReduce::Prod, true)),
+        reducing("scatter_reduce to means", |x| reduced(x, ScatterReduce::Mean, true)),
+        reducing("scatter_reduce to the largest", |x| reduced(x, ScatterReduce::Amax, true)),
+        reducing("scatter_reduce to the smallest", |x| reduced(x, ScatterReduce::Amin, false)),
+        smooth(
+            "scatter_add of a long line",
+            &[Signed(&[70]), Index(&[70_000], 61), Signed(&[70_000])],
+            |x| x[0].scatter_add(0, &x[1], &x[2]),
+        ),
+        smooth("index", &[Signed(&[3, 4, 5]), Index(&[2, 1], 3), Index(&[3], 5)], |x| {
+            x[0].index(&[Some(&x[1]), None, Some(&x[2])])
+        }),
+        smooth("index_put", &[Signed(&[3, 4, 5]), Index(&[3], 4), Signed(&[3, 1])], |x| {
+            x[0].index_put(&[None, Some(&x[1])], &x[2], false)
+        }),
+        smooth("index_put of sums", &[Signed(&[4, 5]), Index(&[6], 3), Index(&[6], 5), Signed(&[6])], |x| {
+            x[0].index_put(&[Some(&x[1]), Some(&x[2])], &x[3], true)
+        }),
+        smooth("index_put by a mask", &[Signed(&[4, 5]), Flags(&[4]), Signed(&[5])], |x| {
+            x[0].index_put(&[Some(&x[1])], &x[2], false)
+        }),
     ],
     &[
         smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1])),

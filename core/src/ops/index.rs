@@ -9,6 +9,7 @@ use smallvec::smallvec;
 use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
 use super::reduce::dense;
+use super::scatter;
 use super::spread::QUAD;
 use crate::amp::recast;
 use crate::autograd;
@@ -34,7 +35,7 @@ pub enum ScatterOp {
 }
 
 impl ScatterOp {
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Set => "set",
             Self::Add => "add",
@@ -48,7 +49,10 @@ impl ScatterOp {
 /// Invocations that scattering spreads a few long lines over.
 const SCATTER_THREADS: usize = 1 << 16;
 
-fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static str> {
+/// Indices that all of them read together at which sorting the indices takes less.
+const SCATTER_READS: usize = 1 << 22;
+
+pub(super) fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static str> {
     match index.dtype() {
         DType::I64 => Ok("i64w"),
         DType::I32 => Ok("i32"),
@@ -58,7 +62,7 @@ fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static str> {
 }
 
 /// The strides of an operand along the dimensions of the result, and along the indexed one.
-fn without(strides: &[usize], dim: usize) -> (Dims, usize) {
+pub(super) fn without(strides: &[usize], dim: usize) -> (Dims, usize) {
     let mut rest: Dims = strides.into();
     let own = rest.get(dim).copied().unwrap_or(0);
     if let Some(s) = rest.get_mut(dim) {
@@ -68,7 +72,7 @@ fn without(strides: &[usize], dim: usize) -> (Dims, usize) {
 }
 
 /// `index_strides` say where the index of an element of the result is.
-fn gather_into(
+pub(super) fn gather_into(
     op: &'static str,
     x: &Tensor,
     dim: usize,
@@ -99,14 +103,43 @@ fn gather_into(
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * GROUP))
 }
 
+/// Puts the elements of `src` into `out` in place, along `dim` where `index` of the same shape says. No two of them meet.
+pub(super) fn place_into(
+    op: &'static str,
+    out: &Tensor,
+    dim: usize,
+    index: &Tensor,
+    src: &Tensor,
+) -> Result<()> {
+    out.same_device(op, index)?;
+    let (out_strides, dim_stride) = without(out.strides(), dim);
+    let (shape, strides) = collapse(src.shape(), &[src.strides(), index.strides(), &out_strides]);
+    launch::check_rank(op, shape.len())?;
+    let spec = KernelSpec::new("place").def("size", out.dtype().size()).def("index", index_dtype(op, index)?);
+    let params = Params::new()
+        .size(src.numel())
+        .size(shape.len())
+        .size(src.layout().offset())
+        .size(index.layout().offset())
+        .size(out.layout().offset())
+        .size(out.shape().get(dim).copied().unwrap_or(1))
+        .size(dim_stride)
+        .align()
+        .dims(&shape)
+        .dims(&strides[0])
+        .dims(&strides[1])
+        .dims(&strides[2]);
+    launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(GROUP))
+}
+
 /// What is scattered: a tensor with the strides of the index's shape, or one number.
-enum Source<'a> {
+pub(super) enum Source<'a> {
     Tensor(&'a Tensor, Dims),
     Number(f64),
 }
 
 /// Scatters into `out` in place. `shape` is that of the places visited, `index_strides` where their indices are.
-fn scatter_into(
+pub(super) fn scatter_into(
     op: &'static str,
     out: &Tensor,
     dim: usize,
@@ -137,6 +170,12 @@ fn scatter_into(
         return Ok(());
     }
     let slices = (SCATTER_THREADS / lines).clamp(1, extent);
+    if let Source::Tensor(src, strides) = source
+        && slices > 1
+        && lines * slices * length > SCATTER_READS
+    {
+        return scatter::runs(op, out, dim, (index, index_strides), shape, (src, strides), (how, skip));
+    }
     let spec = KernelSpec::new("scatter")
         .def("dtype", launch::shader_dtype(out.dtype(), out.device()))
         .def("index", index_dtype(op, index)?)
@@ -253,6 +292,32 @@ impl Tensor {
             ));
         }
         Ok(())
+    }
+
+    /// Fails if `src` cannot go where `index` says.
+    pub(super) fn check_scatter(
+        &self,
+        op: &'static str,
+        d: usize,
+        index: &Tensor,
+        src: &Tensor,
+    ) -> Result<()> {
+        self.check_index(op, d, index)?;
+        if src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s) {
+            return Err(Error::shape(
+                op,
+                "the source is at least as large as the index",
+                &[src.shape(), index.shape()],
+            ));
+        }
+        if src.dtype() != self.dtype() {
+            return Err(Error::dtype(
+                op,
+                src.dtype(),
+                format!("the source has the type of the tensor, {}", self.dtype()),
+            ));
+        }
+        self.same_device(op, src)
     }
 
     /// The indices of one dimension that `index` (of one dimension) names, in its order.
@@ -373,22 +438,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
         let d = normalize_dim(op, dim, self.rank())?;
-        self.check_index(op, d, index)?;
-        if src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s) {
-            return Err(Error::shape(
-                op,
-                "the source is at least as large as the index",
-                &[src.shape(), index.shape()],
-            ));
-        }
-        if src.dtype() != self.dtype() {
-            return Err(Error::dtype(
-                op,
-                src.dtype(),
-                format!("the source has the type of the tensor, {}", self.dtype()),
-            ));
-        }
-        self.same_device(op, src)?;
+        self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
         let source = Source::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;

@@ -21,6 +21,8 @@ struct Scan<'a> {
     combine: &'static str,
     exclusive: bool,
     reverse: bool,
+    /// Counts stay what they are, u32: every device adds those.
+    counts: bool,
     /// What `affine` multiplies by.
     factor: Option<&'a Tensor>,
 }
@@ -33,7 +35,7 @@ impl Scan<'_> {
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {
-            dtype if dtype.is_float() || extreme => dtype,
+            dtype if dtype.is_float() || extreme || self.counts => dtype,
             _ => DType::I64,
         };
         let compute = match (extreme, x.dtype()) {
@@ -81,6 +83,12 @@ impl Scan<'_> {
     }
 }
 
+/// Running sums of counts, u32 of one dimension. Not recorded.
+#[track_caller]
+pub(super) fn totals(counts: &Tensor) -> Result<Tensor> {
+    Ok(Scan { op: "totals", combine: "sum", counts: true, ..Scan::default() }.run(counts, 0)?.0)
+}
+
 impl Tensor {
     #[track_caller]
     fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
@@ -126,7 +134,7 @@ impl Tensor {
     }
 
     fn exclusive_product(&self, dim: isize, reverse: bool) -> Result<Tensor> {
-        let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, factor: None };
+        let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, ..Scan::default() };
         Ok(scan.run(self, dim)?.0)
     }
 

@@ -31,6 +31,7 @@ mod host;
 mod linear;
 mod losses;
 mod memory;
+mod order;
 mod plan;
 mod pointwise;
 mod profile;
@@ -83,6 +84,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("training", training::TESTS),
     ("rows", rows::TESTS),
     ("losses", losses::TESTS),
+    ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
 ];

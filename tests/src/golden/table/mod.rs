@@ -13,6 +13,7 @@ mod elementwise;
 mod index;
 mod loss;
 mod norm;
+mod order;
 mod pool;
 mod product;
 mod reduce;
@@ -41,6 +42,7 @@ impl Table {
         product::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);
+        order::register(&mut table);
         shape::register(&mut table);
         table
     }

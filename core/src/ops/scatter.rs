@@ -1,0 +1,409 @@
+//! Reducing into places: PyTorch's `scatter_reduce`, `index_put` and its reading twin `index`.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::index::{Source, scatter_into, without};
+use super::launch::{self, GROUP, Params};
+use super::{select, sort};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::ScatterOp;
+use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim, numel};
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// Scatters into `out` in place, for lines too long to be walked by each of many threads: the indices are sorted, and
+/// runs of equal ones reduced in their order. Bits are those of the walk, but that halves are rounded once.
+pub(super) fn runs(
+    op: &'static str,
+    out: &Tensor,
+    dim: usize,
+    (index, index_strides): (&Tensor, &[usize]),
+    shape: &[usize],
+    (src, src_strides): (&Tensor, &[usize]),
+    (how, skip): (ScatterOp, Option<usize>),
+) -> Result<()> {
+    let _tag = memory::scope::tag(Tag::Workspace);
+    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    // Lines that share their indices share their order.
+    let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
+    let own: Dims = shape.iter().enumerate().map(once).collect();
+    let seen = index.with_layout(Layout::new(own.clone(), index_strides, index.layout().offset()));
+    let to = select::chain(op, &seen, extent, None)?.reshape(&own[..])?;
+    let order = sort::order(op, &to, dim)?;
+    let own_strides: Dims =
+        to.strides().iter().zip(&own).zip(shape).map(|((&s, own), n)| if own == n { s } else { 0 }).collect();
+    let (out_rest, out_dim) = without(out.strides(), dim);
+    let (own_rest, own_dim) = without(&own_strides, dim);
+    let (src_rest, src_dim) = without(src_strides, dim);
+    let mut lines: Dims = shape.into();
+    let length = lines.get_mut(dim).map_or(1, |n| std::mem::replace(n, 1));
+    let (line_shape, strides) = collapse(&lines, &[&out_rest, &own_rest, &src_rest]);
+    launch::check_rank(op, line_shape.len())?;
+    let lines = numel(&lines);
+    let spec = KernelSpec::new("scatter_runs")
+        .def("dtype", launch::shader_dtype(out.dtype(), out.device()))
+        .def("op", how.name());
+    let params = Params::new().size(lines).size(line_shape.len()).size(length).size(extent);
+    let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
+    let params = params.size(out.layout().offset()).size(src.layout().offset()).align();
+    let params = params.size(out_dim).size(own_dim).size(src_dim).align();
+    let params = params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2]);
+    launch::launch(&spec, &[&to, &order, src, out], params, (lines * length).div_ceil(GROUP))
+}
+
+/// How [`Tensor::scatter_reduce`] reduces the elements that meet in one place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ScatterReduce {
+    /// To their sum.
+    Sum,
+    /// To their product.
+    Prod,
+    /// To their mean; of integers rounded down.
+    Mean,
+    /// To the largest.
+    Amax,
+    /// To the smallest.
+    Amin,
+}
+
+impl ScatterReduce {
+    fn step(self) -> ScatterOp {
+        match self {
+            Self::Sum | Self::Mean => ScatterOp::Add,
+            Self::Prod => ScatterOp::Mul,
+            Self::Amax => ScatterOp::Max,
+            Self::Amin => ScatterOp::Min,
+        }
+    }
+}
+
+const OP: &str = "scatter_reduce";
+
+/// One call: where its elements go, and what becomes of them.
+#[derive(Clone)]
+struct Reduce {
+    dim: usize,
+    index: Tensor,
+    how: ScatterReduce,
+    include_self: bool,
+}
+
+impl Reduce {
+    fn scatter(&self, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
+        let index = (&self.index, self.index.strides());
+        scatter_into(OP, out, self.dim, index, self.index.shape(), source, (how, None))
+    }
+
+    /// The places that the index names set to a number.
+    fn marked(&self, x: &Tensor, value: f64) -> Result<Tensor> {
+        let out = x.copy()?;
+        self.scatter(&out, &Source::Number(value), ScatterOp::Set)?;
+        Ok(out)
+    }
+
+    fn added(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
+        let out = to.copy()?;
+        self.scatter(&out, &Source::Tensor(src, src.strides().into()), ScatterOp::Add)?;
+        Ok(out)
+    }
+
+    /// How many elements meet in each place; 1 where there are none.
+    fn counts(&self, like: &Tensor) -> Result<Tensor> {
+        let dtype = match like.dtype() {
+            // What it divides, or what divides that without 64-bit integers.
+            dtype if dtype.is_float() || dtype == DType::U32 => dtype,
+            _ => DType::I32,
+        };
+        let own = Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
+        let one = Tensor::ones(&[], dtype, like.device())?.broadcast_to(self.index.shape())?;
+        self.added(&own, &one)?.clamp(1, i64::from(i32::MAX))
+    }
+
+    fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
+        let source = Source::Tensor(src, src.strides().into());
+        let out = x.copy()?;
+        if !self.include_self {
+            match self.how {
+                ScatterReduce::Sum | ScatterReduce::Mean => {
+                    self.scatter(&out, &Source::Number(0.0), ScatterOp::Set)?;
+                }
+                ScatterReduce::Prod => self.scatter(&out, &Source::Number(1.0), ScatterOp::Set)?,
+                // One of them instead of the number that was there: it may be counted twice.
+                ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
+            }
+        }
+        self.scatter(&out, &source, self.how.step())?;
+        if self.how != ScatterReduce::Mean {
+            return Ok(out);
+        }
+        let counts = self.counts(x)?;
+        if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
+    }
+
+    /// The gradients of `x` and of `src`, which has the index's shape.
+    fn backward(&self, g: &Tensor, x: &Tensor, src: &Tensor, out: &Tensor) -> Result<(Tensor, Tensor)> {
+        let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
+        let (own, other) = match self.how {
+            ScatterReduce::Sum => (g.clone(), picked(g)?),
+            ScatterReduce::Mean => {
+                let share = g.div(&self.counts(x)?)?;
+                let other = picked(&share)?;
+                (share, other)
+            }
+            ScatterReduce::Prod => {
+                // The product of the others: a factor of zero is left out, not divided by.
+                let filled = x.masked_fill(&x.eq(0.0)?, 1.0)?;
+                let own = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
+                let zero = src.eq(0.0)?;
+                let zeros = self.added(&x.zeros_like()?, &zero.to_dtype(x.dtype())?)?;
+                let only = zero.logical_and(&picked(&zeros)?.eq(1.0)?)?;
+                let rest = self.run(x, &src.masked_fill(&only, 1.0)?)?;
+                let plain = picked(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
+                (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
+            }
+            ScatterReduce::Amax | ScatterReduce::Amin => {
+                let (mut mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
+                if !self.include_self {
+                    mine = self.marked(&mine, 0.0)?;
+                }
+                let ties = self.added(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
+                let share = g.div(&ties)?;
+                // What nobody reached, or no number did, is no tie.
+                (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
+            }
+        };
+        let own = if self.include_self { own } else { self.marked(&own, 0.0)? };
+        Ok((own, other))
+    }
+}
+
+/// A choice of elements by index tensors, one for each of some dimensions, as rows of a matrix.
+struct Chosen {
+    /// Of all dimensions: the indexed ones first.
+    order: SmallVec<[isize; 6]>,
+    /// The extents in that order.
+    shape: Dims,
+    /// Rows, and elements of a row.
+    matrix: [usize; 2],
+    /// The row of each choice, of one dimension.
+    rows: Tensor,
+    /// The shape of the indices, and that of the result.
+    index: Dims,
+    result: Dims,
+    /// Which dimensions of the result are the indices', put first.
+    result_order: SmallVec<[isize; 6]>,
+}
+
+fn inverse(order: &[isize]) -> SmallVec<[isize; 6]> {
+    let mut back: SmallVec<[isize; 6]> = SmallVec::from_elem(0, order.len());
+    for (i, &d) in order.iter().enumerate() {
+        if let Some(slot) = back.get_mut(d as usize) {
+            *slot = i as isize;
+        }
+    }
+    back
+}
+
+impl Chosen {
+    #[track_caller]
+    fn new(op: &'static str, x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Self> {
+        let mut found: Vec<(usize, Tensor)> = Vec::new();
+        let mut d = 0;
+        for index in indices {
+            let Some(index) = index else {
+                d += 1;
+                continue;
+            };
+            x.same_device(op, index)?;
+            if index.dtype() != DType::Bool {
+                found.push((d, index.detach()));
+                d += 1;
+                continue;
+            }
+            let covered = x.shape().get(d..d + index.rank());
+            if index.rank() == 0 || covered != Some(index.shape()) {
+                return Err(Error::shape(
+                    op,
+                    format!("a mask has the extents of the dimensions that it stands for, here from {d} on"),
+                    &[x.shape(), index.shape()],
+                ));
+            }
+            let places = select::places(op, index)?;
+            for k in 0..index.rank() {
+                found.push((d + k, places.select(1, k as isize)?));
+            }
+            d += index.rank();
+        }
+        if found.is_empty() || d > x.rank() {
+            return Err(Error::argument(
+                op,
+                format!(
+                    "{} indices for {} dimensions; it takes one at least, and no more than there are",
+                    d,
+                    x.rank()
+                ),
+            ));
+        }
+        let shapes: Vec<&[usize]> = found.iter().map(|(_, t)| t.shape()).collect();
+        let index = broadcast_shapes(op, &shapes)?;
+        let mut rows: Option<Tensor> = None;
+        for (d, t) in &found {
+            rows = Some(select::chain(op, &t.broadcast_to(&index)?, x.shape()[*d], rows.as_ref())?);
+        }
+        let Some(rows) = rows else {
+            return Err(Error::argument(op, "takes indices")); // invariant: there is one
+        };
+        let is_indexed = |d: usize| found.iter().any(|(k, _)| *k == d);
+        let indexed: Vec<usize> = found.iter().map(|(d, _)| *d).collect();
+        let rest: Vec<usize> = (0..x.rank()).filter(|&d| !is_indexed(d)).collect();
+        let order: SmallVec<[isize; 6]> = indexed.iter().chain(&rest).map(|&d| d as isize).collect();
+        let shape: Dims = indexed.iter().chain(&rest).map(|&d| x.shape()[d]).collect();
+        let matrix = [numel(&shape[..indexed.len()]), numel(&shape[indexed.len()..])];
+        // Indices that stand side by side are replaced by the dimensions of the choice; else those come first.
+        let side_by_side = indexed.windows(2).all(|w| w[1] == w[0] + 1);
+        let before = if side_by_side { indexed[0] } else { 0 };
+        let extents: Dims = rest.iter().map(|&d| x.shape()[d]).collect();
+        let mut result: Dims = extents[..before].into();
+        result.extend_from_slice(&index);
+        result.extend_from_slice(&extents[before..]);
+        let own = before..before + index.len();
+        let others = (0..result.len()).filter(|k| !own.contains(k));
+        let result_order = own.clone().chain(others).map(|k| k as isize).collect();
+        Ok(Self { order, shape, matrix, rows, index, result, result_order })
+    }
+
+    /// A tensor of the indexed one's shape as a matrix of rows; a view where its strides allow it.
+    fn matrix(&self, t: &Tensor) -> Result<Tensor> {
+        t.permute(&self.order)?.reshape(self.matrix)
+    }
+
+    /// The other way round, without gaps.
+    fn unfolded(&self, t: &Tensor) -> Result<Tensor> {
+        t.reshape(&self.shape[..])?.permute(&inverse(&self.order))?.contiguous()
+    }
+
+    /// What is chosen, from its matrix; recorded.
+    fn result(&self, rows: &Tensor) -> Result<Tensor> {
+        let mut shape = self.index.clone();
+        let own = self.index.len();
+        shape.extend(self.result_order.iter().skip(own).map(|&k| self.result[k as usize]));
+        rows.reshape(&shape[..])?.permute(&inverse(&self.result_order))
+    }
+
+    /// What is put, as its matrix; recorded.
+    fn values(&self, op: &'static str, values: &Tensor) -> Result<Tensor> {
+        values.layout().broadcast_to(op, &self.result)?;
+        let whole = values.broadcast_to(&self.result)?.permute(&self.result_order)?;
+        whole.reshape([self.rows.numel(), self.matrix[1]])
+    }
+
+    fn scatter(&self, op: &'static str, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
+        let shape = [self.rows.numel(), self.matrix[1]];
+        scatter_into(op, out, 0, (&self.rows, &[1, 0]), &shape, source, (how, None))
+    }
+}
+
+impl Tensor {
+    /// A copy of `self` in which the elements of `src` are reduced into the places of `index`, together with what was there,
+    /// or without it: PyTorch's `scatter_reduce`. Places that `index` does not name stay as they are.
+    ///
+    /// Of several largest or smallest each gets the same share of the gradient.
+    ///
+    /// # Errors
+    /// As [`scatter`](Self::scatter); integers on a device without 64-bit ones, for i64.
+    #[track_caller]
+    pub fn scatter_reduce(
+        &self,
+        dim: isize,
+        index: &Tensor,
+        src: &Tensor,
+        reduce: ScatterReduce,
+        include_self: bool,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        self.check_scatter(OP, d, index, src)?;
+        if self.dtype().size() == 2 {
+            // Halves are reduced in f32, and rounded once.
+            let (x, src) = (self.to_dtype(DType::F32)?, src.to_dtype(DType::F32)?);
+            return x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype());
+        }
+        let mut part = src.clone();
+        for (k, &n) in index.shape().iter().enumerate() {
+            part = part.narrow(k as isize, 0, n)?;
+        }
+        let call = Reduce { dim: d, index: index.detach(), how: reduce, include_self };
+        let (x, src) = (self.detach(), part.detach());
+        let out = call.run(&x, &src)?;
+        let y = out.clone();
+        Ok(autograd::attach(OP, out, &[self, &part], move |g, _| {
+            let (own, other) = call.backward(g, &x, &src, &y)?;
+            Ok(smallvec![Some(own), Some(other)])
+        }))
+    }
+
+    /// The elements that index tensors choose: PyTorch's `x[indices]`. An index (i64, i32, u32) stands for one dimension,
+    /// a mask (bool) for as many as it has, `None` for one that is taken whole; dimensions beyond them are. Indices
+    /// broadcast; their dimensions replace the indexed ones if those lie side by side, else they come first. The host reads how
+    /// many elements of a mask are true.
+    ///
+    /// # Errors
+    /// There are more indices than dimensions, or none; they do not broadcast; a mask has other extents.
+    #[track_caller]
+    pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
+        let _op = memory::scope::op("index");
+        let chosen = Chosen::new("index", self, indices)?;
+        chosen.result(&chosen.matrix(self)?.index_select(0, &chosen.rows)?)
+    }
+
+    /// A copy of `self` in which the elements that `indices` choose, as in [`index`](Self::index), are replaced by
+    /// `values`, or increased by them (`accumulate`): PyTorch's `index_put`. `values` broadcast. Of several for one place
+    /// the last in order stays; sums are made in order, and so are the same in every run.
+    ///
+    /// # Errors
+    /// As [`index`](Self::index); `values` have another type, or do not broadcast to what is chosen.
+    #[track_caller]
+    pub fn index_put(
+        &self,
+        indices: &[Option<&Tensor>],
+        values: &Tensor,
+        accumulate: bool,
+    ) -> Result<Tensor> {
+        const OP: &str = "index_put";
+        let _op = memory::scope::op(OP);
+        if values.dtype() != self.dtype() {
+            let rule = format!("the values have the type of the tensor, {}", self.dtype());
+            return Err(Error::dtype(OP, values.dtype(), rule));
+        }
+        self.same_device(OP, values)?;
+        if accumulate && self.dtype().size() == 2 {
+            let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);
+            return x.index_put(indices, &values, true)?.to_dtype(self.dtype());
+        }
+        let chosen = Chosen::new(OP, self, indices)?;
+        let values = chosen.values(OP, values)?;
+        let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
+        let rows = chosen.matrix(&self.detach())?.copy()?;
+        let source = values.detach();
+        chosen.scatter(OP, &rows, &Source::Tensor(&source, source.strides().into()), how)?;
+        let out = chosen.unfolded(&rows)?;
+        drop((rows, source));
+        Ok(autograd::attach(OP, out, &[self, &values], move |g, wants| {
+            let rows = chosen.matrix(g)?;
+            let own = match (wants[0], accumulate) {
+                (false, _) => None,
+                (true, true) => Some(g.clone()),
+                (true, false) => {
+                    let kept = rows.copy()?;
+                    chosen.scatter(OP, &kept, &Source::Number(0.0), ScatterOp::Set)?;
+                    Some(chosen.unfolded(&kept)?)
+                }
+            };
+            let other = wants[1].then(|| rows.index_select(0, &chosen.rows)).transpose()?;
+            Ok(smallvec![own, other])
+        }))
+    }
+}

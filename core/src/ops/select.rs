@@ -1,0 +1,250 @@
+//! What a condition selects, and where values belong in a sorted line. The host reads how many there are, and nothing else.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::index::{gather_into, index_dtype, place_into};
+use super::launch::{self, GROUP, Params};
+use super::reduce::dense;
+use super::scan;
+use super::sort::key_kind;
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// Elements of one workgroup.
+const TILE: usize = 2048;
+
+/// Where elements are not zero, in row-major order: coordinates as i64 [count, rank], or one number each as u32 [count].
+#[track_caller]
+fn found(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
+    let n = x.numel();
+    let out = |count: usize| match coordinates {
+        true => Tensor::empty(&[count, x.rank()], DType::I64, x.device()),
+        false => Tensor::empty(&[count], DType::U32, x.device()),
+    };
+    if n == 0 {
+        return out(0);
+    }
+    let (shape, strides) = if coordinates {
+        (x.shape().into(), smallvec![x.strides().into()])
+    } else {
+        collapse(x.shape(), &[x.strides()])
+    };
+    launch::check_rank(op, shape.len())?;
+    let params = || {
+        let params = Params::new().size(n).size(shape.len()).size(x.layout().offset()).align();
+        params.dims(&shape).dims(&strides[0])
+    };
+    let spec = |stage: &'static str, coordinates: bool| {
+        let spec = KernelSpec::new("compact").def("kind", key_kind(x.dtype())).def("stage", stage);
+        spec.def("coordinates", coordinates)
+    };
+    let tiles = n.div_ceil(TILE);
+    let counts = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[tiles], DType::U32, x.device())?
+    };
+    launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
+    let totals = scan::totals(&counts)?;
+    let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
+    // One at least, though none may be there: what is launched does not depend on what is read.
+    let places = out(count.max(1))?;
+    if places.numel() > 0 {
+        launch::launch(&spec("write", coordinates), &[x, &totals, &places], params(), tiles)?;
+    }
+    places.narrow(0, 0, count)
+}
+
+/// The coordinates of what is not zero.
+#[track_caller]
+pub(super) fn places(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    found(op, x, true)
+}
+
+/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does.
+/// Those outside are `u32::MAX`.
+#[track_caller]
+pub(super) fn chain(
+    op: &'static str,
+    index: &Tensor,
+    extent: usize,
+    before: Option<&Tensor>,
+) -> Result<Tensor> {
+    let n = index.numel();
+    let rows = Tensor::empty(&[n], DType::U32, index.device())?;
+    let (shape, strides) = collapse(index.shape(), &[index.strides()]);
+    launch::check_rank(op, shape.len())?;
+    let spec =
+        KernelSpec::new("places").def("index", index_dtype(op, index)?).def("chained", before.is_some());
+    let params = Params::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
+    let params = params.dims(&shape).dims(&strides[0]);
+    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
+    tensors.extend(before);
+    tensors.push(&rows);
+    launch::launch(&spec, &tensors, params, n.div_ceil(GROUP))?;
+    drop(tensors);
+    Ok(rows)
+}
+
+impl Tensor {
+    /// The elements where `mask` (bool; both broadcast) is true, in row-major order, as one dimension: PyTorch's
+    /// `masked_select`. The host reads how many there are.
+    ///
+    /// # Errors
+    /// `mask` is no bool; the shapes do not broadcast; the step is being captured; memory runs out.
+    #[track_caller]
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
+        const OP: &str = "masked_select";
+        let _op = memory::scope::op(OP);
+        if mask.dtype() != DType::Bool {
+            return Err(Error::dtype(OP, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"));
+        }
+        self.same_device(OP, mask)?;
+        let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
+        let x = self.broadcast_to(&shape)?.reshape([-1])?;
+        let place = found(OP, &mask.broadcast_to(&shape)?, false)?;
+        let out = Tensor::empty(place.shape(), x.dtype(), x.device())?;
+        gather_into(OP, &x, 0, &place, place.strides(), &out)?;
+        let n = x.numel();
+        Ok(autograd::attach(OP, out, &[&x], move |g, _| {
+            let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
+            place_into(OP, &whole, 0, &place, g)?;
+            Ok(smallvec![Some(whole)])
+        }))
+    }
+
+    /// The indices of the elements that are not zero, one row each, as i64 [count, rank]: PyTorch's `nonzero`. The host reads
+    /// how many there are.
+    ///
+    /// # Errors
+    /// An input requires a gradient, which there is none of; the step is being captured; memory runs out.
+    #[track_caller]
+    pub fn nonzero(&self) -> Result<Tensor> {
+        let _op = memory::scope::op("nonzero");
+        autograd::refuse("nonzero", &[self])?;
+        places("nonzero", self)
+    }
+
+    /// As [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
+    ///
+    /// # Errors
+    /// As [`nonzero`](Self::nonzero).
+    #[track_caller]
+    pub fn argwhere(&self) -> Result<Tensor> {
+        self.nonzero()
+    }
+
+    /// The indices of the elements that are not zero, one tensor for each dimension (for none as for one): PyTorch's
+    /// `nonzero(as_tuple=True)` and `where` of one argument.
+    ///
+    /// # Errors
+    /// As [`nonzero`](Self::nonzero).
+    #[track_caller]
+    pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
+        let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
+        (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
+    }
+
+    /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
+    /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
+    /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be
+    /// sorted. NaN count as the largest.
+    ///
+    /// # Errors
+    /// The types differ; the shapes do not fit; an input requires a gradient, which there is none of.
+    #[track_caller]
+    pub fn searchsorted(
+        &self,
+        values: &Tensor,
+        out_int32: bool,
+        right: bool,
+        sorter: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.search("searchsorted", values, out_int32, right, sorter)
+    }
+
+    /// The numbers of the buckets, whose limits are `boundaries` (sorted, of one dimension), that the elements fall into:
+    /// PyTorch's `bucketize`; see [`searchsorted`](Self::searchsorted).
+    ///
+    /// # Errors
+    /// As [`searchsorted`](Self::searchsorted); `boundaries` has not one dimension.
+    #[track_caller]
+    pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
+        if boundaries.rank() != 1 {
+            return Err(Error::shape(
+                "bucketize",
+                "the boundaries have one dimension",
+                &[boundaries.shape()],
+            ));
+        }
+        boundaries.search("bucketize", self, out_int32, right, None)
+    }
+
+    #[track_caller]
+    fn search(
+        &self,
+        op: &'static str,
+        values: &Tensor,
+        out_int32: bool,
+        right: bool,
+        sorter: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        autograd::refuse(op, &[self, values])?;
+        self.same_device(op, values)?;
+        if values.dtype() != self.dtype() {
+            let rule = format!(
+                "values and what is searched have one type, here {}; cast with `to_dtype`",
+                self.dtype()
+            );
+            return Err(Error::dtype(op, values.dtype(), rule));
+        }
+        let lines =
+            |t: &Tensor| -> Dims { t.shape().iter().take(t.rank().saturating_sub(1)).copied().collect() };
+        let fits = self.rank() == 1 || (self.rank() == values.rank() && lines(self) == lines(values));
+        if self.rank() == 0 || !fits {
+            return Err(Error::shape(
+                op,
+                "what is searched has one dimension, or all but the last agree with those of the values",
+                &[self.shape(), values.shape()],
+            ));
+        }
+        let dtype = if out_int32 { DType::I32 } else { DType::I64 };
+        let out = Tensor::empty(values.shape(), dtype, self.device())?;
+        let sorter = match sorter {
+            Some(sorter) if sorter.shape() != self.shape() => {
+                let rule = "the sorter has the shape of what it sorts";
+                return Err(Error::shape(op, rule, &[self.shape(), sorter.shape()]));
+            }
+            Some(sorter) => {
+                self.same_device(op, sorter)?;
+                Some(dense(sorter)?)
+            }
+            None => None,
+        };
+        let last = normalize_dim(op, -1, self.rank())?;
+        let extent = self.shape()[last];
+        let n = values.numel();
+        if n > 0 && extent == 0 {
+            return Tensor::zeros(values.shape(), dtype, self.device());
+        }
+        let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
+        let spec = KernelSpec::new("search")
+            .def("kind", key_kind(self.dtype()))
+            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype(op, s))?)
+            .def("out", if out_int32 { "i32" } else { "i64w" });
+        let params = Params::new().size(n).size(extent).size(per_line).u32(u32::from(right));
+        let params = params.u32(0).u32(u32::MAX);
+        let (lines, values) = (dense(self)?, dense(values)?);
+        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
+        tensors.extend(sorter.as_ref());
+        tensors.push(&out);
+        launch::launch(&spec, &tensors, params, n.div_ceil(GROUP))?;
+        drop(tensors);
+        Ok(out)
+    }
+}

@@ -1,0 +1,439 @@
+//! Sorting along a dimension, and what a sorted order tells: the largest few, one rank, medians, quantiles.
+//!
+//! One sort finds the order, stable and on the device; values are gathered by it, bit by bit. So every type works on every
+//! device, -0 equals 0, and NaN come last in ascending order, as in PyTorch. Lines up to [`Sorter::tile`] elements are sorted in
+//! workgroup memory, many at once; longer ones in such tiles, which are merged pairwise, only as far as is asked for.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::index::{gather_into, place_into};
+use super::launch::{self, GROUP, Params};
+use super::pointwise::{Operand, Scalar};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// How [`Tensor::quantile`] chooses between two elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Interpolation {
+    /// On the line between them.
+    #[default]
+    Linear,
+    /// The lower one.
+    Lower,
+    /// The higher one.
+    Higher,
+    /// The nearer one; in the middle, the one of even rank.
+    Nearest,
+    /// The middle of both.
+    Midpoint,
+}
+
+/// Where what is wanted of a sorted line begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Begin {
+    /// At this rank.
+    At(usize),
+    /// At this rank, or at the first NaN if there is one: NaN are sorted to the front.
+    AtOrNan(usize),
+    /// At the median of those that are no NaN.
+    MiddleOfNumbers,
+}
+
+/// One sort.
+#[derive(Clone, Copy, Debug)]
+struct Sorter {
+    op: &'static str,
+    descending: bool,
+    begin: Begin,
+    count: usize,
+}
+
+/// What a type is to kernels that order elements by their bits.
+pub(super) fn key_kind(dtype: DType) -> &'static str {
+    if dtype == DType::Bool { "u8" } else { dtype.name() }
+}
+
+impl Sorter {
+    /// Elements that a workgroup sorts in its memory: 16 KiB of keys and places.
+    fn tile(wide: bool) -> usize {
+        if wide { 1024 } else { 2048 }
+    }
+
+    /// The places along `d`, as i64: what is wanted of each line, in order.
+    #[track_caller]
+    fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
+        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let mut shape: Dims = x.shape().into();
+        if let Some(n) = shape.get_mut(d) {
+            *n = self.count;
+        }
+        let place = Tensor::empty(&shape, DType::I64, x.device())?;
+        if place.numel() == 0 {
+            return Ok(place);
+        }
+        let wide = x.dtype().size() == 8;
+        let tile = Self::tile(wide);
+        let size = extent.next_power_of_two().min(tile);
+        let (rows, tiles) = (x.numel() / extent, extent.div_ceil(size));
+        // Short lines share a workgroup, all of whose threads have something to compare.
+        let room = size.max(2 * GROUP);
+        let groups = (rows * tiles).div_ceil(room / size);
+        let spec = KernelSpec::new("sort").def("kind", key_kind(x.dtype())).def("tiled", tiles > 1);
+        let params = self.params(x, d, [rows, extent, tiles, size, room])?;
+        if tiles == 1 {
+            launch::launch(&spec, &[x, &place], params, groups)?;
+            return Ok(place);
+        }
+        let scratch = || -> Result<(Tensor, Tensor)> {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            let dtype = if wide { DType::I64 } else { DType::U32 };
+            let keys = Tensor::empty(&[rows * extent], dtype, x.device())?;
+            Ok((keys, Tensor::empty(&[rows * extent], DType::U32, x.device())?))
+        };
+        let (mut from, mut to) = (scratch()?, scratch()?);
+        launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
+        let keep = match self.begin {
+            Begin::At(first) | Begin::AtOrNan(first) => first + self.count,
+            Begin::MiddleOfNumbers => extent,
+        };
+        let merge = KernelSpec::new("sort_merge").def("wide", wide);
+        let mut run = size;
+        while run < extent {
+            let (pairs, parts) = (extent.div_ceil(2 * run), keep.min(2 * run).div_ceil(tile));
+            let params = Params::new()
+                .size(rows)
+                .size(extent)
+                .size(run)
+                .size(keep)
+                .size(pairs)
+                .size(parts)
+                .u32(self.nan());
+            launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
+            std::mem::swap(&mut from, &mut to);
+            run *= 2;
+        }
+        let (first, pick) = self.pick();
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let params = Params::new().size(rows).size(extent).size(inner).u32(self.nan());
+        let params = params.size(first).size(self.count).u32(pick);
+        let spec = KernelSpec::new("sort_pick").def("wide", wide);
+        launch::launch(&spec, &[&from.0, &from.1, &place], params, (rows * self.count).div_ceil(GROUP))?;
+        Ok(place)
+    }
+
+    fn params(self, x: &Tensor, d: usize, [rows, extent, tiles, size, room]: [usize; 5]) -> Result<Params> {
+        let without = |of: &[usize]| -> Dims {
+            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
+        };
+        let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        launch::check_rank(self.op, shape.len())?;
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let (first, pick) = self.pick();
+        let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
+        let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
+        let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan());
+        let params = params.size(first).size(self.count).u32(pick).size(tiles);
+        let params = params.u32(size.ilog2()).u32(room.ilog2());
+        Ok(params.align().dims(&shape).dims(&strides[0]))
+    }
+
+    /// The key of NaN before the order is turned round.
+    fn nan(self) -> u32 {
+        if matches!(self.begin, Begin::AtOrNan(_)) { 0 } else { u32::MAX }
+    }
+
+    fn pick(self) -> (usize, u32) {
+        match self.begin {
+            Begin::At(first) => (first, 0),
+            Begin::AtOrNan(first) => (first, 1),
+            Begin::MiddleOfNumbers => (0, 2),
+        }
+    }
+
+    /// The values at the places too, through which gradients flow.
+    #[track_caller]
+    fn values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
+        let _op = memory::scope::op(self.op);
+        let place = self.run(&x.detach(), d)?;
+        let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
+        if value.numel() > 0 {
+            gather_into(self.op, x, d, &place, place.strides(), &value)?;
+        }
+        let (at, shape, op): (_, Dims, _) = (place.clone(), x.shape().into(), self.op);
+        let value = autograd::attach(op, value, &[x], move |g, _| {
+            let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
+            place_into(op, &whole, d, &at, g)?;
+            Ok(smallvec![Some(whole)])
+        });
+        Ok((value, place))
+    }
+
+    /// One element of each line.
+    #[track_caller]
+    fn one(self, x: &Tensor, d: usize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let (value, place) = self.values(x, d)?;
+        if keepdim || x.rank() == 0 {
+            return Ok((value, place));
+        }
+        Ok((value.squeeze(d as isize)?, place.squeeze(d as isize)?))
+    }
+}
+
+/// Where the elements along `d` stand in ascending order, as i64. Not recorded.
+#[track_caller]
+pub(super) fn order(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
+    let count = x.shape().get(d).copied().unwrap_or(1);
+    Sorter { op, descending: false, begin: Begin::At(0), count }.run(x, d)
+}
+
+/// The extent of a dimension that must have elements.
+fn filled(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
+    match x.shape().get(d).copied().unwrap_or(1) {
+        0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
+        n => Ok(n),
+    }
+}
+
+impl Tensor {
+    /// The elements along `dim` in ascending or `descending` order, and where they stood (i64): PyTorch's `sort`, always
+    /// stable. NaN count as the largest.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out.
+    #[track_caller]
+    pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim("sort", dim, self.rank())?;
+        let count = self.shape().get(d).copied().unwrap_or(1);
+        Sorter { op: "sort", descending, begin: Begin::At(0), count }.values(self, d)
+    }
+
+    /// Where the elements along `dim` stand in ascending or `descending` order, as i64: PyTorch's `argsort`, always stable.
+    ///
+    /// # Errors
+    /// As [`sort`](Self::sort).
+    #[track_caller]
+    pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
+        let _op = memory::scope::op("argsort");
+        autograd::refuse("argsort", &[self])?;
+        let d = normalize_dim("argsort", dim, self.rank())?;
+        let count = self.shape().get(d).copied().unwrap_or(1);
+        Sorter { op: "argsort", descending, begin: Begin::At(0), count }.run(self, d)
+    }
+
+    /// The `k` largest (or smallest) along `dim` in order, and where they stand (i64): PyTorch's `topk`. NaN count as the
+    /// largest; of equal ones the first are taken.
+    ///
+    /// # Errors
+    /// `dim` is out of range; there are fewer than `k` elements; memory runs out.
+    #[track_caller]
+    pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim("topk", dim, self.rank())?;
+        let n = self.shape().get(d).copied().unwrap_or(1);
+        if k > n {
+            return Err(Error::argument("topk", format!("asks for {k} of {n} elements along dimension {d}")));
+        }
+        if self.rank() == 0 && k == 0 {
+            return Err(Error::argument(
+                "topk",
+                "a tensor without dimensions has its one element only; k is 0",
+            ));
+        }
+        Sorter { op: "topk", descending: largest, begin: Begin::At(0), count: k }.values(self, d)
+    }
+
+    /// The `k`-th smallest along `dim`, counted from 1, and where it stands (i64): PyTorch's `kthvalue`. NaN count as the
+    /// largest.
+    ///
+    /// # Errors
+    /// `dim` is out of range; `k` is 0 or more than there are; memory runs out.
+    #[track_caller]
+    pub fn kthvalue(&self, k: usize, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim("kthvalue", dim, self.rank())?;
+        let n = self.shape().get(d).copied().unwrap_or(1);
+        if k == 0 || k > n {
+            return Err(Error::argument(
+                "kthvalue",
+                format!("asks for number {k}, counted from 1, of {n} elements along dimension {d}"),
+            ));
+        }
+        let sorter = Sorter { op: "kthvalue", descending: false, begin: Begin::At(k - 1), count: 1 };
+        sorter.one(self, d, keepdim)
+    }
+
+    /// The median along `dim` (of an even number the lower of the middle two) and where it stands (i64): PyTorch's `median`.
+    /// The first NaN, if there is one.
+    ///
+    /// # Errors
+    /// `dim` is out of range; there are no elements along it; memory runs out.
+    #[track_caller]
+    pub fn median(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim("median", dim, self.rank())?;
+        let middle = (filled("median", self, d)? - 1) / 2;
+        let begin = if self.dtype().is_float() { Begin::AtOrNan(middle) } else { Begin::At(middle) };
+        Sorter { op: "median", descending: false, begin, count: 1 }.one(self, d, keepdim)
+    }
+
+    /// As [`median`](Self::median), of the elements that are no NaN; NaN if there are no others.
+    ///
+    /// # Errors
+    /// As [`median`](Self::median).
+    #[track_caller]
+    pub fn nanmedian(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let d = normalize_dim("nanmedian", dim, self.rank())?;
+        let middle = (filled("nanmedian", self, d)? - 1) / 2;
+        let begin = if self.dtype().is_float() { Begin::MiddleOfNumbers } else { Begin::At(middle) };
+        Sorter { op: "nanmedian", descending: false, begin, count: 1 }.one(self, d, keepdim)
+    }
+
+    /// The median of all elements, as [`median`](Self::median); equal ones share the gradient.
+    ///
+    /// # Errors
+    /// There are no elements; memory runs out.
+    #[track_caller]
+    pub fn median_all(&self) -> Result<Tensor> {
+        let out = self.detach().reshape([-1])?.median(0, false)?.0;
+        Ok(self.shared_by_equals("median", out))
+    }
+
+    /// The median of all elements that are no NaN; equal ones share the gradient.
+    ///
+    /// # Errors
+    /// As [`median_all`](Self::median_all).
+    #[track_caller]
+    pub fn nanmedian_all(&self) -> Result<Tensor> {
+        let out = self.detach().reshape([-1])?.nanmedian(0, false)?.0;
+        Ok(self.shared_by_equals("nanmedian", out))
+    }
+
+    /// `out`, one of the elements, with a gradient that all equal to it share.
+    #[track_caller]
+    fn shared_by_equals(&self, op: &'static str, out: Tensor) -> Tensor {
+        let (x, y) = (self.detach(), out.clone());
+        autograd::attach(op, out, &[self], move |g, _| {
+            let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(DType::F32)?;
+            let share = g.to_dtype(DType::F32)?.div(&equal.sum_all()?)?;
+            Ok(smallvec![Some(equal.mul(&share)?.to_dtype(g.dtype())?)])
+        })
+    }
+
+    /// The elements of the ranks q · (n - 1) along `dim`, or among all: PyTorch's `quantile`. `q` is a number, or a
+    /// tensor of up to one dimension, which becomes the result's first. A line with NaN gives NaN.
+    ///
+    /// # Errors
+    /// The dtype is no float; `q` is a number outside 0 to 1 or a tensor of other dimensions; `dim` is out of range; there are
+    /// no elements; memory runs out.
+    #[track_caller]
+    pub fn quantile<'a>(
+        &self,
+        q: impl Into<Operand<'a>>,
+        dim: Option<isize>,
+        keepdim: bool,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
+        self.quantiles("quantile", &q.into(), dim, keepdim, interpolation)
+    }
+
+    /// As [`quantile`](Self::quantile), of the elements that are no NaN; NaN if there are no others.
+    ///
+    /// # Errors
+    /// As [`quantile`](Self::quantile).
+    #[track_caller]
+    pub fn nanquantile<'a>(
+        &self,
+        q: impl Into<Operand<'a>>,
+        dim: Option<isize>,
+        keepdim: bool,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
+        self.quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+    }
+
+    #[track_caller]
+    fn quantiles(
+        &self,
+        op: &'static str,
+        q: &Operand<'_>,
+        dim: Option<isize>,
+        keepdim: bool,
+        interpolation: Interpolation,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(op, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
+        let (several, q) = numbers(op, q, self)?;
+        // The line goes to the end and leaves an extent of 1.
+        let lines = match dim {
+            Some(_) => self.unsqueeze(-1)?.transpose(d as isize, -1)?,
+            None => self.reshape([-1])?,
+        };
+        let last = lines.rank() - 1;
+        let n = filled(op, &lines, last)?;
+        let end = (n - 1) as f64;
+        let sorter = Sorter { op, descending: false, begin: Begin::At(0), count: n };
+        let sorted = sorter.values(&lines, last)?.0;
+        let numbers = sorted.detach().isnan()?.logical_not()?;
+        let ranks = if op == "nanquantile" {
+            let count = numbers.to_dtype(q.dtype())?.sum(&[-1], true)?;
+            q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
+        } else {
+            // NaN stand at the end, and are chosen if there are any.
+            q.mul(end)?.where_(&numbers.narrow(-1, n - 1, 1)?, end)?
+        };
+        let ranks = match interpolation {
+            Interpolation::Lower => ranks.floor()?,
+            Interpolation::Higher => ranks.ceil()?,
+            Interpolation::Nearest => ranks.round()?,
+            Interpolation::Linear | Interpolation::Midpoint => ranks,
+        };
+        let below = sorted.gather(-1, &ranks.to_dtype(DType::I32)?)?;
+        let out = match interpolation {
+            Interpolation::Linear | Interpolation::Midpoint => {
+                let above = sorted.gather(-1, &ranks.ceil()?.to_dtype(DType::I32)?)?;
+                if interpolation == Interpolation::Midpoint {
+                    below.lerp(&above, 0.5)?
+                } else {
+                    below.lerp(&above, &ranks.sub(&ranks.floor()?)?.to_dtype(below.dtype())?)?
+                }
+            }
+            _ => below,
+        };
+        let mut order: Vec<isize> = (0..last as isize).collect();
+        order.insert(0, last as isize);
+        let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
+        let extents = self.shape().iter().enumerate();
+        shape.extend(extents.filter_map(|(k, &n)| match dim {
+            Some(_) if k != d => Some(n),
+            _ => keepdim.then_some(1),
+        }));
+        out.permute(&order)?.reshape(&shape[..])
+    }
+}
+
+/// Quantiles as a vector in f32 (f64 for f64), and whether they came as one.
+fn numbers(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
+    let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let number = match q {
+        Operand::Tensor(t) if t.rank() > 1 => {
+            return Err(Error::shape(op, "the quantiles are a number, or have one dimension", &[t.shape()]));
+        }
+        Operand::Tensor(t) => {
+            x.same_device(op, t)?;
+            autograd::refuse(op, &[t])?;
+            return Ok((t.rank() == 1, t.reshape([-1])?.to_dtype(dtype)?));
+        }
+        Operand::Scalar(Scalar::Float(q)) => *q,
+        Operand::Scalar(Scalar::Int(q)) => *q as f64,
+        Operand::Scalar(Scalar::Bool(q)) => f64::from(u8::from(*q)),
+    };
+    if !(0.0..=1.0).contains(&number) {
+        return Err(Error::argument(op, format!("{number} is no quantile; they lie between 0 and 1")));
+    }
+    Ok((false, Tensor::full(&[1], number, dtype, x.device())?))
+}

@@ -1,0 +1,57 @@
+//! Every form of the kernels that sort, place and select is valid WGSL.
+
+use forebay_shaders::KernelSpec;
+
+mod common;
+use common::valid;
+
+const KINDS: [&str; 8] = ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"];
+
+#[test]
+fn sorts() {
+    for kind in KINDS {
+        for tiled in [false, true] {
+            valid(&KernelSpec::new("sort").def("kind", kind).def("tiled", tiled));
+        }
+    }
+    for wide in [false, true] {
+        valid(&KernelSpec::new("sort_merge").def("wide", wide));
+        valid(&KernelSpec::new("sort_pick").def("wide", wide));
+    }
+}
+
+#[test]
+fn placing() {
+    for size in [2usize, 4, 8] {
+        for index in ["i32", "u32", "i64w"] {
+            valid(&KernelSpec::new("place").def("size", size).def("index", index));
+        }
+    }
+}
+
+#[test]
+fn selecting() {
+    for kind in KINDS {
+        for (stage, coordinates) in [("count", false), ("write", false), ("write", true)] {
+            let spec = KernelSpec::new("compact").def("kind", kind).def("stage", stage);
+            valid(&spec.def("coordinates", coordinates));
+        }
+        for (sorter, out) in [("", "i64w"), ("i64w", "i32")] {
+            valid(&KernelSpec::new("search").def("kind", kind).def("sorter", sorter).def("out", out));
+        }
+    }
+}
+
+#[test]
+fn scattering_runs() {
+    for chained in [false, true] {
+        for index in ["i32", "u32", "i64w"] {
+            valid(&KernelSpec::new("places").def("index", index).def("chained", chained));
+        }
+    }
+    for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
+        for op in ["add", "set", "mul", "max", "min"] {
+            valid(&KernelSpec::new("scatter_runs").def("dtype", dtype).def("op", op));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+{#-
+Where elements are not zero, in row-major order: first how many each tile of 2048 has, then, with these added up, where
+they stand.
+
+kind: see keys.wgsl · stage: `count` or `write` · coordinates: writes an index of each dimension, as i64; else one number, as u32
+-#}
+{%- import "types" as t -%}
+{%- import "keys" as k -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    offset: u32,
+    unused0: u32,
+    shape: array<vec4<u32>, 2>,
+    strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ k.bits(0, "x", kind) }}
+{% if stage == "count" %}
+@group(0) @binding(1) var<storage, read_write> counts: array<u32>;
+{% else %}
+@group(0) @binding(1) var<storage, read> totals: array<u32>;
+{% if coordinates %}
+{{ t.output(2, "place", "i64w") }}
+{% else %}
+@group(0) @binding(2) var<storage, read_write> place: array<u32>;
+{% endif %}
+{% endif %}
+
+fn counts_at(i: u32) -> u32 {
+    if i >= p.n { return 0u; }
+    var left = i;
+    var source = p.offset;
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        source += (left % extent) * p.strides[axis >> 2u][axis & 3u];
+        left = left / extent;
+    }
+    let b = x_bits(source);
+    return select(0u, 1u, {{ k.nonzero(kind, "b") }});
+}
+
+var<workgroup> sums: array<u32, 256>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let tile = group_index(group, groups);
+    if tile * 2048u >= p.n { return; }
+    let start = tile * 2048u + lane * 8u;
+    var own = 0u;
+    var flags = 0u;
+    for (var e = 0u; e < 8u; e++) {
+        let flag = counts_at(start + e);
+        own += flag;
+        flags |= flag << e;
+    }
+    var sum = own;
+    sums[lane] = sum;
+    workgroupBarrier();
+    for (var reach = 1u; reach < 256u; reach = reach << 1u) {
+        if lane >= reach { sum += sums[lane - reach]; }
+        workgroupBarrier();
+        sums[lane] = sum;
+        workgroupBarrier();
+    }
+    {% if stage == "count" %}
+    if lane == 255u { counts[tile] = sum; }
+    {% else %}
+    var to = sum - own;
+    if tile > 0u { to += totals[tile - 1u]; }
+    for (var e = 0u; e < 8u; e++) {
+        if ((flags >> e) & 1u) == 1u {
+            {% if coordinates %}
+            var left = start + e;
+            for (var d = p.rank; d > 0u; d--) {
+                let axis = d - 1u;
+                let extent = p.shape[axis >> 2u][axis & 3u];
+                place_put(to * p.rank + axis, i32(left % extent));
+                left = left / extent;
+            }
+            {% else %}
+            place[to] = start + e;
+            {% endif %}
+            to++;
+        }
+    }
+    {% endif %}
+}

@@ -1,0 +1,59 @@
+{#-
+out[..., index[i], ...] = in[i], in place: `gather` the other way round. No two elements go to one place. Moves bits.
+
+size: bytes of an element (2, 4, 8) · index: dtype of the index
+The stride of the indexed dimension is 0 in out_strides; dim_stride is its own. Indices outside are passed over.
+-#}
+{%- import "types" as t -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    in_offset: u32,
+    index_offset: u32,
+    out_offset: u32,
+    extent: u32,
+    dim_stride: u32,
+    unused0: u32,
+    shape: array<vec4<u32>, 2>,
+    in_strides: array<vec4<u32>, 2>,
+    index_strides: array<vec4<u32>, 2>,
+    out_strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% set word = "vec2<u32>" if size == 8 else "u32" %}
+@group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
+{{ t.input(1, "index", index) }}
+@group(0) @binding(2) var<storage, read_write> output: array<{{ "atomic<u32>" if size == 2 else word }}>;
+
+{{ t.place(index) }}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = group_index(group, groups) * 256u + lane;
+    if start >= p.n { return; }
+    var left = start;
+    var i0 = p.in_offset;
+    var i1 = p.index_offset;
+    var i2 = p.out_offset;
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let at = left % extent;
+        left = left / extent;
+        i0 += at * p.in_strides[axis >> 2u][axis & 3u];
+        i1 += at * p.index_strides[axis >> 2u][axis & 3u];
+        i2 += at * p.out_strides[axis >> 2u][axis & 3u];
+    }
+    let chosen = place(index_at(i1), p.extent);
+    if chosen >= p.extent { return; }
+    let to = i2 + chosen * p.dim_stride;
+    {% if size == 2 %}
+    let bits = (input[i0 >> 1u] >> ((i0 & 1u) * 16u)) & 0xffffu;
+    let shift = (to & 1u) * 16u;
+    let old = atomicLoad(&output[to >> 1u]) & (0xffffu << shift);
+    atomicXor(&output[to >> 1u], old ^ (bits << shift));
+    {% else %}
+    output[to] = input[i0];
+    {% endif %}
+}

@@ -1,0 +1,47 @@
+{#-
+Where values belong in sorted lines: how many elements of the line are less, or not greater (`right`).
+
+kind: see keys.wgsl · sorter: dtype of the index that sorts the lines, or empty: they are sorted · out: i64w or i32
+Lines and values are contiguous, from the start; `per_line` values belong to one line.
+-#}
+{%- import "types" as t -%}
+{%- import "keys" as k -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    extent: u32,
+    per_line: u32,
+    right: u32,
+    flip: u32,
+    nan: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ k.order(k.wide(kind)) }}
+{{ k.input(0, "sorted", kind) }}
+{{ k.input(1, "value", kind) }}
+{% if sorter %}
+{{ t.input(2, "sorter", sorter) }}
+{{ t.place(sorter) }}
+{% endif %}
+{{ t.output(3 if sorter else 2, "found", out) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    if i >= p.n { return; }
+    let key = value_key(i);
+    let base = (i / p.per_line) * p.extent;
+    var low = 0u;
+    var high = p.extent;
+    while low < high {
+        let middle = (low + high) >> 1u;
+        {% if sorter %}
+        let other = sorted_key(base + min(place(sorter_at(base + middle), p.extent), p.extent - 1u));
+        {% else %}
+        let other = sorted_key(base + middle);
+        {% endif %}
+        if less(other, key) | ((p.right != 0u) & same(other, key)) { low = middle + 1u; } else { high = middle; }
+    }
+    found_put(i, i32(low));
+}
