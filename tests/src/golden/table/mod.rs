@@ -16,6 +16,7 @@ mod norm;
 mod pool;
 mod product;
 mod reduce;
+mod resize;
 mod shape;
 
 /// What a line does: arguments in, results out.
@@ -41,6 +42,7 @@ impl Table {
         product::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);
+        resize::register(&mut table);
         shape::register(&mut table);
         table
     }
