@@ -272,8 +272,7 @@ fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
         params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
     }
     params = starts.iter().fold(params.align(), |params, &start| params.size(start));
-    let lanes = (4 / x.dtype().size()).max(1);
-    let lanes = if lanes > 1 { 4 } else { 1 };
+    let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
     let groups = n.div_ceil(lanes * GROUP);
     if weighted {
         let weights = weight_table(&weights, x.dtype(), x.device())?;

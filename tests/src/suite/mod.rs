@@ -35,6 +35,7 @@ mod plan;
 mod pointwise;
 mod profile;
 mod random;
+mod resize;
 mod rows;
 mod runs;
 mod scaler;
@@ -82,6 +83,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("rows", rows::TESTS),
+    ("resize", resize::TESTS),
     ("losses", losses::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
