@@ -329,7 +329,8 @@ impl Tensor {
             return Err(Error::shape(OP, rule, &[self.shape()]));
         }
         let nearest = matches!(options.mode, Nearest | NearestExact);
-        if !self.dtype().is_float() && !(nearest && self.dtype() == DType::U8) {
+        let taken = self.dtype().is_float() || (nearest && self.dtype() == DType::U8);
+        if !taken {
             let expected = "takes floats, and u8 for the nearest; cast with `to_dtype`";
             return Err(Error::dtype(OP, self.dtype(), expected));
         }
