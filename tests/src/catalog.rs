@@ -4,7 +4,8 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    Attention, CrossEntropy, Interpolation, PadMode, Pool2d, Reduction, ScatterReduce, cat, einsum, stack,
+    Attention, BagMode, Bags, CrossEntropy, Interpolate, InterpolateMode, Interpolation, PadMode, Pool2d,
+    Reduction, ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -350,6 +351,87 @@ const GROUPS: &[&[Case]] = &[
             einsum("bij,jik->bk", &[&x[0], &x[1]])
         }),
     ],
+    RESIZE,
+];
+
+fn mode(mode: InterpolateMode) -> Interpolate {
+    Interpolate { mode, ..Interpolate::default() }
+}
+
+/// Resizing, windows and views by strides, distances and bags.
+const RESIZE: &[Case] = &[
+    smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| x[0].interpolate(&Interpolate::by(1.7))),
+    smooth("interpolate to the nearest exactly", &[Signed(&[1, 2, 3, 4, 3])], |x| {
+        x[0].interpolate(&Interpolate {
+            size: [4, 3, 5].as_slice().into(),
+            ..mode(InterpolateMode::NearestExact)
+        })
+    }),
+    smooth("interpolate along lines", &[Signed(&[2, 2, 5])], |x| {
+        x[0].interpolate(&Interpolate {
+            align_corners: true,
+            mode: InterpolateMode::Linear,
+            ..Interpolate::to(&[7])
+        })
+    }),
+    smooth("interpolate images", &[Signed(&[2, 2, 4, 5])], |x| {
+        x[0].interpolate(&Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::to(&[7, 3]) })
+    }),
+    smooth("interpolate images without aliases", &[Signed(&[1, 2, 7, 5])], |x| {
+        let options = Interpolate { antialias: true, ..mode(InterpolateMode::Bicubic) };
+        x[0].interpolate(&Interpolate { size: [3, 2].as_slice().into(), ..options })
+    }),
+    smooth("interpolate along cubic curves", &[Signed(&[1, 2, 4, 5])], |x| {
+        x[0].interpolate(&Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::by(1.5) })
+    }),
+    smooth("interpolate volumes", &[Signed(&[1, 2, 3, 2, 4])], |x| {
+        x[0].interpolate(&Interpolate { mode: InterpolateMode::Trilinear, ..Interpolate::to(&[4, 3, 3]) })
+    }),
+    smooth("interpolate by areas", &[Signed(&[2, 3, 5, 4])], |x| {
+        x[0].interpolate(&Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[3, 6]) })
+    }),
+    smooth("as_strided", &[Signed(&[12])], |x| {
+        x[0].contiguous()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1))
+    }),
+    smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2)),
+    smooth("unfold with overlaps", &[Signed(&[2, 7])], |x| x[0].unfold(-1, 4, 1)),
+    smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| x[0].im2col([3, 2], [1, 2], [1, 0], [2, 1])),
+    smooth("col2im", &[Signed(&[2, 12, 25])], |x| x[0].col2im([5, 6], [3, 2], 1, [1, 0], 1)),
+    smooth("tensor_split", &[Signed(&[7, 2])], |x| {
+        cat(&[&x[0].tensor_split(3, 0)?[0], &x[0].tensor_split_at(&[2, -1], 0)?[1]], 0)
+    }),
+    smooth("diff", &[Signed(&[3, 6]), Signed(&[3, 2])], |x| x[0].diff(2, 1, Some(&x[1]), None)),
+    smooth("trace", &[Signed(&[4, 5])], |x| x[0].trace()),
+    smooth("cross", &[Signed(&[4, 3, 2]), Positive(&[3, 1])], |x| x[0].cross(&x[1], Some(1))),
+    rough("cdist of 0", &[Signed(&[3, 4]), Signed(&[5, 4])], |x| x[0].cdist(&x[1], 0.0)),
+    rough("cdist of 1", &[Signed(&[2, 3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 1.0)),
+    smooth("cdist of 2", &[Signed(&[2, 3, 4]), Positive(&[2, 5, 4])], |x| x[0].cdist(&x[1], 2.0)),
+    rough("cdist of the largest", &[Signed(&[18, 4]), Positive(&[5, 4])], |x| {
+        x[0].cdist(&x[1], f64::INFINITY)
+    }),
+    rough("cdist of 1.5", &[Signed(&[3, 40]), Positive(&[17, 40])], |x| x[0].cdist(&x[1], 1.5)),
+    smooth("cdist of 3", &[Signed(&[3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 3.0)),
+    rough("adaptive_max_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_max_pool2d([2, 3])),
+    rough("adaptive_max_pool1d", &[Signed(&[3, 7])], |x| x[0].adaptive_max_pool1d(4)),
+    smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| x[0].local_response_norm(3, 0.5, 0.75, 1.0)),
+    smooth("embedding_bag of sums", &[Signed(&[6, 5]), Index(&[3, 4], 6), Positive(&[3, 4])], |x| {
+        let bags = Bags {
+            mode: BagMode::Sum,
+            per_sample_weights: Some(&x[2]),
+            padding_idx: Some(2),
+            ..Bags::default()
+        };
+        x[0].embedding_bag(&x[1], &bags)
+    }),
+    smooth("embedding_bag of means", &[Signed(&[6, 4]), Index(&[7], 6)], |x| {
+        let starts = Tensor::from_slice(&[0i32, 2, 2, 5], &[4], x[0].device())?;
+        x[0].embedding_bag(&x[1], &Bags { offsets: Some(&starts), ..Bags::default() })
+    }),
+    rough("embedding_bag of maxima", &[Signed(&[6, 5]), Index(&[7], 6)], |x| {
+        let starts = Tensor::from_slice(&[0i64, 0, 3, 7], &[4], x[0].device())?;
+        let bags = Bags { include_last_offset: true, mode: BagMode::Max, ..Bags::default() };
+        x[0].embedding_bag(&x[1], &Bags { offsets: Some(&starts), ..bags })
+    }),
 ];
 
 /// Every case.

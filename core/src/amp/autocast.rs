@@ -53,6 +53,7 @@ const FULL: &[&str] = &[
     "acos",
     "asin",
     "binary_cross_entropy_with_logits",
+    "cdist",
     "cosh",
     "cosine_similarity",
     "cross_entropy",

@@ -4,6 +4,7 @@ use super::{Module, ModuleScope, init};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::ops::{BagMode, Bags};
 use crate::tensor::Tensor;
 
 /// A table of vectors, looked up by integers.
@@ -39,5 +40,64 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| self.weight.embedding(index, None))
+    }
+}
+
+/// A table of vectors, looked up in bags that are each reduced to one vector.
+///
+/// ```
+/// # use forebay_core::{device::Device, nn::EmbeddingBag, ops::BagMode, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let words = EmbeddingBag::new(100, 8, BagMode::Mean, None, &device)?;
+/// let sentences = Tensor::from_slice(&[1i32, 2, 3, 7, 7, 0], &[2, 3], &device)?;
+/// assert_eq!(words.forward(&sentences, None, None)?.shape(), [2, 8]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct EmbeddingBag {
+    /// \[entries, features\].
+    pub weight: Tensor,
+    #[module(skip)]
+    mode: BagMode,
+    #[module(skip)]
+    padding_idx: Option<usize>,
+    scope: ModuleScope,
+}
+
+impl EmbeddingBag {
+    /// A table of normal numbers, as PyTorch, whose row `padding_idx` is zero and counts in no bag.
+    ///
+    /// # Errors
+    /// `padding_idx` is no row; memory runs out.
+    #[track_caller]
+    pub fn new(
+        entries: usize,
+        features: usize,
+        mode: BagMode,
+        padding_idx: Option<usize>,
+        device: &Device,
+    ) -> Result<Self> {
+        let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        if let Some(row) = padding_idx {
+            init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)?;
+        }
+        Ok(Self { weight, mode, padding_idx, scope: ModuleScope::new() })
+    }
+
+    /// One vector for each bag; see [`embedding_bag`](Tensor::embedding_bag).
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        index: &Tensor,
+        offsets: Option<&Tensor>,
+        per_sample_weights: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (mode, padding_idx) = (self.mode, self.padding_idx);
+        let bags = Bags { offsets, mode, per_sample_weights, padding_idx, ..Bags::default() };
+        self.scope.run(|| self.weight.embedding_bag(index, &bags))
     }
 }

@@ -18,6 +18,7 @@ use crate::tensor::Tensor;
 
 mod attention;
 mod conv;
+mod conv_transpose;
 mod dropout;
 mod embedding;
 mod gpt;
@@ -27,17 +28,22 @@ mod linear;
 mod norm;
 mod scope;
 mod sequential;
+mod upsample;
 
 pub use attention::SelfAttention;
 pub use conv::{Conv2d, Conv2dOptions};
+pub use conv_transpose::{
+    ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTransposeOptions,
+};
 pub use dropout::Dropout;
-pub use embedding::Embedding;
+pub use embedding::{Embedding, EmbeddingBag};
 pub use forebay_derive::Module;
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
 pub use linear::Linear;
 pub use norm::{BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RmsNorm};
 pub use scope::ModuleScope;
 pub use sequential::{Apply, Forward, Layer, Sequential};
+pub use upsample::Upsample;
 
 /// What [`Module::visit`] finds in a module.
 #[derive(Debug)]

@@ -3,8 +3,8 @@
 use std::fmt;
 
 use super::{
-    BatchNorm1d, BatchNorm2d, Conv2d, Dropout, Embedding, GroupNorm, LayerNorm, Linear, Module, RmsNorm,
-    SelfAttention, Slot, join,
+    BatchNorm1d, BatchNorm2d, Conv2d, ConvTranspose1d, ConvTranspose2d, Dropout, Embedding, GroupNorm,
+    LayerNorm, Linear, Module, RmsNorm, SelfAttention, Slot, Upsample, join,
 };
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -29,6 +29,8 @@ forward!(
     BatchNorm1d,
     BatchNorm2d,
     Conv2d,
+    ConvTranspose1d,
+    ConvTranspose2d,
     Dropout,
     Embedding,
     GroupNorm,
@@ -36,7 +38,8 @@ forward!(
     Linear,
     RmsNorm,
     SelfAttention,
-    Sequential
+    Sequential,
+    Upsample
 );
 
 /// What a [`Sequential`] holds.

@@ -210,7 +210,7 @@ pub(super) fn scatter_into(
 }
 
 /// The gradient of gathering: zeros, and every element of `g` added to where it came from.
-fn scatter_grad(
+pub(super) fn scatter_grad(
     op: &'static str,
     g: &Tensor,
     shape: &[usize],
@@ -259,6 +259,26 @@ fn row_grad(
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * GROUP))?;
     }
     sum.to_dtype(g.dtype())
+}
+
+/// The gradient of picking rows, by whichever way takes less; `sum` is what it may be added to.
+pub(super) fn rows_back(
+    op: &'static str,
+    g: &Tensor,
+    shape: &[usize],
+    index: &Tensor,
+    skip: Option<usize>,
+    sum: Option<Tensor>,
+) -> Result<Tensor> {
+    // Every row looks through all indices: beyond this, walking them in lines takes less.
+    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= 1 << 16 {
+        return row_grad(op, g, shape, index, skip, sum);
+    }
+    let mut strides = Dims::from_elem(0, shape.len());
+    if let Some(s) = strides.first_mut() {
+        *s = index.strides().first().copied().unwrap_or(0);
+    }
+    scatter_grad(op, g, shape, 0, (index, &strides), skip)
 }
 
 impl Tensor {
@@ -359,13 +379,9 @@ impl Tensor {
         gather_into(op, self, d, index, &strides, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), index.detach());
         Ok(autograd::attach(op, out, &[self], move |g, wants| {
-            // Every row looks through all indices: beyond this, walking them in lines takes less.
-            if d == 0
-                && matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16)
-                && index.numel() <= 1 << 16
-            {
+            if d == 0 {
                 let sum = wants.sum_in_place(0);
-                return Ok(smallvec![Some(row_grad(op, g, &before, &index, skip, sum)?)]);
+                return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
             }
             Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
         }))

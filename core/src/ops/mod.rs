@@ -5,14 +5,18 @@
 
 mod activation;
 pub(crate) mod attention;
+mod bags;
 mod binary;
 mod cast;
 mod conv;
+mod cross;
 mod cross_entropy;
 mod custom;
+mod distance;
 mod einsum;
 pub(crate) mod fuse;
 mod index;
+mod interpolate;
 pub(crate) mod launch;
 mod layer_norm;
 mod linear;
@@ -32,15 +36,18 @@ mod softmax;
 mod sort;
 mod spread;
 mod statistics;
+mod strided;
 mod tiles;
 mod unary;
 mod window;
 
 pub use attention::Attention;
+pub use bags::{BagMode, Bags};
 pub use cross_entropy::CrossEntropy;
 pub use custom::{Call, CustomOp, Saved};
 pub use einsum::einsum;
 pub use index::ScatterOp;
+pub use interpolate::{Interpolate, InterpolateMode};
 pub use loss::Reduction;
 pub use pointwise::{Operand, Scalar};
 pub use pool::Pool2d;

@@ -10,6 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, GROUP, Params};
 use super::layer_norm::{RowNorm, rounding_unit};
 use super::reduce::dense;
+use super::shape::PadMode;
 use super::softmax::{check_float, lanes};
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads};
@@ -546,5 +547,38 @@ impl Tensor {
         Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
             norm.backward(g, &statistics, wants, true, training)
         }))
+    }
+
+    /// Each element over (k + alpha · the mean of the squares of `size` channels around it)^beta, of \[batch, channels, ..\]: PyTorch's
+    /// `nn.functional.local_response_norm`. Beyond the first and the last channel stand zeros.
+    ///
+    /// # Errors
+    /// There are fewer than three dimensions; `size` is 0; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
+        const OP: &str = "local_response_norm";
+        let _op = memory::scope::op(OP);
+        check_float(OP, self)?;
+        if self.rank() < 3 {
+            return Err(Error::shape(
+                OP,
+                "takes [batch, channels, ..] of at least three dimensions",
+                &[self.shape()],
+            ));
+        }
+        if size == 0 {
+            return Err(Error::argument(OP, "takes a size of at least 1"));
+        }
+        if self.numel() == 0 {
+            return Ok(self.clone());
+        }
+        let mut pads = vec![0; 2 * (self.rank() - 1)];
+        if let [.., before, after] = pads.as_mut_slice() {
+            (*before, *after) = ((size / 2) as isize, ((size - 1) / 2) as isize);
+        }
+        let squares = self.square()?.pad(&pads, PadMode::Constant(0.0))?;
+        // Windows over channels are a view: nothing is copied for each of them.
+        let means = squares.unfold(1, size, 1)?.mean(&[-1], false)?;
+        self.div(&means.mul(alpha)?.add(k)?.pow(beta)?)
     }
 }

@@ -80,7 +80,17 @@ impl Pool2d {
 enum Kind {
     Max,
     Avg,
+    AdaptiveMax,
     AdaptiveAvg,
+}
+
+impl Kind {
+    fn is_max(self) -> bool {
+        matches!(self, Self::Max | Self::AdaptiveMax)
+    }
+    fn is_adaptive(self) -> bool {
+        matches!(self, Self::AdaptiveMax | Self::AdaptiveAvg)
+    }
 }
 
 /// Everything a kernel of the family needs.
@@ -108,6 +118,9 @@ impl Plan {
             return Err(Error::dtype(op, x.dtype(), "takes f32, f16 and bf16; cast with `to_dtype`"));
         }
         let [oh, ow] = match outs {
+            Some(_) if h * w == 0 => {
+                return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));
+            }
             Some(outs) => outs,
             None => [window.out(op, 0, h)?, window.out(op, 1, w)?],
         };
@@ -121,8 +134,8 @@ impl Plan {
     fn launch(&self, pass: &'static str, from: &Tensor, to: &Tensor, places: Option<&Tensor>) -> Result<()> {
         let spec = KernelSpec::new("pool")
             .def("dtype", launch::shader_dtype(to.dtype(), to.device()))
-            .def("kind", if self.kind == Kind::Max { "max" } else { "avg" })
-            .def("adaptive", self.kind == Kind::AdaptiveAvg)
+            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
+            .def("adaptive", self.kind.is_adaptive())
             .def("pass", pass);
         let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
         let w = &self.window;
@@ -149,9 +162,9 @@ impl Plan {
         // Kernels number elements from the storage's start.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };
         let out = Tensor::empty(&self.output, x.dtype(), x.device())?;
-        let places = match self.kind {
-            Kind::Max => Some(Tensor::empty(&self.output, DType::I32, x.device())?),
-            _ => None,
+        let places = match self.kind.is_max() {
+            true => Some(Tensor::empty(&self.output, DType::I32, x.device())?),
+            false => None,
         };
         self.launch("forward", &input, &out, places.as_ref())?;
         let kept = places.clone();
@@ -165,7 +178,19 @@ impl Plan {
         });
         Ok((out, places))
     }
+
+    /// The result, and the place of each maximum in its plane, as i64.
+    #[track_caller]
+    fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let op = self.op;
+        let (out, places) = self.run(x)?;
+        // invariant: a maximum has places
+        let places = places.ok_or_else(|| Error::argument(op, "no places were kept"))?;
+        Ok((out, places.to_dtype(DType::I64)?))
+    }
 }
+
+const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
 
 impl Tensor {
     /// The largest element of each window.
@@ -183,10 +208,7 @@ impl Tensor {
     /// As [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool2d_with_indices(&self, window: Pool2d) -> Result<(Tensor, Tensor)> {
-        let (out, places) = Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?;
-        // invariant: a maximum has places
-        let places = places.ok_or_else(|| Error::argument("max_pool2d", "no places were kept"))?;
-        Ok((out, places.to_dtype(DType::I64)?))
+        Plan::new("max_pool2d", Kind::Max, self, window, None)?.run_with_indices(self)
     }
 
     /// The average of each window.
@@ -212,5 +234,42 @@ impl Tensor {
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         let window = Pool2d { count_include_pad: false, ..Pool2d::new(1) };
         Ok(Plan::new("adaptive_avg_pool2d", Kind::AdaptiveAvg, self, window, Some(output))?.run(self)?.0)
+    }
+
+    /// The largest elements of as many windows as the result has elements, which divide the plane evenly; height and width.
+    ///
+    /// # Errors
+    /// The dtype is no 16- or 32-bit float; an extent of the input is 0.
+    #[track_caller]
+    pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
+        Ok(Plan::new(ADAPTIVE_MAX, Kind::AdaptiveMax, self, Pool2d::new(1), Some(output))?.run(self)?.0)
+    }
+
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d), with the place of each maximum in its plane, as i64.
+    ///
+    /// # Errors
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    #[track_caller]
+    pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
+        Plan::new(ADAPTIVE_MAX, Kind::AdaptiveMax, self, Pool2d::new(1), Some(output))?.run_with_indices(self)
+    }
+
+    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of signals \[N, C, L\] or \[C, L\].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_max_pool1d(&self, output: usize) -> Result<Tensor> {
+        self.unsqueeze(-2)?.adaptive_max_pool2d([1, output])?.squeeze(-2)
+    }
+
+    /// As [`adaptive_max_pool1d`](Self::adaptive_max_pool1d), with the place of each maximum in its signal, as i64.
+    ///
+    /// # Errors
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    #[track_caller]
+    pub fn adaptive_max_pool1d_with_indices(&self, output: usize) -> Result<(Tensor, Tensor)> {
+        let (out, places) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;
+        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
     }
 }

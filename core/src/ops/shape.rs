@@ -277,6 +277,53 @@ impl Tensor {
         if out.shares_storage(self) { out.copy() } else { Ok(out) }
     }
 
+    /// Differences of neighbours along a dimension, taken `n` times (0: `self`), after `prepend` and `append` are joined to the ends.
+    /// Of truth values they tell where neighbours differ.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 7], DType::F32, &device)?;
+    /// assert_eq!(x.diff(2, -1, None, None)?.shape(), [2, 5]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There is no dimension, or `dim` is out of range; what is joined has another rank or other extents beside `dim`.
+    #[track_caller]
+    pub fn diff(
+        &self,
+        n: usize,
+        dim: isize,
+        prepend: Option<&Tensor>,
+        append: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let d = normalize_dim("diff", dim, self.rank())? as isize;
+        if self.rank() == 0 {
+            return Err(Error::shape("diff", "takes at least one dimension", &[self.shape()]));
+        }
+        let parts: Vec<&Tensor> = [prepend, Some(self), append].into_iter().flatten().collect();
+        let mut out = if parts.len() == 1 || n == 0 { self.clone() } else { cat(&parts, d)? };
+        for _ in 0..n.min(out.dim(d)?) {
+            let left = out.dim(d)?.saturating_sub(1);
+            let (before, after) = (out.narrow(d, 0, left)?, out.narrow(d, out.dim(d)? - left, left)?);
+            out = if out.dtype() == DType::Bool { after.ne(&before)? } else { after.sub(&before)? };
+        }
+        Ok(out)
+    }
+
+    /// The sum of a matrix' main diagonal.
+    ///
+    /// # Errors
+    /// There are not two dimensions.
+    #[track_caller]
+    pub fn trace(&self) -> Result<Tensor> {
+        if self.rank() != 2 {
+            return Err(Error::shape("trace", "takes a matrix", &[self.shape()]));
+        }
+        self.diagonal(0, 0, 1)?.sum_all()
+    }
+
     /// The lower triangle of the last two dimensions, up to `diagonal` above the main one; zero elsewhere.
     ///
     /// # Errors

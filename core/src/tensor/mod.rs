@@ -154,6 +154,11 @@ impl Tensor {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
     }
 
+    /// How many elements of its type the storage has, which other views may see more of.
+    pub(crate) fn storage_len(&self) -> usize {
+        self.inner.storage.bytes() as usize / self.dtype().size()
+    }
+
     pub(crate) fn meta(&self) -> Option<&Meta> {
         self.inner.meta.as_ref()
     }

@@ -403,6 +403,46 @@ impl Tensor {
         self.split(self.shape().get(d).copied().unwrap_or(0).div_ceil(chunks).max(1), dim)
     }
 
+    /// `sections` parts of one dimension, the first ones one index larger where they cannot be equal; empty ones where there are
+    /// more parts than indices.
+    ///
+    /// # Errors
+    /// `dim` is out of range, or there is none; `sections` is 0.
+    pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
+        let extent = self.split_extent(dim)?;
+        if sections == 0 {
+            return Err(Error::argument("tensor_split", "takes at least one section"));
+        }
+        let (size, larger) = (extent / sections, extent % sections);
+        let start = |i: usize| i * size + i.min(larger);
+        (0..sections).map(|i| self.narrow(dim, start(i), start(i + 1) - start(i))).collect()
+    }
+
+    /// Parts of one dimension that are cut before the given indices: `tensor_split` with indices. Negative ones count from the end; a
+    /// part that would end before it starts is empty.
+    ///
+    /// # Errors
+    /// `dim` is out of range, or there is none.
+    pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
+        let extent = self.split_extent(dim)?;
+        let place = |&i: &isize| match i {
+            i if i < 0 => extent.saturating_sub(i.unsigned_abs()),
+            i => extent.min(i as usize),
+        };
+        let starts = [0].into_iter().chain(indices.iter().map(place));
+        let ends = indices.iter().map(place).chain([extent]);
+        starts.zip(ends).map(|(start, end)| self.narrow(dim, start, end.saturating_sub(start))).collect()
+    }
+
+    /// The extent that is split.
+    fn split_extent(&self, dim: isize) -> Result<usize> {
+        if self.rank() == 0 {
+            return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
+        }
+        let d = normalize_dim("tensor_split", dim, self.rank())?;
+        Ok(self.shape()[d])
+    }
+
     /// Every index of one dimension as a tensor of its own.
     ///
     /// # Errors

@@ -136,6 +136,15 @@ impl<'a> Args<'a> {
         }
     }
 
+    /// Numbers: a list, or one as a list.
+    pub fn floats(&self, at: usize, name: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.get(at, name) else { return Ok(None) };
+        match list(value) {
+            Some(items) => items.iter().map(number).collect::<Result<Vec<_>>>().map(Some),
+            None => Ok(Some(vec![number(value)?])),
+        }
+    }
+
     /// Dimensions as the library takes them; empty if none are given.
     pub fn dims(&self, at: usize, name: &str) -> Result<Vec<isize>> {
         Ok(self.ints(at, name)?.unwrap_or_default().into_iter().map(|d| d as isize).collect())

@@ -67,6 +67,7 @@ const CALLS: &[(&str, Call)] = &[
     ("binary_cross_entropy_with_logits", |m, v| {
         m.binary_cross_entropy_with_logits(m, Some(v), Some(v), MEAN)
     }),
+    ("cdist", |m, _| m.cdist(m, 2.0)),
     ("cosh", |m, _| m.cosh()),
     ("cosine_similarity", |m, v| m.cosine_similarity(v, -1, 1e-8)),
     ("cross_entropy", |m, _| m.cross_entropy(m)),

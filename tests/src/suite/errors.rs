@@ -6,6 +6,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Tag, scope};
+use forebay::ops::{Bags, Interpolate};
 use forebay::tensor::Tensor;
 
 use super::host::expect;
@@ -73,6 +74,29 @@ fn wrong_shapes(device: &Device) -> Result<()> {
     ensure!(matches!(x.matmul(&x), Err(Error::Shape { op: "matmul", .. })));
     let text = message(x.matmul(&x))?;
     ensure!(text.contains("[2, 3] and [2, 3]"), "{text}");
+    says(x.trace()?.trace(), "trace: takes a matrix; got []")?;
+    says(
+        x.cross(&y.narrow(0, 0, 2)?.unsqueeze(1)?, Some(0)),
+        "cross: takes vectors of three numbers along the dimension; got [2, 3] and [2, 1]",
+    )?;
+    says(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
+    says(
+        x.interpolate(&Interpolate::by(2.0)),
+        "interpolate: Nearest takes [batch, channels, ..] with 3 to 5 dimensions; got [2, 3]",
+    )?;
+    says(
+        x.unsqueeze(0)?.im2col(4, 1, 0, 1),
+        "im2col: a block reaches over 4 of axis 0, the padded image has 2; got [1, 2, 3]",
+    )?;
+    says(
+        x.col2im(2, 2, 1, 0, 1),
+        "col2im: takes [batch, channels · 4, 1], the blocks of images of [2, 2]; got [2, 3]",
+    )?;
+    says(
+        x.embedding_bag(&Tensor::from_slice(&[0i32], &[1], device)?, &Bags::default()),
+        "embedding_bag: takes an index of one dimension with offsets of one, or an index of two dimensions without; got \
+         [2, 3] and [1] and []",
+    )?;
     // Nothing is broken by it.
     expect(&x.add(&x)?, &[2.0; 6])
 }
@@ -110,6 +134,19 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     )?;
     says(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
     says(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
+    says(
+        x.as_strided(&[2, 2], &[3, 3], Some(1)),
+        "as_strided: shape [2, 2] with strides [3, 3] from 1 on leaves the storage of 6 elements",
+    )?;
+    says(
+        x.unfold(1, 4, 1),
+        "unfold: windows of 4, 1 apart, do not fit dimension 1 of extent 3; the step is at least 1",
+    )?;
+    says(x.tensor_split(0, 0), "tensor_split: takes at least one section")?;
+    says(
+        x.as_strided(&[2, 2], &[1, 1], None)?.add_(1.0),
+        "add: the tensor repeats elements (it was expanded); copy it first",
+    )?;
     says(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
     says(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
     says(

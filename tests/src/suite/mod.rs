@@ -36,6 +36,7 @@ mod plan;
 mod pointwise;
 mod profile;
 mod random;
+mod resize;
 mod rows;
 mod runs;
 mod scaler;
@@ -83,6 +84,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("errors", errors::TESTS),
     ("training", training::TESTS),
     ("rows", rows::TESTS),
+    ("resize", resize::TESTS),
     ("losses", losses::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),

@@ -17,6 +17,7 @@ mod order;
 mod pool;
 mod product;
 mod reduce;
+mod resize;
 mod shape;
 
 /// What a line does: arguments in, results out.
@@ -43,6 +44,7 @@ impl Table {
         reduce::register(&mut table);
         index::register(&mut table);
         order::register(&mut table);
+        resize::register(&mut table);
         shape::register(&mut table);
         table
     }

@@ -45,4 +45,8 @@ pub(super) fn register(table: &mut Table) {
         let (momentum, eps) = (a.f(6, "momentum", 0.1)?, a.f(7, "eps", 1e-5)?);
         one(a.t(0)?.batch_norm(running(a), weight, bias, a.b(5, "training", false), momentum, eps))
     });
+    table.op("nn.functional.local_response_norm", |a| {
+        let (alpha, beta, k) = (a.f(2, "alpha", 1e-4)?, a.f(3, "beta", 0.75)?, a.f(4, "k", 1.0)?);
+        one(a.t(0)?.local_response_norm(a.i(1, "size", 1)? as usize, alpha, beta, k))
+    });
 }

@@ -61,6 +61,20 @@ fn avg(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
     one(a.t(0)?.avg_pool2d(w))
 }
 
+/// Height and width of an adaptive pooling's result; those of the input where none is given.
+fn adaptive_size(a: &Args<'_>) -> anyhow::Result<[usize; 2]> {
+    let (h, w) = (a.t(0)?.dim(-2)?, a.t(0)?.dim(-1)?);
+    let Some(value) = a.get(1, "output_size") else {
+        return Err(missing("adaptive pooling without a size"));
+    };
+    let items = match value.get("l").and_then(|l| l.as_array()) {
+        Some(items) => items.clone(),
+        None => vec![value.clone(), value.clone()],
+    };
+    let size = |v: &serde_json::Value, own: usize| v.as_u64().map_or(own, |n| n as usize);
+    Ok([size(&items[0], h), size(&items[1], w)])
+}
+
 pub(super) fn register(t: &mut Table) {
     t.op("nn.functional.max_pool2d", |a| max(a, 2));
     t.op("nn.functional.max_pool1d", |a| max(a, 1));
@@ -72,17 +86,22 @@ pub(super) fn register(t: &mut Table) {
         };
         one(a.t(0)?.unsqueeze(-2)?.adaptive_avg_pool2d([1, n[0] as usize])?.squeeze(-2))
     });
-    t.op("nn.functional.adaptive_avg_pool2d", |a| {
-        let x = a.t(0)?;
-        let (h, w) = (x.dim(-2)?, x.dim(-1)?);
-        let Some(value) = a.get(1, "output_size") else {
-            return Err(missing("adaptive_avg_pool2d without a size"));
-        };
-        let items = match value.get("l").and_then(|l| l.as_array()) {
-            Some(items) => items.clone(),
-            None => vec![value.clone(), value.clone()],
-        };
-        let size = |v: &serde_json::Value, own: usize| v.as_u64().map_or(own, |n| n as usize);
-        one(x.adaptive_avg_pool2d([size(&items[0], h), size(&items[1], w)]))
+    t.op("nn.functional.adaptive_avg_pool2d", |a| one(a.t(0)?.adaptive_avg_pool2d(adaptive_size(a)?)));
+    t.op("nn.functional.adaptive_max_pool2d", |a| {
+        let (x, size) = (a.t(0)?, adaptive_size(a)?);
+        if a.b(2, "return_indices", false) {
+            let (out, places) = x.adaptive_max_pool2d_with_indices(size)?;
+            return Ok(vec![out, places]);
+        }
+        one(x.adaptive_max_pool2d(size))
+    });
+    t.op("nn.functional.adaptive_max_pool1d", |a| {
+        let n = a.shape(1, "output_size").ok().and_then(|n| n.first().copied());
+        let n = n.map_or_else(|| Ok::<_, anyhow::Error>(a.i(1, "output_size", 1)? as usize), Ok)?;
+        if a.b(2, "return_indices", false) {
+            let (out, places) = a.t(0)?.adaptive_max_pool1d_with_indices(n)?;
+            return Ok(vec![out, places]);
+        }
+        one(a.t(0)?.adaptive_max_pool1d(n))
     });
 }

@@ -33,6 +33,7 @@ fn spread(a: &Args<'_>) -> Result<(Vec<isize>, f64, bool)> {
 
 pub(super) fn register(table: &mut Table) {
     table.op("sum", |a| one(a.t(0)?.sum(&a.dims(1, "dim")?, keepdim(a))));
+    table.op("trace", |a| one(a.t(0)?.trace()));
     table.op("mean", |a| one(a.t(0)?.mean(&a.dims(1, "dim")?, keepdim(a))));
     table.op("prod", |a| match dim(a)? {
         Some(d) => one(a.t(0)?.prod(d, keepdim(a))),

@@ -80,6 +80,24 @@ pub(super) fn register(t: &mut Table) {
     t.op("split_with_sizes", |a| {
         Ok(a.t(0)?.split_with_sizes(&a.shape(1, "split_sizes")?, a.i(2, "dim", 0)? as isize)?)
     });
+    t.op("tensor_split", |a| {
+        let (x, dim) = (a.t(0)?, a.i(2, "dim", 0)? as isize);
+        if let Some(indices) = a.opt_t(1, "tensor_indices_or_sections") {
+            let numbers: Vec<isize> = indices.to_f64s()?.into_iter().map(|n| n as isize).collect();
+            return Ok(match indices.rank() {
+                0 => x.tensor_split(numbers[0] as usize, dim)?,
+                _ => x.tensor_split_at(&numbers, dim)?,
+            });
+        }
+        if a.get(1, "sections").is_some_and(|v| v.is_i64()) {
+            return Ok(x.tensor_split(a.i(1, "sections", 1)? as usize, dim)?);
+        }
+        Ok(x.tensor_split_at(&a.dims(1, "indices")?, dim)?)
+    });
+    t.op("diff", |a| {
+        let (n, dim) = (a.i(1, "n", 1)? as usize, a.i(2, "dim", -1)? as isize);
+        one(a.t(0)?.diff(n, dim, a.opt_t(3, "prepend"), a.opt_t(4, "append")))
+    });
     t.op("unbind", |a| Ok(a.t(0)?.unbind(a.i(1, "dim", 0)? as isize)?));
     t.op("movedim", |a| {
         let x = a.t(0)?;

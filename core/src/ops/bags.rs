@@ -1,0 +1,221 @@
+//! Sums, means and maxima over bags of rows of a table, without the rows in memory.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use super::index::{index_dtype, rows_back, scatter_grad};
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// What becomes of the rows of a bag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum BagMode {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The largest of each column.
+    Max,
+}
+
+/// Where the bags of [`embedding_bag`](Tensor::embedding_bag) begin, and what becomes of them. Fields are PyTorch's arguments.
+///
+/// ```
+/// use forebay_core::ops::{BagMode, Bags};
+/// let sums = Bags { mode: BagMode::Sum, padding_idx: Some(0), ..Bags::default() };
+/// assert!(sums.offsets.is_none());
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Bags<'a> {
+    /// Where each bag begins in an index of one dimension, the first at 0; not for an index of two, whose rows are the bags.
+    pub offsets: Option<&'a Tensor>,
+    /// What becomes of a bag's rows; the mean.
+    pub mode: BagMode,
+    /// A factor for each sample, in the shape of the index and the type of the table; for sums.
+    pub per_sample_weights: Option<&'a Tensor>,
+    /// Whether `offsets` ends with the number of samples.
+    pub include_last_offset: bool,
+    /// A row that counts in no bag, and gets no gradient.
+    pub padding_idx: Option<usize>,
+}
+
+const OP: &str = "embedding_bag";
+
+/// What the kernel makes.
+struct Made {
+    out: Tensor,
+    /// The bag of each sample; their number where it counts in none.
+    bag_of: Tensor,
+    /// How many samples each bag has, or which row gave each element.
+    more: Option<Tensor>,
+}
+
+/// Number of bags, and samples of each where all have as many.
+fn bags_of(table: &Tensor, index: &Tensor, bags: &Bags<'_>) -> Result<(usize, usize)> {
+    match (index.shape(), bags.offsets) {
+        (&[rows, length], None) => Ok((rows, length)),
+        (&[_], Some(offsets)) if offsets.rank() == 1 => {
+            let last = usize::from(bags.include_last_offset);
+            offsets.numel().checked_sub(last).map(|n| (n, 0)).ok_or_else(|| {
+                Error::argument(OP, "include_last_offset takes offsets that end with the number of samples")
+            })
+        }
+        _ => Err(Error::shape(
+            OP,
+            "takes an index of one dimension with offsets of one, or an index of two dimensions without",
+            &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)],
+        )),
+    }
+}
+
+fn run(
+    table: &Tensor,
+    index: &Tensor,
+    factors: Option<&Tensor>,
+    bags: &Bags<'_>,
+    (count, length): (usize, usize),
+) -> Result<Made> {
+    let (entries, width) = (table.shape()[0], table.shape()[1]);
+    let (dtype, device) = (table.dtype(), table.device());
+    let samples = index.numel();
+    let out = Tensor::empty(&[count, width], dtype, device)?;
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let more = match bags.mode {
+        BagMode::Sum => None,
+        BagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
+        BagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
+    };
+    // Samples before the first bag or behind the last count in none.
+    let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
+    let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
+    let spec = KernelSpec::new("embedding_bag")
+        .def("dtype", launch::shader_dtype(dtype, device))
+        .def("index", index_dtype(OP, index)?)
+        .def("offsets", offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype(OP, offsets))?)
+        .def("scaled", factors.is_some())
+        .def(
+            "mode",
+            match bags.mode {
+                BagMode::Sum => "sum",
+                BagMode::Mean => "mean",
+                BagMode::Max => "max",
+            },
+        );
+    let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
+    let params = Params::new()
+        .size(count)
+        .size(width)
+        .size(samples)
+        .size(entries)
+        .size(length)
+        .size(offsets.as_ref().map_or(0, Tensor::numel))
+        .u32(bags.padding_idx.map_or(u32::MAX, |skip| skip as u32))
+        .size(table.layout().offset())
+        .size(index.layout().offset())
+        .size(start(offsets.as_ref()))
+        .size(start(factors));
+    let tensors: Vec<&Tensor> = [Some(table), Some(index), offsets.as_ref(), factors]
+        .into_iter()
+        .chain([Some(&out), Some(&bag_of), more.as_ref()])
+        .flatten()
+        .collect();
+    let lanes = if dtype.size() == 2 { 4 } else { 1 };
+    launch::launch(&spec, &tensors, params, (count * width).div_ceil(lanes * GROUP))?;
+    Ok(Made { out, bag_of, more })
+}
+
+impl Tensor {
+    /// Bags of rows of `self`, a table \[entries, width\], each reduced to one row: \[bags, width\], PyTorch's
+    /// `nn.functional.embedding_bag`. A bag is a row of an index of two dimensions, or what lies between two of `offsets` in an index
+    /// of one. A bag without samples gives zeros. Indices are i64, i32 or u32; those outside the table count as no sample.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{BagMode, Bags}};
+    /// # let device = Device::null(Default::default());
+    /// let table = Tensor::zeros(&[10, 4], DType::F32, &device)?;
+    /// let words = Tensor::from_slice(&[1i32, 5, 5, 2], &[4], &device)?;
+    /// let starts = Tensor::from_slice(&[0i32, 3], &[2], &device)?;
+    /// let bags = Bags { offsets: Some(&starts), mode: BagMode::Sum, ..Bags::default() };
+    /// assert_eq!(table.embedding_bag(&words, &bags)?.shape(), [2, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
+    /// shape or type, or in another mode than the sum; memory runs out.
+    #[track_caller]
+    pub fn embedding_bag(&self, index: &Tensor, bags: &Bags<'_>) -> Result<Tensor> {
+        let _op = memory::scope::op(OP);
+        let &[_, width] = self.shape() else {
+            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+        };
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
+        }
+        launch::check_compute(OP, self.dtype(), self.device())?;
+        let counts = bags_of(self, index, bags)?;
+        for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
+            self.same_device(OP, t)?;
+        }
+        let factors = match bags.per_sample_weights {
+            None => None,
+            Some(_) if bags.mode != BagMode::Sum => {
+                return Err(Error::argument(OP, "per_sample_weights go with the mode Sum"));
+            }
+            Some(f) if f.shape() != index.shape() => {
+                let rule = "per_sample_weights have the shape of the index";
+                return Err(Error::shape(OP, rule, &[index.shape(), f.shape()]));
+            }
+            Some(f) if f.dtype() != self.dtype() => {
+                let expected = format!("the table is {}; cast one with `to_dtype`", self.dtype());
+                return Err(Error::dtype(OP, f.dtype(), expected));
+            }
+            Some(f) => Some(f.reshape([-1isize])?),
+        };
+        let flat = index.detach().reshape([index.numel()])?.contiguous()?;
+        let table = self.detach().contiguous()?;
+        let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
+        let Made { out, bag_of, more } = run(&table, &flat, plain.as_ref(), bags, counts)?;
+        let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
+        // The table is kept for the factors' gradient alone.
+        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| table);
+        let (mode, skip) = (bags.mode, bags.padding_idx);
+        let shape: Dims = self.shape().into();
+        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+            let own = match (&more, wants[0]) {
+                (_, false) => None,
+                (Some(places), true) if mode == BagMode::Max => {
+                    Some(scatter_grad(OP, g, &shape, 0, (places, places.strides()), None)?)
+                }
+                (more, true) => {
+                    let g = match more {
+                        Some(counts) => g.div(&counts.to_dtype(g.dtype())?.reshape([-1isize, 1])?)?,
+                        None => g.clone(),
+                    };
+                    let rows = g.index_select(0, &bag_of)?;
+                    let rows = match &plain {
+                        Some(factors) => rows.mul(&factors.unsqueeze(1)?)?,
+                        None => rows,
+                    };
+                    Some(rows_back(OP, &rows, &shape, &flat, skip, wants.sum_in_place(0))?)
+                }
+            };
+            let others = match &kept {
+                Some(table) if wants.get(1) == Some(&true) => {
+                    // In f32: a product of halves would be rounded before it is summed.
+                    let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+                    let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;
+                    let products = rows.mul(&table.index_select(0, &flat)?.to_dtype(wide)?)?;
+                    Some(products.reshape([flat.numel(), width])?.sum(&[1], false)?.to_dtype(g.dtype())?)
+                }
+                _ => None,
+            };
+            Ok([Some(own), plain.as_ref().map(|_| others)].into_iter().flatten().collect())
+        }))
+    }
+}

@@ -1,0 +1,134 @@
+//! Distances between all rows of two matrices.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use crate::amp::recast;
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::layout::broadcast_shapes;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "cdist";
+
+/// Distances in a tile of one workgroup, along each side.
+const TILE: usize = 16;
+
+fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
+    let norm = match p {
+        0.0 => "zero",
+        1.0 => "one",
+        2.0 => "two",
+        f64::INFINITY => "max",
+        _ => "power",
+    };
+    KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
+}
+
+/// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
+fn params(p: f64, operands: &[&Tensor]) -> Params {
+    let (a, b) = (operands[0].shape(), operands[1].shape());
+    let sizes = [a[0], a[1], b[1], a[2]];
+    let mut params = sizes.into_iter().fold(Params::new(), Params::size).f32(p as f32).align();
+    params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
+    for d in 0..3 {
+        params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
+    }
+    params
+}
+
+fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
+    let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
+    let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
+    let groups = batch * rows.div_ceil(TILE) * cols.div_ceil(TILE);
+    launch::launch(&spec("forward", p, a.dtype()), &[a, b, &out], params(p, &[a, b]), groups)?;
+    Ok(out)
+}
+
+/// The gradient of a, from that of the distances.
+fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
+    if p == 0.0 {
+        return Tensor::zeros(a.shape(), a.dtype(), a.device());
+    }
+    let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
+    let (spec, params) = (spec("backward", p, a.dtype()), params(p, &[a, b, g, distance]));
+    launch::launch(&spec, &[a, b, g, distance, &out], params, out.numel().div_ceil(GROUP))?;
+    Ok(out)
+}
+
+impl Tensor {
+    /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:
+    /// \[.., rows, others\], PyTorch's `cdist`. A `p` of 0 counts what differs, an infinite one takes the largest difference.
+    ///
+    /// Between rows that are the same no gradient flows. 16-bit floats are computed in f32.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[7, 5, 3], DType::F32, &device)?;
+    /// let y = Tensor::zeros(&[4, 3], DType::F32, &device)?;
+    /// assert_eq!(x.cdist(&y, 2.0)?.shape(), [7, 5, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `p` is negative or NaN; there are fewer than two dimensions; widths differ, or what comes before does not broadcast; the
+    /// types differ or are no floats; they are f64 and `p` is none of 0, 1, 2 and infinity; memory runs out.
+    #[track_caller]
+    pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
+        recast!(OP, [self, other], |x, y| x.cdist(&y, p));
+        let _op = memory::scope::op(OP);
+        self.same_device(OP, other)?;
+        if p.is_nan() || p < 0.0 {
+            return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
+        }
+        let dtype = self.dtype();
+        if !dtype.is_float() {
+            return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
+        }
+        if other.dtype() != dtype {
+            let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
+            return Err(Error::dtype(OP, other.dtype(), expected));
+        }
+        launch::check_compute(OP, dtype, self.device())?;
+        if dtype == DType::F64 && ![0.0, 1.0, 2.0, f64::INFINITY].contains(&p) {
+            return Err(Error::dtype(OP, dtype, format!("a p of {p} takes f32; cast with `to_dtype`")));
+        }
+        let shapes = [self.shape(), other.shape()];
+        let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
+        else {
+            return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
+        };
+        if width != other_width {
+            return Err(Error::shape(OP, "rows of both have one width", &shapes));
+        }
+        if dtype.size() == 2 {
+            return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
+        }
+        let lead = broadcast_shapes(OP, &[lead_a, lead_b])?;
+        let batch: usize = lead.iter().product();
+        let stretched = |t: &Tensor, rows: usize| {
+            let whole: Dims = lead.iter().copied().chain([rows, width]).collect();
+            t.broadcast_to(&whole)?.reshape([batch, rows, width])
+        };
+        let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
+        let out = distances(&a.detach(), &b.detach(), p)?;
+        let (x, y, distance) = (a.detach(), b.detach(), out.clone());
+        let out = autograd::attach(OP, out, &[&a, &b], move |g, wants| {
+            let own = match wants[0] {
+                true => Some(gradient(&x, &y, g, &distance, p)?),
+                false => None,
+            };
+            let others = match wants[1] {
+                true => Some(gradient(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
+                false => None,
+            };
+            Ok(smallvec![own, others])
+        });
+        let shape: Dims = lead.iter().copied().chain([rows, cols]).collect();
+        out.reshape(&shape[..])
+    }
+}

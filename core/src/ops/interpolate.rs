@@ -1,0 +1,395 @@
+//! Resizing signals, images and volumes.
+//!
+//! Whatever the mode, an element of the result is a weighted sum of neighbours along each axis. The host makes a table of them
+//! for each axis, in the arithmetic of PyTorch, and one kernel follows the tables; with the tables turned round it is the gradient.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::numel;
+use crate::tensor::{Dims, Tensor};
+
+/// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterpolateMode {
+    /// The element at the rounded-down place, as PyTorch (and OpenCV) have it; any number of axes up to three.
+    #[default]
+    Nearest,
+    /// The element that is nearest to the middle; any number of axes up to three.
+    NearestExact,
+    /// Along a line, of signals \[batch, channels, length\].
+    Linear,
+    /// Along lines, of images \[batch, channels, height, width\].
+    Bilinear,
+    /// Along cubic curves through four neighbours, of images.
+    Bicubic,
+    /// Along lines, of volumes \[batch, channels, depth, height, width\].
+    Trilinear,
+    /// The average of all that an element of the result covers; any number of axes up to three.
+    Area,
+}
+
+/// To what extents, and how, [`interpolate`](Tensor::interpolate) resizes.
+///
+/// ```
+/// use forebay_core::ops::{Interpolate, InterpolateMode};
+/// let twice = Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::by(2.0) };
+/// assert!(!twice.align_corners && twice.size.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Interpolate {
+    /// The new extents, one for each axis, or one for all; empty where `scale_factor` says them.
+    pub size: Dims,
+    /// Factors of the extents, one for each axis, or one for all; empty where `size` is given.
+    pub scale_factor: SmallVec<[f64; 3]>,
+    /// What lies between elements.
+    pub mode: InterpolateMode,
+    /// Whether the first and the last elements keep their places, for the linear and cubic modes; else the outer edges do.
+    pub align_corners: bool,
+    /// Whether places are worked out of the extents, as if they had been given, and not of the factors.
+    pub recompute_scale_factor: bool,
+    /// Whether shrinking averages over all that an element covers; for `Bilinear` and `Bicubic`.
+    pub antialias: bool,
+}
+
+impl Interpolate {
+    /// To these extents.
+    #[must_use]
+    pub fn to(size: &[usize]) -> Self {
+        Self { size: size.into(), ..Self::default() }
+    }
+
+    /// By one factor for all axes.
+    #[must_use]
+    pub fn by(factor: f64) -> Self {
+        Self { scale_factor: smallvec![factor], ..Self::default() }
+    }
+
+    /// The new extents of axes of the given ones, and the factors that places are worked out of.
+    fn target(&self, from: &[usize], shape: &[usize]) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
+        let wrong = |what: &str| Err(Error::shape(OP, what, &[shape]));
+        let given = self.size.len().max(self.scale_factor.len());
+        if self.size.is_empty() == self.scale_factor.is_empty() {
+            return wrong("takes either a size or a scale_factor");
+        }
+        if given != 1 && given != from.len() {
+            return wrong("takes one size or scale_factor for all axes, or one for each");
+        }
+        let axis = |d: usize| d.min(given - 1);
+        if !self.size.is_empty() {
+            if self.recompute_scale_factor {
+                return wrong("recomputes a scale_factor only where one is given");
+            }
+            return Ok(((0..from.len()).map(|d| self.size[axis(d)]).collect(), smallvec![None; from.len()]));
+        }
+        if self.scale_factor.iter().any(|&f| !(f > 0.0 && f.is_finite())) {
+            return wrong("takes scale_factors above 0");
+        }
+        let factors = (0..from.len()).map(|d| self.scale_factor[axis(d)]);
+        let size = from.iter().zip(factors.clone()).map(|(&n, f)| (n as f64 * f).floor() as usize).collect();
+        let kept = factors.map(|f| (!self.recompute_scale_factor).then_some(f)).collect();
+        Ok((size, kept))
+    }
+}
+
+const OP: &str = "interpolate";
+
+/// The elements that one element of the other side is made of: from where, and with which weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Span {
+    first: usize,
+    weights: SmallVec<[f64; 4]>,
+}
+
+impl Span {
+    /// Weights of indices, which are cut at the ends.
+    fn clamped(first: isize, weights: &[f64], extent: usize) -> Self {
+        let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
+        let mut span = Self { first: at(0), weights: SmallVec::new() };
+        for (k, &weight) in weights.iter().enumerate() {
+            let place = at(k) - span.first;
+            span.weights.resize(span.weights.len().max(place + 1), 0.0);
+            span.weights[place] += weight;
+        }
+        span
+    }
+}
+
+/// What one axis does, in the precision that PyTorch uses for the type.
+struct Axis {
+    single: bool,
+    from: usize,
+    to: usize,
+    factor: Option<f64>,
+}
+
+impl Axis {
+    /// A number as it is kept between two steps.
+    fn rounded(&self, v: f64) -> f64 {
+        if self.single { f64::from(v as f32) } else { v }
+    }
+
+    /// Elements of the input from one of the result to the next.
+    fn scale(&self, align_corners: bool) -> f64 {
+        let exact = match self.factor {
+            _ if align_corners && self.to <= 1 => 0.0,
+            _ if align_corners => (self.from as f64 - 1.0) / (self.to as f64 - 1.0),
+            Some(factor) => 1.0 / factor,
+            None => self.from as f64 / self.to as f64,
+        };
+        self.rounded(exact)
+    }
+
+    /// Where element `o` lies in the input.
+    fn place(&self, o: usize, scale: f64, align_corners: bool) -> f64 {
+        if align_corners {
+            return self.rounded(scale * o as f64);
+        }
+        self.rounded(self.rounded(scale * (o as f64 + 0.5)) - 0.5)
+    }
+
+    fn spans(&self, options: &Interpolate) -> Vec<Span> {
+        (0..self.to).map(|o| self.span(o, options)).collect()
+    }
+
+    fn span(&self, o: usize, options: &Interpolate) -> Span {
+        use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
+        let one = |first: usize| Span { first: first.min(self.from - 1), weights: smallvec![1.0] };
+        let align = options.align_corners;
+        // Places of the nearest are found in f32 for every type.
+        let nearest = |middle: f64| {
+            let scale = f64::from(self.scale(false) as f32);
+            one(f64::from(((o as f64 + middle) * scale) as f32).floor() as usize)
+        };
+        match options.mode {
+            Area => {
+                let (first, end) = (o * self.from / self.to, ((o + 1) * self.from).div_ceil(self.to));
+                let share = self.rounded(1.0 / (end - first) as f64);
+                Span { first, weights: smallvec![share; end - first] }
+            }
+            Nearest if self.from == self.to => one(o),
+            Nearest if self.to == 2 * self.from => one(o / 2),
+            Nearest => nearest(0.0),
+            NearestExact => nearest(0.5),
+            _ if options.antialias => self.antialiased(o, options),
+            Linear | Bilinear | Trilinear if self.from == self.to => one(o),
+            Linear | Bilinear | Trilinear => {
+                let place = self.place(o, self.scale(align), align).max(0.0);
+                let first = (place.floor() as usize).min(self.from - 1);
+                let behind = self.rounded(place - first as f64).clamp(0.0, 1.0);
+                Span::clamped(first as isize, &[self.rounded(1.0 - behind), behind], self.from)
+            }
+            Bicubic => {
+                let place = self.place(o, self.scale(align), align);
+                let first = place.floor().min(self.from as f64 - 1.0);
+                let t = self.rounded(place - first).clamp(0.0, 1.0);
+                let weights = [1.0 + t, t, 1.0 - t, 2.0 - t].map(|x| self.rounded(cubic(x, -0.75)));
+                Span::clamped(first as isize - 1, &weights, self.from)
+            }
+        }
+    }
+
+    /// Weights of all elements within reach of a filter that grows as the image shrinks.
+    fn antialiased(&self, o: usize, options: &Interpolate) -> Span {
+        let is_cubic = options.mode == InterpolateMode::Bicubic;
+        let scale = self.scale(options.align_corners);
+        let wide = scale.max(1.0);
+        let support = if is_cubic { 2.0 } else { 1.0 } * wide;
+        let center = scale * (o as f64 + 0.5);
+        let first = ((center - support + 0.5) as isize).max(0) as usize;
+        let end = ((center + support + 0.5) as usize).min(self.from);
+        let weight = |j: usize| {
+            let x = ((j as f64 - center + 0.5) / wide).abs();
+            if is_cubic { cubic(x, -0.5) } else { (1.0 - x).max(0.0) }
+        };
+        let mut weights: SmallVec<[f64; 4]> = (first..end).map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        if total != 0.0 {
+            weights.iter_mut().for_each(|w| *w = self.rounded(*w / total));
+        }
+        Span { first, weights }
+    }
+}
+
+/// The cubic convolution kernel at a distance.
+fn cubic(x: f64, a: f64) -> f64 {
+    match x {
+        x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+        _ => 0.0,
+    }
+}
+
+/// The spans of the other side: which results each of `from` elements goes to.
+fn turned(spans: &[Span], from: usize) -> Vec<Span> {
+    let mut back = vec![Span::default(); from];
+    for (o, span) in spans.iter().enumerate() {
+        for (k, &weight) in span.weights.iter().enumerate() {
+            let Some(to) = back.get_mut(span.first + k) else { continue };
+            if to.weights.is_empty() {
+                to.first = o;
+            }
+            to.weights.resize(o - to.first, 0.0);
+            to.weights.push(weight);
+        }
+    }
+    back
+}
+
+/// Planes of a tensor resampled by the spans of each axis, the first axis first.
+fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
+    let lead = x.rank() - axes.len();
+    let shape: Dims = x.shape()[..lead].iter().copied().chain(axes.iter().map(Vec::len)).collect();
+    let n = numel(&shape);
+    if n == 0 {
+        return Tensor::zeros(&shape, x.dtype(), x.device());
+    }
+    let x = x.detach().contiguous()?;
+    let (mut spans, mut weights, mut starts) = (Vec::new(), Vec::new(), Dims::new());
+    // Kernels count axes from the last one on.
+    for axis in axes.iter().rev() {
+        starts.push(spans.len() / 3);
+        for span in axis {
+            spans.extend([span.first as u32, span.weights.len() as u32, weights.len() as u32]);
+            weights.extend_from_slice(&span.weights);
+        }
+    }
+    let out = Tensor::empty(&shape, x.dtype(), x.device())?;
+    let _tag = memory::scope::tag(Tag::Workspace);
+    let spans = Tensor::constant(&spans, &[spans.len()], x.device())?;
+    let spec = KernelSpec::new("resample")
+        .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
+        .def("rank", axes.len())
+        .def("weighted", weighted);
+    let mut params = Params::new().size(n).size(x.layout().offset());
+    for extents in [&x.shape()[lead..], &shape[lead..]] {
+        params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
+    }
+    params = starts.iter().fold(params.align(), |params, &start| params.size(start));
+    let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
+    let groups = n.div_ceil(lanes * GROUP);
+    if weighted {
+        let weights = weight_table(&weights, x.dtype(), x.device())?;
+        launch::launch(&spec, &[&x, &spans, &weights, &out], params, groups)?;
+    } else {
+        launch::launch(&spec, &[&x, &spans, &out], params, groups)?;
+    }
+    Ok(out)
+}
+
+/// Weights as the kernel reads them.
+fn weight_table(weights: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
+    if dtype == DType::F64 {
+        return Tensor::constant(weights, &[weights.len()], device);
+    }
+    let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
+    Tensor::constant(&weights, &[weights.len()], device)
+}
+
+impl Tensor {
+    /// Signals \[batch, channels, length\], images \[batch, channels, height, width\] or volumes \[batch, channels, depth, height,
+    /// width\] at other extents: PyTorch's `nn.functional.interpolate`, on f32, f64, f16 and bf16, in the nearest modes also on u8.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{Interpolate, InterpolateMode}};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 3, 4, 5], DType::F32, &device)?;
+    /// assert_eq!(x.interpolate(&Interpolate::by(2.0))?.shape(), [2, 3, 8, 10]);
+    /// let smooth = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[6, 6]) };
+    /// assert_eq!(x.interpolate(&smooth)?.shape(), [2, 3, 6, 6]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The mode takes another number of axes, or another type; there is neither a size nor a scale_factor, or both; an extent
+    /// would be 0, or is; an option does not go with the mode; memory runs out.
+    #[track_caller]
+    pub fn interpolate(&self, options: &Interpolate) -> Result<Tensor> {
+        use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
+        let _op = memory::scope::op(OP);
+        let ranks = match options.mode {
+            Nearest | NearestExact | Area => 3..=5,
+            Linear => 3..=3,
+            Bilinear | Bicubic => 4..=4,
+            Trilinear => 5..=5,
+        };
+        if !ranks.contains(&self.rank()) {
+            let rule = format!(
+                "{:?} takes [batch, channels, ..] with {} to {} dimensions",
+                options.mode,
+                ranks.start(),
+                ranks.end()
+            );
+            return Err(Error::shape(OP, rule, &[self.shape()]));
+        }
+        let nearest = matches!(options.mode, Nearest | NearestExact);
+        let taken = self.dtype().is_float() || (nearest && self.dtype() == DType::U8);
+        if !taken {
+            let expected = "takes floats, and u8 for the nearest; cast with `to_dtype`";
+            return Err(Error::dtype(OP, self.dtype(), expected));
+        }
+        launch::check_compute(OP, self.dtype(), self.device())?;
+        if options.align_corners && (nearest || options.mode == Area) {
+            return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
+        }
+        if options.antialias && !matches!(options.mode, Bilinear | Bicubic) {
+            return Err(Error::argument(
+                OP,
+                format!("antialias goes with Bilinear and Bicubic, not with {:?}", options.mode),
+            ));
+        }
+        let from: Dims = self.shape()[2..].into();
+        let (to, factors) = options.target(&from, self.shape())?;
+        if from.contains(&0) || to.contains(&0) {
+            return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
+        }
+        let single = self.dtype() != DType::F64;
+        // Windows that divide an axis evenly know of no factor.
+        let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
+        let axes: Vec<Vec<Span>> = (0..from.len())
+            .map(|d| Axis { single, from: from[d], to: to[d], factor: factor(d) }.spans(options))
+            .collect();
+        let out = resample(self, &axes, !nearest)?;
+        Ok(autograd::attach(OP, out, &[self], move |g, _| {
+            let back: Vec<Vec<Span>> = axes.iter().zip(&from).map(|(axis, &n)| turned(axis, n)).collect();
+            Ok(smallvec![Some(resample(g, &back, true)?)])
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_made_of_shares_that_add_up_and_go_back_where_they_came_from() {
+        use InterpolateMode::{Area, Bicubic, Linear, Nearest, NearestExact};
+        for (from, to) in [(1, 1), (1, 5), (4, 3), (5, 7), (7, 7), (4, 8), (9, 2)] {
+            for mode in [Nearest, NearestExact, Linear, Bicubic, Area] {
+                for antialias in [false, true] {
+                    let axis = Axis { single: true, from, to, factor: None };
+                    let options = Interpolate { mode, antialias, ..Interpolate::default() };
+                    let spans = axis.spans(&options);
+                    for span in &spans {
+                        let total: f64 = span.weights.iter().sum();
+                        assert!((total - 1.0).abs() < 1e-6 && span.first + span.weights.len() <= from);
+                    }
+                    let back = turned(&spans, from);
+                    let again = turned(&back, to);
+                    assert!(again.iter().zip(&spans).all(|(a, b)| {
+                        let weight = |s: &Span, i: usize| {
+                            s.weights.get(i.wrapping_sub(s.first)).copied().unwrap_or(0.0)
+                        };
+                        (0..from).all(|i| weight(a, i) == weight(b, i))
+                    }));
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,73 @@
+//! The kernels of resizing, of windows, of distances and of bags are valid WGSL in every form that the core asks for.
+
+use forebay_shaders::KernelSpec;
+
+mod common;
+use common::valid;
+
+#[test]
+fn resampling() {
+    for rank in 1..=3usize {
+        for dtype in ["f32", "f16", "bf16", "f64", "u8"] {
+            for weighted in [false, true] {
+                if dtype != "u8" || !weighted {
+                    valid(
+                        &KernelSpec::new("resample")
+                            .def("dtype", dtype)
+                            .def("rank", rank)
+                            .def("weighted", weighted),
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn sums_of_what_views_repeat() {
+    for rank in 1..=8usize {
+        for dtype in ["f32", "f16", "bf16", "f64"] {
+            valid(&KernelSpec::new("strided_sum").def("dtype", dtype).def("rank", rank));
+        }
+    }
+}
+
+#[test]
+fn vector_products() {
+    for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
+        valid(&KernelSpec::new("cross").def("dtype", dtype));
+    }
+}
+
+#[test]
+fn distances() {
+    for norm in ["zero", "one", "two", "max", "power"] {
+        for dtype in ["f32", "f64"] {
+            for pass in ["forward", "backward"] {
+                if (dtype == "f32" || norm != "power") && (norm != "zero" || pass == "forward") {
+                    valid(&KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm).def("pass", pass));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bags() {
+    for dtype in ["f32", "f16", "bf16", "f64"] {
+        for index in ["i64w", "i32", "u32"] {
+            for offsets in ["none", "i64w", "i32", "u32"] {
+                for (mode, scaled) in [("sum", false), ("sum", true), ("mean", false), ("max", false)] {
+                    valid(
+                        &KernelSpec::new("embedding_bag")
+                            .def("dtype", dtype)
+                            .def("index", index)
+                            .def("offsets", offsets)
+                            .def("mode", mode)
+                            .def("scaled", scaled),
+                    );
+                }
+            }
+        }
+    }
+}

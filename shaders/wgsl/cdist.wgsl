@@ -1,0 +1,147 @@
+{#-
+Distances between all rows of a and all rows of b, in batches; any strides.
+
+dtype: f32 or f64 · norm:, `zero`, `one`, `two`, `max` or `power`, whose exponent is p.power (f32 only)
+pass: `forward`, a tile of 16 x 16 distances a workgroup, whose rows come through workgroup memory in pieces of 16
+      `backward`, the gradient of a: one invocation an element sums over the rows of b
+-#}
+{%- import "types" as t -%}
+{% include "math/base" %}
+{% if norm == "power" %}
+{% include "math/exp" %}{% include "math/log" %}{% include "math/pow" %}
+{% endif %}
+{{ t.prelude() }}
+{% set T = dtype %}
+struct Params {
+    batch: u32,
+    a_rows: u32,
+    b_rows: u32,
+    width: u32,
+    power: f32,
+    unused0: u32,
+    unused1: u32,
+    unused2: u32,
+    // Of the operands in the order of their bindings: where they start, and how far batches, rows and columns are apart.
+    offsets: vec4<u32>,
+    batch_strides: vec4<u32>,
+    row_strides: vec4<u32>,
+    col_strides: vec4<u32>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "a", dtype) }}
+{{ t.input(1, "b", dtype) }}
+{% if pass == "forward" %}
+{{ t.output(2, "out", dtype) }}
+var<workgroup> a_tile: array<{{ T }}, 272>;
+var<workgroup> b_tile: array<{{ T }}, 272>;
+
+// One more difference in the distance so far.
+fn joined(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
+    {% if norm == "zero" %}
+    return sum + select({{ T }}(1), {{ T }}(0), d == {{ T }}(0));
+    {% elif norm == "one" %}
+    return sum + d;
+    {% elif norm == "two" %}
+    return sum + d * d;
+    {% elif norm == "max" %}
+    return {{ "m_max" if dtype == "f32" else "max" }}(sum, d);
+    {% else %}
+    return sum + m_pow(d, p.power);
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let number = group_index(group, groups);
+    let b_tiles = (p.b_rows + 15u) / 16u;
+    let a_tiles = (p.a_rows + 15u) / 16u;
+    let batch = number / (a_tiles * b_tiles);
+    if batch >= p.batch { return; }
+    let a_first = (number / b_tiles % a_tiles) * 16u;
+    let b_first = (number % b_tiles) * 16u;
+    let row = lane / 16u;
+    let col = lane % 16u;
+    let a_row = p.offsets.x + batch * p.batch_strides.x + min(a_first + row, p.a_rows - 1u) * p.row_strides.x;
+    let b_row = p.offsets.y + batch * p.batch_strides.y + min(b_first + row, p.b_rows - 1u) * p.row_strides.y;
+    var total = {{ T }}(0);
+    for (var start = 0u; start < p.width; start += 16u) {
+        // Beyond the width both are zero, and so is their difference.
+        let k = start + col;
+        var a_value = {{ T }}(0);
+        var b_value = {{ T }}(0);
+        if k < p.width {
+            a_value = a_at(a_row + k * p.col_strides.x);
+            b_value = b_at(b_row + k * p.col_strides.y);
+        }
+        a_tile[row * 17u + col] = a_value;
+        b_tile[row * 17u + col] = b_value;
+        workgroupBarrier();
+        var part = {{ T }}(0);
+        for (var n = 0u; n < 16u; n++) { part = joined(part, abs(a_tile[row * 17u + n] - b_tile[col * 17u + n])); }
+        {% if norm == "max" %}
+        total = joined(total, part);
+        {% else %}
+        total += part;
+        {% endif %}
+        workgroupBarrier();
+    }
+    if a_first + row < p.a_rows && b_first + col < p.b_rows {
+        let at = (batch * p.a_rows + a_first + row) * p.b_rows + b_first + col;
+        {% if norm == "two" %}
+        out_put(at, sqrt(total));
+        {% elif norm == "power" %}
+        out_put(at, m_pow(total, 1.0 / p.power));
+        {% else %}
+        out_put(at, total);
+        {% endif %}
+    }
+}
+{% else %}
+{{ t.input(2, "g", dtype) }}
+{{ t.input(3, "distance", dtype) }}
+{{ t.output(4, "out", dtype) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    if i >= p.batch * p.a_rows * p.width { return; }
+    let k = i % p.width;
+    let row = i / p.width % p.a_rows;
+    let start = p.offsets + (i / (p.width * p.a_rows)) * p.batch_strides;
+    let own = a_at(start.x + row * p.row_strides.x + k * p.col_strides.x);
+    let b_start = start.y + k * p.col_strides.y;
+    let g_start = start.z + row * p.row_strides.z;
+    let distance_start = start.w + row * p.row_strides.w;
+    var total = {{ T }}(0);
+    var part = {{ T }}(0);
+    for (var j = 0u; j < p.b_rows; j++) {
+        let difference = own - b_at(b_start + j * p.row_strides.y);
+        let far = distance_at(distance_start + j * p.col_strides.w);
+        let slope = g_at(g_start + j * p.col_strides.z);
+        let size = abs(difference);
+        // Nothing flows between two that are the same, as in PyTorch.
+        {% if norm == "one" %}
+        let none = size == {{ T }}(0);
+        let share = {{ T }}(1);
+        {% elif norm == "two" %}
+        let none = far == {{ T }}(0);
+        let share = size / select(far, {{ T }}(1), none);
+        {% elif norm == "max" %}
+        let none = (size == {{ T }}(0)) | (size < far);
+        let share = {{ T }}(1);
+        {% else %}
+        let none = (far == {{ T }}(0)) | (size == {{ T }}(0));
+        let share = m_pow(size / select(far, {{ T }}(1), none), p.power - 1.0);
+        {% endif %}
+        part += select(select(share, -share, difference < {{ T }}(0)) * slope, {{ T }}(0), none);
+        // In blocks, so that long sums stay accurate.
+        if (j & 31u) == 31u {
+            total += part;
+            part = {{ T }}(0);
+        }
+    }
+    out_put(i, total + part);
+}
+{% endif %}

@@ -1,0 +1,52 @@
+{#-
+The vector product of threes along one dimension; one invocation computes all three. Any strides.
+
+dtype: of numbers
+-#}
+{%- import "types" as t -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    unused0: u32,
+    unused1: u32,
+    // Of a, b and the result.
+    offsets: vec4<u32>,
+    dim_strides: vec4<u32>,
+    shape: array<vec4<u32>, 2>,
+    a_strides: array<vec4<u32>, 2>,
+    b_strides: array<vec4<u32>, 2>,
+    out_strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "a", dtype) }}
+{{ t.input(1, "b", dtype) }}
+{{ t.output(2, "out", dtype, "scattered") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    if i >= p.n { return; }
+    var left = i;
+    var at = p.offsets.xyz;
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        let place = left % extent;
+        left = left / extent;
+        at.x += place * p.a_strides[axis >> 2u][axis & 3u];
+        at.y += place * p.b_strides[axis >> 2u][axis & 3u];
+        at.z += place * p.out_strides[axis >> 2u][axis & 3u];
+    }
+    let by = p.dim_strides.xyz;
+    let a0 = a_at(at.x);
+    let a1 = a_at(at.x + by.x);
+    let a2 = a_at(at.x + 2u * by.x);
+    let b0 = b_at(at.y);
+    let b1 = b_at(at.y + by.y);
+    let b2 = b_at(at.y + 2u * by.y);
+    out_put(at.z, a1 * b2 - a2 * b1);
+    out_put(at.z + by.z, a2 * b0 - a0 * b2);
+    out_put(at.z + 2u * by.z, a0 * b1 - a1 * b0);
+}

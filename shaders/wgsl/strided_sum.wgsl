@@ -1,0 +1,63 @@
+{#-
+What a view with strides does, turned round: out[k] = the sum of all elements of the input that the view's layout puts at
+element k, in the order of their indices. Where a layout repeats elements, that is how their gradients add up: each
+invocation finds the indices that lead to its element, so that no two write one place.
+
+dtype · rank: dimensions of the layout, at least one, of strides that fall and are not 0
+-#}
+{%- import "types" as t -%}
+{%- set T = t.value(dtype) -%}
+{%- set lanes = 4 if dtype in ["f16", "bf16"] else 1 -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    // Where the layout starts, less where the result does: one of both is 0.
+    after: u32,
+    before: u32,
+    in_offset: u32,
+    shape: array<vec4<u32>, 2>,
+    strides: array<vec4<u32>, 2>,
+    // How far the dimensions that follow lead.
+    reach: array<vec4<u32>, 2>,
+    in_strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "input", dtype) }}
+{{ t.output(1, "out", dtype, "packed") }}
+
+fn sum_at(i: u32) -> {{ T }} {
+    var total = {{ T }}(0);
+    if i < p.after { return total; }
+    let left0 = i + p.before - p.after;
+    let from0 = p.in_offset;
+    {% for d in range(rank) %}
+    {% set at = "[" ~ (d // 4) ~ "u][" ~ (d % 4) ~ "u]" %}
+    let stride{{ d }} = p.strides{{ at }};
+    let over{{ d }} = left{{ d }} - min(left{{ d }}, p.reach{{ at }});
+    let first{{ d }} = (over{{ d }} + stride{{ d }} - 1u) / stride{{ d }};
+    let end{{ d }} = min(left{{ d }} / stride{{ d }} + 1u, p.shape{{ at }});
+    for (var i{{ d }} = first{{ d }}; i{{ d }} < end{{ d }}; i{{ d }}++) {
+    let left{{ d + 1 }} = left{{ d }} - i{{ d }} * stride{{ d }};
+    let from{{ d + 1 }} = from{{ d }} + i{{ d }} * p.in_strides{{ at }};
+    {% endfor %}
+    // The last dimension reaches no further: nothing is left over here.
+    total += input_at(from{{ rank }});
+    {% for d in range(rank) %}
+    }
+    {% endfor %}
+    return total;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    if start >= p.n { return; }
+    {% if lanes == 4 %}
+    var sums: array<{{ T }}, 4>;
+    for (var k = 0u; k < 4u; k++) { sums[k] = sum_at(min(start + k, p.n - 1u)); }
+    out_put4(start, sums, p.n);
+    {% else %}
+    out_put(start, sum_at(start));
+    {% endif %}
+}
