@@ -26,8 +26,9 @@ struct Params {
     tiles: u32,
     shift: u32,
     room: u32,
+    // Of each tile only so many matter.
+    keep: u32,
     unused0: u32,
-    unused1: u32,
     // The other dimensions.
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
@@ -109,7 +110,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if tiled %}
     let start = (first_tile % p.tiles) << p.shift;
     let to = (first_tile / p.tiles) * p.extent + start;
-    for (var e = lane; e < min(size, p.extent - start); e += 256u) {
+    for (var e = lane; e < min(min(size, p.extent - start), p.keep); e += 256u) {
         out_keys[to + e] = keys[e];
         out_places[to + e] = places[e];
     }

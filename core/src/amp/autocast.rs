@@ -91,7 +91,8 @@ const FULL: &[&str] = &[
     "triplet_margin_loss",
 ];
 
-const WIDEST: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "inner", "scatter_add"];
+const WIDEST: &[&str] =
+    &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "index_put", "inner", "scatter_add"];
 
 impl Policy {
     /// Every policy.

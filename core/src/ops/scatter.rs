@@ -6,6 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use super::index::{Source, scatter_into, without};
 use super::launch::{self, GROUP, Params};
 use super::{select, sort};
+use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -143,17 +144,18 @@ impl Reduce {
         if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
     }
 
-    /// The gradients of `x` and of `src`, which has the index's shape.
-    fn backward(&self, g: &Tensor, x: &Tensor, src: &Tensor, out: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// The gradients of `x` and of `src`, which has the index's shape. Sums and means need neither; what was reduced and
+    /// what came out are kept for the others.
+    fn backward(&self, g: &Tensor, kept: Option<&Kept>) -> Result<(Tensor, Tensor)> {
         let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
-        let (own, other) = match self.how {
-            ScatterReduce::Sum => (g.clone(), picked(g)?),
-            ScatterReduce::Mean => {
-                let share = g.div(&self.counts(x)?)?;
+        let (own, other) = match kept {
+            None => {
+                let share =
+                    if self.how == ScatterReduce::Mean { g.div(&self.counts(g)?)? } else { g.clone() };
                 let other = picked(&share)?;
                 (share, other)
             }
-            ScatterReduce::Prod => {
+            Some(Kept { x, src, out }) if self.how == ScatterReduce::Prod => {
                 // The product of the others: a factor of zero is left out, not divided by.
                 let filled = x.masked_fill(&x.eq(0.0)?, 1.0)?;
                 let own = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
@@ -164,7 +166,7 @@ impl Reduce {
                 let plain = picked(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
                 (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
-            ScatterReduce::Amax | ScatterReduce::Amin => {
+            Some(Kept { x, src, out }) => {
                 let (mut mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
                 if !self.include_self {
                     mine = self.marked(&mine, 0.0)?;
@@ -178,6 +180,13 @@ impl Reduce {
         let own = if self.include_self { own } else { self.marked(&own, 0.0)? };
         Ok((own, other))
     }
+}
+
+/// What gradients of products and extremes need.
+struct Kept {
+    x: Tensor,
+    src: Tensor,
+    out: Tensor,
 }
 
 /// A choice of elements by index tensors, one for each of some dimensions, as rows of a matrix.
@@ -338,9 +347,12 @@ impl Tensor {
         let call = Reduce { dim: d, index: index.detach(), how: reduce, include_self };
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
-        let y = out.clone();
+        let kept = match reduce {
+            ScatterReduce::Sum | ScatterReduce::Mean => None,
+            _ => Some(Kept { x, src, out: out.clone() }),
+        };
         Ok(autograd::attach(OP, out, &[self, &part], move |g, _| {
-            let (own, other) = call.backward(g, &x, &src, &y)?;
+            let (own, other) = call.backward(g, kept.as_ref())?;
             Ok(smallvec![Some(own), Some(other)])
         }))
     }
@@ -373,6 +385,7 @@ impl Tensor {
         accumulate: bool,
     ) -> Result<Tensor> {
         const OP: &str = "index_put";
+        recast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
         let _op = memory::scope::op(OP);
         if values.dtype() != self.dtype() {
             let rule = format!("the values have the type of the tensor, {}", self.dtype());

@@ -97,10 +97,7 @@ impl Sorter {
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
-        let keep = match self.begin {
-            Begin::At(first) | Begin::AtOrNan(first) => first + self.count,
-            Begin::MiddleOfNumbers => extent,
-        };
+        let keep = self.keep(extent);
         let merge = KernelSpec::new("sort_merge").def("wide", wide);
         let mut run = size;
         while run < extent {
@@ -138,8 +135,16 @@ impl Sorter {
         let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
         let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan());
         let params = params.size(first).size(self.count).u32(pick).size(tiles);
-        let params = params.u32(size.ilog2()).u32(room.ilog2());
+        let params = params.u32(size.ilog2()).u32(room.ilog2()).size(self.keep(extent));
         Ok(params.align().dims(&shape).dims(&strides[0]))
+    }
+
+    /// How many of a line's first elements matter.
+    fn keep(self, extent: usize) -> usize {
+        match self.begin {
+            Begin::At(first) | Begin::AtOrNan(first) => first + self.count,
+            Begin::MiddleOfNumbers => extent,
+        }
     }
 
     /// The key of NaN before the order is turned round.

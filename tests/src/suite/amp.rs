@@ -111,6 +111,10 @@ const CALLS: &[(&str, Call)] = &[
     ("atan2", |m, v| m.atan2(v)),
     ("bilinear", |m, v| m.bilinear(m, &m.unsqueeze(0)?, Some(&v.narrow(0, 0, 1)?))),
     ("dot", |_, v| v.dot(v)),
+    ("index_put", |m, v| {
+        let places = Tensor::zeros(&[4], DType::I32, m.device())?;
+        m.index_put(&[Some(&places)], v, true)
+    }),
     ("inner", |m, v| m.inner(v)),
     ("scatter_add", |m, _| {
         let places = Tensor::zeros(&[4, 4], DType::I64, m.device())?;
@@ -119,7 +123,7 @@ const CALLS: &[(&str, Call)] = &[
 ];
 
 /// Those that give a scalar type by what is widest, with a matrix of one type and a vector of the other.
-const MIXED: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "inner"];
+const MIXED: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "index_put", "inner"];
 
 fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 / 32.0 + 0.25).collect();

@@ -27,6 +27,7 @@ tests![
     elements_meet_in_every_way,
     long_lines_add_up_the_same,
     indices_and_masks_choose,
+    captured_steps_sort,
     nothing_and_rank_zero,
     mistakes_are_told,
 ];
@@ -423,6 +424,30 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
         expect(&put, &expected)?;
         let put = x.index_put(&[Some(&mask)], &one, accumulate)?;
         ensure!(put.to_f64s()?[24] == 24.0 && put.to_f64s()?[25] == if accumulate { 125.0 } else { 100.0 });
+    }
+    Ok(())
+}
+
+fn captured_steps_sort(device: &Device) -> Result<()> {
+    let x = mixed(&[2, 5000], DType::F32, device)?;
+    let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), &[5000], device)?;
+    let once = || {
+        let (value, place) = x.sort(1, true)?;
+        let middle = x.quantile(0.3, Some(1), true, Interpolation::Linear)?;
+        let sums = x.index_put(&[None, Some(&at)], &value, true)?;
+        ForebayResult::Ok((value.sub(&middle)?, place, sums))
+    };
+    let mut step = device.capture(once)?;
+    for seed in [1, 2] {
+        x.copy_(&mixed(&[2 * seed, 5000], DType::F32, device)?.narrow(0, 0, 2)?)?;
+        let (replayed, eager) = (step.replay()?, once()?);
+        same_bits(&replayed.0, &eager.0)?;
+        same_bits(&replayed.1, &eager.1)?;
+        same_bits(&replayed.2, &eager.2)?;
+    }
+    let mask = x.gt(0.0)?;
+    for result in [device.capture(|| x.masked_select(&mask)).err(), device.capture(|| mask.nonzero()).err()] {
+        ensure!(matches!(result, Some(Error::Capture { .. })), "the host reads a number: {result:?}");
     }
     Ok(())
 }
