@@ -17,6 +17,7 @@ mod copies;
 mod gpt;
 mod mlp;
 mod operations;
+mod resize;
 mod timing;
 
 use timing::Bench;
@@ -41,7 +42,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, attention, alloc, copies, mlp, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, resize, attention, alloc, copies, mlp, gpt.
         only: Vec<String>,
     },
     /// Prints a table: each of our lines beside the peer's line for the same work.
@@ -65,10 +66,11 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 7] = [
+            let groups: [(&str, Group); 8] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
+                ("resize", resize::resize),
                 ("attention", attention::attention),
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),
