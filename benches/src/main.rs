@@ -18,6 +18,7 @@ mod curve;
 mod gpt;
 mod mlp;
 mod operations;
+mod resize;
 mod timing;
 mod vision;
 
@@ -43,7 +44,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, attention, alloc, copies, mlp, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, copies, mlp, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -85,11 +86,12 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 9] = [
+            let groups: [(&str, Group); 10] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
                 ("order", operations::order),
+                ("resize", resize::resize),
                 ("attention", attention::attention),
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),

@@ -1,0 +1,60 @@
+//! Resizing, windows, distances and bags, and their gradients.
+
+use anyhow::Result;
+use forebay::dtype::DType;
+use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode};
+use forebay::tensor::Tensor;
+
+use crate::timing::Bench;
+
+/// Times an operation, and it with its gradient; `bytes` is what the operation alone has to move.
+fn both(
+    b: &Bench<'_>,
+    name: &str,
+    x: &Tensor,
+    bytes: usize,
+    op: impl Fn(&Tensor) -> Result<Tensor>,
+) -> Result<()> {
+    let shape = x.shape().iter().map(usize::to_string).collect::<Vec<_>>().join("x");
+    let gbps = |ms: f64, passes: f64| passes * bytes as f64 / ms / 1e6;
+    let t = b.time(b.max_inner(bytes), || op(x))?;
+    b.emit_rate(name, &shape, x.dtype().name(), &t, ("gbps", gbps(t.median_ms, 1.0)));
+    let leaf = x.requires_grad_()?;
+    let seed = op(x)?.ones_like()?;
+    let t = b.time(b.max_inner(2 * bytes), || {
+        leaf.set_grad(None);
+        op(&leaf)?.backward_with(&seed)?;
+        Ok(leaf.detach())
+    })?;
+    let name = format!("{name}, gradient");
+    b.emit_rate(&name, &shape, x.dtype().name(), &t, ("gbps", gbps(t.median_ms, 2.0)));
+    Ok(())
+}
+
+pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
+    let (images, side) = if b.tiny { (1, 16) } else { (16, 128) };
+    for dtype in [DType::F32, DType::BF16] {
+        let x = b.random(&[images, 64, side, side], dtype)?;
+        let bytes = 5 * x.numel() * dtype.size();
+        for (name, mode) in [
+            ("nearest", InterpolateMode::Nearest),
+            ("bilinear", InterpolateMode::Bilinear),
+            ("bicubic", InterpolateMode::Bicubic),
+        ] {
+            let twice = Interpolate { mode, ..Interpolate::by(2.0) };
+            both(b, name, &x, bytes, |x| Ok(x.interpolate(&twice)?))?;
+        }
+        let x = x.narrow(0, 0, images.div_ceil(4))?.copy()?;
+        both(b, "im2col 3x3", &x, 10 * x.numel() * dtype.size(), |x| Ok(x.im2col(3, 1, 1, 1)?))?;
+    }
+    let (rows, width) = if b.tiny { (64, 16) } else { (4096, 64) };
+    let (x, y) = (b.random(&[rows, width], DType::F32)?, b.random(&[rows, width], DType::F32)?);
+    for p in [2.0, f64::INFINITY, 3.5] {
+        both(b, &format!("cdist {p}"), &x, 4 * rows * rows, |x| Ok(x.cdist(&y, p)?))?;
+    }
+    let (entries, bags, length, width) = if b.tiny { (100, 8, 4, 8) } else { (100_000, 3000, 20, 256) };
+    let table = b.random(&[entries, width], DType::F32)?;
+    let index = Tensor::randint(0, entries as i64, &[bags, length], DType::I32, b.device)?;
+    let sums = Bags { mode: BagMode::Sum, ..Bags::default() };
+    both(b, "embedding_bag", &table, 4 * bags * (length + 1) * width, |t| Ok(t.embedding_bag(&index, &sums)?))
+}
