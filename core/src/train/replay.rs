@@ -17,7 +17,7 @@ pub(super) enum Replay {
     Asked,
     /// Gradients and the optimiser's state are there: the next step is recorded.
     Ready,
-    Captured(Captured<Vec<Outcome>>),
+    Captured(Box<Captured<Vec<Outcome>>>),
 }
 
 impl Outputs for Outcome {
@@ -51,7 +51,7 @@ impl Replay {
                 })?;
                 let outcomes = copies(&outcomes)?;
                 *self = match step {
-                    Ok(step) => Self::Captured(step),
+                    Ok(step) => Self::Captured(Box::new(step)),
                     Err(error) if error.is_out_of_memory() => {
                         log::warn!("a captured step does not fit, steps are made eagerly: {error}");
                         Self::Off
