@@ -166,7 +166,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn need(&mut self, request: &Request) -> Need {
+    pub(super) fn need<'a>(&mut self, request: &'a Request) -> Need<'a> {
         let size = self.config.round(request.bytes, self.heap.rules.unit);
         let small = size <= self.config.small_size;
         let arena = match request.private {
@@ -177,7 +177,7 @@ impl State {
             _ => self.heap.arena(request.queue, small),
         };
         let held = if request.movable { Is::Loose } else { Is::Live };
-        Need { arena, size, requested: request.bytes, scope: request.scope, held }
+        Need { arena, size, requested: request.bytes, scope: &request.scope, held }
     }
 
     /// Serves a request from free blocks.
