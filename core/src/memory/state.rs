@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::{Config, Fit};
 use super::grow::Moved;
-use super::heap::{Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
+use super::heap::{Arena, Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
 use super::pool::{Block, Request, bit};
 use super::process::{Share, process_reserved};
 use super::rows::Rows;
@@ -325,7 +325,9 @@ impl State {
         let mut idle = Vec::new();
         // A private pool keeps what it has: addresses of a captured step must stay good.
         let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED | RETIRED));
-        for free in arenas.flat_map(|a| a.bins.sorted()) {
+        // What is a part of a plain segment stays: it is left out before the rest is sorted.
+        let some = |a: &Arena| a.bins.sorted_if(|e| e.whole || a.range.is_some());
+        for free in arenas.flat_map(some) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
             if segment.range.is_some() {
