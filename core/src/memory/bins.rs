@@ -1,6 +1,6 @@
 //! Free blocks by size and address: the fast half of the pool.
 //!
-//! Sizes fall into bins of 8 steps between powers of two, found through bitmaps in constant time. A bin has its first
+//! Sizes fall into bins of 8 steps between powers of two, found through bitmaps. A bin has its first
 //! block by (size, address) at hand and the others in a binary heap in which every block knows its place, so the best fit
 //! with the lowest address is exact, a block leaves from anywhere without a search, and nothing is allocated once a bin
 //! has had its blocks.
@@ -36,70 +36,45 @@ impl Entry {
     }
 }
 
-/// The blocks of one bin: most have one, which lies here.
-#[derive(Debug)]
-struct Bin {
-    /// The first one in the order of the keys; its size is 0 if there is none.
-    first: Entry,
-    /// The others: a binary heap.
-    rest: Vec<Entry>,
-}
+/// Bins of which something is so.
+#[derive(Clone, Copy, Debug)]
+struct Set([u64; WORDS]);
 
-impl Clone for Bin {
-    fn clone(&self) -> Self {
-        Self { first: self.first, rest: self.rest.clone() }
-    }
-
-    fn clone_from(&mut self, other: &Self) {
-        self.first = other.first;
-        self.rest.clone_from(&other.rest);
-    }
-}
-
-impl Bin {
-    const EMPTY: Self = Self { first: NOTHING, rest: Vec::new() };
-
-    /// Adds a block. `places` knows where each block is: 0 is first, then the heap.
+impl Set {
     #[inline]
-    fn push(&mut self, mut entry: Entry, places: &mut [u32]) {
-        if self.first.size == 0 || entry.key() < self.first.key() {
-            places[entry.slot as usize] = 0;
-            entry = std::mem::replace(&mut self.first, entry);
-        }
-        if entry.size != 0 {
-            let last = self.rest.len();
-            self.rest.push(entry);
-            settle(&mut self.rest, places, last);
-        }
+    fn insert(&mut self, bin: usize) {
+        self.0[bin / 64] |= 1 << (bin % 64);
     }
 
-    /// Takes the block of a slot out.
     #[inline]
-    fn remove(&mut self, slot: u32, places: &mut [u32]) {
-        let place = places[slot as usize] as usize;
-        if place == 0 {
-            self.first = self.rest.first().copied().unwrap_or(NOTHING);
-            if self.first.size == 0 {
-                return;
+    fn remove(&mut self, bin: usize) {
+        self.0[bin / 64] &= !(1 << (bin % 64));
+    }
+
+    #[inline]
+    fn has(&self, bin: usize) -> bool {
+        self.0[bin / 64] & (1 << (bin % 64)) != 0
+    }
+
+    /// Those from `bin` on.
+    #[inline]
+    fn from(&self, bin: usize) -> impl Iterator<Item = usize> {
+        let mut word = bin / 64;
+        let mut bits = self.0.get(word).map_or(0, |bits| bits & (u64::MAX << (bin % 64)));
+        std::iter::from_fn(move || {
+            while bits == 0 {
+                word += 1;
+                bits = *self.0.get(word)?;
             }
-            places[self.first.slot as usize] = 0;
-        }
-        let at = place.saturating_sub(1);
-        self.rest.swap_remove(at);
-        if at < self.rest.len() {
-            settle(&mut self.rest, places, at);
-        }
+            let bin = word * 64 + bits.trailing_zeros() as usize;
+            bits &= bits - 1;
+            Some(bin)
+        })
     }
 
-    #[inline]
-    fn is_empty(&self) -> bool {
-        self.first.size == 0
-    }
-
-    /// All of them, if there are any.
-    #[inline]
-    fn iter(&self) -> impl Iterator<Item = &Entry> {
-        std::iter::once(&self.first).chain(&self.rest)
+    fn last(&self) -> Option<usize> {
+        let word = self.0.iter().rposition(|word| *word != 0)?;
+        Some(word * 64 + self.0[word].ilog2() as usize)
     }
 }
 
@@ -114,7 +89,7 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
             break;
         }
         entries[at] = above;
-        places[above.slot as usize] = at as u32 + 1;
+        places[above.slot as usize] = at as u32;
         at = parent;
     }
     loop {
@@ -130,22 +105,25 @@ fn settle(entries: &mut [Entry], places: &mut [u32], mut at: usize) {
             break;
         }
         entries[at] = below;
-        places[below.slot as usize] = at as u32 + 1;
+        places[below.slot as usize] = at as u32;
         at = child;
     }
     entries[at] = entry;
-    places[entry.slot as usize] = at as u32 + 1;
+    places[entry.slot as usize] = at as u32;
 }
 
 /// The free blocks of one queue and pool.
 #[derive(Debug)]
 pub(super) struct Bins {
-    bins: Box<[Bin]>,
-    /// Which bins hold something.
-    words: [u64; WORDS],
-    /// Which words are not zero.
-    summary: u64,
-    /// Where in its bin the block of a slot is.
+    /// The first block of each bin in the order of the keys: most bins have no other.
+    first: Box<[Entry; BINS]>,
+    /// The others: a binary heap each.
+    rest: Box<[Vec<Entry>; BINS]>,
+    /// Which bins have a first block.
+    filled: Set,
+    /// Which have others.
+    crowded: Set,
+    /// Where in its heap the block of a slot is, if it is in one.
     places: Vec<u32>,
     /// The block that changed last, which is in no bin: the next request often takes it. Its size is 0 if there is none.
     hot: Entry,
@@ -153,31 +131,29 @@ pub(super) struct Bins {
 
 impl Clone for Bins {
     fn clone(&self) -> Self {
-        Self { bins: self.bins.clone(), places: self.places.clone(), ..*self }
+        let (first, rest, places) = (self.first.clone(), self.rest.clone(), self.places.clone());
+        Self { first, rest, places, ..*self }
     }
 
     /// In the memory that it has: planners save heaps often.
     fn clone_from(&mut self, other: &Self) {
         // Most bins hold nothing.
-        for word in 0..WORDS {
-            let mut bits = self.words[word] | other.words[word];
-            while bits != 0 {
-                let bin = word * 64 + bits.trailing_zeros() as usize;
-                bits &= bits - 1;
-                self.bins[bin].clone_from(&other.bins[bin]);
-            }
-        }
+        self.filled.from(0).for_each(|bin| self.first[bin] = NOTHING);
+        self.crowded.from(0).for_each(|bin| self.rest[bin].clear());
+        other.filled.from(0).for_each(|bin| self.first[bin] = other.first[bin]);
+        other.crowded.from(0).for_each(|bin| self.rest[bin].clone_from(&other.rest[bin]));
+        (self.filled, self.crowded, self.hot) = (other.filled, other.crowded, other.hot);
         self.places.clone_from(&other.places);
-        (self.words, self.summary, self.hot) = (other.words, other.summary, other.hot);
     }
 }
 
 impl Bins {
     pub(super) fn new() -> Self {
         Self {
-            bins: vec![Bin::EMPTY; BINS].into(),
-            words: [0; WORDS],
-            summary: 0,
+            first: Box::new([NOTHING; BINS]),
+            rest: Box::new([const { Vec::new() }; BINS]),
+            filled: Set([0; WORDS]),
+            crowded: Set([0; WORDS]),
             places: Vec::new(),
             hot: NOTHING,
         }
@@ -222,26 +198,70 @@ impl Bins {
     }
 
     /// Puts a block into its bin.
+    #[inline]
     fn file(&mut self, entry: Entry) {
-        if entry.slot as usize >= self.places.len() {
-            self.places.resize((entry.slot as usize + 1).next_power_of_two(), u32::MAX);
-        }
         let bin = Self::bin(entry.size);
-        self.bins[bin].push(entry, &mut self.places);
-        self.words[bin / 64] |= 1 << (bin % 64);
-        self.summary |= 1 << (bin / 64);
+        if self.first[bin].size == 0 {
+            self.first[bin] = entry;
+            self.filled.insert(bin);
+        } else {
+            self.crowd(bin, entry);
+        }
+    }
+
+    /// Puts a block into a bin that has one.
+    fn crowd(&mut self, bin: usize, mut entry: Entry) {
+        let (first, rest) = (&mut self.first[bin], &mut self.rest[bin]);
+        if entry.key() < first.key() {
+            std::mem::swap(first, &mut entry);
+        }
+        if entry.slot as usize >= self.places.len() {
+            self.places.resize((entry.slot as usize + 1).next_power_of_two(), 0);
+        }
+        let last = rest.len();
+        rest.push(entry);
+        settle(rest, &mut self.places, last);
+        self.crowded.insert(bin);
     }
 
     /// Takes a block out of its bin.
+    #[inline]
     fn unfile(&mut self, slot: u32, size: u64) {
         let bin = Self::bin(size);
-        let entries = &mut self.bins[bin];
-        debug_assert!(entries.iter().any(|e| (e.slot, e.size) == (slot, size)));
-        entries.remove(slot, &mut self.places);
-        // Whether the bin is empty now is hard to foretell: no branches.
-        let word = &mut self.words[bin / 64];
-        *word &= !(u64::from(entries.is_empty()) << (bin % 64));
-        self.summary &= !(u64::from(*word == 0) << (bin / 64));
+        debug_assert!(self.in_bin(bin).any(|e| (e.slot, e.size) == (slot, size)));
+        if self.first[bin].slot == slot && !self.crowded.has(bin) {
+            self.first[bin] = NOTHING;
+            self.filled.remove(bin);
+        } else {
+            self.thin(bin, slot);
+        }
+    }
+
+    /// Takes a block out of a bin that has others.
+    fn thin(&mut self, bin: usize, slot: u32) {
+        let (first, rest) = (&mut self.first[bin], &mut self.rest[bin]);
+        let mut at = 0;
+        if first.slot == slot {
+            *first = rest[0];
+        } else {
+            at = self.places[slot as usize] as usize;
+        }
+        rest.swap_remove(at);
+        settle(rest, &mut self.places, at);
+        if rest.is_empty() {
+            self.crowded.remove(bin);
+        }
+    }
+
+    /// The blocks of a bin but the first one.
+    #[inline]
+    fn others(&self, bin: usize) -> &[Entry] {
+        if self.crowded.has(bin) { &self.rest[bin] } else { &[] }
+    }
+
+    /// The blocks of a bin that has any.
+    fn in_bin(&self, bin: usize) -> impl Iterator<Item = &Entry> {
+        std::iter::once(&self.first[bin]).chain(self.others(bin))
     }
 
     /// The smallest block of at least `size` bytes; of equal ones, the one with the lowest address.
@@ -257,40 +277,36 @@ impl Bins {
     #[inline]
     fn best_filed(&self, size: u64) -> Option<&Entry> {
         let bin = Self::bin(size);
-        let entries = &self.bins[bin];
-        if entries.first.size >= size {
-            return Some(&entries.first);
+        if self.first[bin].size >= size {
+            return Some(&self.first[bin]);
         }
-        let fitting = entries.rest.iter().filter(|e| e.size >= size);
-        if let Some(best) = fitting.min_by_key(|e| e.key()) {
-            return Some(best);
-        }
-        let next = self.next_bin(bin + 1)?;
-        Some(&self.bins[next].first)
+        let fitting = self.others(bin).iter().filter(|e| e.size >= size);
+        fitting.min_by_key(|e| e.key()).or_else(|| Some(&self.first[self.filled.from(bin + 1).next()?]))
     }
 
     /// The block with the lowest address among those that are no smaller than `least`, a block that is there.
     pub(super) fn lowest_fit<'a>(&'a self, least: &'a Entry) -> &'a Entry {
         // Which one is lower is hard to foretell: no branches.
-        let mut lowest = (least.address, least);
-        let mut see = |entry: &'a Entry| {
-            lowest = select_unpredictable(entry.address < lowest.0, (entry.address, entry), lowest);
+        let lower = |lowest: (u64, &'a Entry), entry: &'a Entry| {
+            select_unpredictable(entry.address < lowest.0, (entry.address, entry), lowest)
         };
+        let bin = Self::bin(least.size);
+        let mut lowest = (least.address, least);
         if self.hot.size >= least.size {
-            see(&self.hot);
+            lowest = lower(lowest, &self.hot);
         }
-        let from = Self::bin(least.size);
-        self.bins[from].iter().filter(|e| e.size >= least.size).for_each(&mut see);
+        if self.first[bin].size >= least.size {
+            lowest = lower(lowest, &self.first[bin]);
+        }
+        for entry in self.others(bin).iter().filter(|e| e.size >= least.size) {
+            lowest = lower(lowest, entry);
+        }
         // All blocks of the later bins are large enough.
-        let mut mask = u64::MAX << (from % 64) << 1;
-        for word in from / 64..WORDS {
-            let mut bits = self.words[word] & std::mem::replace(&mut mask, u64::MAX);
-            while bits != 0 {
-                let bin = &self.bins[word * 64 + bits.trailing_zeros() as usize];
-                bits &= bits - 1;
-                see(&bin.first);
-                bin.rest.iter().for_each(&mut see);
-            }
+        for bin in self.filled.from(bin + 1) {
+            lowest = lower(lowest, &self.first[bin]);
+        }
+        for bin in self.crowded.from(bin + 1) {
+            lowest = self.rest[bin].iter().fold(lowest, lower);
         }
         lowest.1
     }
@@ -298,46 +314,33 @@ impl Bins {
     /// The smallest block of at least `size` bytes that is not a whole segment.
     pub(super) fn best_part(&self, size: u64) -> Option<&Entry> {
         let fits = |e: &&Entry| e.size >= size && !e.whole;
-        let mut bins = std::iter::successors(self.next_bin(Self::bin(size)), |bin| self.next_bin(bin + 1));
-        let filed = bins.find_map(|bin| self.bins[bin].iter().filter(fits).min_by_key(|e| e.key()));
+        let mut bins = self.filled.from(Self::bin(size));
+        let filed = bins.find_map(|bin| self.in_bin(bin).filter(fits).min_by_key(|e| e.key()));
         filed.into_iter().chain(Some(&self.hot).filter(fits)).min_by_key(|e| e.key())
     }
 
     /// All of them, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        let bins = std::iter::successors(self.next_bin(0), |bin| self.next_bin(bin + 1));
-        bins.flat_map(|bin| self.bins[bin].iter()).chain(Some(&self.hot).filter(|h| h.size != 0))
+        let hot = Some(&self.hot).filter(|h| h.size != 0);
+        self.filled.from(0).flat_map(|bin| self.in_bin(bin)).chain(hot)
     }
 
     /// All of them, by size, then by address.
     pub(super) fn sorted(&self) -> Vec<Entry> {
-        let mut all: Vec<Entry> = self.iter().copied().collect();
-        all.sort_unstable_by_key(Entry::key);
-        all
+        self.sorted_if(|_| true)
+    }
+
+    /// Some of them, in that order.
+    pub(super) fn sorted_if(&self, which: impl Fn(&Entry) -> bool) -> Vec<Entry> {
+        let mut some: Vec<Entry> = self.iter().filter(|e| which(e)).copied().collect();
+        some.sort_unstable_by_key(Entry::key);
+        some
     }
 
     /// The largest block.
     pub(super) fn largest(&self) -> Option<Entry> {
-        let filed = self.summary.checked_ilog2().and_then(|word| {
-            let bin = word as usize * 64 + self.words[word as usize].checked_ilog2()? as usize;
-            self.bins[bin].iter().max_by_key(|e| e.key()).copied()
-        });
-        filed.into_iter().chain(Some(self.hot).filter(|h| h.size != 0)).max_by_key(Entry::key)
-    }
-
-    #[inline]
-    fn next_bin(&self, from: usize) -> Option<usize> {
-        let word = from / 64;
-        let here = self.words.get(word)? & (u64::MAX << (from % 64));
-        if here != 0 {
-            return Some(word * 64 + here.trailing_zeros() as usize);
-        }
-        let later = self.summary & u64::MAX.checked_shl(word as u32 + 1)?;
-        if later == 0 {
-            return None;
-        }
-        let word = later.trailing_zeros() as usize;
-        Some(word * 64 + self.words[word].trailing_zeros() as usize)
+        let filed = self.filled.last().into_iter().flat_map(|bin| self.in_bin(bin));
+        filed.chain(Some(&self.hot).filter(|h| h.size != 0)).max_by_key(|e| e.key()).copied()
     }
 }
 

@@ -11,8 +11,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::bins::Entry;
 use super::heap::{Need, SHARED};
-use super::planner::{Gap, Planner};
+use super::planner::{Found, Gap, Planner};
 use super::pool::{Block, Pool, Request};
 use super::source::{SegmentId, SegmentSource};
 use super::state::State;
@@ -72,30 +73,46 @@ impl State {
         need: &Need,
         surplus: u64,
     ) -> Result<Option<Block>> {
-        let free = self.heap.arenas[usize::from(need.arena)].bins.iter().map(|e| e.size).sum::<u64>();
-        if free >= need.size && self.plan(mover, need, |planner| planner.hole(need.size, DEPTH))?
-            || free >= need.size / LEAST_FREE && self.grow_less(source, mover, need)?
-        {
-            return self.take(source, need);
+        let bins = &self.heap.arenas[usize::from(need.arena)].bins;
+        let sum = bins.iter().map(|e| e.size).sum::<u64>();
+        let (enough, emptier) = (sum >= need.size, sum >= surplus);
+        let less = sum >= need.size / LEAST_FREE && self.has_own_segment(need);
+        if !enough && !less && !emptier {
+            return Ok(None);
         }
-        if free >= surplus {
-            self.evacuate(source, mover, need, surplus)?;
+        // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
+        let free = bins.sorted();
+        if enough || less {
+            let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
+            let found = planner.find(need.size);
+            if enough
+                && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
+                || less && self.grow_less(source, mover, need, &found, &free)?
+            {
+                return self.take(source, need);
+            }
+        }
+        if emptier {
+            self.evacuate(source, mover, need, surplus, &free)?;
         }
         Ok(None)
     }
 
     /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
-    fn grow_less(&mut self, source: &dyn SegmentSource, mover: &dyn Mover, need: &Need) -> Result<bool> {
-        if !self.has_own_segment(need) {
-            return Ok(false);
-        }
+    fn grow_less(
+        &mut self,
+        source: &dyn SegmentSource,
+        mover: &dyn Mover,
+        need: &Need,
+        found: &[Found],
+        free: &[Entry],
+    ) -> Result<bool> {
         let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-        let gaps = planner.gaps(need.size).into_iter().filter(Gap::is_eviction);
-        let free = planner.free_blocks();
-        let sizes = gaps.map(|gap| (planner.missing(&gap, &free, 0).next_multiple_of(ROUND).max(least), gap));
+        let gaps = found.iter().map(|found| planner.gap(need.size, *found)).filter(Gap::is_eviction);
+        let sizes = gaps.map(|gap| (planner.missing(&gap, free, 0).next_multiple_of(ROUND).max(least), gap));
         let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
-        let found = best.filter(|(size, gap)| planner.fits(gap, &free, *size));
+        let found = best.filter(|(size, gap)| planner.fits(gap, free, *size));
         let Some((size, gap)) = found else { return Ok(false) };
         Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
     }
@@ -108,15 +125,15 @@ impl State {
         mover: &dyn Mover,
         need: &Need,
         surplus: u64,
+        free: &[Entry],
     ) -> Result<bool> {
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
-        let free = planner.free_blocks();
         let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
             let gap = planner.whole(&segments[..count]);
-            let missing = planner.missing(&gap, &free, 0).next_multiple_of(ROUND);
+            let missing = planner.missing(&gap, free, 0).next_multiple_of(ROUND);
             let worth = gap.size.saturating_sub(missing) >= surplus.max(missing);
-            (worth && planner.fits(&gap, &free, missing)).then_some((gap, missing))
+            (worth && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
         let Some((gap, missing)) = found else { return Ok(false) };
         if missing > 0 && !self.extend(source, need, missing)? {

@@ -211,7 +211,7 @@ impl Config {
         }
     }
 
-    /// A request's size after rounding, in multiples of `unit` (PyTorch: 512).
+    /// A request's size after rounding, in multiples of `unit`, a power of two (PyTorch: 512).
     #[must_use]
     #[inline]
     pub fn round(&self, bytes: u64, unit: u64) -> u64 {
@@ -225,7 +225,8 @@ impl Config {
                 return bytes.checked_next_multiple_of(step).unwrap_or(bytes).next_multiple_of(unit);
             }
         }
-        bytes.checked_next_multiple_of(unit).unwrap_or(u64::MAX / unit * unit)
+        // No division: this is done for every request.
+        bytes.saturating_add(unit - 1) & !(unit - 1)
     }
 }
 

@@ -150,10 +150,11 @@ impl Peak {
         raise(&mut self.blocks, held.blocks);
         raise(&mut self.bytes, held.bytes);
         raise(&mut self.requested, held.requested);
-        if held.pending_blocks != 0 {
-            raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
-            raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
-        }
+    }
+
+    fn see_active(&mut self, held: &Held) {
+        raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
+        raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
     }
 }
 
@@ -231,7 +232,10 @@ impl Counters {
         self.peak[pool].see(held);
         let both = self.held[0].and(&self.held[1]);
         self.peak[2].see(&both);
-        raise(&mut self.most_active, both.bytes + both.pending_bytes);
+        raise(&mut self.most_active, both.bytes);
+        if both.pending_blocks != 0 {
+            self.see_active();
+        }
         let tally = &mut self.tags[tag as usize];
         tally.current += size;
         tally.added += size;
@@ -239,6 +243,16 @@ impl Counters {
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
         }
+    }
+
+    /// What is active is more than what is held.
+    #[cold]
+    fn see_active(&mut self) {
+        let both = self.held[0].and(&self.held[1]);
+        for (peak, held) in self.peak.iter_mut().zip([&self.held[0], &self.held[1], &both]) {
+            peak.see_active(held);
+        }
+        raise(&mut self.most_active, both.bytes + both.pending_bytes);
     }
 
     #[inline]
@@ -274,16 +288,17 @@ impl Counters {
         }
     }
 
-    pub(super) fn reserve(&mut self, small: bool, size: u64, oversize: bool) {
-        self.segment.add(small, 1);
+    /// So many segments, or extents, were taken from the device.
+    pub(super) fn reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
+        self.segment.add(small, count);
         self.reserved_bytes.add(small, size);
         if oversize {
             self.oversize_segments.add(small, 1);
         }
     }
 
-    pub(super) fn unreserve(&mut self, small: bool, size: u64, oversize: bool) {
-        self.segment.sub(small, 1);
+    pub(super) fn unreserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
+        self.segment.sub(small, count);
         self.reserved_bytes.sub(small, size);
         if oversize {
             self.oversize_segments.sub(small, 1);
@@ -398,6 +413,7 @@ impl Counters {
         self.peak[0].see(&self.held[0]);
         self.peak[1].see(&self.held[1]);
         self.peak[2].see(&self.held[0].and(&self.held[1]));
+        self.see_active();
         self.each(Counter::reset_peak);
         self.tags.iter_mut().for_each(|t| t.peak = t.current);
     }

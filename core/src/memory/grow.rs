@@ -169,13 +169,13 @@ impl State {
             return Ok(None);
         }
         let mut idle = self.idle();
+        let alike = self.alike(need, &idle);
         if let Some(place) = place {
             idle = idle.into_iter().filter_map(|i| self.outside(i, place, need.size)).collect();
         }
         // Extents go in part, and only to where they are needed.
         let sizes = surplus / LEAST_PIECE..=surplus.saturating_mul(LARGEST_PIECE);
         idle.retain(|i| matches!(i.what, Idler::Extents { .. }) || sizes.contains(&i.size));
-        let alike = self.alike(need);
         if idle.is_empty() && alike.is_none() {
             return Ok(None);
         }
@@ -200,13 +200,12 @@ impl State {
     }
 
     /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
-    fn alike(&self, need: &Need) -> Option<(Vec<Idle>, u64)> {
+    fn alike(&self, need: &Need, idle: &[Idle]) -> Option<(Vec<Idle>, u64)> {
         let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED;
         if !shared || !self.compacts() || !self.has_own_segment(need) {
             return None;
         }
-        let mut idle = self.idle();
-        idle.retain(|i| i.size >= need.size / ALIKE);
+        let mut idle: Vec<Idle> = idle.iter().copied().filter(|i| i.size >= need.size / ALIKE).collect();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
         let one = need.size.checked_next_multiple_of(ROUND_LARGE)?;
         let room = self.target(need).saturating_sub(self.heap.counters.reserved());
@@ -348,11 +347,11 @@ impl State {
             let gap = self.gap(hole);
             for offset in candidates(&gap, need.size) {
                 let holes = holes(&gap, offset, need.size, page);
-                let missing = holes.iter().map(|h| h.size).sum();
+                let (missing, count) =
+                    holes.clone().fold((0, 0), |(sum, count), h| (sum + h.size, count + 1));
                 let key = |p: &Placement| (p.missing, p.holes.len(), p.offset);
-                let place = Placement { segment, offset, holes, missing };
-                if best.as_ref().is_none_or(|b| key(&place) < key(b)) {
-                    best = Some(place);
+                if best.as_ref().is_none_or(|b| (missing, count, offset) < key(b)) {
+                    best = Some(Placement { segment, offset, holes: holes.collect(), missing });
                 }
             }
         }
@@ -526,13 +525,13 @@ fn candidates(gap: &[Part], size: u64) -> Vec<u64> {
 }
 
 /// What has to be mapped for a request at an offset of a gap.
-fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> Vec<Hole> {
+fn holes(gap: &[Part], offset: u64, size: u64, page: u64) -> impl Iterator<Item = Hole> + Clone {
     let end = offset + size;
-    let holes = gap.iter().filter(|p| !p.mapped && p.offset < end && offset < p.offset + p.size);
-    let cut = |p: &Part| {
+    let holes = gap.iter().filter(move |p| !p.mapped && p.offset < end && offset < p.offset + p.size);
+    let cut = move |p: &Part| {
         let from = p.offset.max(offset / page * page);
         let to = (p.offset + p.size).min(end.next_multiple_of(page));
         Hole { offset: from, size: to - from, room: p.offset + p.size - from }
     };
-    holes.map(cut).collect()
+    holes.map(cut)
 }

@@ -1,71 +1,21 @@
 //! The map of the pool's memory: segments, the blocks they are cut into, and which of them are free.
 //!
-//! Blocks live in a slab and are linked to their neighbours by address; nothing here calls the source or allocates
-//! per operation. A free block next to a free block of the same segment does not exist: they are merged at once.
+//! Nothing here calls the source or allocates per operation. A free block next to a free block of the same segment does not
+//! exist: they are merged at once.
 
+use super::Block;
 use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
 use super::record::{Action, Recorder};
-use super::scope::{ModulePath, Scope};
+use super::scope::Scope;
+use super::slab::Slab;
+pub(super) use super::slab::{MIN_BLOCK, NONE, Slot, State};
 use super::source::{Event, Piece, SegmentId};
-use super::{Block, Tag};
 
-/// No block. All bits are set: `a & b` is no block if neither is one.
-pub(super) const NONE: u32 = u32::MAX;
-/// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
-pub(super) const MIN_BLOCK: u64 = 512;
 /// Blocks that are larger than a request by up to this part of it are as good as a best fit.
 const NEAR: u64 = 8;
 /// Idle segments of at least this part of what the program uses are split last: a request of their size would miss them.
 const LARGE: u64 = 64;
-
-/// What a range of a segment is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(super) enum State {
-    /// Free for the next request.
-    Free,
-    /// Held by a caller.
-    Live,
-    /// The same, by one who looks up where it is: it may move.
-    Loose,
-    /// Freed, but a fence has not passed.
-    Pending,
-    /// On its way back to the device: free, and waits for a fence.
-    Leaving,
-    /// Addresses without memory.
-    Unmapped,
-    /// No block: an unused place in the slab.
-    Vacant,
-}
-
-impl State {
-    /// Whether a caller holds it.
-    #[inline]
-    pub(super) fn is_held(self) -> bool {
-        matches!(self, Self::Live | Self::Loose)
-    }
-}
-
-/// One range of a segment. 64 bytes: a cache line.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Slot {
-    pub(super) offset: u64,
-    pub(super) size: u64,
-    /// Bytes, as requested. Of a free block: the last use by another queue, by number, or 0.
-    pub(super) requested: u64,
-    pub(super) op: &'static str,
-    pub(super) segment: u32,
-    pub(super) prev: u32,
-    pub(super) next: u32,
-    pub(super) generation: u32,
-    pub(super) module: ModulePath,
-    pub(super) arena: u16,
-    pub(super) state: State,
-    pub(super) tag: Tag,
-}
-
-const _: () = assert!(size_of::<Slot>() == 64);
 
 /// One piece of memory, or one range of addresses.
 #[derive(Clone, Debug)]
@@ -106,6 +56,41 @@ pub(super) struct Arena {
     pub(super) uses: Vec<(u64, Event)>,
 }
 
+impl Arena {
+    /// The free block for a request of `size` bytes. Best fit; but where no block is nearly as small as the request, one that
+    /// leaves memory whole: in a range the lowest address, so that the high ones become free and their memory can be used
+    /// elsewhere; in plain segments one that has been split already.
+    #[inline]
+    fn fit(&self, size: u64, most_active: u64) -> Option<&Entry> {
+        let best = self.bins.best_fit(size)?;
+        if !self.low_fit || best.size <= size + size / NEAR {
+            return Some(best);
+        }
+        if self.range.is_some() {
+            return Some(self.bins.lowest_fit(best));
+        }
+        let part = (best.whole && best.size >= most_active / LARGE).then(|| self.bins.best_part(best.size));
+        part.flatten().or(Some(best))
+    }
+
+    /// Whether a block of `size` bytes is split for a request of `need`.
+    #[inline]
+    fn splits(&self, rules: &Splitting, need: u64, size: u64) -> bool {
+        let rest = size - need;
+        if self.small || self.range.is_some() {
+            rest >= rules.unit
+        } else {
+            need < rules.max_split && rest > rules.min_large_rest.max(rules.unit - 1)
+        }
+    }
+
+    /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
+    #[inline]
+    fn part(&self, whole: bool, size: u64) -> Parts {
+        if whole || self.range.is_some() { Parts::default() } else { Parts { blocks: 1, bytes: size } }
+    }
+}
+
 /// The owner of an arena that serves all requests.
 pub(super) const SHARED: u16 = 0;
 /// The owner of an arena whose private pool is gone: what is free in it is anyone's.
@@ -120,12 +105,12 @@ pub(super) struct Owed {
 
 /// A request as the heap sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need {
+pub(super) struct Need<'a> {
     pub(super) arena: u16,
     /// After rounding.
     pub(super) size: u64,
     pub(super) requested: u64,
-    pub(super) scope: Scope,
+    pub(super) scope: &'a Scope,
     /// Held as [`State::Live`] or [`State::Loose`].
     pub(super) held: State,
 }
@@ -147,8 +132,7 @@ pub(super) struct Splitting {
 
 #[derive(Clone, Debug)]
 pub(super) struct Heap {
-    slots: Vec<Slot>,
-    vacant: u32,
+    slab: Slab,
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) arenas: Vec<Arena>,
     /// The arena of each queue and pool.
@@ -168,8 +152,7 @@ pub(super) struct Heap {
 impl Heap {
     pub(super) fn new(rules: Splitting) -> Self {
         Self {
-            slots: Vec::new(),
-            vacant: NONE,
+            slab: Slab::new(),
             segments: Vec::new(),
             arenas: Vec::new(),
             arena_of: [u16::MAX; _],
@@ -184,7 +167,7 @@ impl Heap {
 
     /// Becomes like another one, in the memory that it has, but records nothing.
     pub(super) fn copy_from(&mut self, other: &Self) {
-        self.slots.clone_from(&other.slots);
+        self.slab.copy_from(&other.slab);
         self.segments.clone_from(&other.segments);
         let mut old = std::mem::take(&mut self.arenas).into_iter();
         let copy = |arena: &Arena| {
@@ -194,7 +177,7 @@ impl Heap {
             Arena { bins, uses, ..*arena }
         };
         self.arenas = other.arenas.iter().map(copy).collect();
-        (self.vacant, self.clock, self.last_use) = (other.vacant, other.clock, other.last_use);
+        (self.clock, self.last_use) = (other.clock, other.last_use);
         (self.arena_of, self.owes) = (other.arena_of, other.owes);
         self.counters = other.counters.clone();
         self.recorder = None;
@@ -243,12 +226,12 @@ impl Heap {
 
     #[inline]
     pub(super) fn slot(&self, slot: u32) -> &Slot {
-        &self.slots[slot as usize]
+        &self.slab[slot]
     }
 
     #[inline]
     pub(super) fn slot_mut(&mut self, slot: u32) -> &mut Slot {
-        &mut self.slots[slot as usize]
+        &mut self.slab[slot]
     }
 
     #[inline]
@@ -272,7 +255,7 @@ impl Heap {
         let mut next = segment.first;
         std::iter::from_fn(move || {
             let at = next;
-            let slot = self.slots.get(at as usize)?;
+            let slot = self.slab.get(at)?;
             next = slot.next;
             Some((at, slot))
         })
@@ -280,14 +263,7 @@ impl Heap {
 
     /// All blocks, in no order.
     pub(super) fn all_blocks(&self) -> impl Iterator<Item = &Slot> + '_ {
-        self.slots.iter().filter(|s| s.state != State::Vacant)
-    }
-
-    #[inline]
-    fn entry(&self, at: u32) -> Entry {
-        let slot = self.slot(at);
-        let address = (u64::from(slot.segment) << 40) | (slot.offset / MIN_BLOCK);
-        Entry { size: slot.size, address, slot: at, whole: slot.prev == NONE && slot.next == NONE }
+        self.slab.iter()
     }
 
     #[inline]
@@ -295,27 +271,11 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// The free block for a request, and its size. Best fit; but where no block is nearly as small as the request, one that
-    /// leaves memory whole: in a range the lowest address, so that the high ones become free and their memory can be used
-    /// elsewhere; in plain segments one that has been split already.
-    #[inline]
-    fn fit(&self, need: &Need) -> Option<(u32, u64)> {
-        let arena = &self.arenas[need.arena as usize];
-        let mut found = arena.bins.best_fit(need.size)?;
-        if arena.low_fit && found.size > need.size + need.size / NEAR {
-            if arena.range.is_some() {
-                found = arena.bins.lowest_fit(found);
-            } else if found.whole && found.size >= self.counters.most_active / LARGE {
-                found = arena.bins.best_part(found.size).unwrap_or(found);
-            }
-        }
-        Some((found.slot, found.size))
-    }
-
     /// Serves a request from free blocks.
     #[inline]
     pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
-        let (at, size) = self.fit(need)?;
+        let arena = &mut self.arenas[usize::from(need.arena)];
+        let Entry { size, address, slot, whole } = *arena.fit(need.size, self.counters.most_active)?;
         // The oversize rule keeps large blocks whole for large requests.
         let oversize = if need.size < self.rules.max_split {
             size >= self.rules.max_split
@@ -325,30 +285,18 @@ impl Heap {
         if oversize {
             return None;
         }
-        let gone = self.part(at);
+        let gone = arena.part(whole, size);
         let mut come = Parts::default();
-        if self.splits(need, size) {
-            let rest = self.split(at, need.size);
-            let entry = self.entry(rest);
-            come = self.part(rest);
-            self.arenas[need.arena as usize].bins.replace(at, size, entry);
+        if arena.splits(&self.rules, need.size, size) {
+            let rest = self.slab.split(slot, need.size);
+            let (size, address) = (size - need.size, address + need.size / MIN_BLOCK);
+            arena.bins.replace(slot, size + need.size, Entry { size, address, slot: rest, whole: false });
+            come = arena.part(false, size);
         } else {
-            self.arenas[need.arena as usize].bins.remove(at, size);
+            arena.bins.remove(slot, size);
         }
-        self.counters.resplit(self.arenas[need.arena as usize].small, gone, come);
-        Some(self.hold(at, need))
-    }
-
-    /// Whether a block of `size` bytes is split for a request.
-    #[inline]
-    fn splits(&self, need: &Need, size: u64) -> bool {
-        let rest = size - need.size;
-        let arena = &self.arenas[need.arena as usize];
-        if arena.small || arena.range.is_some() {
-            rest >= self.rules.unit
-        } else {
-            need.size < self.rules.max_split && rest > self.rules.min_large_rest.max(self.rules.unit - 1)
-        }
+        self.counters.resplit(arena.small, gone, come);
+        Some(self.hold(slot, need))
     }
 
     /// Serves a request from a free block at an offset inside it.
@@ -368,7 +316,7 @@ impl Heap {
 
     #[inline]
     fn hold(&mut self, at: u32, need: &Need) -> Block {
-        let slot = &mut self.slots[at as usize];
+        let slot = &mut self.slab[at];
         slot.state = need.held;
         let used = std::mem::replace(&mut slot.requested, need.requested);
         if used > 0 {
@@ -390,14 +338,14 @@ impl Heap {
     /// The slot of a block that is held; `None` for a stale handle.
     #[inline]
     pub(super) fn find(&self, block: &Block) -> Option<u32> {
-        let slot = self.slots.get(block.slot as usize)?;
+        let slot = self.slab.get(block.slot)?;
         (slot.generation == block.generation && slot.state.is_held()).then_some(block.slot)
     }
 
     /// The queue whose arena a block is of.
     #[inline]
     pub(super) fn home(&self, at: u32) -> u8 {
-        self.arenas[usize::from(self.slots[at as usize].arena)].queue
+        self.arenas[usize::from(self.slab[at].arena)].queue
     }
 
     /// Frees a held block.
@@ -411,7 +359,7 @@ impl Heap {
     pub(super) fn free_used(&mut self, at: u32, last: u64) {
         self.record_block(Action::Free, at);
         self.drop_hold(at);
-        self.slots[at as usize].requested = last;
+        self.slab[at].requested = last;
         self.reuse(at);
     }
 
@@ -432,7 +380,7 @@ impl Heap {
     pub(super) fn pend(&mut self, at: u32) {
         self.record_block(Action::FreeRequested, at);
         self.drop_hold(at);
-        let slot = &mut self.slots[at as usize];
+        let slot = &mut self.slab[at];
         slot.state = State::Pending;
         self.counters.pend(self.arenas[slot.arena as usize].small, slot.size);
     }
@@ -442,13 +390,13 @@ impl Heap {
         self.record_block(Action::FreeCompleted, at);
         let Slot { size, arena, .. } = *self.slot(at);
         self.counters.unpend(self.arenas[arena as usize].small, size);
-        self.slots[at as usize].requested = 0;
+        self.slab[at].requested = 0;
         self.reuse(at);
     }
 
     #[inline]
     fn drop_hold(&mut self, at: u32) {
-        let slot = &mut self.slots[at as usize];
+        let slot = &mut self.slab[at];
         slot.generation = slot.generation.wrapping_add(1);
         let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
         let small = self.arenas[slot.arena as usize].small;
@@ -458,39 +406,36 @@ impl Heap {
     /// Makes a block free, and one with its free neighbours.
     #[inline]
     fn reuse(&mut self, mut at: u32) {
-        let Slot { prev, next, arena, .. } = self.slots[at as usize];
+        let Slot { prev, next, arena, segment, .. } = self.slab[at];
+        let arena = &mut self.arenas[usize::from(arena)];
         // The neighbour that this block becomes a part of, or that becomes a part of it: its place is taken over.
         let mut neighbour = None;
         let mut gone = Parts::default();
-        if let Some(size) = self.free_size(next) {
-            gone = self.part(next);
-            self.absorb(at, next);
+        if let Some(size) = self.slab.free_size(next) {
+            gone = arena.part(false, size);
+            self.slab.absorb(at, next);
             neighbour = Some((next, size));
         }
-        if let Some(size) = self.free_size(prev) {
+        if let Some(size) = self.slab.free_size(prev) {
             if let Some((next, size)) = neighbour {
-                self.arenas[arena as usize].bins.remove(next, size);
+                arena.bins.remove(next, size);
             }
-            gone = gone + self.part(prev);
-            self.absorb(prev, at);
+            gone = gone + arena.part(false, size);
+            self.slab.absorb(prev, at);
             at = prev;
             neighbour = Some((prev, size));
         }
-        self.slots[at as usize].state = State::Free;
-        let entry = self.entry(at);
-        let bins = &mut self.arenas[arena as usize].bins;
+        let slot = &mut self.slab[at];
+        slot.state = State::Free;
+        let entry = slot.entry(at);
         match neighbour {
-            Some((slot, size)) => bins.replace(slot, size, entry),
-            None => bins.insert(entry),
+            Some((slot, size)) => arena.bins.replace(slot, size, entry),
+            None => arena.bins.insert(entry),
         }
-        self.freed(at, gone);
-    }
-
-    /// The size of a free block; `None` if it is not free, or none.
-    #[inline]
-    fn free_size(&self, at: u32) -> Option<u64> {
-        let slot = self.slots.get(at as usize)?;
-        (slot.state == State::Free).then_some(slot.size)
+        self.counters.resplit(arena.small, gone, arena.part(entry.whole, entry.size));
+        if entry.whole {
+            self.segment_mut(segment).idle_since = self.clock;
+        }
     }
 
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
@@ -502,119 +447,48 @@ impl Heap {
             if state == State::Free {
                 self.unlist(next);
             }
-            self.absorb(at, next);
+            self.slab.absorb(at, next);
         }
         let prev = self.slot(at).prev;
         if prev != NONE && self.slot(prev).state == state {
             if state == State::Free {
                 self.unlist(prev);
             }
-            self.absorb(prev, at);
+            self.slab.absorb(prev, at);
             at = prev;
         }
         self.slot_mut(at).state = state;
         at
     }
 
-    /// Makes `right`, the next neighbour, a part of `left`.
-    #[inline]
-    fn absorb(&mut self, left: u32, right: u32) {
-        let Slot { size, next, requested, .. } = *self.slot(right);
-        let slot = self.slot_mut(left);
-        slot.size += size;
-        slot.next = next;
-        slot.requested = slot.requested.max(requested);
-        if next != NONE {
-            self.slot_mut(next).prev = left;
-        }
-        self.vacate(right);
-    }
-
-    /// Gives a place in the slab back; handles of it are stale from now on.
-    #[inline]
-    pub(super) fn vacate(&mut self, at: u32) {
-        let next = std::mem::replace(&mut self.vacant, at);
-        let slot = self.slot_mut(at);
-        slot.state = State::Vacant;
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.next = next;
-    }
-
     /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
-    #[inline]
     pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
-        // Field by field: a copy of the whole slot would wait for the fields that have just been written.
-        let slot = &mut self.slots[at as usize];
-        let rest = Slot {
-            offset: slot.offset + size,
-            size: slot.size - size,
-            requested: slot.requested,
-            op: "",
-            segment: slot.segment,
-            prev: at,
-            next: slot.next,
-            generation: 0,
-            module: ModulePath::ROOT,
-            arena: slot.arena,
-            state: slot.state,
-            tag: Tag::Other,
-        };
-        slot.size = size;
-        let next = rest.next;
-        let rest = self.place(rest);
-        self.slots[at as usize].next = rest;
-        if next != NONE {
-            self.slots[next as usize].prev = rest;
-        }
-        rest
+        self.slab.split(at, size)
     }
 
-    #[inline]
-    fn place(&mut self, slot: Slot) -> u32 {
-        if self.vacant == NONE {
-            self.slots.push(slot);
-            return self.slots.len() as u32 - 1;
-        }
-        let at = self.vacant;
-        let vacant = self.slot_mut(at);
-        let (next, generation) = (vacant.next, vacant.generation);
-        *vacant = Slot { generation, ..slot };
-        self.vacant = next;
-        at
+    /// Gives the number of a block back that is a part of another one now.
+    pub(super) fn vacate(&mut self, at: u32) {
+        self.slab.vacate(at);
     }
 
     /// Puts a free block into its bin.
     pub(super) fn list(&mut self, at: u32) {
-        let (entry, arena) = (self.entry(at), self.slot(at).arena);
-        self.arenas[arena as usize].bins.insert(entry);
-        self.freed(at, Parts::default());
+        let Slot { segment, arena, .. } = self.slab[at];
+        let entry = self.slab[at].entry(at);
+        let arena = &mut self.arenas[usize::from(arena)];
+        arena.bins.insert(entry);
+        self.counters.resplit(arena.small, Parts::default(), arena.part(entry.whole, entry.size));
+        if entry.whole {
+            self.segment_mut(segment).idle_since = self.clock;
+        }
     }
 
     /// Takes a free block out of its bin.
     pub(super) fn unlist(&mut self, at: u32) {
-        let Slot { arena, size, .. } = *self.slot(at);
-        self.arenas[arena as usize].bins.remove(at, size);
-        let gone = self.part(at);
-        self.counters.resplit(self.arenas[arena as usize].small, gone, Parts::default());
-    }
-
-    /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
-    #[inline]
-    fn part(&self, at: u32) -> Parts {
-        let Slot { prev, next, size, arena, .. } = self.slots[at as usize];
-        let part = prev & next != NONE && self.arenas[arena as usize].range.is_none();
-        if part { Parts { blocks: 1, bytes: size } } else { Parts::default() }
-    }
-
-    /// Counts a block that has become free, in place of the free parts that it was made of.
-    #[inline]
-    fn freed(&mut self, at: u32, gone: Parts) {
-        let Slot { segment, prev, next, arena, .. } = self.slots[at as usize];
-        if prev & next == NONE {
-            self.segment_mut(segment).idle_since = self.clock;
-        }
-        let come = self.part(at);
-        self.counters.resplit(self.arenas[arena as usize].small, gone, come);
+        let entry = self.slab[at].entry(at);
+        let arena = &mut self.arenas[usize::from(self.slab[at].arena)];
+        arena.bins.remove(at, entry.size);
+        self.counters.resplit(arena.small, arena.part(entry.whole, entry.size), Parts::default());
     }
 
     fn add(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<Range>) -> u32 {
@@ -626,20 +500,7 @@ impl Heap {
             }
         };
         let state = if range.is_some() { State::Unmapped } else { State::Free };
-        let first = self.place(Slot {
-            offset: 0,
-            size,
-            requested: 0,
-            op: "",
-            segment,
-            prev: NONE,
-            next: NONE,
-            generation: 0,
-            module: ModulePath::ROOT,
-            arena,
-            state,
-            tag: Tag::Other,
-        });
+        let first = self.slab.add(segment, arena, size, state);
         let segment_value = Segment { id, size, arena, first, idle_since: self.clock, range };
         self.segments[segment as usize] = Some(segment_value);
         segment
@@ -649,7 +510,7 @@ impl Heap {
     pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.add(id, size, arena, None);
         let small = self.arenas[arena as usize].small;
-        self.counters.reserve(small, size, size >= self.rules.max_split);
+        self.counters.reserve(small, 1, size, size >= self.rules.max_split);
         let first = self.segment(segment).first;
         self.list(first);
         self.record_segment(Action::SegmentAlloc, id, 0, size, arena);
@@ -673,11 +534,11 @@ impl Heap {
     /// Forgets a segment that left.
     pub(super) fn remove_segment(&mut self, segment: u32) -> Option<Segment> {
         let gone = self.segments[segment as usize].take()?;
-        self.vacate(gone.first);
+        self.slab.vacate(gone.first);
         let small = self.arenas[gone.arena as usize].small;
         if gone.range.is_none() {
             self.counters.leaving_bytes -= gone.size;
-            self.counters.unreserve(small, gone.size, gone.size >= self.rules.max_split);
+            self.counters.unreserve(small, 1, gone.size, gone.size >= self.rules.max_split);
             self.record_segment(Action::SegmentFree, gone.id, 0, gone.size, gone.arena);
         }
         Some(gone)
@@ -711,9 +572,7 @@ impl Heap {
         let at = self.merge(at, State::Free);
         self.list(at);
         let small = self.arenas[arena as usize].small;
-        for piece in pieces {
-            self.counters.reserve(small, piece.bytes, false);
-        }
+        self.counters.reserve(small, pieces.len() as u64, size, false);
         if let Some(range) = &mut self.segment_mut(segment).range {
             let place = range.extents.partition_point(|e| e.0 < offset);
             range.extents.splice(place..place, pieces.iter().map(|p| (p.to.1, p.bytes)));
@@ -772,10 +631,9 @@ impl Heap {
         let Some(range) = &mut self.segment_mut(segment).range else { return };
         let first = range.extents.partition_point(|e| e.0 < offset);
         let end = range.extents.partition_point(|e| e.0 < offset + size);
-        let gone = range.extents.drain(first..end).collect::<Vec<_>>();
-        for (_, piece) in gone {
-            self.counters.unreserve(small, piece, false);
-        }
+        range.extents.drain(first..end);
+        // A block that leaves is made of whole extents.
+        self.counters.unreserve(small, (end - first) as u64, size, false);
         let Segment { id, arena, .. } = *self.segment(segment);
         self.record_segment(Action::SegmentUnmap, id, offset, size, arena);
     }

@@ -11,7 +11,7 @@ use crate::error::Result;
 impl Pool {
     /// Serves a request that no free block fits.
     #[cold]
-    pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need) -> Result<Block> {
+    pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need<'_>) -> Result<Block> {
         let source = &*self.shared.source;
         if need.size > state.max_segment {
             return Err(self.out_of_memory(state, &need, String::new()));

@@ -53,6 +53,7 @@ mod pytorch;
 mod record;
 mod rows;
 pub mod scope;
+mod slab;
 mod snapshot;
 pub mod source;
 mod state;

@@ -30,7 +30,7 @@ pub(super) struct Gap {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum How {
+pub(super) enum How {
     /// The blocks in use are pushed together.
     Slide,
     /// They go elsewhere.
@@ -47,7 +47,7 @@ struct Passed {
 }
 
 /// The shortest parts of a run of blocks that are enough.
-fn gaps_in(run: &[Passed], size: u64, found: &mut Vec<Found>) {
+fn gaps_in(run: &[Passed], size: u64, found: &mut Cheapest) {
     if run.iter().map(|block| block.size).sum::<u64>() < size {
         return;
     }
@@ -70,8 +70,40 @@ fn gaps_in(run: &[Passed], size: u64, found: &mut Vec<Found>) {
     }
 }
 
+/// The cheapest [`GAPS`] of some gaps.
+struct Cheapest {
+    found: Vec<Found>,
+    /// What costs more than this is none of them.
+    most: u64,
+}
+
+impl Cheapest {
+    fn new() -> Self {
+        Self { found: Vec::with_capacity(4 * GAPS), most: u64::MAX }
+    }
+
+    #[inline]
+    fn push(&mut self, gap: Found) {
+        if gap.0 > self.most {
+            return;
+        }
+        if self.found.len() == 4 * GAPS {
+            self.most = self.found.select_nth_unstable(GAPS - 1).1.0;
+            self.found.truncate(GAPS);
+        }
+        self.found.push(gap);
+    }
+
+    /// The cheapest first.
+    fn sorted(mut self) -> Vec<Found> {
+        self.found.sort_unstable();
+        self.found.truncate(GAPS);
+        self.found
+    }
+}
+
 /// A gap: what it costs, its first block, how many they are, and how.
-type Found = (u64, u32, usize, How);
+pub(super) type Found = (u64, u32, usize, How);
 
 impl Gap {
     /// Whether its blocks go elsewhere.
@@ -170,19 +202,15 @@ impl<'a> Planner<'a> {
         (self.heap.segment(slot.segment).id, slot.offset)
     }
 
-    /// The cheapest ways to a free block of `size` bytes.
-    pub(super) fn gaps(&self, size: u64) -> Vec<Gap> {
-        self.find(size).into_iter().map(|found| self.gap(size, found)).collect()
-    }
-
-    fn gap(&self, size: u64, (cost, first, count, how): Found) -> Gap {
+    /// A way to a free block of `size` bytes, as it was [found](Self::find).
+    pub(super) fn gap(&self, size: u64, (cost, first, count, how): Found) -> Gap {
         let next = |at: &u32| Some(self.heap.slot(*at).next);
         Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
     }
 
-    /// The cheapest first.
-    fn find(&self, size: u64) -> Vec<Found> {
-        let mut found = Vec::new();
+    /// The cheapest ways to a free block of `size` bytes, the cheapest first.
+    pub(super) fn find(&self, size: u64) -> Vec<Found> {
+        let mut found = Cheapest::new();
         let mut run = Vec::new();
         for segment in self.heap.live_segments().filter(|s| s.arena == self.arena && s.size >= size) {
             for (at, slot) in self.heap.blocks(segment) {
@@ -197,28 +225,27 @@ impl<'a> Planner<'a> {
             gaps_in(&run, size, &mut found);
             run.clear();
         }
-        if found.len() > GAPS {
-            found.select_nth_unstable(GAPS);
-            found.truncate(GAPS);
-        }
-        found.sort_unstable();
-        found
+        found.sorted()
     }
 
     /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
-    pub(super) fn hole(&mut self, size: u64, depth: usize) -> bool {
+    fn hole(&mut self, size: u64, depth: usize) -> bool {
         let free = self.free_blocks();
+        free.iter().map(|e| e.size).sum::<u64>() >= size
+            && self.open_any(size, &self.find(size), &free, depth)
+    }
+
+    /// Opens the first of the gaps that were [found](Self::find) for which that can be done. `free` are the free blocks. If it
+    /// fails, the heap is as it was.
+    pub(super) fn open_any(&mut self, size: u64, found: &[Found], free: &[Entry], depth: usize) -> bool {
         let sum = free.iter().map(|e| e.size).sum::<u64>();
-        if sum < size {
-            return false;
-        }
         let largest = free.last().map_or(0, |e| e.size);
-        for found in self.find(size) {
+        for &found in found {
             let gap = self.gap(size, found);
             let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
                 How::Slide => self.can_slide(&gap.blocks),
-                How::Evict => gap.blocks.iter().all(small) && self.fits(&gap, &free, 0),
+                How::Evict => gap.blocks.iter().all(small) && self.fits(&gap, free, 0),
             };
             // What does not fit as it lies fits only if there is as much free.
             let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;

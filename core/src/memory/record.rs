@@ -255,7 +255,7 @@ impl Heap {
     /// A request was not served.
     pub(super) fn record_oom(&mut self, need: &Need, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
-        let Scope { tag, module, op, site } = need.scope;
+        let Scope { tag, module, op, site } = *need.scope;
         let site = Site { line: site, stack: recorder.stack.take() };
         recorder.push(Record {
             time: recorder.now(),

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::config::{Config, Fit};
 use super::grow::Moved;
-use super::heap::{Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
+use super::heap::{Arena, Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
 use super::pool::{Block, Request, bit};
 use super::process::{Share, process_reserved};
 use super::rows::Rows;
@@ -166,7 +166,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn need(&mut self, request: &Request) -> Need {
+    pub(super) fn need<'a>(&mut self, request: &'a Request) -> Need<'a> {
         let size = self.config.round(request.bytes, self.heap.rules.unit);
         let small = size <= self.config.small_size;
         let arena = match request.private {
@@ -177,7 +177,7 @@ impl State {
             _ => self.heap.arena(request.queue, small),
         };
         let held = if request.movable { Is::Loose } else { Is::Live };
-        Need { arena, size, requested: request.bytes, scope: request.scope, held }
+        Need { arena, size, requested: request.bytes, scope: &request.scope, held }
     }
 
     /// Serves a request from free blocks.
@@ -325,7 +325,9 @@ impl State {
         let mut idle = Vec::new();
         // A private pool keeps what it has: addresses of a captured step must stay good.
         let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED | RETIRED));
-        for free in arenas.flat_map(|a| a.bins.sorted()) {
+        // What is a part of a plain segment stays: it is left out before the rest is sorted.
+        let some = |a: &Arena| a.bins.sorted_if(|e| e.whole || a.range.is_some());
+        for free in arenas.flat_map(some) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
             if segment.range.is_some() {

@@ -1,0 +1,204 @@
+//! The blocks of a heap: ranges of its segments, in a slab, linked to their neighbours by address.
+
+use std::ops::{Index, IndexMut};
+
+use super::Tag;
+use super::bins::Entry;
+use super::scope::ModulePath;
+
+/// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
+pub(super) const MIN_BLOCK: u64 = 512;
+/// No block. All bits are set: `a & b` is no block if neither is one.
+pub(super) const NONE: u32 = u32::MAX;
+
+/// What a range of a segment is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum State {
+    /// Free for the next request.
+    Free,
+    /// Held by a caller.
+    Live,
+    /// The same, by one who looks up where it is: it may move.
+    Loose,
+    /// Freed, but a fence has not passed.
+    Pending,
+    /// On its way back to the device: free, and waits for a fence.
+    Leaving,
+    /// Addresses without memory.
+    Unmapped,
+    /// No block: an unused place in the slab.
+    Vacant,
+}
+
+impl State {
+    /// Whether a caller holds it.
+    #[inline]
+    pub(super) fn is_held(self) -> bool {
+        matches!(self, Self::Live | Self::Loose)
+    }
+}
+
+/// One range of a segment. 64 bytes: a cache line.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Slot {
+    pub(super) offset: u64,
+    pub(super) size: u64,
+    /// Bytes, as requested. Of a free block: the last use by another queue, by number, or 0.
+    pub(super) requested: u64,
+    pub(super) op: &'static str,
+    pub(super) segment: u32,
+    pub(super) prev: u32,
+    pub(super) next: u32,
+    pub(super) generation: u32,
+    pub(super) module: ModulePath,
+    pub(super) arena: u16,
+    pub(super) state: State,
+    pub(super) tag: Tag,
+}
+
+const _: () = assert!(size_of::<Slot>() == 64);
+
+impl Slot {
+    const VACANT: Self = Self {
+        offset: 0,
+        size: 0,
+        requested: 0,
+        op: "",
+        segment: NONE,
+        prev: NONE,
+        next: NONE,
+        generation: 0,
+        module: ModulePath::ROOT,
+        arena: 0,
+        state: State::Vacant,
+        tag: Tag::Other,
+    };
+}
+
+impl Slot {
+    /// As a free block, of this number.
+    #[inline]
+    pub(super) fn entry(&self, at: u32) -> Entry {
+        let address = (u64::from(self.segment) << 40) | (self.offset / MIN_BLOCK);
+        Entry { size: self.size, address, slot: at, whole: self.prev & self.next == NONE }
+    }
+}
+
+/// Blocks by number. A place that is given back is used again, with another generation.
+#[derive(Clone, Debug)]
+pub(super) struct Slab {
+    slots: Vec<Slot>,
+    /// The first unused place, which knows the next one.
+    vacant: u32,
+}
+
+impl Index<u32> for Slab {
+    type Output = Slot;
+
+    #[inline]
+    fn index(&self, at: u32) -> &Slot {
+        &self.slots[at as usize]
+    }
+}
+
+impl IndexMut<u32> for Slab {
+    #[inline]
+    fn index_mut(&mut self, at: u32) -> &mut Slot {
+        &mut self.slots[at as usize]
+    }
+}
+
+impl Slab {
+    /// Without blocks.
+    pub(super) fn new() -> Self {
+        Self { slots: Vec::new(), vacant: NONE }
+    }
+
+    /// A block; `None` if there is none of that number.
+    #[inline]
+    pub(super) fn get(&self, at: u32) -> Option<&Slot> {
+        self.slots.get(at as usize)
+    }
+
+    /// All blocks, in no order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> + '_ {
+        self.slots.iter().filter(|s| s.state != State::Vacant)
+    }
+
+    /// Becomes like another one, in the memory that it has.
+    pub(super) fn copy_from(&mut self, other: &Self) {
+        self.slots.clone_from(&other.slots);
+        self.vacant = other.vacant;
+    }
+
+    /// The size of a free block; `None` if it is not free, or none.
+    #[inline]
+    pub(super) fn free_size(&self, at: u32) -> Option<u64> {
+        let slot = self.get(at)?;
+        (slot.state == State::Free).then_some(slot.size)
+    }
+
+    /// A new block, without neighbours.
+    pub(super) fn add(&mut self, segment: u32, arena: u16, size: u64, state: State) -> u32 {
+        let at = self.place();
+        let generation = self[at].generation;
+        self[at] = Slot { segment, arena, size, state, generation, ..Slot::VACANT };
+        at
+    }
+
+    /// Makes `right`, the next neighbour, a part of `left`.
+    #[inline]
+    pub(super) fn absorb(&mut self, left: u32, right: u32) {
+        let Slot { size, next, requested, .. } = self[right];
+        let slot = &mut self[left];
+        slot.size += size;
+        slot.next = next;
+        slot.requested = slot.requested.max(requested);
+        if next != NONE {
+            self[next].prev = left;
+        }
+        self.vacate(right);
+    }
+
+    /// Cuts a block after `size` bytes and returns the second part, of the same state.
+    #[inline]
+    pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
+        let right = self.place();
+        let left = &mut self[at];
+        let Slot { offset, size: both, requested, segment, next, arena, state, .. } = *left;
+        (left.size, left.next) = (size, right);
+        // Field by field: a copy of a whole slot would wait for the fields that have just been written.
+        let rest = &mut self[right];
+        (rest.offset, rest.size, rest.requested) = (offset + size, both - size, requested);
+        (rest.segment, rest.prev, rest.next) = (segment, at, next);
+        (rest.op, rest.module, rest.tag) = ("", ModulePath::ROOT, Tag::Other);
+        (rest.arena, rest.state) = (arena, state);
+        if next != NONE {
+            self[next].prev = right;
+        }
+        right
+    }
+
+    /// An unused place.
+    #[inline]
+    fn place(&mut self) -> u32 {
+        if self.vacant == NONE {
+            self.slots.push(Slot::VACANT);
+            return self.slots.len() as u32 - 1;
+        }
+        let at = self.vacant;
+        self.vacant = self[at].next;
+        at
+    }
+
+    /// Gives a place back; handles of it are stale from now on.
+    #[inline]
+    pub(super) fn vacate(&mut self, at: u32) {
+        let next = std::mem::replace(&mut self.vacant, at);
+        let slot = &mut self[at];
+        slot.state = State::Vacant;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next = next;
+    }
+}
