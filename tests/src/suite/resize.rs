@@ -1,5 +1,7 @@
 //! Resizing, windows and views by strides, distances and bags: numbers by hand, odd shapes, layers made of them.
 
+use std::slice::from_ref;
+
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -23,6 +25,7 @@ tests![
     distances_by_hand,
     no_gradient_flows_between_equal_rows,
     bags_by_hand,
+    replays_of_a_captured_step_keep_their_tables,
     vector_products_by_hand,
     parts_and_differences,
     windows_of_pooling_take_the_first_of_equals,
@@ -232,6 +235,25 @@ fn bags_by_hand(device: &Device) -> Result<()> {
         expect(&gradient(&factors, scaled)?, &[12.0, 21.0, 12.0, 12.0])?;
         let none = Tensor::zeros(&[0], DType::I32, device)?;
         expect(&table.embedding_bag(&none, &Bags { offsets: Some(&none), ..Bags::default() })?, &[])?;
+    }
+    Ok(())
+}
+
+fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
+    let x = Tensor::randn(&[2, 2, 5, 4], DType::F32, device)?.requires_grad_()?;
+    let options = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[7, 9]) };
+    let run = || -> forebay::error::Result<(Tensor, Tensor)> {
+        let y = x.interpolate(&options)?.im2col(2, 1, 1, 1)?;
+        let seed = y.detach().cos()?;
+        let grads = forebay::autograd::grad(from_ref(&y), &[seed], from_ref(&x))?;
+        Ok((y.detach(), grads.into_iter().flatten().next().unwrap_or(y)))
+    };
+    let eager = run()?;
+    let mut step = device.capture(run)?;
+    for _ in 0..3 {
+        let (y, grad) = step.replay()?;
+        same_bits(&y, &eager.0)?;
+        same_bits(&grad, &eager.1)?;
     }
     Ok(())
 }
