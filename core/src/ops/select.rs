@@ -149,6 +149,67 @@ impl Tensor {
         (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
     }
 
+    /// Each index of a dimension as often as `repeats` says, an integer for each or one for all: PyTorch's `repeat_interleave` of a
+    /// tensor. How many there are in all is read from the device, unless it is given; then it is not checked, and the last index fills
+    /// what is missing.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[2, 3], DType::F32, &device)?;
+    /// let repeats = Tensor::from_slice(&[2, 0, 1], &[3], &device)?;
+    /// assert_eq!(x.repeat_interleave_by(&repeats, 1, Some(3))?.shape(), [2, 3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `dim` is out of range; `repeats` are no integers, are negative, or are not as many as the dimension's extent.
+    #[track_caller]
+    pub fn repeat_interleave_by(
+        &self,
+        repeats: &Tensor,
+        dim: isize,
+        output_size: Option<usize>,
+    ) -> Result<Tensor> {
+        const OP: &str = "repeat_interleave_by";
+        let _op = memory::scope::op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        let n = self.shape().get(d).copied().unwrap_or(1);
+        self.same_device(OP, repeats)?;
+        if !repeats.dtype().is_int() {
+            return Err(Error::dtype(OP, repeats.dtype(), "repeats are integers; cast with `to_dtype`"));
+        }
+        if repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n {
+            let rule = "there is one number of repeats for each index of the dimension, or one for all";
+            return Err(Error::shape(OP, rule, &[self.shape(), repeats.shape()]));
+        }
+        let line = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        if n == 0 {
+            return Ok(line);
+        }
+        let repeats = repeats.detach();
+        if output_size.is_none() {
+            let least = repeats.to_dtype(DType::I32)?.amin(&[], false)?.item()?;
+            if least < 0.0 {
+                return Err(Error::argument(
+                    OP,
+                    format!("{least} is no number of repeats; none is negative"),
+                ));
+            }
+        }
+        let ends = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            scan::totals(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
+        };
+        let total = match output_size {
+            Some(total) => total,
+            None => ends.narrow(0, n - 1, 1)?.item()? as usize,
+        };
+        let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
+        let index = ends.searchsorted(&places, true, true, None)?.clamp(0, n as i64 - 1)?;
+        line.index_select(d as isize, &index)
+    }
+
     /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
     /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
     /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be

@@ -411,6 +411,16 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
     expect(&got.select(0, 1)?.select(0, 0)?, &[44.0, 49.0, 54.0, 59.0])?;
     let mask = x.select(2, 0)?.gt(20.0)?;
     ensure!(x.index(&[Some(&mask)])?.shape() == [7, 5]);
+    let repeats = Tensor::from_slice(&[2i64, 0, 3, 1], &[4], device)?;
+    for size in [None, Some(6)] {
+        let got = x.select(0, 0)?.select(1, 1)?.repeat_interleave_by(&repeats, -1, size)?;
+        expect(&got, &[1.0, 1.0, 11.0, 11.0, 11.0, 16.0])?;
+    }
+    ensure!(x.repeat_interleave_by(&repeats.narrow(0, 0, 1)?, 2, None)?.shape() == [3, 4, 10]);
+    says(
+        x.repeat_interleave_by(&repeats.neg()?, 1, None),
+        "repeat_interleave_by: -3 is no number of repeats; none is negative",
+    )?;
     for accumulate in [false, true] {
         let one = Tensor::full(&[], 100.0, DType::F32, device)?;
         let put = x.index_put(&[None, Some(&i)], &one, accumulate)?;

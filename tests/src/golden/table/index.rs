@@ -69,8 +69,13 @@ pub(super) fn register(t: &mut Table) {
         one(a.t(0)?.repeat(&counts))
     });
     t.op("repeat_interleave", |a| {
-        if a.opt_t(1, "repeats").is_some() {
-            return Err(missing("repeat_interleave with a tensor of repeats"));
+        if let Some(repeats) = a.opt_t(1, "repeats") {
+            let (x, dim) = match a.opt_i(2, "dim")? {
+                Some(d) => (a.t(0)?.clone(), d as isize),
+                None => (a.t(0)?.reshape([-1])?, 0),
+            };
+            let size = a.opt_i(3, "output_size")?.map(|n| n as usize);
+            return one(x.repeat_interleave_by(repeats, dim, size));
         }
         let n = a.i(1, "repeats", 1)? as usize;
         match a.opt_i(2, "dim")? {
