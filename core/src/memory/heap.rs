@@ -271,8 +271,8 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// Serves a request from free blocks.
-    #[inline]
+    /// Serves a request from free blocks. As a call of its own it would hand the block over through memory.
+    #[inline(always)]
     pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
         let arena = &mut self.arenas[usize::from(need.arena)];
         let Entry { size, address, slot, whole } = *arena.fit(need.size, self.counters.most_active)?;
@@ -314,7 +314,7 @@ impl Heap {
         self.hold(free, need)
     }
 
-    #[inline]
+    #[inline(always)]
     fn hold(&mut self, at: u32, need: &Need) -> Block {
         let slot = &mut self.slab[at];
         slot.state = need.held;
@@ -355,7 +355,7 @@ impl Heap {
     }
 
     /// Frees a held block that another queue used, by a number of [`used`](Self::used).
-    #[inline]
+    #[inline(always)]
     pub(super) fn free_used(&mut self, at: u32, last: u64) {
         self.record_block(Action::Free, at);
         self.drop_hold(at);
@@ -404,7 +404,7 @@ impl Heap {
     }
 
     /// Makes a block free, and one with its free neighbours.
-    #[inline]
+    #[inline(always)]
     fn reuse(&mut self, mut at: u32) {
         let Slot { prev, next, arena, segment, .. } = self.slab[at];
         let arena = &mut self.arenas[usize::from(arena)];

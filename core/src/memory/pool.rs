@@ -193,8 +193,8 @@ impl Pool {
         if state.heap.clock == state.fails {
             return self.fail(state, &need);
         }
-        match state.take(&*self.shared.source, &need)? {
-            Some(block) => Ok(block),
+        match state.heap.take(&need) {
+            Some(block) => state.settled(&*self.shared.source, block),
             None => self.climb(state, need),
         }
     }

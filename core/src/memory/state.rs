@@ -181,13 +181,17 @@ impl State {
     }
 
     /// Serves a request from free blocks.
-    #[inline]
     pub(super) fn take(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
-        let Some(block) = self.heap.take(need) else { return Ok(None) };
+        self.heap.take(need).map(|block| self.settled(source, block)).transpose()
+    }
+
+    /// A block that was just lent, once its queue waits for what it has to.
+    #[inline]
+    pub(super) fn settled(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
         if self.heap.owes.is_some() {
-            self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
+            self.settle(source, &block, block.queue)?;
         }
-        Ok(Some(block))
+        Ok(block)
     }
 
     /// Serves a request from what is free in the arena of another queue, which it waits for on the device; of `any` kind, or of
