@@ -204,6 +204,9 @@ const GROUPS: &[&[Case]] = &[
     ],
     &[
         smooth("masked_select", &[Signed(&[3, 1, 5]), Flags(&[4, 1])], |x| x[0].masked_select(&x[1])),
+        smooth("repeat_interleave by a tensor", &[Signed(S), Index(&[5], 3)], |x| {
+            x[0].repeat_interleave_by(&x[1], 1, None)
+        }),
         flat("nonzero", &[Signed(S)], |x| x[0].nonzero()),
         flat("searchsorted", &[Signed(&[4]), Signed(S)], |x| x[0].searchsorted(&x[1], false, true, None)),
         flat("bucketize", &[Signed(S), Signed(&[4])], |x| x[0].bucketize(&x[1], true, false)),
