@@ -31,6 +31,7 @@ templates! {
     "scatter",
     "random",
     "dropout",
+    "drawn_words",
     "optim",
     "optim_norm",
     "optim_scale",

@@ -14,6 +14,7 @@ use super::{need, tests};
 tests![
     attention_is_its_matrix_times_the_values,
     attention_in_halves_keeps_their_digits,
+    halves_are_masked_and_dropped_as_others,
     masks_of_every_kind_and_shape,
     queries_that_see_nothing_get_zeros,
     one_projection_is_three_views,
@@ -80,8 +81,40 @@ type Shape = ([usize; 7], bool, Option<[usize; 2]>);
 
 const FAR: usize = 1 << 20;
 
+/// A mask of a type and shape, and the probability that a weight is dropped.
+type Extra<'a> = (Option<(DType, &'a [usize])>, f64);
+
+/// Numbers to add, or bools, most of which are true.
+fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor> {
+    let numbers = normal(shape, DType::F32, device)?;
+    Ok(if dtype == DType::Bool { numbers.gt(-0.5)? } else { numbers.to_dtype(dtype)? })
+}
+
+/// 1 / (1 - p) where the next attention keeps a weight: unit vectors as values, of equal weights, say where, in f32.
+fn kept_next([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device) -> Result<Tensor> {
+    let state = device.random_state();
+    let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
+    let shape = [batch, heads, keys, keys];
+    let units = Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&shape)?;
+    let zeros = |rows: usize| Tensor::zeros(&[batch, heads, rows, 8], DType::F32, device);
+    let options = Attention { dropout_p: p, ..Attention::default() };
+    let weights = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &units, &options)?;
+    device.set_random_state(state);
+    Ok(weights.gt(0.0)?.to_dtype(DType::F32)?.mul(1.0 / (1.0 - p))?)
+}
+
 /// Values and gradients of one call, beside those of the matrix.
 fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
+    compare_with((None, 0.0), shape, dtype, device, tolerance)
+}
+
+fn compare_with(
+    (mask, dropout_p): Extra<'_>,
+    shape: Shape,
+    dtype: DType,
+    device: &Device,
+    tolerance: f64,
+) -> Result<()> {
     let ([batch, heads, shared, queries, keys, features, out], is_causal, window) = shape;
     let inputs = [
         normal(&[batch, heads, queries, features], dtype, device)?,
@@ -90,17 +123,32 @@ fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Resul
     ];
     let g = normal(&[batch, heads, queries, out], dtype, device)?;
     let [q, k, v] = [leaf(&inputs[0])?, leaf(&inputs[1])?, leaf(&inputs[2])?];
-    let options = Attention { is_causal, window, enable_gqa: heads != shared, ..Attention::default() };
+    let mask = mask.map(|mask| mask_of(mask, device)).transpose()?;
+    let numbers = mask.as_ref().map(|mask| mask.to_dtype(DType::F32)).transpose()?;
+    let (lets, bias) = numbers
+        .into_iter()
+        .partition::<Vec<_>, _>(|_| mask.as_ref().is_some_and(|mask| mask.dtype() == DType::Bool));
+    let keep = match dropout_p > 0.0 {
+        true => Some(kept_next([batch, heads, queries, keys], dropout_p, device)?),
+        false => None,
+    };
+    let attn_mask = mask.as_ref();
+    let enable_gqa = heads != shared;
+    let options = Attention { attn_mask, dropout_p, is_causal, window, enable_gqa, ..Attention::default() };
     let result = q.scaled_dot_product_attention(&k, &v, &options)?;
     result.backward_with(&g)?;
 
     let wide = |x: &Tensor| -> Result<Tensor> { leaf(&x.to_dtype(DType::F32)?) };
     let wides = [wide(&inputs[0])?, wide(&inputs[1])?, wide(&inputs[2])?];
     let [left, right] = window.unwrap_or([FAR, FAR]);
-    let seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    let mut seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    for lets in &lets {
+        seen = seen.mul(lets)?;
+    }
     let times = heads / shared;
     let all = [wides[0].clone(), repeat(&wides[1], times)?, repeat(&wides[2], times)?];
-    let expected = by_matrix(&all, 1.0 / (features as f64).sqrt(), &seen, None, None)?;
+    let scale = 1.0 / (features as f64).sqrt();
+    let expected = by_matrix(&all, scale, &seen, bias.first(), keep.as_ref())?;
     expected.backward_with(&g.to_dtype(DType::F32)?)?;
 
     let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
@@ -151,6 +199,26 @@ fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
         for &shape in SHAPES.iter().skip(usize::from(dtype == DType::F16)).step_by(2) {
             compare(shape, dtype, device, tolerance).with_context(|| format!("{dtype} {shape:?}"))?;
         }
+    }
+    Ok(())
+}
+
+fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
+    use DType::{BF16, Bool, F16, F32};
+    let window = Some([20, 30]);
+    let cases: &[(DType, Extra<'_>, Shape)] = &[
+        (BF16, (Some((Bool, &[100, 70])), 0.0), ([2, 4, 2, 100, 70, 64, 64], false, None)),
+        (F16, (Some((F16, &[2, 1, 131])), 0.0), ([1, 2, 2, 67, 131, 40, 40], false, None)),
+        (BF16, (Some((F32, &[2, 1, 150, 1])), 0.2), ([2, 2, 1, 150, 128, 128, 128], false, window)),
+        (F16, (None, 0.3), ([2, 4, 2, 90, 100, 64, 64], true, None)),
+        (BF16, (Some((BF16, &[1, 1, 75, 65])), 0.5), ([1, 2, 2, 75, 65, 32, 32], false, None)),
+        // What is masked by another type than its own.
+        (F16, (Some((BF16, &[33, 33])), 0.0), ([1, 1, 1, 33, 33, 64, 64], false, None)),
+    ];
+    for &(dtype, extra, shape) in cases {
+        let tolerance = if dtype == F16 { 2.5e-3 } else { 2e-2 };
+        compare_with(extra, shape, dtype, device, tolerance)
+            .with_context(|| format!("{dtype} {extra:?} {shape:?}"))?;
     }
     Ok(())
 }
