@@ -26,6 +26,7 @@ templates! {
     "cross_entropy",
     "class_weights",
     "scale",
+    "gelu_again",
     "embedding_grad",
     "gather",
     "scatter",
