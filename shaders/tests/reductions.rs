@@ -201,8 +201,12 @@ fn cross_entropy() {
         [("f32", "i64w", ""), ("bf16", "i64", "f32"), ("f16", "f16", "f32"), ("f32", "f32", "")]
     {
         let soft = dtype == goal;
-        for pass in ["forward", "backward"] {
+        for pass in ["forward", "backward", "both"] {
             for smooth in [false, true] {
+                // Both at once is of classes, over the logits.
+                if soft && pass == "both" {
+                    continue;
+                }
                 for (lanes, across, width, ragged, inplace) in [
                     (1usize, false, 1usize, false, false),
                     (8, true, 1, false, false),
@@ -221,7 +225,7 @@ fn cross_entropy() {
                         .def("across", across)
                         .def("width", width)
                         .def("ragged", ragged)
-                        .def("inplace", inplace && pass == "backward");
+                        .def("inplace", inplace && pass == "backward" || pass == "both");
                     valid(&spec);
                 }
             }
