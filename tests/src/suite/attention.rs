@@ -422,23 +422,12 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let shape = |rows: usize| [1, heads, rows, 16];
     let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
     let options = Attention { dropout_p: p, ..Attention::default() };
-    // Unit vectors as values: the result is the weights, and says which are dropped.
-    let state = device.random_state();
-    let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
-    let units =
-        Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&[1, heads, keys, keys])?;
-    let keep = {
-        let _guard = no_grad();
-        let weights = inputs[0].scaled_dot_product_attention(&inputs[1], &units, &options)?;
-        weights.gt(0.0)?.to_dtype(DType::F32)?
-    };
-    let kept = keep.mean_all()?.item()?;
+    let keep = kept_next([1, heads, queries, keys], p, device)?;
+    let kept = keep.gt(0.0)?.to_dtype(DType::F32)?.mean_all()?.item()?;
     ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
-    device.set_random_state(state);
     let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
     let wides = copies(&inputs)?;
     let all = Tensor::ones(&[1], DType::F32, device)?;
-    let keep = keep.mul(1.0 / (1.0 - p))?;
     let expected = by_matrix(&wides, 0.25, &all, None, Some(&keep))?;
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
