@@ -29,8 +29,6 @@ struct Params {
 {{ rows.output(3, "partial", "f32", width) }}
 {{ rows.steps(width) }}
 var<workgroup> sums: array<Step, 256>;
-{{ rows.each("gelu", "m_gelu_tanh", width) }}
-{{ rows.each("slope", "m_gelu_tanh_grad", width) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -52,11 +50,22 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let g{{ k }} = result_step(at{{ k }});
         {% endfor %}
         {% for k in range(4) %}
-        let h{{ k }} = g{{ k }} * slope(x{{ k }});
+        {% if width == 4 %}
+        {% for c in ["x", "y", "z", "w"] %}
+        let both{{ k }}{{ c }} = m_gelu_tanh_both(x{{ k }}.{{ c }});
+        {% endfor %}
+        let gelu{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.x{{ ", " if not loop.last }}{% endfor %});
+        let slope{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.y{{ ", " if not loop.last }}{% endfor %});
+        {% else %}
+        let both{{ k }} = m_gelu_tanh_both(x{{ k }});
+        let gelu{{ k }} = both{{ k }}.x;
+        let slope{{ k }} = both{{ k }}.y;
+        {% endif %}
+        let h{{ k }} = g{{ k }} * slope{{ k }};
         if live{{ k }} {
             sum += h{{ k }};
             result_put_step(at{{ k }}, h{{ k }});
-            again_put_step(at{{ k }}, gelu(x{{ k }}));
+            again_put_step(at{{ k }}, gelu{{ k }});
         }
         {% endfor %}
     }
