@@ -1,10 +1,10 @@
 //! Attention without its matrix, against the matrix: values and gradients for every option, size and layout.
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{checkpoint, no_grad};
+use forebay::autograd::{self, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::Error;
+use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::Attention;
 use forebay::tensor::Tensor;
 
@@ -22,6 +22,7 @@ tests![
     nothing_of_the_size_of_the_matrix_is_kept,
     dropped_weights_come_again,
     dropped_weights_have_their_gradient,
+    replays_drop_what_eager_steps_drop,
     a_mask_may_have_a_gradient,
     what_attention_refuses,
 ];
@@ -432,6 +433,50 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
     same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
+}
+
+fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<Vec<Vec<f64>>> {
+        device.manual_seed(5);
+        let x = leaf(&normal(&[2, 40, 3 * 64], DType::BF16, device)?)?;
+        let g = normal(&[2, 40, 64], DType::BF16, device)?;
+        let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+        let once = || -> CoreResult<(Tensor, Vec<Option<Tensor>>)> {
+            let out = x.qkv_attention(1, 1, &options)?;
+            let grads = autograd::grad(
+                std::slice::from_ref(&out),
+                std::slice::from_ref(&g),
+                std::slice::from_ref(&x),
+            )?;
+            Ok((out.detach(), grads))
+        };
+        let mut all = Vec::new();
+        let mut note = |(out, grads): &(Tensor, Vec<Option<Tensor>>)| -> Result<()> {
+            all.push(out.to_f64s()?);
+            for grad in grads.iter().flatten() {
+                all.push(grad.to_f64s()?);
+            }
+            Ok(())
+        };
+        if captured {
+            let mut step = device.capture(once)?;
+            note(&step.outputs())?;
+            for _ in 0..2 {
+                note(&step.replay()?)?;
+            }
+        } else {
+            // A capture runs a step before.
+            once()?;
+            for _ in 0..3 {
+                note(&once()?)?;
+            }
+        }
+        Ok(all)
+    };
+    let (captured, eager) = (run(true)?, run(false)?);
+    ensure!(captured.len() == 6 && captured == eager, "a replay drops other weights than an eager step");
+    ensure!(eager[0] != eager[2], "the same weights were dropped twice");
+    Ok(())
 }
 
 fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
