@@ -37,6 +37,32 @@ impl Pass {
     }
 }
 
+/// What is masked: nothing, or by elements of a kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Mask {
+    /// There is none.
+    None,
+    /// Bools let through.
+    Bool,
+    /// Numbers of f32 are added.
+    Single,
+    /// Numbers of the type of all else are added.
+    Half,
+}
+
+impl Mask {
+    /// That of a mask's type beside q of another; `None` where there is no kernel for it.
+    fn of(mask: Option<DType>, dtype: DType) -> Option<Self> {
+        Some(match mask {
+            None => Self::None,
+            Some(DType::Bool) => Self::Bool,
+            Some(DType::F32) => Self::Single,
+            Some(mask) if mask == dtype => Self::Half,
+            Some(_) => return None,
+        })
+    }
+}
+
 /// A kernel for one pass, size of heads and type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Kernel {
@@ -48,6 +74,10 @@ pub struct Kernel {
     pub bf16: bool,
     /// Whether it multiplies by `wgmma`, which only sm_90a has.
     pub hopper: bool,
+    /// What is masked.
+    pub mask: Mask,
+    /// Whether weights are dropped.
+    pub drop: bool,
 }
 
 /// How the work is cut. Measured on an H100, 8 x 12 x 1024 x 64.
@@ -72,7 +102,7 @@ impl Tiling {
 }
 
 impl Kernel {
-    /// The kernel for a pass on an architecture such as 90; `None` where there is none.
+    /// The kernel for a pass on an architecture such as 90, without a mask and with all weights; `None` where there is none.
     #[must_use]
     pub fn new(pass: Pass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
         let bf16 = match dtype {
@@ -81,11 +111,21 @@ impl Kernel {
             _ => return None,
         };
         let head = u32::try_from(head).ok().filter(|h| (8..=128).contains(h) && h.is_multiple_of(8))?;
-        (arch >= 80).then_some(Self { pass, head, bf16, hopper: arch == 90 && matches!(head, 64 | 128) })
+        let hopper = arch == 90 && matches!(head, 64 | 128);
+        (arch >= 80).then_some(Self { pass, head, bf16, hopper, mask: Mask::None, drop: false })
     }
 
     fn tiling(&self) -> Tiling {
+        // Masks and random numbers take registers, which more blocks would not have.
+        let extra = self.mask != Mask::None || self.drop;
+        let added = matches!(self.mask, Mask::Single | Mask::Half);
         let (warps, rows16, columns, blocks, keep) = match (self.hopper, self.head > 64, self.pass) {
+            (true, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
+            (true, false, Pass::Queries) if extra => (4, 1, 64, if added { 2 } else { 3 }, false),
+            (true, false, Pass::Keys) if extra => (4, 1, 64, 2, false),
+            (false, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
+            (false, false, Pass::Queries) if extra => (4, 1, 64, 2, true),
+            (false, true, Pass::Forward) if extra => (4, 1, 64, 2, false),
             (true, false, Pass::Forward) => (4, 1, 64, 4, true),
             (true, false, Pass::Queries) => (4, 1, 64, 4, false),
             (true, false, Pass::Keys) => (4, 1, 64, 3, false),
@@ -126,6 +166,8 @@ impl Kernel {
             ("STAGES", stages),
             ("BLOCKS", blocks),
             ("KEEP", keep.into()),
+            ("MASK", self.mask as u32),
+            ("DROP", self.drop.into()),
         ];
         let mut source: String =
             defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
@@ -178,6 +220,15 @@ struct Params {
     numbers: [i32; 8],
     scale: f32,
     unused: i32,
+    /// From here on, what kernels without a mask and with all weights do not take.
+    mask: u64,
+    /// Steps of the batch and the head.
+    mask_outer: [i64; 2],
+    /// Steps of the query and the key.
+    mask_inner: [u32; 2],
+    random: u64,
+    threshold: u32,
+    kept: f32,
 }
 
 impl Params {
@@ -201,6 +252,10 @@ impl Params {
         for (to, number) in all.iter_mut().zip(numbers) {
             *to = i32::try_from(number).ok()?;
         }
+        let (mask, [batch, head, query, key]) =
+            call.mask.map_or((0, [0; 4]), |mask| (mask.segment.0 + mask.offset, mask.strides));
+        let (random, threshold, kept) =
+            call.dropout.map_or((0, 0, 1.0), |d| (d.words.segment.0 + d.words.offset, d.threshold, d.kept));
         Some(Self {
             heads: [q, k, v, out, g, dq, dk, dv],
             lse: call.lse.segment.0 + call.lse.offset,
@@ -208,6 +263,12 @@ impl Params {
             numbers: all,
             scale: call.scale,
             unused: 0,
+            mask,
+            mask_outer: [i64::try_from(batch).ok()?, i64::try_from(head).ok()?],
+            mask_inner: [u32::try_from(query).ok()?, u32::try_from(key).ok()?],
+            random,
+            threshold,
+            kept,
         })
     }
 }
@@ -243,12 +304,14 @@ impl Attention {
             return Ok(false);
         }
         let Some(params) = Params::new(call) else { return Ok(false) };
+        let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(false) };
         let passes: &[Pass] =
             if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
         let mut launches = Vec::with_capacity(passes.len());
         for &pass in passes {
             let kernel = Kernel::new(pass, call.head, call.dtype, kernels.arch());
             let Some(kernel) = kernel else { return Ok(false) };
+            let kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
             let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
             let (rows, heads) = match pass {
                 Pass::Keys => (call.keys, call.kv_heads),

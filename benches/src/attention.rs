@@ -1,40 +1,65 @@
-//! Attention of 12 heads of 64, causal: 8 x 1024 in every type, and about as many positions at other lengths in bf16.
+//! Attention of 12 heads of 64, causal: 8 x 1024 in every type, and about as many positions at other lengths in bf16. Of 8 x 1024
+//! in bf16 also with weights that are dropped, and with masks, which see everything.
 
 use anyhow::Result;
 use forebay::autograd;
 use forebay::dtype::DType;
 use forebay::ops::Attention;
+use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
 
 pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
-    let (heads, features) = if b.tiny { (2, 32) } else { (12, 64) };
     let (positions, usual) = if b.tiny { (128, 64) } else { (8192, 1024) };
     let lengths: &[usize] = if b.tiny { &[64] } else { &[128, 256, 512, 1024, 2048, 4096, 8192, 16_384] };
+    let causal = Attention { is_causal: true, ..Attention::default() };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for &length in lengths.iter().filter(|&&length| dtype == DType::BF16 || length == usual) {
-            let batch = (positions / length).max(1);
-            let shape = [batch, heads, length, features];
-            let [q, k, v] = [b.random(&shape, dtype)?, b.random(&shape, dtype)?, b.random(&shape, dtype)?];
-            let options = Attention { is_causal: true, ..Attention::default() };
-            // As they are commonly counted: half of the matrix, two products forward, seven with the gradients.
-            let flops = 2.0 * (batch * heads * length * length * features) as f64;
-            let name = format!("{batch}x{heads}x{length}x{features}");
-            let inner = b.max_inner(4 * q.numel() * dtype.size());
-            let t = b.time(inner, || Ok(q.scaled_dot_product_attention(&k, &v, &options)?))?;
-            let rate = flops / t.median_ms / 1e9;
-            b.emit_rate("attention_fwd_causal", &name, dtype.name(), &t, ("tflops", rate));
-            let g = b.random(&shape, dtype)?;
-            let leaves = [q.requires_grad_()?, k.requires_grad_()?, v.requires_grad_()?];
-            let t = b.time(inner, || {
-                let [q, k, v] = &leaves;
-                let out = q.scaled_dot_product_attention(k, v, &options)?;
-                autograd::grad(std::slice::from_ref(&out), std::slice::from_ref(&g), &leaves)?;
-                Ok(out.detach())
-            })?;
-            let rate = 3.5 * flops / t.median_ms / 1e9;
-            b.emit_rate("attention_fwd_bwd_causal", &name, dtype.name(), &t, ("tflops", rate));
+            one(b, "causal", ((positions / length).max(1), length), dtype, &causal)?;
         }
     }
+    let shape = ((positions / usual).max(1), usual);
+    let dropped = Attention { dropout_p: 0.1, ..causal };
+    one(b, "causal_dropout", shape, DType::BF16, &dropped)?;
+    let numbers = b.random(&[usual, usual], DType::F32)?;
+    for (name, mask) in [
+        ("mask_bool", numbers.gt(-2.0)?),
+        ("mask_f32", numbers.clone()),
+        ("mask_bf16", numbers.to_dtype(DType::BF16)?),
+    ] {
+        one(b, name, shape, DType::BF16, &Attention { attn_mask: Some(&mask), ..Attention::default() })?;
+    }
+    Ok(())
+}
+
+/// Two rows: forward, and forward and backward together.
+fn one(
+    b: &Bench<'_>,
+    kind: &str,
+    (batch, length): (usize, usize),
+    dtype: DType,
+    options: &Attention<'_>,
+) -> Result<()> {
+    let (heads, features) = if b.tiny { (2, 32) } else { (12, 64) };
+    let shape = [batch, heads, length, features];
+    let [q, k, v] = [b.random(&shape, dtype)?, b.random(&shape, dtype)?, b.random(&shape, dtype)?];
+    // As they are commonly counted: of a causal one half of the matrix, two products forward, seven with the gradients.
+    let seen = if options.is_causal { 2.0 } else { 4.0 };
+    let flops = seen * (batch * heads * length * length * features) as f64;
+    let name = format!("{batch}x{heads}x{length}x{features}");
+    let inner = b.max_inner(4 * q.numel() * dtype.size());
+    let t = b.time(inner, || Ok(q.scaled_dot_product_attention(&k, &v, options)?))?;
+    let rate = flops / t.median_ms / 1e9;
+    b.emit_rate(&format!("attention_fwd_{kind}"), &name, dtype.name(), &t, ("tflops", rate));
+    let g = b.random(&shape, dtype)?;
+    let leaves = [q.requires_grad_()?, k.requires_grad_()?, v.requires_grad_()?];
+    let t = b.time(inner, || -> Result<Tensor> {
+        let [q, k, v] = &leaves;
+        let out = q.scaled_dot_product_attention(k, v, options)?;
+        autograd::grad(std::slice::from_ref(&out), std::slice::from_ref(&g), &leaves)?;
+        Ok(out.detach())
+    })?;
+    let rate = 3.5 * flops / t.median_ms / 1e9;
+    b.emit_rate(&format!("attention_fwd_bwd_{kind}"), &name, dtype.name(), &t, ("tflops", rate));
     Ok(())
 }

@@ -277,7 +277,32 @@ pub struct AttentionOperand {
     pub row_stride: u64,
 }
 
-/// softmax(scale · q kᵀ) · v for each head, where query i sees keys i - `left` to i + `right`; or its gradients.
+/// What lets weights of [`AttentionCall`] through, where it is true, or is added to the scores.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionMask {
+    /// Its element type: bool, or a float.
+    pub dtype: DType,
+    /// Where its first element is (any multiple of the element size).
+    pub segment: SegmentId,
+    /// Byte offset of the first element.
+    pub offset: u64,
+    /// Elements from one to the next entry of the batch, head, query and key; 0 repeats.
+    pub strides: [u64; 4],
+}
+
+/// Weights of [`AttentionCall`] that are dropped. The weight of query i of head h of all batches' heads and of key j has half a word
+/// of Philox 4x32-10: of counter \[offset, offset, h · queries + i, j / 8\] the word j / 2 % 4, its upper half if j is odd.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionDropout {
+    /// Two words of the generator's offset, two of its seed.
+    pub words: Slice,
+    /// Weights whose 16 bits are below it are dropped.
+    pub threshold: u32,
+    /// What the others are multiplied by.
+    pub kept: f32,
+}
+
+/// softmax(scale · q kᵀ + mask) · v for each head, where query i sees keys i - `left` to i + `right`; or its gradients.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
     /// Element type of everything but `lse` and the scratch memory.
@@ -311,6 +336,10 @@ pub struct AttentionCall {
     /// \[batch, heads, queries\] of f32: the logarithm of each query's sum of exponentials, 0 if it sees nothing. Written forward, read
     /// backward.
     pub lse: Slice,
+    /// The mask, if there is one.
+    pub mask: Option<AttentionMask>,
+    /// What is dropped, if anything is.
+    pub dropout: Option<AttentionDropout>,
     /// What a backward call has besides.
     pub backward: Option<AttentionGradients>,
 }

@@ -3,7 +3,7 @@
 // Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma
 // (sm_90a), else mma (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
 // are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
-// (1 with wgmma).
+// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped.
 //
 // A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
 // are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.
@@ -20,6 +20,7 @@ typedef long long i64;
 #define INLINE __device__ __forceinline__
 #define NEVER __int_as_float(0xff800000)
 #define LOG2E 1.4426950408889634f
+#define LN2 0.6931471805599453f
 #if BF16
 #define TYPE "bf16"
 #else
@@ -45,6 +46,17 @@ struct Params {
     int group;
     float scale;
     int unused;
+#if MASK || DROP
+    // [batch][heads][queries][keys]: its steps, in elements.
+    const void* mask;
+    i64 mask_batch, mask_head;
+    u32 mask_query, mask_key;
+    // The generator's offset and seed, as two words each.
+    const uint4* random;
+    // A weight is kept if its 16 bits are not below the threshold, and then multiplied by `kept`.
+    u32 threshold;
+    float kept;
+#endif
 };
 
 INLINE u16* head_of(const Heads& h, int batch, int head) { return h.at + batch * h.batch + head * h.head; }
@@ -370,3 +382,220 @@ INLINE Work work_of(int heads, int batch, int tiles, int group, bool last_first)
     int size = min(group, total - wave * group), tile = within / size, at = wave * group + within % size;
     return {at / heads, at % heads, last_first ? tiles - 1 - tile : tile};
 }
+
+// The tiles of columns that some row of a block sees, and of these, those that one of this unit's rows does. Row i sees
+// columns i - before to i + behind.
+struct Span {
+    int first, count, begin, end;
+};
+INLINE Span span_of(int start, int rows, int columns, int before, int behind) {
+    int last = min(start + ROWS, rows) - 1, own = start + unit_row(), own_last = own + UNIT_ROWS - 1;
+    int first = max(start - before, 0) / COLS;
+    int count = max((min(last + behind + 1, columns) + COLS - 1) / COLS - first, 0);
+    int begin = max(own - before, 0) / COLS - first;
+    int end = own > last ? begin : min((min(own_last + behind + 1, columns) + COLS - 1) / COLS - first, count);
+    return {first, count, begin, end};
+}
+
+// Marks what a row does not see, one of two (`half`) that a thread has of each 16: columns below i - before, above i + behind, and
+// behind the last.
+INLINE void hide(Sums<COLS>& s, int m, int half, int row, int column, int before, int behind, int last) {
+    int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), low = i - before, high = min(i + behind, last);
+#pragma unroll
+    for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            int at = column + 8 * n + 2 * (lane & 3) + k;
+            if (at < low || at > high) s.v[m][n][2 * half + k] = NEVER;
+        }
+}
+INLINE void hide(Sums<COLS>& s, int row, int column, int before, int behind, int last) {
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) hide(s, m, half, row, column, before, behind, last);
+}
+
+// What a mask and dropped weights do to a tile of scores. It is read and drawn while the products are made, without a branch.
+struct Extra {
+#if MASK == 1
+    // Bit 4 n + i for element [m][n][i] of the sums: whether it is seen.
+    u32 seen[ROWS16];
+#elif MASK
+    Sums<COLS> added;
+#endif
+#if DROP
+    u32 kept[ROWS16][PASS == 2 ? 8 : 4];
+#endif
+};
+
+#if MASK == 1
+typedef unsigned char Item;
+INLINE u32 item_at(const Item* at) {
+    u32 word;
+    asm("ld.global.nc.u8 %0, [%1];" : "=r"(word) : "l"(at));
+    return word;
+}
+#elif MASK == 2
+typedef float Item;
+INLINE float item_at(const Item* at) {
+    float number;
+    asm("ld.global.nc.f32 %0, [%1];" : "=f"(number) : "l"(at));
+    return number;
+}
+#elif MASK == 3
+typedef u16 Item;
+INLINE float item_at(const Item* at) {
+    u16 number;
+    asm("ld.global.nc.u16 %0, [%1];" : "=h"(number) : "l"(at));
+    return low_half(number);
+}
+#endif
+
+#if MASK
+INLINE const Item* mask_of(const Params& p, int batch, int head) {
+    return static_cast<const Item*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
+}
+
+// Reads what the mask says of a tile. Rows and columns past the ends are read as the last ones.
+INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 row_step, u32 column_step, int rows, int columns) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++) {
+#if MASK == 1
+        extra.seen[m] = 0;
+#endif
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const Item* line = mask + (i64)min(row + 16 * m + 8 * half + (lane >> 2), rows - 1) * row_step;
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    auto item = item_at(line + (u32)min(column + 8 * n + 2 * (lane & 3) + k, columns - 1) * column_step);
+#if MASK == 1
+                    extra.seen[m] |= (item != 0) << (4 * n + 2 * half + k);
+#else
+                    extra.added.v[m][n][2 * half + k] = item;
+#endif
+                }
+        }
+    }
+}
+#endif
+
+// Lower than every score that is seen.
+#define LOWEST -3.3e38f
+
+// What scores are multiplied by after `mask_scores`, for powers of two.
+INLINE float scale_of(const Params& p) { return MASK >= 2 ? 1.0f : p.scale * LOG2E; }
+
+// Scores as the mask wants them; where numbers are added they become exponents of two.
+INLINE void mask_scores(Sums<COLS>& s, const Extra& extra, const Params& p) {
+#if MASK
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+#if MASK == 1
+                if (!(extra.seen[m] >> (4 * n + i) & 1)) s.v[m][n][i] = NEVER;
+#else
+                float added = extra.added.v[m][n][i], sum = s.v[m][n][i] * (p.scale * LOG2E) + added * LOG2E;
+                s.v[m][n][i] = added == NEVER ? NEVER : sum < LOWEST ? LOWEST : sum;
+#endif
+            }
+#endif
+}
+
+// The weight of a score beside the logarithm of its query's sum, in powers of two.
+INLINE float weight_of(float score, float lse, float scale) {
+    // A sum of a mask's largest numbers is rounded by more than scores are apart.
+    return exp2_fast(MASK >= 2 ? fminf(score - lse, 0.0f) : score * scale - lse);
+}
+
+#if DROP
+// Philox 4x32-10, as `math/philox.wgsl`.
+INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        u64 a = (u64)0xd2511f53u * x, b = (u64)0xcd9e8d57u * z;
+        x = (u32)(b >> 32) ^ y ^ key0;
+        y = (u32)b;
+        z = (u32)(a >> 32) ^ w ^ key1;
+        w = (u32)a;
+        key0 += 0x9e3779b9u;
+        key1 += 0xbb67ae85u;
+    }
+    return {x, y, z, w};
+}
+
+// A bit for each of the eight keys that share numbers: whether their weights are kept.
+INLINE u32 keeps(u32 query, int key, const uint4& random, u32 threshold) {
+    uint4 drawn = philox(random.x, random.y, query, (u32)key >> 3, random.z, random.w);
+    u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w}, bits = 0;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        bits |= ((words[i] & 0xffff) >= threshold) << (2 * i) | ((words[i] >> 16) >= threshold) << (2 * i + 1);
+    return bits;
+}
+
+// Draws for a tile of queries, the first of which is number `query` of all, and keys. Threads that share numbers draw them in turn.
+INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, int key) {
+    int lane = threadIdx.x & 31;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++) {
+        u32 bits = 0;
+#if PASS == 2
+        // Rows are keys: the eight threads of a column.
+#pragma unroll
+        for (int turn = 0; turn < COLS / 16; turn++) {
+            int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2, k = each / (COLS / 4);
+            bits |= keeps(query + 8 * n + 2 * (lane & 3) + k, key + 16 * m + 8 * half, random, threshold) << (8 * turn);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, 4 * i + (lane & 3)) >> (lane >> 2);
+#else
+        // Rows are queries: the four threads of a row.
+#pragma unroll
+        for (int turn = 0; turn < COLS / 16; turn++) {
+            int each = 4 * turn + (lane & 3), n = each % (COLS / 8), half = each / (COLS / 8);
+            bits |= keeps(query + 16 * m + 8 * half + (lane >> 2), key + 8 * n, random, threshold) << (8 * turn);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, (lane & ~3) + i) >> (2 * (lane & 3));
+#endif
+    }
+}
+#endif
+
+// Whether the weight of element [m][n][i] of the sums is kept.
+INLINE bool is_kept(const Extra& extra, int m, int n, int i) {
+#if DROP && PASS == 2
+    int each = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);
+    return extra.kept[m][each % 8] >> (each / 8 * 8) & 1;
+#elif DROP
+    int each = n + (COLS / 8) * (i / 2);
+    return extra.kept[m][each % 4] >> (each / 4 * 8 + i % 2) & 1;
+#else
+    return true;
+#endif
+}
+
+#if DROP
+#define KEPT(p) ((p).kept)
+INLINE Sums<COLS> kept_of(const Sums<COLS>& s, const Extra& extra) {
+    Sums<COLS> all;
+#pragma unroll
+    for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+        for (int n = 0; n < COLS / 8; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) all.v[m][n][i] = is_kept(extra, m, n, i) ? s.v[m][n][i] : 0.0f;
+    return all;
+}
+#else
+#define KEPT(p) 1.0f
+INLINE const Sums<COLS>& kept_of(const Sums<COLS>& s, const Extra&) { return s; }
+#endif

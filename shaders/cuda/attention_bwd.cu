@@ -11,13 +11,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const u16* k_rows = head_of(p.k, work.batch, kv_head);
     const u16* v_rows = head_of(p.v, work.batch, kv_head);
+#if MASK
+    const Item* mask = mask_of(p, work.batch, work.head);
+#endif
+#if DROP
+    const uint4 random = *p.random;
+#endif
 
-    const int q0 = work.tile * ROWS, q1 = min(q0 + ROWS, p.queries) - 1;
-    const int first = max(q0 - p.left, 0) / COLS;
-    const int count = max((min(q1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, 0);
-    const int u0 = q0 + unit_row(), u1 = u0 + UNIT_ROWS - 1;
-    const int begin = max(u0 - p.left, 0) / COLS - first;
-    const int end = u0 > q1 ? begin : min((min(u1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, count);
+    const int q0 = work.tile * ROWS;
+    const Span span = span_of(q0, p.queries, p.keys, p.left, p.right);
+    const int first = span.first, count = span.count, begin = span.begin, end = span.end;
     const int row = q0 + warp_row(), lane = threadIdx.x & 31;
 
     auto fetch = [&](int t) {
@@ -61,7 +64,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
             }
         }
 
-    const float scale = p.scale * LOG2E;
+    const float scale = scale_of(p);
     Sums<DEPTH> dq;
     clear(dq);
 #if KEEP
@@ -92,30 +95,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         rows_by_rows<ROWS, COLS, COLS>(dp, g_tile, warp_row(), v);
 #endif
         products_commit();
+        Extra extra;
+#if MASK
+        read_mask(extra, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
+#endif
+#if DROP
+        draw(extra, random, p.threshold, line + row, key);
+#endif
         products_wait<1>();
         settle(s);
-        if (at_edge) {
-#pragma unroll
-            for (int m = 0; m < ROWS16; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int query = row + 16 * m + 8 * half + (lane >> 2);
-                    int low = query - p.left, high = min(query + p.right, p.keys - 1);
-#pragma unroll
-                    for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            int at = key + 8 * n + 2 * (lane & 3) + i;
-                            if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
-                        }
-                }
-        }
+        mask_scores(s, extra, p);
+        if (at_edge) hide(s, row, key, p.left, p.right, p.keys - 1);
 #pragma unroll
         for (int m = 0; m < ROWS16; m++)
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[m][i / 2]);
+                for (int i = 0; i < 4; i++) s.v[m][n][i] = weight_of(s.v[m][n][i], lse[m][i / 2], scale);
         settle(s);
         products_wait<0>();
         settle(dp);
@@ -124,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] *= dp.v[m][n][i] - delta[m][i / 2];
+                for (int i = 0; i < 4; i++) s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[m][i / 2];
         Halves<COLS> ds;
         round_to(ds, s);
         products_begin();
@@ -153,14 +149,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const int shared_by = p.heads / p.kv_heads;
 
     // The tiles of queries that see some key of the block, for each head that shares the keys.
-    const int k0 = work.tile * ROWS, k1 = min(k0 + ROWS, p.keys) - 1;
-    const int first = max(k0 - p.right, 0) / COLS;
-    const int tiles = max((min(k1 + p.left + 1, p.queries) + COLS - 1) / COLS - first, 0);
-    const int count = tiles * shared_by;
-    const int u0 = k0 + unit_row(), u1 = u0 + UNIT_ROWS - 1;
-    const int begin = max(u0 - p.right, 0) / COLS - first;
-    const int end = u0 > k1 ? begin : min((min(u1 + p.left + 1, p.queries) + COLS - 1) / COLS - first, tiles);
+    const int k0 = work.tile * ROWS;
+    const Span span = span_of(k0, p.keys, p.queries, p.right, p.left);
+    const int first = span.first, tiles = span.count, begin = span.begin, end = span.end, count = tiles * shared_by;
     const int row = k0 + warp_row(), lane = threadIdx.x & 31;
+
+#if DROP
+    const uint4 random = *p.random;
+#endif
 
     // What is fetched next: tile `next_tile` of head `next_head`.
     int next_head = work.head * shared_by, next_tile = 0;
@@ -184,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
     for (int t = 0; t < STAGES - 1; t++) fetch(t);
 
-    const float scale = p.scale * LOG2E;
+    const float scale = scale_of(p);
     Sums<DEPTH> dk, dv;
     clear(dk);
     clear(dv);
@@ -195,13 +191,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     keep<ROWS>(k, k_tile, warp_row());
     keep<ROWS>(v, v_tile, warp_row());
 #endif
-    int turn = 0;
+    // The tile of queries at hand, and whose they are.
+    int turn = 0, of_head = work.head * shared_by;
     for (int t = 0; t < count; t++) {
         copies_wait<STAGES - 2>();
         arrived();
         fetch(t + STAGES - 1);
-        const int within = turn, stage = t % STAGES;
-        if (++turn == tiles) turn = 0;
+        const int within = turn, head = of_head, stage = t % STAGES;
+        if (++turn == tiles) turn = 0, of_head++;
         if (within < begin || within >= end) continue;
         const u32 q = q_tiles + stage * TILE_BYTES(COLS), g = g_tiles + stage * TILE_BYTES(COLS);
         const int query = (first + within) * COLS;
@@ -221,23 +218,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
         products_commit();
         const u32 line = lines + (stage * 2 * COLS + 2 * (lane & 3)) * 4;
+        Extra extra;
+#if MASK
+        read_mask(extra, mask_of(p, work.batch, head), row, query, p.mask_key, p.mask_query, p.keys, p.queries);
+#endif
+#if DROP
+        draw(extra, random, p.threshold, (work.batch * p.heads + head) * p.queries + query, row);
+#endif
         products_wait<1>();
         settle(s);
-        if (at_edge) {
-#pragma unroll
-            for (int m = 0; m < ROWS16; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++) {
-                    int key = row + 16 * m + 8 * half + (lane >> 2), low = key - p.right, high = key + p.left;
-#pragma unroll
-                    for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            int at = query + 8 * n + 2 * (lane & 3) + i;
-                            if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
-                        }
-                }
-        }
+        mask_scores(s, extra, p);
+        if (at_edge) hide(s, row, query, p.right, p.left, 0x7fffffff);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             float lse[2];
@@ -245,10 +236,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] = exp2_fast(s.v[m][n][i] * scale - lse[i % 2]);
+                for (int i = 0; i < 4; i++) s.v[m][n][i] = weight_of(s.v[m][n][i], lse[i % 2], scale);
         }
         Halves<COLS> weights, ds;
-        round_to(weights, s);
+        round_to(weights, kept_of(s, extra));
         settle(s);
         products_wait<0>();
         settle(dp);
@@ -262,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
             for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                for (int i = 0; i < 4; i++) s.v[m][n][i] *= dp.v[m][n][i] - delta[i % 2];
+                for (int i = 0; i < 4; i++) s.v[m][n][i] *= (is_kept(extra, m, n, i) ? dp.v[m][n][i] * KEPT(p) : 0.0f) - delta[i % 2];
         }
         round_to(ds, s);
         products_begin();
@@ -282,7 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
     store<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, work.batch, work.head), p.dk.row, row, p.keys);
 #pragma unroll
-    for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = 1.0f;
+    for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = KEPT(p);
     store<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, work.batch, work.head), p.dv.row, row, p.keys);
 }
 #endif

@@ -11,24 +11,15 @@ struct Softmax {
 #define SLACK 8.0f
 
 // Scores to weights; `rescale` is what everything summed before must be multiplied by. Whether any is not 1, for this warp.
-INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, int row, int key) {
-    int lane = threadIdx.x & 31;
+INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, const Extra& extra,
+                  int row, int key) {
+    mask_scores(s, extra, p);
     bool moved = false;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            if (edge) {
-                int query = row + 16 * m + 8 * half + (lane >> 2);
-                int low = query - p.left, high = min(query + p.right, p.keys - 1);
-#pragma unroll
-                for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
-                    for (int i = 0; i < 2; i++) {
-                        int at = key + 8 * n + 2 * (lane & 3) + i;
-                        if (at < low || at > high) s.v[m][n][2 * half + i] = NEVER;
-                    }
-            }
+            if (edge) hide(s, m, half, row, key, p.left, p.right, p.keys - 1);
             float largest = state.largest[m][half];
 #pragma unroll
             for (int n = 0; n < COLS / 8; n++) largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
@@ -48,7 +39,7 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
 #pragma unroll
                 for (int i = 0; i < 2; i++) {
                     float weight = exp2_fast(s.v[m][n][2 * half + i] * scale - off);
-                    s.v[m][n][2 * half + i] = weight;
+                    s.v[m][n][2 * half + i] = is_kept(extra, m, n, 2 * half + i) ? weight : 0.0f;
                     sum[i] += weight;
                 }
             state.sum[m][half] = state.sum[m][half] * rescale[m][half] + (sum[0] + sum[1]);
@@ -63,14 +54,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const u16* k_rows = head_of(p.k, work.batch, kv_head);
     const u16* v_rows = head_of(p.v, work.batch, kv_head);
+#if MASK
+    const Item* mask = mask_of(p, work.batch, work.head);
+#endif
+#if DROP
+    const uint4 random = *p.random;
+    const u32 line = (work.batch * p.heads + work.head) * p.queries;
+#endif
 
-    // The tiles that some query of the block sees, and those that one of this unit's does.
-    const int q0 = work.tile * ROWS, q1 = min(q0 + ROWS, p.queries) - 1;
-    const int first = max(q0 - p.left, 0) / COLS;
-    const int count = max((min(q1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, 0);
-    const int u0 = q0 + unit_row(), u1 = u0 + UNIT_ROWS - 1;
-    const int begin = max(u0 - p.left, 0) / COLS - first;
-    const int end = u0 > q1 ? begin : min((min(u1 + p.right + 1, p.keys) + COLS - 1) / COLS - first, count);
+    const int q0 = work.tile * ROWS;
+    const Span span = span_of(q0, p.queries, p.keys, p.left, p.right);
+    const int first = span.first, count = span.count, begin = span.begin, end = span.end;
     const int row = q0 + warp_row();
 
     auto fetch = [&](int t) {
@@ -91,7 +85,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) state.largest[m][half] = NEVER, state.sum[m][half] = 0;
-    const float scale = p.scale * LOG2E;
+    const float scale = scale_of(p);
+    auto extra_of = [&](int row, int key) {
+        Extra extra;
+#if MASK
+        read_mask(extra, mask, row, key, p.mask_query, p.mask_key, p.queries, p.keys);
+#endif
+#if DROP
+        draw(extra, random, p.threshold, line + row, key);
+#endif
+        return extra;
+    };
 #if KEEP
     Kept q;
     copies_wait<STAGES - 2>();
@@ -116,9 +120,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             products_commit();
             by_columns<COLS, COLS>(out, weights, v);
             products_commit();
+            const Extra extra = extra_of(row, key);
             products_wait<1>();
             settle(s);
-            const bool moved = weigh(s, state, rescale, scale, at_edge, p, row, key);
+            const bool moved = weigh(s, state, rescale, scale, at_edge, p, extra, row, key);
             settle(s);
             products_wait<0>();
             settle(out);
@@ -140,9 +145,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             products_begin();
             SCORES(s, k);
             products_commit();
+            const Extra extra = extra_of(row, key);
             products_wait<0>();
             settle(s);
-            weigh(s, state, rescale, scale, true, p, row, key);
+            weigh(s, state, rescale, scale, true, p, extra, row, key);
             round_to(weights, s);
         } else if (t == end && end > begin) {
             products_begin();
@@ -162,10 +168,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
             // Who sees nothing gets zeros.
-            rescale[m][half] = sum > 0 ? 1.0f / sum : 0.0f;
+            rescale[m][half] = sum > 0 ? KEPT(p) / sum : 0.0f;
             int query = row + 16 * m + 8 * half + (lane >> 2);
             if ((lane & 3) == 0 && query < p.queries) {
-                float lse = sum > 0 ? state.largest[m][half] * p.scale + log2_fast(sum) * 0.6931471805599453f : 0.0f;
+                float lse = sum > 0 ? state.largest[m][half] * (MASK >= 2 ? LN2 : p.scale) + log2_fast(sum) * LN2 : 0.0f;
                 p.lse[(i64)(work.batch * p.heads + work.head) * p.queries + query] = lse;
             }
         }

@@ -40,4 +40,5 @@ fn attention() {
         }
         fits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize));
     }
+    fits(&KernelSpec::new("drawn_words"));
 }

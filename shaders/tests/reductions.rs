@@ -201,8 +201,12 @@ fn cross_entropy() {
         [("f32", "i64w", ""), ("bf16", "i64", "f32"), ("f16", "f16", "f32"), ("f32", "f32", "")]
     {
         let soft = dtype == goal;
-        for pass in ["forward", "backward"] {
+        for pass in ["forward", "backward", "both"] {
             for smooth in [false, true] {
+                // Both at once is of classes, over the logits.
+                if soft && pass == "both" {
+                    continue;
+                }
                 for (lanes, across, width, ragged, inplace) in [
                     (1usize, false, 1usize, false, false),
                     (8, true, 1, false, false),
@@ -221,7 +225,7 @@ fn cross_entropy() {
                         .def("across", across)
                         .def("width", width)
                         .def("ragged", ragged)
-                        .def("inplace", inplace && pass == "backward");
+                        .def("inplace", inplace && pass == "backward" || pass == "both");
                     valid(&spec);
                 }
             }
@@ -242,5 +246,6 @@ fn rows_of_tables_and_what_losses_need() {
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
         valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width));
+        valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
     }
 }

@@ -105,8 +105,10 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
 // What a weight is multiplied by.
 fn keep(query: u32, key: u32) -> f32 {
     {% if dropout %}
-    let numbers = m_philox(vec4<u32>(p.random.xy, at_head * {{ queries }} + query, key >> 2u), p.random.zw);
-    return select(0.0, p.kept, numbers[key & 3u] >= p.threshold);
+    // Eight keys share four numbers, and each has 16 bits.
+    let numbers = m_philox(vec4<u32>(p.random.xy, at_head * {{ queries }} + query, key >> 3u), p.random.zw);
+    let number = (numbers[(key >> 1u) & 3u] >> ((key & 1u) * 16u)) & 0xffffu;
+    return select(0.0, p.kept, number >= p.threshold);
     {% else %}
     return 1.0;
     {% endif %}

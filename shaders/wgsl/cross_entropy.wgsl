@@ -5,7 +5,8 @@ pass: `forward` writes loss [2, total] (the losses, and the weight each has in a
 log-sum-exp: the largest logit, and the logarithm of the sum over it. The logits are read once, and again only where
 targets are soft or smoothed;
 `backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights), or
-`inplace` over the logits
+`inplace` over the logits;
+`both` does both, over the logits: losses, and the gradient from what the row was found to be
 The rows are those from `first` on of `total`, which targets, losses, log-sum-exps and scales are of.
 dtype: of the logits (any strides) and their gradient · goal: of the targets · weight: dtype of the class weights, or ""
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
@@ -48,17 +49,18 @@ struct Params {
 {{ t.input(next.binding, "weight", weight) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{% if pass == "forward" %}
-{{ t.output(next.binding, "loss", "f32") }}
-{{ t.output(next.binding + 1, "lse", "f32") }}
-{% else %}
-{% if soft %}
-{{ t.input(next.binding, "loss", "f32") }}
+{% set outputs = {"forward": ["loss", "lse"], "both": ["loss"], "backward": []}[pass] %}
+{% set inputs = {"forward": [], "both": ["scale"], "backward": (["loss"] if soft else []) + ["lse", "scale"]}[pass] %}
+{% for name in outputs %}
+{{ t.output(next.binding, name, "f32") }}
 {% set next.binding = next.binding + 1 %}
-{% endif %}
-{{ t.input(next.binding, "lse", "f32") }}
-{{ t.input(next.binding + 1, "scale", "f32") }}
-{{ rows.output(next.binding + 2, "result", dtype, width) }}
+{% endfor %}
+{% for name in inputs %}
+{{ t.input(next.binding, name, "f32") }}
+{% set next.binding = next.binding + 1 %}
+{% endfor %}
+{% if pass != "forward" %}
+{{ rows.output(next.binding, "result", dtype, width) }}
 {% endif %}
 {{ rows.functions(lanes, across) }}
 {{ rows.steps(width) }}
@@ -128,7 +130,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if valid { own = weight_of(u32(label)); }
     if ignored { own = 0.0; }
     {% endif %}
-    {% if pass == "forward" %}
+    {% if pass != "backward" %}
+    {% if not soft %}
+    // Before others may write over it.
+    var own_logit = 0.0;
+    if valid && lane_of(thread) == 0u { own_logit = logit(base, u32(label)); }
+    {% if pass == "both" %}
+    storageBarrier();
+    {% endif %}
+    {% endif %}
     {% set turn = 4 if width == 4 else 8 %}
     var largest = m_from_bits(0xff800000u);
     var sum = 0.0;
@@ -163,33 +173,44 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let all_weights = row_sum(weights, thread);
     {% endif %}
     if live && lane_of(thread) == 0u {
+        {% if pass == "forward" %}
         lse_put(place, m);
         lse_put(p.total + place, log_sum);
+        {% endif %}
         {% if soft %}
         loss_put(place, all_spread);
         loss_put(p.total + place, all_weights);
         {% else %}
         var value = m_nan();
-        if valid { value = p.keep * own * ((m - logit(base, u32(label))) + log_sum){{ " + all_spread" if smooth else "" }}; }
+        if valid { value = p.keep * own * ((m - own_logit) + log_sum){{ " + all_spread" if smooth else "" }}; }
         if ignored { value = 0.0; }
         loss_put(place, value);
         loss_put(p.total + place, own);
         {% endif %}
     }
+    {% endif %}
+    {% if pass != "forward" %}
+    {% if pass == "both" %}
+    {% if smooth %}
+    let sum_of_row = p.keep * own + all_weights;
+    {% else %}
+    let sum_of_row = p.keep * own;
+    {% endif %}
     {% else %}
     let m = lse_at(place);
     let log_sum = lse_at(p.total + place);
     {% if smooth and not soft %}
     var weights = 0.0;
     for (var c = lane_of(thread); c < extent; c += {{ lanes }}u) { weights += shared_part(c, dense); }
-    let sum = p.keep * own + row_sum(weights, thread);
+    let sum_of_row = p.keep * own + row_sum(weights, thread);
     {% elif soft %}
-    let sum = loss_at(p.total + place);
+    let sum_of_row = loss_at(p.total + place);
     {% else %}
-    let sum = p.keep * own;
+    let sum_of_row = p.keep * own;
+    {% endif %}
     {% endif %}
     // A row with NaN or an infinity in it has no gradient that is a number.
-    let whole = select(m_nan(), sum, m_isfinite(m));
+    let whole = select(m_nan(), sum_of_row, m_isfinite(m));
     {% if soft %}
     let scale = scale_at(place * p.scale_stride);
     {% else %}
@@ -197,7 +218,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let scale = select(scale_at(place * p.scale_stride), 0.0, ignored);
     {% endif %}
     {% set turn = 4 %}
+    {% if pass == "both" %}
+    // The end of the row first: it was read last.
+    for (var turn = (max(extent, first) - first + {{ reach * turn - 1 }}u) / {{ reach * turn }}u; turn > 0u; turn--) {
+        let at = first + (turn - 1u) * {{ reach * turn }}u;
+    {% else %}
     for (var at = first; at < extent; at += {{ reach * turn }}u) {
+    {% endif %}
         {% for k in range(turn) %}
         let c{{ k }} = at + {{ k * reach }}u;
         let in{{ k }} = c{{ k }} < extent;

@@ -21,7 +21,7 @@ use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
 use forebay::tensor::Tensor;
-use forebay_cuda::attention::{self, Pass};
+use forebay_cuda::attention::{self, Mask, Pass};
 use forebay_cuda::nvrtc;
 use forebay_cuda::translate::{Options, Translated, translate_with};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -272,16 +272,27 @@ fn together(kernels: &[&(String, Translated)]) -> String {
 
 /// The attention kernels that are written in CUDA C++, on every architecture that has them.
 fn compile_attention(filters: &[String], report: &mut Report) {
-    let sizes = [(64, DType::BF16), (128, DType::BF16), (128, DType::F16), (40, DType::F16)];
-    for (head, dtype) in sizes {
+    let plain = (Mask::None, false);
+    let forms = [
+        (64, DType::BF16, plain),
+        (128, DType::BF16, plain),
+        (128, DType::F16, plain),
+        (40, DType::F16, plain),
+        (64, DType::BF16, (Mask::None, true)),
+        (64, DType::F16, (Mask::Bool, false)),
+        (96, DType::F16, (Mask::Half, true)),
+        (128, DType::BF16, (Mask::Single, true)),
+    ];
+    for (head, dtype, (mask, drop)) in forms {
         for pass in [Pass::Forward, Pass::Queries, Pass::Keys] {
-            let label = format!("attention.cu {pass:?} {dtype} {head}");
+            let label = format!("attention.cu {pass:?} {dtype} {head} mask {mask:?} drop {drop}");
             if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
                 continue;
             }
             report.kernels += 1;
             for arch in ARCHITECTURES {
                 let Some(kernel) = attention::Kernel::new(pass, head, dtype, arch) else { continue };
+                let kernel = attention::Kernel { mask, drop, ..kernel };
                 // sm_90 has two forms.
                 let plain = attention::Kernel { hopper: false, ..kernel };
                 for kernel in [Some(kernel), kernel.hopper.then_some(plain)].into_iter().flatten() {

@@ -100,6 +100,12 @@ pub(crate) fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>
     }
     visit(of_attention(&mut call.out), forward);
     visit(of_slice(&mut call.lse), forward);
+    if let Some(mask) = &mut call.mask {
+        visit((&mut mask.segment, &mut mask.offset), Touch::Read);
+    }
+    if let Some(dropout) = &mut call.dropout {
+        visit(of_slice(&mut dropout.words), Touch::Read);
+    }
     if let Some(backward) = &mut call.backward {
         visit(of_attention(&mut backward.out), Touch::Read);
         for operand in [&mut backward.q, &mut backward.k, &mut backward.v] {

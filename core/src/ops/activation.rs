@@ -1,10 +1,16 @@
 //! Activation functions: elementwise, each with its gradient.
 
-use super::pointwise::Grad::{self, Expr};
+use forebay_shaders::KernelSpec;
+
+use super::launch::{self, Params};
+use super::pointwise::Grad::Expr;
 use super::pointwise::Var::{A, B, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use super::spread::{self, QUAD};
 use super::unary::unary;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
 // A selection between a and a bound that it is compared with becomes the card's own max or min, which may lose NaN:
@@ -76,18 +82,28 @@ static PRELU: Pointwise = Pointwise {
     grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
 };
 
-static GELU_TANH_GRAD: Pointwise = Pointwise {
-    name: "gelu_tanh_grad",
-    expr: "a * m_gelu_tanh_grad(b)",
-    plain: "",
-    types: Types::Float,
-    math: &["base", "exp", "log", "erf", "activation"],
-    grads: &[Grad::None, Grad::None],
-};
-
-/// g times the derivative of [`gelu_tanh`](Tensor::gelu_tanh) at x.
-pub(super) fn gelu_tanh_grad(g: &Tensor, x: &Tensor) -> Result<Tensor> {
-    pointwise(&GELU_TANH_GRAD, &[Operand::Tensor(g), Operand::Tensor(x)], &[])
+/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x \[rows, extent\] backward, in one pass: g, the gradient of its result, is
+/// multiplied by the derivative, in place. Returns gelu_tanh(x), and the sums of the products over the rows, in f32. Both lie dense at
+/// the start of their memory, and no other tensor sees that of g.
+pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (rows, extent) = (x.shape()[0], x.shape()[1]);
+    let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    if x.numel() == 0 {
+        return Ok((again, Tensor::zeros(&[extent], DType::F32, x.device())?));
+    }
+    let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
+    // 64 threads lie side by side in a workgroup, and four of those below each other take four rows at a time.
+    let tiles = extent.div_ceil(64 * width);
+    let strip = spread::strip(rows, tiles, 16);
+    let strips = rows.div_ceil(strip);
+    let partial = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[strips, extent], DType::F32, x.device())?
+    };
+    let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
+    let params = Params::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
+    launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
+    Ok((again, partial.sum(&[0], false)?))
 }
 
 impl Tensor {

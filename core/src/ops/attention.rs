@@ -9,11 +9,15 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, Params};
+use super::random::drawn_words;
 use super::softmax::check_float;
 use crate::amp::recast;
 use crate::autograd;
-use crate::backend::{AttentionCall, AttentionGradients, AttentionOperand, Command, Slice};
+use crate::backend::{
+    AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
+};
 use crate::capture::{Draw, Now};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -46,7 +50,8 @@ const FAR: usize = 1 << 30;
 pub struct Attention<'a> {
     /// Broadcasts to \[.., queries, keys\]: a bool mask lets through where it is true, a float mask is added to the scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Drops weights with this probability, and scales the others by 1 / (1 - p): always, as in PyTorch; 0 for inference.
+    /// Drops weights with this probability, in steps of 2⁻¹⁶, and scales the others by 1 / (1 - p): always, as in PyTorch; 0 for
+    /// inference.
     pub dropout_p: f64,
     /// Query i sees keys up to i.
     pub is_causal: bool,
@@ -283,7 +288,28 @@ struct Run {
     lse: Tensor,
     reach: [usize; 2],
     scale: f32,
-    dropout: Option<(f64, Draw)>,
+    dropout: Option<Dropped>,
+}
+
+/// Weights that are dropped.
+struct Dropped {
+    drawn: Draw,
+    /// Where the numbers stand, for the backend's kernels.
+    words: Option<Tensor>,
+    /// A weight whose 16 bits are below it is dropped.
+    threshold: u32,
+    /// What the others are multiplied by.
+    kept: f32,
+}
+
+impl Dropped {
+    /// With a probability below 1, of weights that the backend may know if `words`.
+    fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
+        let drawn = device.draw(1);
+        let words = words.then(|| drawn_words(drawn, device)).transpose()?;
+        let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
+        Ok(Self { drawn, words, threshold, kept: (1.0 / (1.0 - p)) as f32 })
+    }
 }
 
 impl Run {
@@ -291,7 +317,9 @@ impl Run {
         let device = inputs[0].device();
         let scale = options.scale(inputs[0].shape()[3]) as f32;
         let lse = Tensor::empty(&out.shape()[..3], DType::F32, device)?;
-        let dropout = (options.dropout_p > 0.0).then(|| (options.dropout_p, device.draw(1)));
+        let p = options.dropout_p;
+        let dropout =
+            (p > 0.0).then(|| Dropped::new(p, inputs[0].dtype().size() == 2, device)).transpose()?;
         let mask = mask.map(|mask| mask.detach());
         let run = Self { inputs, mask, out, lse, reach: options.reach(), scale, dropout };
         if !run.by_backend(None)? {
@@ -327,15 +355,11 @@ impl Run {
         let rows = |t: &&Tensor| t.strides()[3] == 1 || t.shape()[3] == 1;
         let gradients: SmallVec<[&Tensor; 4]> =
             backward.iter().flat_map(|&(g, grads, _)| [g].into_iter().chain(grads.iter().copied())).collect();
-        if self.mask.is_some()
-            || self.dropout.is_some()
-            || q.shape()[3] != v.shape()[3]
-            || ![q, k, v, &self.out].iter().chain(&gradients).all(rows)
-        {
+        if q.shape()[3] != v.shape()[3] || ![q, k, v, &self.out].iter().chain(&gradients).all(rows) {
             return Ok(false);
         }
         let forward = if backward.is_some() { Access::Read } else { Access::Write };
-        let mut touched: SmallVec<[(&Tensor, Access); 10]> = smallvec![
+        let mut touched: SmallVec<[(&Tensor, Access); 12]> = smallvec![
             (q, Access::Read),
             (k, Access::Read),
             (v, Access::Read),
@@ -347,6 +371,13 @@ impl Run {
             touched.extend(grads.iter().map(|&t| (t, Access::Write)));
             touched.push((scratch, Access::Write));
         }
+        let drop = match &self.dropout {
+            None => None,
+            Some(Dropped { words: Some(words), threshold, kept, .. }) => Some((words, *threshold, *kept)),
+            Some(_) => return Ok(false),
+        };
+        let extra = touched.len();
+        touched.extend(self.mask.iter().chain(drop.map(|(words, ..)| words)).map(|t| (t, Access::Read)));
         let bound = launch::bind(touched.iter().copied())?;
         let operand = |at: usize| {
             let (slice, t): (Slice, &Tensor) = (bound[at], touched[at].0);
@@ -370,6 +401,17 @@ impl Run {
             v: operand(2),
             out: operand(3),
             lse: bound[4],
+            mask: self.mask.as_ref().map(|mask| {
+                let Slice { segment, offset, .. } = bound[extra];
+                let offset = offset + (mask.layout().offset() * mask.dtype().size()) as u64;
+                let strides = [0, 1, 2, 3].map(|d| mask.strides()[d] as u64);
+                AttentionMask { dtype: mask.dtype(), segment, offset, strides }
+            }),
+            dropout: drop.map(|(_, threshold, kept)| AttentionDropout {
+                words: bound[extra + usize::from(self.mask.is_some())],
+                threshold,
+                kept,
+            }),
             backward: backward.map(|_| AttentionGradients {
                 out: operand(5),
                 q: operand(6),
@@ -410,8 +452,6 @@ impl Run {
         let tiles = rows.shape()[2].div_ceil(TILE);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
-        let drawn = self.dropout;
-        let p = drawn.map_or(0.0, |(p, _)| p);
         let mut params = Params::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
         params = params.size(q.shape()[2]).size(k.shape()[2]);
         params = params.size(self.reach[0]).size(self.reach[1]).size(tiles);
@@ -424,14 +464,16 @@ impl Run {
         for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
             params = extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
         }
-        let threshold = (p * 4_294_967_296.0).round().min(f64::from(u32::MAX)) as u32;
-        params = params.f32(self.scale).f32((1.0 / (1.0 - p)) as f32).u32(threshold);
+        let (kept, threshold) = self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.kept, drop.threshold));
+        params = params.f32(self.scale).f32(kept).u32(threshold);
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
         // The result stands before the logarithms, forward, and behind all else, backward.
         tensors.extend_from_slice(others);
         let groups = tiles * heads * q.shape()[0];
-        let Some((_, drawn)) = drawn else { return launch::launch(&spec, &tensors, params, groups) };
+        let Some(drawn) = self.dropout.as_ref().map(|drop| drop.drawn) else {
+            return launch::launch(&spec, &tensors, params, groups);
+        };
         let params = move |now: &Now| params.clone().with(words, drawn.words(now));
         launch::launch_live(&spec, &tensors, params, groups)
     }

@@ -73,6 +73,8 @@ pub(super) enum Pass<'a> {
     Forward(&'a Tensor, &'a Tensor),
     /// From these and scales, one number or one for each row; to a tensor, or over the logits.
     Backward(&'a Tensor, &'a Tensor, &'a Tensor, Option<&'a Tensor>),
+    /// Writes losses with their weights, and the gradient by scales over the logits, which are of classes.
+    Both(&'a Tensor, &'a Tensor),
 }
 
 impl Example {
@@ -85,6 +87,7 @@ impl Example {
         let (kind, inplace, scale_stride) = match pass {
             Pass::Forward(..) => ("forward", false, 0),
             Pass::Backward(_, _, scale, out) => ("backward", out.is_none(), usize::from(scale.numel() > 1)),
+            Pass::Both(_, scale) => ("both", true, usize::from(scale.numel() > 1)),
         };
         tensors.extend((!inplace).then_some(&self.x));
         tensors.push(&self.target);
@@ -95,6 +98,7 @@ impl Example {
                 tensors.extend(self.soft.then_some(*losses));
                 tensors.extend([*lse, *scale, out.unwrap_or(&self.x)]);
             }
+            Pass::Both(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
         }
         let spec = KernelSpec::new("cross_entropy")
             .def("pass", kind)

@@ -85,16 +85,17 @@ impl Layer {
     }
 
     /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
-    /// operation.
+    /// operation. `sums` are those of the rows of g, where someone has made them.
     fn backward(
         &self,
         g: &Tensor,
         x: Option<&Tensor>,
+        mut sums: Option<Tensor>,
         wants: &Wants<'_>,
         at: usize,
     ) -> Result<[Option<Tensor>; 2]> {
-        let wants_sums = self.bias.is_some() && wants[at + 1];
-        let mut sums = None;
+        let wants_sums = sums.is_none() && self.bias.is_some() && wants[at + 1];
+        let mut made = false;
         let dw = match x.filter(|_| wants[at]) {
             None => None,
             Some(x) => {
@@ -108,10 +109,10 @@ impl Layer {
                 if wants_sums {
                     let row = Tensor::empty(&[g.shape()[1]], g.dtype(), g.device())?;
                     if matmul::multiply_with(self.op, &gt, x, &dw, add, Finish::RowSums(&row))? {
-                        sums = Some(row);
+                        (sums, made) = (Some(row), true);
                     }
                 }
-                if sums.is_none() {
+                if !made {
                     matmul::multiply_into(self.op, &gt, x, &dw, add)?;
                 }
                 Some(dw)
@@ -185,7 +186,7 @@ impl Tensor {
                 true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
-            let [dw, db] = layer.backward(&g, kept.as_ref(), wants, 1)?;
+            let [dw, db] = layer.backward(&g, kept.as_ref(), None, wants, 1)?;
             let mut grads: Grads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -198,7 +199,7 @@ impl Tensor {
 impl Tensor {
     /// gelu(x · upᵀ + up_bias) · downᵀ + down_bias, with GELU in the form of tanh: the two layers of a transformer's block that
     /// treat each token alone, as one operation. Weights are \[out, in\] as in [`linear`](Self::linear). It keeps x, and what
-    /// GELU is taken of and gives.
+    /// GELU is taken of; what GELU gives is made again for the gradients.
     ///
     /// # Errors
     /// As [`linear`](Self::linear).
@@ -240,11 +241,13 @@ impl Tensor {
         let x_shape: Dims = x.shape().into();
         Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
             let g = rows(g)?;
-            let [dw2, db2] = second.backward(&g, Some(&wide), wants, 3)?;
-            // Not by the library's epilogue, which takes four times as long as the plain product (docs/performance.md).
-            let hidden = activation::gelu_tanh_grad(&matmul::multiply(OP, &g, &second.low)?, &before)?;
-            drop(g);
-            let [dw1, db1] = first.backward(&hidden, Some(&flat), wants, 1)?;
+            // GELU's gradient not by the library's epilogue, which takes four times as long as the plain product
+            // (docs/performance.md).
+            let hidden = matmul::multiply(OP, &g, &second.low)?;
+            let (wide, sums) = activation::gelu_tanh_again(&before, &hidden)?;
+            let [dw2, db2] = second.backward(&g, Some(&wide), None, wants, 3)?;
+            drop((g, wide));
+            let [dw1, db1] = first.backward(&hidden, Some(&flat), Some(sums), wants, 1)?;
             let dx = match wants[0] {
                 true => Some(matmul::multiply(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
                 false => None,

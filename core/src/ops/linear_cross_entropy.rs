@@ -89,7 +89,8 @@ impl Head<'_> {
         let divisor = divisor(target, classes, options)?;
         let scale = divisor.reciprocal()?;
         let numbers = || Tensor::empty(&[2, n], DType::F32, device);
-        let (losses, lse) = (numbers()?, numbers()?);
+        let losses = numbers()?;
+        let lse = (!wants.contains(&true)).then(&numbers).transpose()?;
         let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
         // Sums over chunks are made in f32, whatever the types.
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
@@ -117,11 +118,11 @@ impl Head<'_> {
                 total: n,
                 padded: true,
             };
-            example.run(&Pass::Forward(&losses, &lse))?;
-            if dx.is_none() && dw.is_none() {
+            if let Some(lse) = &lse {
+                example.run(&Pass::Forward(&losses, lse))?;
                 continue;
             }
-            example.run(&Pass::Backward(&losses, &lse, &scale, None))?;
+            example.run(&Pass::Both(&losses, &scale))?;
             let logits = &example.x;
             if let Some(dx) = &dx {
                 matmul::multiply_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;

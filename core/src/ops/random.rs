@@ -168,6 +168,14 @@ impl Tensor {
     }
 }
 
+/// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.
+pub(super) fn drawn_words(drawn: Draw, device: &Device) -> Result<Tensor> {
+    let words = Tensor::empty(&[4], DType::U32, device)?;
+    let params = move |now: &Now| drawn.words(now).into_iter().fold(Params::new(), Params::u32);
+    launch::launch_live(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
+    Ok(words)
+}
+
 /// Dropout with numbers that were drawn for it.
 fn drop_some(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
     launch::check_compute("dropout", x.dtype(), x.device())?;

@@ -105,6 +105,13 @@ impl Held {
     }
 }
 
+/// Rows of the strips that workgroups take side by side, `tiles` of them for a strip, when each writes sums of its own at the end:
+/// a multiple of `turn`.
+pub(super) fn strip(rows: usize, tiles: usize, turn: usize) -> usize {
+    let strips = (2 * ENOUGH).div_ceil(tiles.max(1));
+    rows.div_ceil(strips).next_multiple_of(turn).max(4 * turn)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

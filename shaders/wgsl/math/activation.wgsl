@@ -35,13 +35,14 @@ fn m_gelu_grad(x: f32) -> f32 {
 
 // x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2 u).
 fn m_gelu_tanh(x: f32) -> f32 { return x * m_sigmoid(x * (0.071354814 * (x * x) + 1.5957691)); }
-fn m_gelu_tanh_grad(x: f32) -> f32 {
-    let w = x * (0.071354814 * (x * x) + 1.5957691);
-    let s = m_logistic(w);
+// It and its derivative, from one exponential.
+fn m_gelu_tanh_both(x: f32) -> vec2<f32> {
+    let s = m_logistic(x * (0.071354814 * (x * x) + 1.5957691));
     // Past 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
     let c = clamp(x, -30.0, 30.0);
-    return select(s.x + s.y * (c * (0.21406444 * (c * c) + 1.5957691)), x, m_isnan(x));
+    return select(vec2<f32>(x * s.x, s.x + s.y * (c * (0.21406444 * (c * c) + 1.5957691))), vec2<f32>(x), m_isnan(x));
 }
+fn m_gelu_tanh_grad(x: f32) -> f32 { return m_gelu_tanh_both(x).y; }
 
 // tanh(ln(1 + e^x)), a quotient of polynomials in e^-|x|.
 fn m_mish_gate(x: f32) -> f32 {

@@ -1,10 +1,10 @@
 //! Attention without its matrix, against the matrix: values and gradients for every option, size and layout.
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{checkpoint, no_grad};
+use forebay::autograd::{self, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::Error;
+use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::Attention;
 use forebay::tensor::Tensor;
 
@@ -14,6 +14,7 @@ use super::{need, tests};
 tests![
     attention_is_its_matrix_times_the_values,
     attention_in_halves_keeps_their_digits,
+    halves_are_masked_and_dropped_as_others,
     masks_of_every_kind_and_shape,
     queries_that_see_nothing_get_zeros,
     one_projection_is_three_views,
@@ -21,6 +22,7 @@ tests![
     nothing_of_the_size_of_the_matrix_is_kept,
     dropped_weights_come_again,
     dropped_weights_have_their_gradient,
+    replays_drop_what_eager_steps_drop,
     a_mask_may_have_a_gradient,
     what_attention_refuses,
 ];
@@ -80,8 +82,40 @@ type Shape = ([usize; 7], bool, Option<[usize; 2]>);
 
 const FAR: usize = 1 << 20;
 
+/// A mask of a type and shape, and the probability that a weight is dropped.
+type Extra<'a> = (Option<(DType, &'a [usize])>, f64);
+
+/// Numbers to add, or bools, most of which are true.
+fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor> {
+    let numbers = normal(shape, DType::F32, device)?;
+    Ok(if dtype == DType::Bool { numbers.gt(-0.5)? } else { numbers.to_dtype(dtype)? })
+}
+
+/// 1 / (1 - p) where the next attention keeps a weight: unit vectors as values, of equal weights, say where, in f32.
+fn kept_next([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device) -> Result<Tensor> {
+    let state = device.random_state();
+    let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
+    let shape = [batch, heads, keys, keys];
+    let units = Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&shape)?;
+    let zeros = |rows: usize| Tensor::zeros(&[batch, heads, rows, 8], DType::F32, device);
+    let options = Attention { dropout_p: p, ..Attention::default() };
+    let weights = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &units, &options)?;
+    device.set_random_state(state);
+    Ok(weights.gt(0.0)?.to_dtype(DType::F32)?.mul(1.0 / (1.0 - p))?)
+}
+
 /// Values and gradients of one call, beside those of the matrix.
 fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
+    compare_with((None, 0.0), shape, dtype, device, tolerance)
+}
+
+fn compare_with(
+    (mask, dropout_p): Extra<'_>,
+    shape: Shape,
+    dtype: DType,
+    device: &Device,
+    tolerance: f64,
+) -> Result<()> {
     let ([batch, heads, shared, queries, keys, features, out], is_causal, window) = shape;
     let inputs = [
         normal(&[batch, heads, queries, features], dtype, device)?,
@@ -90,17 +124,32 @@ fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Resul
     ];
     let g = normal(&[batch, heads, queries, out], dtype, device)?;
     let [q, k, v] = [leaf(&inputs[0])?, leaf(&inputs[1])?, leaf(&inputs[2])?];
-    let options = Attention { is_causal, window, enable_gqa: heads != shared, ..Attention::default() };
+    let mask = mask.map(|mask| mask_of(mask, device)).transpose()?;
+    let numbers = mask.as_ref().map(|mask| mask.to_dtype(DType::F32)).transpose()?;
+    let (lets, bias) = numbers
+        .into_iter()
+        .partition::<Vec<_>, _>(|_| mask.as_ref().is_some_and(|mask| mask.dtype() == DType::Bool));
+    let keep = match dropout_p > 0.0 {
+        true => Some(kept_next([batch, heads, queries, keys], dropout_p, device)?),
+        false => None,
+    };
+    let attn_mask = mask.as_ref();
+    let enable_gqa = heads != shared;
+    let options = Attention { attn_mask, dropout_p, is_causal, window, enable_gqa, ..Attention::default() };
     let result = q.scaled_dot_product_attention(&k, &v, &options)?;
     result.backward_with(&g)?;
 
     let wide = |x: &Tensor| -> Result<Tensor> { leaf(&x.to_dtype(DType::F32)?) };
     let wides = [wide(&inputs[0])?, wide(&inputs[1])?, wide(&inputs[2])?];
     let [left, right] = window.unwrap_or([FAR, FAR]);
-    let seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    let mut seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    for lets in &lets {
+        seen = seen.mul(lets)?;
+    }
     let times = heads / shared;
     let all = [wides[0].clone(), repeat(&wides[1], times)?, repeat(&wides[2], times)?];
-    let expected = by_matrix(&all, 1.0 / (features as f64).sqrt(), &seen, None, None)?;
+    let scale = 1.0 / (features as f64).sqrt();
+    let expected = by_matrix(&all, scale, &seen, bias.first(), keep.as_ref())?;
     expected.backward_with(&g.to_dtype(DType::F32)?)?;
 
     let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
@@ -151,6 +200,26 @@ fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
         for &shape in SHAPES.iter().skip(usize::from(dtype == DType::F16)).step_by(2) {
             compare(shape, dtype, device, tolerance).with_context(|| format!("{dtype} {shape:?}"))?;
         }
+    }
+    Ok(())
+}
+
+fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
+    use DType::{BF16, Bool, F16, F32};
+    let window = Some([20, 30]);
+    let cases: &[(DType, Extra<'_>, Shape)] = &[
+        (BF16, (Some((Bool, &[100, 70])), 0.0), ([2, 4, 2, 100, 70, 64, 64], false, None)),
+        (F16, (Some((F16, &[2, 1, 131])), 0.0), ([1, 2, 2, 67, 131, 40, 40], false, None)),
+        (BF16, (Some((F32, &[2, 1, 150, 1])), 0.2), ([2, 2, 1, 150, 128, 128, 128], false, window)),
+        (F16, (None, 0.3), ([2, 4, 2, 90, 100, 64, 64], true, None)),
+        (BF16, (Some((BF16, &[1, 1, 75, 65])), 0.5), ([1, 2, 2, 75, 65, 32, 32], false, None)),
+        // What is masked by another type than its own.
+        (F16, (Some((BF16, &[33, 33])), 0.0), ([1, 1, 1, 33, 33, 64, 64], false, None)),
+    ];
+    for &(dtype, extra, shape) in cases {
+        let tolerance = if dtype == F16 { 2.5e-3 } else { 2e-2 };
+        compare_with(extra, shape, dtype, device, tolerance)
+            .with_context(|| format!("{dtype} {extra:?} {shape:?}"))?;
     }
     Ok(())
 }
@@ -354,27 +423,60 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let shape = |rows: usize| [1, heads, rows, 16];
     let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
     let options = Attention { dropout_p: p, ..Attention::default() };
-    // Unit vectors as values: the result is the weights, and says which are dropped.
-    let state = device.random_state();
-    let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
-    let units =
-        Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&[1, heads, keys, keys])?;
-    let keep = {
-        let _guard = no_grad();
-        let weights = inputs[0].scaled_dot_product_attention(&inputs[1], &units, &options)?;
-        weights.gt(0.0)?.to_dtype(DType::F32)?
-    };
-    let kept = keep.mean_all()?.item()?;
+    let keep = kept_next([1, heads, queries, keys], p, device)?;
+    let kept = keep.gt(0.0)?.to_dtype(DType::F32)?.mean_all()?.item()?;
     ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
-    device.set_random_state(state);
     let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
     let wides = copies(&inputs)?;
     let all = Tensor::ones(&[1], DType::F32, device)?;
-    let keep = keep.mul(1.0 / (1.0 - p))?;
     let expected = by_matrix(&wides, 0.25, &all, None, Some(&keep))?;
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
     same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
+}
+
+fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<Vec<Vec<f64>>> {
+        device.manual_seed(5);
+        let x = leaf(&normal(&[2, 40, 3 * 64], DType::BF16, device)?)?;
+        let g = normal(&[2, 40, 64], DType::BF16, device)?;
+        let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+        let once = || -> CoreResult<(Tensor, Vec<Option<Tensor>>)> {
+            let out = x.qkv_attention(1, 1, &options)?;
+            let grads = autograd::grad(
+                std::slice::from_ref(&out),
+                std::slice::from_ref(&g),
+                std::slice::from_ref(&x),
+            )?;
+            Ok((out.detach(), grads))
+        };
+        let mut all = Vec::new();
+        let mut note = |(out, grads): &(Tensor, Vec<Option<Tensor>>)| -> Result<()> {
+            all.push(out.to_f64s()?);
+            for grad in grads.iter().flatten() {
+                all.push(grad.to_f64s()?);
+            }
+            Ok(())
+        };
+        if captured {
+            let mut step = device.capture(once)?;
+            note(&step.outputs())?;
+            for _ in 0..2 {
+                note(&step.replay()?)?;
+            }
+        } else {
+            // A capture runs a step before.
+            once()?;
+            for _ in 0..3 {
+                note(&once()?)?;
+            }
+        }
+        Ok(all)
+    };
+    let (captured, eager) = (run(true)?, run(false)?);
+    ensure!(captured.len() == 6 && captured == eager, "a replay drops other weights than an eager step");
+    ensure!(eager[0] != eager[2], "the same weights were dropped twice");
+    Ok(())
 }
 
 fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
