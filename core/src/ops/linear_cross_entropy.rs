@@ -27,7 +27,7 @@ const OP: &str = "linear_cross_entropy";
 /// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes; a
 /// program that plays a GPU has caches to keep to.
 fn chunk_bytes(device: &Device) -> usize {
-    if device.info().software { 1 << 20 } else { 128 << 20 }
+    if device.info().software { 1 << 20 } else { 256 << 20 }
 }
 
 /// A row of logits is as long as a multiple of this, for the vendor's products.
@@ -144,7 +144,7 @@ impl Head<'_> {
 impl Tensor {
     /// The cross-entropy of `self` · weightᵀ with `target`: [`linear`](Self::linear) and
     /// [`cross_entropy_with`](Self::cross_entropy_with) of x \[.., in\], a weight of \[classes, in\] and classes of \[..\], in
-    /// f32. The logits are made in chunks of rows of at most 128 MiB, whatever the batch; where gradients are wanted they
+    /// f32. The logits are made in chunks of rows of at most 256 MiB, whatever the batch; where gradients are wanted they
     /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
     ///
     /// The backward pass can walk through it once. Its loss is a sum or a mean; under
