@@ -109,7 +109,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
 fn a_layer_with_its_loss(device: &Device) -> Result<()> {
     super::need(device, DType::I64)?;
     // Several chunks: of 1 MiB where a program plays a GPU, else of 256 MiB.
-    let many = if device.info().software { (600, 4, 1001) } else { (1100, 4, 40_001) };
+    let many = if device.info().software { (600, 4, 1001) } else { (2200, 4, 40_001) };
     for (n, features, count) in [(5, 8, 10), (3, 7, 65), many] {
         let (x, weight) = (uniform(&[n, features], device)?, uniform(&[count, features], device)?);
         let target = classes(n, count, device)?;
