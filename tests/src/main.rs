@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
@@ -52,6 +52,11 @@ enum Command {
         verbose: bool,
         /// Only calls whose name contains one of these.
         filter: Vec<String>,
+    },
+    /// Writes docs/operators.md: what there is of PyTorch's operator database.
+    Operators {
+        /// The file.
+        file: PathBuf,
     },
     /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it for every architecture.
     Kernels {
@@ -159,6 +164,10 @@ fn main() -> Result<()> {
             if failed > 0 {
                 bail!("{failed} golden calls failed");
             }
+        }
+        Command::Operators { file } => {
+            let page = golden::page(&golden::Golden::load(&data("golden"))?)?;
+            std::fs::write(&file, page).with_context(|| format!("writing {}", file.display()))?;
         }
         Command::Kernels { dir, filter } => {
             let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &filter)?;

@@ -50,6 +50,8 @@ enum Command {
     Traces(Rest),
     /// Check what is promised about memory, line by line, on every device [ITEM...]
     Memory(Rest),
+    /// Write docs/operators.md: what there is of PyTorch's operator database
+    Operators,
     /// Compile every kernel with NVRTC for every architecture
     Kernels(Rest),
     /// Make out/bundle: binaries, data and a script for a GPU machine that has no Rust
@@ -101,6 +103,10 @@ fn run(command: Command) -> Result<bool> {
             let environment = setup.for_programs()?.and(setup.data()?.environment);
             workspace.build(Profile::Dev)?;
             process::hand_over(&mut bundle::check_memory(&workspace, &environment, &rest.args))
+        }
+        Command::Operators => {
+            let file = workspace.root.join("docs/operators.md").display().to_string();
+            conformance(&workspace, "operators", Rest { args: vec![file] })
         }
         Command::Kernels(rest) => conformance(&workspace, "kernels", rest),
         Command::Bundle { lean } => bundle::make(&workspace, &Setup::new(&workspace)?, lean),

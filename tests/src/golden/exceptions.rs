@@ -48,6 +48,20 @@ impl Exceptions {
         })
     }
 
+    /// The reason of a call's exception on every device.
+    pub(super) fn reason(&self, call: &Call) -> Option<&str> {
+        self.everywhere(call).map(|e| e.reason.as_str())
+    }
+
+    /// Whether a call differs on every device, however wide the tolerance.
+    pub(super) fn excludes(&self, call: &Call) -> bool {
+        self.everywhere(call).is_some_and(|e| e.tolerance.is_none())
+    }
+
+    fn everywhere(&self, call: &Call) -> Option<&Exception> {
+        self.0.iter().find(|e| (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty())
+    }
+
     pub(super) fn tolerance(&self, call: &Call, device: &Device) -> Option<(f64, f64)> {
         self.find(call, device)?.tolerance
     }

@@ -17,11 +17,14 @@ use serde::Deserialize;
 
 pub mod args;
 mod exceptions;
+mod operators;
 mod table;
 
 use args::Args;
 use exceptions::Exceptions;
 pub use table::Table;
+
+pub use operators::page;
 
 /// Absolute and relative tolerance of PyTorch for f32.
 const TOLERANCE: (f64, f64) = (1e-5, 1.3e-6);

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use forebay::ops::{Attention, Padding, einsum};
 
-use super::{Table, missing, one};
+use super::{Missing, Table, one};
 use crate::golden::args::Args;
 
 /// `N` numbers: a list, or one for all; `default` where none are given, or an empty list.
@@ -60,7 +60,8 @@ pub(super) fn register(table: &mut Table) {
     }
     table.op("nn.functional.scaled_dot_product_attention", |a| {
         if a.f(4, "dropout_p", 0.0)? > 0.0 {
-            return Err(missing("dropout with PyTorch's random numbers"));
+            let why = "PyTorch's random numbers say which weights are dropped; ours are others.";
+            return Err(Missing(why.to_owned()).into());
         }
         one(a.t(0)?.scaled_dot_product_attention(
             a.t(1)?,

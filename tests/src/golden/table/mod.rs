@@ -23,9 +23,9 @@ mod shape;
 /// What a line does: arguments in, results out.
 pub(super) type Op = fn(&Args<'_>) -> Result<Vec<Tensor>>;
 
-/// An operation that the library does not have.
+/// What cannot be compared: why.
 #[derive(Debug, Error)]
-#[error("the library has no `{0}` yet")]
+#[error("{0}")]
 pub(crate) struct Missing(pub String);
 
 /// The lines.
@@ -56,7 +56,7 @@ impl Table {
     }
 
     pub(super) fn get(&self, name: &str) -> Result<Op> {
-        self.0.get(name).copied().ok_or_else(|| Missing(name.to_owned()).into())
+        self.0.get(name).copied().ok_or_else(|| missing(name))
     }
 }
 
@@ -71,7 +71,7 @@ pub(super) fn one(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
     Ok(vec![t?])
 }
 
-/// An argument form that a line does not serve.
+/// An operation, or a form of its arguments, that the library does not have.
 pub(super) fn missing(what: &str) -> anyhow::Error {
-    Missing(what.to_owned()).into()
+    Missing(format!("The library has no `{what}` yet.")).into()
 }
