@@ -2,7 +2,8 @@
 //! under [`autocast`](super::autocast()) instead of a cast.
 //!
 //! A copy is good while nobody has written the parameter since: every tensor's memory counts how often it was. Where a graph
-//! still holds the copy of before, the next one is other memory. A captured step holds those that it was recorded with ([`Taken`]).
+//! still holds the copy of before, the next one is other memory. A captured step holds those that it was recorded with
+//! ([`Taken`]), and writes them in place at every replay: a graph that took one is walked before.
 
 use std::sync::Weak;
 
@@ -36,6 +37,8 @@ pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
             }
             good.then(|| numbers.clone())
         }
+        // What a step that is recorded has read stays what it is.
+        Copy::Kept { .. } if leaf.device().tape().takes() => None,
         _ => {
             *copy = Copy::Asked(to);
             None
@@ -87,7 +90,7 @@ impl Taken {
             _ => None,
         });
         let Some((numbers, version)) = found else {
-            let reason = "another thread has made a new 16-bit copy of a parameter meanwhile; capture the step while nobody else trains it";
+            let reason = "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter";
             return Err(Error::Capture { op: "capture", reason: reason.to_owned() });
         };
         let kept = version == leaf.version();
@@ -104,11 +107,17 @@ impl Taken {
         Ok(())
     }
 
-    /// Behind a replay: eager steps take the copy too.
-    pub(crate) fn replayed(&mut self) {
+    /// With a replay, while nobody else writes: what the copy is of.
+    pub(crate) fn note(&mut self) {
         if self.kept {
             self.version = self.leaf.version();
-            keep(&self.leaf, self.numbers.clone());
+        }
+    }
+
+    /// Behind a replay: eager steps take the copy too.
+    pub(crate) fn lend(&self) {
+        if let Some(mut copy) = autograd::copy_of(&self.leaf).filter(|_| self.kept) {
+            *copy = Copy::Kept { numbers: self.numbers.clone(), version: self.version };
         }
     }
 }

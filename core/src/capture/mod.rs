@@ -250,7 +250,7 @@ impl Device {
     /// training loop is one step: the first is made eagerly, the second recorded, the others are [run](Captured::run).
     ///
     /// # Errors
-    /// As [`capture_with`](Self::capture_with). What a first step makes, such as an optimiser's state, is not there if none was made.
+    /// As [`capture_with`](Self::capture_with); an optimiser makes its first step, and its state, in it.
     pub fn record_with<O: Outputs>(
         &self,
         inputs: &[&Tensor],
@@ -430,7 +430,8 @@ impl<O: Outputs> Captured<O> {
     /// Makes the step once more. Its outputs are the same tensors each time, with new contents: copy what is to stay.
     ///
     /// # Errors
-    /// The device was lost; a step is being captured; a gradient that the step adds to was replaced.
+    /// The device was lost; a step is being captured; a gradient that the step adds to was replaced; memory runs out where others have changed
+    /// weights that the step has 16-bit copies of.
     pub fn replay(&mut self) -> Result<O> {
         let device = self.memory.device.clone();
         device.tape().refuse("replay", "a captured step inside a step; call what it captured")?;
@@ -478,6 +479,7 @@ impl<O: Outputs> Captured<O> {
             Some(prepared) if !profiled => prepared.enqueue()?,
             _ => self.enqueue(&device)?,
         }
+        self.copies.iter_mut().for_each(Taken::note);
         drop(gate);
         if self.stage == Stage::New {
             self.stage = Stage::Replayed;
@@ -485,7 +487,7 @@ impl<O: Outputs> Captured<O> {
         for Grown { leaf, grad, .. } in &self.leaves {
             leaf.set(Some(grad.clone()));
         }
-        self.copies.iter_mut().for_each(Taken::replayed);
+        self.copies.iter().for_each(Taken::lend);
         Ok(self.outputs.clone())
     }
 

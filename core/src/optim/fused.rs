@@ -185,8 +185,12 @@ impl Fused {
         if !self.groups.is_empty() {
             return Ok(());
         }
-        let _tag = memory::scope::tag(Tag::OptimizerState);
         let states = rule.states().len();
+        if let Some(p) = self.parameters.first().filter(|_| states > 0) {
+            let reason = "every replay would begin with new state; make one step before one is recorded";
+            p.device().tape().refuse("step", reason)?;
+        }
+        let _tag = memory::scope::tag(Tag::OptimizerState);
         let mut groups: Vec<Group> = Vec::new();
         let mut sizes: Vec<usize> = Vec::new();
         for (k, p) in self.parameters.iter().enumerate() {

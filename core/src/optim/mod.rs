@@ -93,8 +93,8 @@ macro_rules! optimizer {
         impl $name {
             /// Also writes the 16-bit copies of parameters of f32 that [`autocast`](crate::amp::autocast()) would make in the next
             /// forward pass, in the pass that steps them: 2 bytes a parameter that products take stay allocated, and its
-            /// cast is saved. What is computed has the same bits; a parameter that is changed in another way is cast again. A
-            /// [captured](crate::capture) step casts.
+            /// cast is saved. What is computed has the same bits; a parameter that is changed in another way is cast again.
+            /// [Captured](crate::capture) steps read and write them too.
             #[must_use]
             pub fn low_precision_copies(mut self, on: bool) -> Self {
                 self.fused.copies(on);

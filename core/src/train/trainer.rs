@@ -166,7 +166,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Replays steps instead of making them anew ([`capture`](crate::capture)), with the same bits: [`fit`](Self::fit) makes its first one eagerly, records
     /// the second, and replays it for batches of the same shapes. The loss function is not called for these: what it does besides computing on the
-    /// device, such as counting or reading a loss, it does twice. The step's memory stays its own meanwhile, so validation needs more beside it.
+    /// device, such as counting, it does twice; reading a tensor is an error. The step's memory stays its own until `fit` ends, so validation, and steps of
+    /// other shapes, need theirs beside it; where that runs out, all steps are made eagerly.
     pub fn capture(self, on: bool) -> Self {
         Self { replay: if on { Replay::Asked } else { Replay::Off }, ..self }
     }
@@ -257,6 +258,18 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     pub fn fit<D: Dataset, L: Into<Outcome>>(
         &mut self,
         loader: &Loader<D>,
+        loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Ended> {
+        self.replay.restart();
+        let ended = self.run(loader, loss);
+        // Its memory goes back, and another loss function is another step.
+        self.replay.restart();
+        ended
+    }
+
+    fn run<D: Dataset, L: Into<Outcome>>(
+        &mut self,
+        loader: &Loader<D>,
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Ended> {
         let device = device_of("fit", self.model)?;
@@ -275,7 +288,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some((_, bytes)) = self.budget {
             device.pool().set_limit(Some(bytes));
         }
-        self.replay.restart();
         self.model.train(true);
         let mut ended = Ended::Finished;
         while total.is_none_or(|n| self.done.step < n) {
@@ -359,8 +371,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 Ok(None) => return Ok(false),
                 Err(error) => {
                     device.set_random_state(random);
-                    self.micro_batch.halve(error, &taken)?;
-                    self.replay.restart();
+                    if !(error.is_out_of_memory() && self.replay.gives_way()) {
+                        self.micro_batch.halve(error, &taken)?;
+                    }
                     // Plain segments are cut for the sizes of the step that failed.
                     device.pool().empty_cache()?;
                     again = true;

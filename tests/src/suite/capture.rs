@@ -377,6 +377,12 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         carried = carried.add(1.0)?;
         Ok(carried.clone())
     })?;
+    let net = Setting::new(device)?;
+    let mut first = AdamW::new(net.parameters(), 0.1);
+    let (x5, y5) = net.batch(0);
+    let recorded = device.record_with(&[x5, y5], |t| train(&net, &mut first, &t[0], &t[1]));
+    let message = recorded.err().context("a first step was recorded")?.to_string();
+    ensure!(message.contains("make one step before"), "{message}");
     if Stream::new(device) != Stream::default_of(device) {
         let side = Stream::new(device);
         refused("streams", &mut || {

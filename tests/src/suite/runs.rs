@@ -300,10 +300,11 @@ fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
 fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> {
     // A pool with a limit of its own, and a model that needs most of it for 64 rows at once.
     let device = Device::with_config(device.backend().clone(), Config::default());
-    let train = |limit: Option<u64>| -> Result<(Option<usize>, Vec<f64>, u64)> {
+    let train = |limit: Option<u64>, capture: bool| -> Result<(Option<usize>, Vec<f64>, [u64; 2])> {
         device.manual_seed(3);
         let net = (Linear::new(4, 4096, &device)?, Linear::new(4096, 3, &device)?);
         let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.1)).accumulate(2).steps(3).quiet();
+        run = run.capture(capture);
         device.pool().empty_cache()?;
         device.pool().set_limit(limit);
         device.pool().reset_peak_stats();
@@ -315,15 +316,23 @@ fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> 
         let mut all: Vec<f64> = run.history().losses.iter().map(|&loss| f64::from(loss)).collect();
         all.extend(net.0.weight.to_f64s()?);
         ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
-        Ok((run.micro_batch_rows(), all, device.memory().peak_allocated()))
+        let memory = device.memory();
+        Ok((run.micro_batch_rows(), all, [memory.peak_allocated(), memory.peak_reserved()]))
     };
-    let (rows, expected, peak) = train(None)?;
+    let (rows, expected, [peak, reserved]) = train(None, false)?;
     ensure!(rows.is_none(), "{rows:?}");
     let before = device.memory().allocated();
-    let (rows, halved, _) = train(Some(peak * 6 / 10))?;
-    ensure!(rows.is_some_and(|rows| rows < 64), "{rows:?} rows at once fit 60 % of the memory");
+    for capture in [false, true] {
+        let (rows, halved, _) = train(Some(peak * 6 / 10), capture)?;
+        ensure!(rows.is_some_and(|rows| rows < 64), "{rows:?} rows at once fit 60 % of the memory");
+        ensure!(device.memory().allocated() == before, "memory is left");
+        close(&halved, &expected, 1e-4, 1e-5)?;
+    }
+    // Where eager steps fit, whole batches go on, whether there is room for what a captured one holds or not.
+    let (rows, same, _) = train(Some(reserved), true)?;
+    ensure!(rows.is_none(), "{rows:?} rows at once where whole batches fit");
     ensure!(device.memory().allocated() == before, "memory is left");
-    close(&halved, &expected, 1e-4, 1e-5)
+    close(&same, &expected, 1e-4, 1e-5)
 }
 
 fn parts_are_weighted_by_the_targets_that_count(device: &Device) -> Result<()> {
