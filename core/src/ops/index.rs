@@ -295,8 +295,15 @@ impl Tensor {
         let d = normalize_dim("gather", dim, self.rank())?;
         self.check_index("gather", d, index)?;
         let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
+        let shape: Dims = self.shape().into();
+        if out.numel() == 0 {
+            // PyTorch takes an index of any type where it names nothing.
+            return Ok(autograd::attach("gather", out, &[self], move |g, _| {
+                Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+            }));
+        }
         gather_into("gather", self, d, index, index.strides(), &out)?;
-        let (shape, index): (Dims, _) = (self.shape().into(), index.detach());
+        let index = index.detach();
         Ok(autograd::attach("gather", out, &[self], move |g, _| {
             Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
@@ -533,12 +540,26 @@ impl Tensor {
     /// A copy of `self` with alpha · `src` added to the indices of one dimension that `index` (of one dimension) names.
     ///
     /// # Errors
-    /// The shapes do not fit.
+    /// The shapes do not fit; `src` has another type; alpha is no whole number where the types are.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
         let _op = memory::scope::op("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
-        let scaled = if alpha == 1.0 { src.clone() } else { src.mul(alpha)? };
+        self.same_device("index_add", src)?;
+        if src.dtype() != self.dtype() {
+            let rule = format!("the source has the type of the tensor, {}", self.dtype());
+            return Err(Error::dtype("index_add", src.dtype(), rule));
+        }
+        let whole = !self.dtype().is_float();
+        if whole && alpha.fract() != 0.0 {
+            let rule = format!("alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
+            return Err(Error::argument("index_add", rule));
+        }
+        let scaled = match alpha {
+            1.0 => src.clone(),
+            _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
+            _ => src.mul(alpha)?,
+        };
         let (shape, strides) = self.rows_of("index_add", d, index, src.shape())?;
         let out = self.detach().copy()?;
         let source = Source::Tensor(&scaled, scaled.strides().into());

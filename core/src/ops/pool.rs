@@ -60,14 +60,16 @@ impl Pool2d {
                 ),
             ));
         }
+        // The last window may end so far behind the padding.
+        let beyond = if self.ceil_mode { s - 1 } else { 0 };
         let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
-        if padded < reach {
+        if padded + beyond < reach {
             return Err(Error::argument(
                 op,
                 format!("a window of {reach} does not fit an extent of {padded} with padding"),
             ));
         }
-        let mut n = if self.ceil_mode { (padded - reach).div_ceil(s) } else { (padded - reach) / s } + 1;
+        let mut n = (padded + beyond - reach) / s + 1;
         // A window that starts in the padding on the right would be empty.
         if self.ceil_mode && (n - 1) * s >= extent + p {
             n -= 1;

@@ -301,7 +301,11 @@ impl Tensor {
     /// There are no elements; memory runs out.
     #[track_caller]
     pub fn median_all(&self) -> Result<Tensor> {
-        let out = self.detach().reshape([-1])?.median(0, false)?.0;
+        let out = match self.numel() {
+            // PyTorch's answer, where a type has it.
+            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
+            _ => self.detach().reshape([-1])?.median(0, false)?.0,
+        };
         Ok(self.shared_by_equals("median", out))
     }
 
@@ -311,7 +315,11 @@ impl Tensor {
     /// As [`median_all`](Self::median_all).
     #[track_caller]
     pub fn nanmedian_all(&self) -> Result<Tensor> {
-        let out = self.detach().reshape([-1])?.nanmedian(0, false)?.0;
+        let out = match self.numel() {
+            // PyTorch's answer, where a type has it.
+            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
+            _ => self.detach().reshape([-1])?.nanmedian(0, false)?.0,
+        };
         Ok(self.shared_by_equals("nanmedian", out))
     }
 
@@ -373,6 +381,8 @@ impl Tensor {
         }
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let (several, q) = numbers(op, q, self)?;
+        // Only between two elements does a rank change what is taken.
+        let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
         // The line goes to the end and leaves an extent of 1.
         let lines = match dim {
             Some(_) => self.unsqueeze(-1)?.transpose(d as isize, -1)?,
@@ -397,14 +407,15 @@ impl Tensor {
             Interpolation::Nearest => ranks.round()?,
             Interpolation::Linear | Interpolation::Midpoint => ranks,
         };
-        let below = sorted.gather(-1, &ranks.to_dtype(DType::I32)?)?;
+        let places = ranks.detach();
+        let below = sorted.gather(-1, &places.to_dtype(DType::I32)?)?;
         let out = match interpolation {
             Interpolation::Linear | Interpolation::Midpoint => {
-                let above = sorted.gather(-1, &ranks.ceil()?.to_dtype(DType::I32)?)?;
+                let above = sorted.gather(-1, &places.ceil()?.to_dtype(DType::I32)?)?;
                 if interpolation == Interpolation::Midpoint {
                     below.lerp(&above, 0.5)?
                 } else {
-                    below.lerp(&above, &ranks.sub(&ranks.floor()?)?.to_dtype(below.dtype())?)?
+                    below.lerp(&above, &ranks.sub(&places.floor()?)?.to_dtype(below.dtype())?)?
                 }
             }
             _ => below,
@@ -430,7 +441,6 @@ fn numbers(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tenso
         }
         Operand::Tensor(t) => {
             x.same_device(op, t)?;
-            autograd::refuse(op, &[t])?;
             return Ok((t.rank() == 1, t.reshape([-1])?.to_dtype(dtype)?));
         }
         Operand::Scalar(Scalar::Float(q)) => *q,

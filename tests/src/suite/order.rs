@@ -198,6 +198,11 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
 }
 
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
+    // The rank moves by two where q moves by one, and the value by the step that it is in.
+    let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
+    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.requires_grad_()?;
+    line.quantile(&q, None, false, Interpolation::Linear)?.sum_all()?.backward()?;
+    expect(&q.grad().context("no gradient of q")?, &[2.0, 6.0])?;
     let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], &[2, 4], device)?;
     let q = |q: f64, how| -> Result<Vec<f64>> { Ok(x.nanquantile(q, Some(1), false, how)?.to_f64s()?) };
     // Ranks 0.75 and 0.5.
@@ -316,6 +321,18 @@ fn values_find_their_places(device: &Device) -> Result<()> {
 }
 
 fn elements_meet_in_every_way(device: &Device) -> Result<()> {
+    let (zeros, one) =
+        (Tensor::zeros(&[3], DType::I32, device)?, Tensor::from_slice(&[1i32, 5], &[2], device)?);
+    let index = Tensor::from_slice(&[0i32, 2], &[2], device)?;
+    expect(&zeros.index_add(0, &index, &one, 2.0)?, &[2.0, 0.0, 10.0])?;
+    says(
+        zeros.index_add(0, &index, &one, 0.5),
+        "index_add: alpha is a whole number where the tensor is i32; got 0.5",
+    )?;
+    says(
+        zeros.index_add(0, &index, &one.to_dtype(DType::F32)?, 1.0),
+        "index_add: does not take f32; the source has the type of the tensor, i32",
+    )?;
     use ScatterReduce::{Amax, Amin, Mean, Prod, Sum};
     let index = [2usize, 0, 2, 3, 0, 2];
     for dtype in computed(device).filter(|&d| d != DType::Bool) {
@@ -463,6 +480,10 @@ fn captured_steps_sort(device: &Device) -> Result<()> {
 }
 
 fn nothing_and_rank_zero(device: &Device) -> Result<()> {
+    let none = Tensor::empty(&[0], DType::F32, device)?;
+    ensure!(none.median_all()?.item()?.is_nan() && none.nanmedian_all()?.item()?.is_nan());
+    let bytes = Tensor::empty(&[0], DType::U8, device)?;
+    ensure!(Tensor::ones(&[5], DType::F32, device)?.gather(0, &bytes)?.shape() == [0]);
     let none = Tensor::zeros(&[2, 0, 3], DType::F32, device)?;
     for dim in -3..3 {
         ensure!(none.sort(dim, false)?.0.shape() == [2, 0, 3] && none.argsort(dim, true)?.numel() == 0);

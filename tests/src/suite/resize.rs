@@ -9,7 +9,7 @@ use forebay::nn::{
     ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, EmbeddingBag, Module,
     Sequential, Upsample,
 };
-use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode};
+use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode, Pool2d};
 use forebay::tensor::Tensor;
 
 use super::host::{close, expect, iota, same_bits};
@@ -291,6 +291,11 @@ fn parts_and_differences(device: &Device) -> Result<()> {
 }
 
 fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
+    // With `ceil_mode` a window may be larger than what there is.
+    let small = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], device)?;
+    let window = Pool2d { stride: [2; 2], ceil_mode: true, ..Pool2d::new(3) };
+    ensure!(small.max_pool2d(window)?.to_vec::<f32>()? == [4.0]);
+    ensure!(small.avg_pool2d(window)?.to_vec::<f32>()? == [2.5]);
     let x = Tensor::from_slice(&[1.0f32, 3.0, 3.0, 0.0, 2.0], &[1, 5], device)?;
     let (out, places) = x.adaptive_max_pool1d_with_indices(2)?;
     expect(&out, &[3.0, 3.0])?;
