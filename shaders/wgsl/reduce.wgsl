@@ -61,8 +61,7 @@ struct Params {
 {% endif %}
 
 {% if T in ["f32", "f64"] and extreme %}
-// By its bits, for compilers may take `v != v` for false; an f64 that is NaN is one as f32 too.
-fn is_nan(v: T) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f800000u; }
+{{ t.is_nan("T") }}
 {% endif %}
 {% set floats = T in ["f32", "f64"] %}
 

@@ -30,6 +30,7 @@ struct Params {
 {{ t.input(0, "index", index) }}
 {% if not scalar %}{{ t.input(1, "src", dtype) }}{% endif %}
 {{ t.output(1 if scalar else 2, "out", dtype, "scattered") }}
+{% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
 {{ t.place(index) }}
 @compute @workgroup_size(256)
@@ -74,6 +75,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         out_put(i, out_at(i) * v);
         {% elif T == "f32" %}
         out_put(i, m_{{ op }}(out_at(i), v));
+        {% elif T == "f64" %}
+        let before = out_at(i);
+        out_put(i, select(select({{ op }}(before, v), v, is_nan(v)), before, is_nan(before)));
         {% else %}
         out_put(i, {{ op }}(out_at(i), v));
         {% endif %}

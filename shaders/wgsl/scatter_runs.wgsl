@@ -30,6 +30,7 @@ struct Params {
 {{ t.input(1, "order", "i64w") }}
 {{ t.input(2, "src", dtype) }}
 {{ t.output(3, "out", dtype, "scattered") }}
+{% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -72,6 +73,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         all = all * v;
         {% elif T == "f32" %}
         all = m_{{ op }}(all, v);
+        {% elif T == "f64" %}
+        all = select(select({{ op }}(all, v), v, is_nan(v)), all, is_nan(all));
         {% else %}
         all = {{ op }}(all, v);
         {% endif %}

@@ -41,7 +41,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% else %}
         let other = sorted_key(base + middle);
         {% endif %}
-        if less(other, key) | ((p.right != 0u) & same(other, key)) { low = middle + 1u; } else { high = middle; }
+        var further = less(other, key) | ((p.right != 0u) & same(other, key));
+        {% if kind in ["f64", "f32", "f16", "bf16"] %}
+        // As PyTorch, whose comparison fails.
+        further = further | same(other, nan_key()) | same(key, nan_key());
+        {% endif %}
+        if further { low = middle + 1u; } else { high = middle; }
     }
     found_put(i, i32(low));
 }

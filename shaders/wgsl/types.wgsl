@@ -204,3 +204,9 @@ fn place(i: u32, extent: u32) -> u32 { return i; }
 fn place(i: i32, extent: u32) -> u32 { return u32(select(i, i + i32(extent), i < 0)); }
 {% endif %}
 {% endmacro -%}
+
+{#- fn is_nan(v), of a float that is computed in. -#}
+{%- macro is_nan(T) %}
+// By its bits, for compilers may take `v != v` for false; an f64 that is NaN is one as f32 too.
+fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f800000u; }
+{% endmacro -%}

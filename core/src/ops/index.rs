@@ -15,7 +15,7 @@ use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::layout::{collapse, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
@@ -517,7 +517,18 @@ impl Tensor {
         self.check_index("scatter", d, index)?;
         let out = self.detach().copy()?;
         let put = move |t: &Tensor, index: &Tensor, v: f64| {
-            let source = Source::Number(v);
+            // The kernel's own number is an f32.
+            let wide = match t.dtype() {
+                DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
+                    let _tag = memory::scope::tag(Tag::Workspace);
+                    Some(Tensor::full(&[], v, t.dtype(), t.device())?)
+                }
+                _ => None,
+            };
+            let source = match &wide {
+                Some(number) => Source::Tensor(number, Dims::from_elem(0, t.rank())),
+                None => Source::Number(v),
+            };
             scatter_into(
                 "scatter",
                 t,

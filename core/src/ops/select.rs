@@ -213,7 +213,7 @@ impl Tensor {
     /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
     /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
     /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be
-    /// sorted. NaN count as the largest.
+    /// sorted. NaN is never found: a search that meets one goes on to the right of it, as PyTorch's does.
     ///
     /// # Errors
     /// The types differ; the shapes do not fit; an input requires a gradient, which there is none of.

@@ -328,8 +328,9 @@ impl Tensor {
     fn shared_by_equals(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (self.detach(), out.clone());
         autograd::attach(op, out, &[self], move |g, _| {
-            let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(DType::F32)?;
-            let share = g.to_dtype(DType::F32)?.div(&equal.sum_all()?)?;
+            let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+            let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
+            let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;
             Ok(smallvec![Some(equal.mul(&share)?.to_dtype(g.dtype())?)])
         })
     }

@@ -295,6 +295,10 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
 }
 
 fn values_find_their_places(device: &Device) -> Result<()> {
+    // A comparison with NaN fails, and the search goes right.
+    let line = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], device)?;
+    let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], &[3], device)?;
+    expect(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
     for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d) && d != DType::Bool) {
         let (x, values) = (mixed(&[3, 40], dtype, device)?, mixed(&[3, 9], dtype, device)?);
         let (sorted, sorter) = x.sort(1, false)?;
@@ -321,6 +325,22 @@ fn values_find_their_places(device: &Device) -> Result<()> {
 }
 
 fn elements_meet_in_every_way(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports(d)) {
+        let odd = Tensor::from_slice(&[f32::NAN, 3.0], &[2], device)?.to_dtype(dtype)?;
+        let (place, x) = (Tensor::zeros(&[2], DType::I32, device)?, Tensor::full(&[1], 2.0, dtype, device)?);
+        for how in [ScatterReduce::Amax, ScatterReduce::Amin] {
+            for odd in [odd.clone(), odd.flip(&[0])?] {
+                ensure!(x.scatter_reduce(0, &place, &odd, how, true)?.item()?.is_nan(), "{dtype} {how:?}");
+            }
+        }
+    }
+    // Numbers that f32 does not have.
+    let many = Tensor::arange(0.0, 100_000.0, 1.0, DType::I32, device)?;
+    for index in [many.narrow(0, 7, 3)?, many.clone()] {
+        let put = many.scatter_value(0, &index, 16_777_217.0)?;
+        ensure!(put.narrow(0, 9, 1)?.to_vec::<i32>()? == [16_777_217]);
+        ensure!(put.narrow(0, 10, 1)?.item()? == if index.numel() == 3 { 10.0 } else { 16_777_217.0 });
+    }
     let (zeros, one) =
         (Tensor::zeros(&[3], DType::I32, device)?, Tensor::from_slice(&[1i32, 5], &[2], device)?);
     let index = Tensor::from_slice(&[0i32, 2], &[2], device)?;
