@@ -337,6 +337,11 @@ impl Tensor {
                 &[src.shape(), index.shape()],
             ));
         }
+        self.check_source(op, src)
+    }
+
+    /// Fails if the elements of `src` cannot be put, or added, to those of `self`.
+    fn check_source(&self, op: &'static str, src: &Tensor) -> Result<()> {
         if src.dtype() != self.dtype() {
             return Err(Error::dtype(
                 op,
@@ -556,11 +561,7 @@ impl Tensor {
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
         let _op = memory::scope::op("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
-        self.same_device("index_add", src)?;
-        if src.dtype() != self.dtype() {
-            let rule = format!("the source has the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype("index_add", src.dtype(), rule));
-        }
+        self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
         if whole && alpha.fract() != 0.0 {
             let rule = format!("alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());

@@ -295,18 +295,13 @@ impl Tensor {
         Sorter { op: "nanmedian", descending: false, begin, count: 1 }.one(self, d, keepdim)
     }
 
-    /// The median of all elements, as [`median`](Self::median); equal ones share the gradient.
+    /// The median of all elements, as [`median`](Self::median), and NaN of no floats; equal ones share the gradient.
     ///
     /// # Errors
-    /// There are no elements; memory runs out.
+    /// There are no elements, and they would be no floats; memory runs out.
     #[track_caller]
     pub fn median_all(&self) -> Result<Tensor> {
-        let out = match self.numel() {
-            // PyTorch's answer, where a type has it.
-            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
-            _ => self.detach().reshape([-1])?.median(0, false)?.0,
-        };
-        Ok(self.shared_by_equals("median", out))
+        self.middle_of_all("median", |line| line.median(0, false))
     }
 
     /// The median of all elements that are no NaN; equal ones share the gradient.
@@ -315,12 +310,24 @@ impl Tensor {
     /// As [`median_all`](Self::median_all).
     #[track_caller]
     pub fn nanmedian_all(&self) -> Result<Tensor> {
+        self.middle_of_all("nanmedian", |line| line.nanmedian(0, false))
+    }
+
+    /// What `median` finds among all elements.
+    #[track_caller]
+    fn middle_of_all(
+        &self,
+        op: &'static str,
+        median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
+    ) -> Result<Tensor> {
+        // Here, for a closure would take the place of the line that asked.
+        let _op = memory::scope::op(op);
         let out = match self.numel() {
             // PyTorch's answer, where a type has it.
             0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
-            _ => self.detach().reshape([-1])?.nanmedian(0, false)?.0,
+            _ => median(&self.detach().reshape([-1])?)?.0,
         };
-        Ok(self.shared_by_equals("nanmedian", out))
+        Ok(self.shared_by_equals(op, out))
     }
 
     /// `out`, one of the elements, with a gradient that all equal to it share.
