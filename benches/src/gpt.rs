@@ -15,7 +15,7 @@ use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
-use crate::timing::{Bench, median};
+use crate::timing::Bench;
 
 /// Steps before the first that counts, and those that count.
 const WARM_UP: usize = 5;
@@ -90,19 +90,8 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
             Some(captured) => captured.replay(),
             None => training.step(),
         };
-        for _ in 0..WARM_UP.min(steps) {
-            step()?.item()?;
-        }
-        device.pool().reset_peak_stats();
-        let mut ms = Vec::new();
-        let mut last = 0.0;
-        for _ in 0..steps {
-            device.synchronize()?;
-            let start = Instant::now();
-            last = step()?.item()?;
-            ms.push(start.elapsed().as_secs_f64() * 1e3);
-        }
-        let (m, memory) = (median(ms), device.memory());
+        let (m, last) = Bench::steps(device, (WARM_UP.min(steps), steps), &mut step)?;
+        let memory = device.memory();
         let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         b.emit(
             "gpt2_train",

@@ -60,6 +60,28 @@ impl<'a> Bench<'a> {
         Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, inner })
     }
 
+    /// Steps that each read their loss: some that do not count, then the median of the others in milliseconds, and the last loss. The peak
+    /// of memory is theirs.
+    pub(crate) fn steps(
+        device: &Device,
+        (warm_up, steps): (usize, usize),
+        mut once: impl FnMut() -> forebay::error::Result<Tensor>,
+    ) -> Result<(f64, f64)> {
+        for _ in 0..warm_up {
+            once()?.item()?;
+        }
+        device.pool().reset_peak_stats();
+        let mut ms = Vec::with_capacity(steps);
+        let mut loss = f64::NAN;
+        for _ in 0..steps {
+            device.synchronize()?;
+            let start = Instant::now();
+            loss = once()?.item()?;
+            ms.push(start.elapsed().as_secs_f64() * 1e3);
+        }
+        Ok((median(ms), loss))
+    }
+
     /// How many results of this many bytes may be alive at once.
     pub(crate) fn max_inner(&self, bytes: usize) -> usize {
         ((2usize << 30) / bytes.max(1)).clamp(1, 50)

@@ -1,7 +1,5 @@
 //! Training steps on images: ResNet-50 and ViT-B/16, 64 images of 224 x 224 a step.
 
-use std::time::Instant;
-
 use anyhow::Result;
 use forebay::amp::autocast;
 use forebay::device::Device;
@@ -13,7 +11,7 @@ use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use serde_json::json;
 
-use crate::timing::{Bench, median};
+use crate::timing::Bench;
 
 const CLASSES: usize = 1000;
 
@@ -221,24 +219,13 @@ fn row<N: Net>(
         };
         let first_loss = step()?.item()?;
         let mut captured = capture.then(|| device.capture(&mut step)).transpose()?;
-        let mut once = || match &mut captured {
+        let once = || match &mut captured {
             Some(captured) => captured.replay(),
             None => step(),
         };
         let (warm_up, steps) = if b.tiny { (1, 2) } else { (4, 10) };
-        for _ in 0..warm_up {
-            once()?.item()?;
-        }
-        device.pool().reset_peak_stats();
-        let mut ms = Vec::new();
-        let mut last_loss = 0.0;
-        for _ in 0..steps {
-            device.synchronize()?;
-            let start = Instant::now();
-            last_loss = once()?.item()?;
-            ms.push(start.elapsed().as_secs_f64() * 1e3);
-        }
-        let (m, memory) = (median(ms), device.memory());
+        let (m, last_loss) = Bench::steps(device, (warm_up, steps), once)?;
+        let memory = device.memory();
         b.emit(
             name,
             &shape.map(|n| n.to_string()).join("x"),

@@ -65,21 +65,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% else %}
         let v = src_at(i2 + k * p.dim_strides.z);
         {% endif %}
-        {% if op == "set" %}
-        out_put(i, v);
-        {% elif T == "bool" %}
-        out_put(i, {{ {"add": "out_at(i) || v", "mul": "out_at(i) && v", "max": "out_at(i) || v", "min": "out_at(i) && v"}[op] }});
-        {% elif op == "add" %}
-        out_put(i, out_at(i) + v);
-        {% elif op == "mul" %}
-        out_put(i, out_at(i) * v);
-        {% elif T == "f32" %}
-        out_put(i, m_{{ op }}(out_at(i), v));
-        {% elif T == "f64" %}
-        let before = out_at(i);
-        out_put(i, select(select({{ op }}(before, v), v, is_nan(v)), before, is_nan(before)));
-        {% else %}
-        out_put(i, {{ op }}(out_at(i), v));
-        {% endif %}
+        {% if op != "set" %}let before = out_at(i);{% endif %}
+        out_put(i, {{ t.joined(op, T, "before", "v") }});
     }
 }

@@ -63,21 +63,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var next = first;
     loop {
         let v = src_at(i2 + k * p.dim_strides.z);
-        {% if op == "set" %}
-        all = v;
-        {% elif T == "bool" %}
-        all = {{ {"add": "all | v", "mul": "all & v", "max": "all | v", "min": "all & v"}[op] }};
-        {% elif op == "add" %}
-        all = all + v;
-        {% elif op == "mul" %}
-        all = all * v;
-        {% elif T == "f32" %}
-        all = m_{{ op }}(all, v);
-        {% elif T == "f64" %}
-        all = select(select({{ op }}(all, v), v, is_nan(v)), all, is_nan(all));
-        {% else %}
-        all = {{ op }}(all, v);
-        {% endif %}
+        all = {{ t.joined(op, T, "all", "v") }};
         next++;
         if next >= p.length { break; }
         k = u32(order_at(i1 + next * p.dim_strides.y));

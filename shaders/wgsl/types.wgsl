@@ -210,3 +210,15 @@ fn place(i: i32, extent: u32) -> u32 { return u32(select(i, i + i32(extent), i <
 // By its bits, for compilers may take `v != v` for false; an f64 that is NaN is one as f32 too.
 fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f800000u; }
 {% endmacro -%}
+
+{#- What two elements that meet at one place leave there, of what is computed in: the one in front and the one behind it. f64's extremes take `is_nan`. -#}
+{%- macro joined(op, T, front, behind) -%}
+{%- if op == "set" -%}{{ behind }}
+{%- elif T == "bool" -%}{{ front }} {{ "|" if op in ["add", "max"] else "&" }} {{ behind }}
+{%- elif op == "add" -%}{{ front }} + {{ behind }}
+{%- elif op == "mul" -%}{{ front }} * {{ behind }}
+{%- elif T == "f32" -%}m_{{ op }}({{ front }}, {{ behind }})
+{%- elif T == "f64" -%}select(select({{ op }}({{ front }}, {{ behind }}), {{ behind }}, is_nan({{ behind }})), {{ front }}, is_nan({{ front }}))
+{%- else -%}{{ op }}({{ front }}, {{ behind }})
+{%- endif -%}
+{%- endmacro -%}
