@@ -26,11 +26,34 @@ fn corpus(folder: &str) -> Vec<(PathBuf, String)> {
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .filter(|path| path.extension().is_some_and(|e| e == "wgsl"))
-        .map(|path| (path.clone(), fs::read_to_string(path).unwrap()))
+        .flat_map(|path| {
+            let text = fs::read_to_string(&path).unwrap();
+            for_each_type(&text).into_iter().map(move |text| (path.clone(), text))
+        })
         .collect();
     files.sort();
     assert!(!files.is_empty());
     files
+}
+
+/// The text, or one for each type that its first line names, such as `// FLOAT: f16 f32`.
+fn for_each_type(text: &str) -> Vec<String> {
+    let Some(types) = text.lines().next().and_then(|line| line.strip_prefix("// FLOAT: ")) else {
+        return vec![text.to_string()];
+    };
+    let with = |kind| {
+        format!(
+            "{}{}",
+            if kind == "f16" {
+                "enable f16;
+"
+            } else {
+                ""
+            },
+            text.replace("FLOAT", kind)
+        )
+    };
+    types.split_whitespace().map(with).collect()
 }
 
 /// The compute entry points of a module.
@@ -49,7 +72,7 @@ fn overrides(wgsl: &str) -> Vec<(&str, f64)> {
 fn compile_all(folder: &str, architectures: &[u32]) {
     let compile = nvrtc();
     let mut failures = Vec::new();
-    for (path, wgsl) in corpus(folder) {
+    for (at, (path, wgsl)) in corpus(folder).into_iter().enumerate() {
         for entry in entries(&wgsl) {
             let kernel = match translate(&wgsl, &entry, &overrides(&wgsl)) {
                 Ok(kernel) => kernel,
@@ -59,7 +82,7 @@ fn compile_all(folder: &str, architectures: &[u32]) {
                 }
             };
             if let Ok(folder) = std::env::var("FOREBAY_DUMP") {
-                let file = format!("{}_{entry}.cu", path.file_stem().unwrap().display());
+                let file = format!("{}_{at}_{entry}.cu", path.file_stem().unwrap().display());
                 fs::write(Path::new(&folder).join(file), &kernel.source).unwrap();
             }
             for &arch in architectures.iter().filter(|_| compile) {

@@ -1,8 +1,9 @@
-// Every builtin function on f64, scalars and vectors; the costly ones only on scalars and vec3.
-@group(0) @binding(0) var<storage, read> a: array<f64>;
-@group(0) @binding(1) var<storage, read_write> out: array<f64>;
+// FLOAT: f16 f32 f64
+// Every builtin function on one type, scalars and vectors; the costly ones only on scalars and vec3.
+@group(0) @binding(0) var<storage, read> a: array<FLOAT>;
+@group(0) @binding(1) var<storage, read_write> out: array<FLOAT>;
 
-fn numbers_1(x: f64, y: f64, z: f64) -> f64 {
+fn numbers_1(x: FLOAT, y: FLOAT, z: FLOAT) -> FLOAT {
     var r = x;
     r += abs(r);
     r += acos(r);
@@ -44,11 +45,11 @@ fn numbers_1(x: f64, y: f64, z: f64) -> f64 {
     r = -r % y - x * y / z;
     let m = modf(x);
     let f = frexp(y);
-    r += length(x) + distance(x, y) + m.fract + m.whole + f.fract + f64(f.exp) + ldexp(x, i32(f.exp)) + select(x, y, x == y);
+    r += length(x) + distance(x, y) + m.fract + m.whole + f.fract + FLOAT(f.exp) + ldexp(x, i32(f.exp)) + select(x, y, x == y);
     return r;
 }
 
-fn numbers_2(x: vec2<f64>, y: vec2<f64>, z: vec2<f64>) -> vec2<f64> {
+fn numbers_2(x: vec2<FLOAT>, y: vec2<FLOAT>, z: vec2<FLOAT>) -> vec2<FLOAT> {
     var r = x;
     r += abs(r);
     r += ceil(r);
@@ -72,14 +73,14 @@ fn numbers_2(x: vec2<f64>, y: vec2<f64>, z: vec2<f64>) -> vec2<f64> {
     r = -r % y - x * y / z;
     r += normalize(x) + faceForward(x, y, z) + reflect(x, y) + refract(x, y, z.x) + mix(x, y, z.x);
     r = select(r, x, x < y) + x * z.x + z.x * x + x / z.x + z.x / x + (x - z.x) + (z.x + x);
-    r += vec2<f64>(length(x) + distance(x, y) + dot(x, z));
+    r += vec2<FLOAT>(length(x) + distance(x, y) + dot(x, z));
     let m = modf(x);
     let f = frexp(y);
-    r += m.fract + m.whole + f.fract + vec2<f64>(f.exp) + ldexp(x, vec2<i32>(f.exp));
+    r += m.fract + m.whole + f.fract + vec2<FLOAT>(f.exp) + ldexp(x, vec2<i32>(f.exp));
     return r;
 }
 
-fn numbers_3(x: vec3<f64>, y: vec3<f64>, z: vec3<f64>) -> vec3<f64> {
+fn numbers_3(x: vec3<FLOAT>, y: vec3<FLOAT>, z: vec3<FLOAT>) -> vec3<FLOAT> {
     var r = x;
     r += abs(r);
     r += acos(r);
@@ -121,15 +122,15 @@ fn numbers_3(x: vec3<f64>, y: vec3<f64>, z: vec3<f64>) -> vec3<f64> {
     r = -r % y - x * y / z;
     r += normalize(x) + faceForward(x, y, z) + reflect(x, y) + refract(x, y, z.x) + mix(x, y, z.x);
     r = select(r, x, x < y) + x * z.x + z.x * x + x / z.x + z.x / x + (x - z.x) + (z.x + x);
-    r += vec3<f64>(length(x) + distance(x, y) + dot(x, z));
+    r += vec3<FLOAT>(length(x) + distance(x, y) + dot(x, z));
     r += cross(x, y);
     let m = modf(x);
     let f = frexp(y);
-    r += m.fract + m.whole + f.fract + vec3<f64>(f.exp) + ldexp(x, vec3<i32>(f.exp));
+    r += m.fract + m.whole + f.fract + vec3<FLOAT>(f.exp) + ldexp(x, vec3<i32>(f.exp));
     return r;
 }
 
-fn numbers_4(x: vec4<f64>, y: vec4<f64>, z: vec4<f64>) -> vec4<f64> {
+fn numbers_4(x: vec4<FLOAT>, y: vec4<FLOAT>, z: vec4<FLOAT>) -> vec4<FLOAT> {
     var r = x;
     r += abs(r);
     r += ceil(r);
@@ -153,10 +154,10 @@ fn numbers_4(x: vec4<f64>, y: vec4<f64>, z: vec4<f64>) -> vec4<f64> {
     r = -r % y - x * y / z;
     r += normalize(x) + faceForward(x, y, z) + reflect(x, y) + refract(x, y, z.x) + mix(x, y, z.x);
     r = select(r, x, x < y) + x * z.x + z.x * x + x / z.x + z.x / x + (x - z.x) + (z.x + x);
-    r += vec4<f64>(length(x) + distance(x, y) + dot(x, z));
+    r += vec4<FLOAT>(length(x) + distance(x, y) + dot(x, z));
     let m = modf(x);
     let f = frexp(y);
-    r += m.fract + m.whole + f.fract + vec4<f64>(f.exp) + ldexp(x, vec4<i32>(f.exp));
+    r += m.fract + m.whole + f.fract + vec4<FLOAT>(f.exp) + ldexp(x, vec4<i32>(f.exp));
     return r;
 }
 
@@ -164,7 +165,7 @@ fn numbers_4(x: vec4<f64>, y: vec4<f64>, z: vec4<f64>) -> vec4<f64> {
 fn main(@builtin(global_invocation_id) id: vec3<u32>) {
     let i = id.x;
     out[i] = numbers_1(a[i], a[i + 1u], a[i + 2u])
-        + numbers_2(vec2<f64>(a[i]), vec2(a[i], a[i + 1u]), vec2(a[i])).x
-        + numbers_3(vec3<f64>(a[i]), vec3(a[i], a[i + 1u], a[0]), vec3(a[i])).z
-        + numbers_4(vec4<f64>(a[i]), vec4(a[i], a[i + 1u], a[2], a[3]), vec4(a[i])).w;
+        + numbers_2(vec2<FLOAT>(a[i]), vec2(a[i], a[i + 1u]), vec2(a[i])).x
+        + numbers_3(vec3<FLOAT>(a[i]), vec3(a[i], a[i + 1u], a[0]), vec3(a[i])).z
+        + numbers_4(vec4<FLOAT>(a[i]), vec4(a[i], a[i + 1u], a[2], a[3]), vec4(a[i])).w;
 }
