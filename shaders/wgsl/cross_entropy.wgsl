@@ -65,6 +65,10 @@ struct Params {
 {{ rows.functions(lanes, across) }}
 {{ rows.steps(width) }}
 {{ rows.each("step_exp_down", "m_exp_down", width) }}
+{#- Logits and gradients of 16 bits take exponentials that are right in those, and arithmetic that memory does not wait for. -#}
+{% set near = dtype in ["f16", "bf16"] %}
+{{ rows.each("step_near_exp2", "m_near_exp2", width) }}
+const LOG2_E = 1.442695;
 {% set reach = lanes * width %}
 {% set stride = "" if width == 4 else " * p.stride" %}
 {% set inner = "" if width == 4 else " * p.inner" %}
@@ -142,6 +146,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set turn = 4 if width == 4 else 8 %}
     var largest = m_from_bits(0xff800000u);
     var sum = 0.0;
+    {% if near %}
+    {% set bits = "vec4<u32>" if width == 4 else "u32" %}
+    var magnitude = {{ bits }}(0u);
+    {% endif %}
     for (var at = first; at < extent; at += {{ reach * turn }}u) {
         {% for k in range(turn) %}
         let in{{ k }} = at + {{ k * reach }}u < extent;
@@ -149,14 +157,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         let before = largest;
         {% for k in range(turn) %}
+        {% if near %}
+        magnitude = max(magnitude, bitcast<{{ bits }}>(x{{ k }}) & {{ bits }}(0x7fffffffu));
+        largest = max(largest, {{ "max(max(x" ~ k ~ ".x, x" ~ k ~ ".y), max(x" ~ k ~ ".z, x" ~ k ~ ".w))" if width == 4 else "x" ~ k }});
+        {% else %}
         largest = m_max(largest, step_max(x{{ k }}));
+        {% endif %}
         {% endfor %}
         let now = anchor(largest);
         sum *= m_exp_down(before - now);
         {% for k in range(turn) %}
-        sum += select(0.0, step_sum(step_exp_down(x{{ k }} - now)), in{{ k }});
+        sum += select(0.0, step_sum({{ "step_near_exp2((x" ~ k ~ " - now) * LOG2_E)" if near else "step_exp_down(x" ~ k ~ " - now)" }}), in{{ k }});
         {% endfor %}
     }
+    {% if near %}
+    // Numbers past infinity's are NaN, which `max` may pass over.
+    let most = {{ "max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w))" if width == 4 else "magnitude" }};
+    if most > 0x7f800000u { largest = m_nan(); }
+    {% endif %}
     let m = row_max(largest, thread);
     let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
     // Kept apart from m, which would round away what a sure example has left of its loss.
@@ -217,6 +235,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     // Nothing flows to what is ignored, also where a mean of nothing is NaN.
     let scale = select(scale_at(place * p.scale_stride), 0.0, ignored);
     {% endif %}
+    {% if not soft and not smooth %}
+    let gain = whole * scale;
+    {% endif %}
+    {% if near %}
+    let offset = (m + log_sum) * LOG2_E;
+    {% endif %}
     {% set turn = 4 %}
     {% if pass == "both" %}
     // The end of the row first: it was read last.
@@ -232,19 +256,31 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         {% for k in range(turn) %}
         if in{{ k }} {
-            var r = step_exp_down((x{{ k }} - m) - log_sum) * whole;
+            {% if near %}
+            let e{{ k }} = step_near_exp2(x{{ k }} * LOG2_E - offset);
+            {% else %}
+            let e{{ k }} = step_exp_down((x{{ k }} - m) - log_sum);
+            {% endif %}
             {% if soft or smooth %}
             {% if width == 4 %}
-            r -= Step({% for i in range(4) %}shared_part(c{{ k }} + {{ i }}u, dense){{ ", " if not loop.last }}{% endfor %});
+            var r = e{{ k }} * whole - Step({% for i in range(4) %}shared_part(c{{ k }} + {{ i }}u, dense){{ ", " if not loop.last }}{% endfor %});
             {% else %}
-            r -= shared_part(c{{ k }}, dense);
-            {% endif %}
+            var r = e{{ k }} * whole - shared_part(c{{ k }}, dense);
             {% endif %}
             {% if not soft %}
             r -= select(Step(0.0), Step(p.keep * own), classes(c{{ k }}) == classes_of_label(label));
+            {% endif %}
+            r *= scale;
+            {% else %}
+            var r = e{{ k }} * gain;
+            if bitcast<u32>(label) / {{ width }}u == c{{ k }} / {{ width }}u {
+                r = select(r, (e{{ k }} * whole - Step(sum_of_row)) * scale, classes(c{{ k }}) == classes_of_label(label));
+            }
+            {% endif %}
+            {% if not soft %}
             if ignored { r = Step(0.0); }
             {% endif %}
-            result_put_step({{ "base + c" ~ k ~ stride if inplace else "dense + c" ~ k ~ inner }}, r * scale);
+            result_put_step({{ "base + c" ~ k ~ stride if inplace else "dense + c" ~ k ~ inner }}, r);
         }
         {% endfor %}
     }

@@ -103,7 +103,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set s = "s" ~ loop.index0 %}
     {% if written[loop.index0] %}
     {% if dtype == "f16" %}
-    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}to_f16_bits({{ s }}_{{ 2 * k }}) | (to_f16_bits({{ s }}_{{ 2 * k + 1 }}) << 16u){{ ", " if not loop.last }}{% endfor %});
+    {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}to_f16_pair_f16({{ s }}_{{ 2 * k }}, {{ s }}_{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% elif dtype == "bf16" %}
     // They have been rounded.
     {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}(bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u){{ ", " if not loop.last }}{% endfor %});

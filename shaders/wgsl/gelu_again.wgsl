@@ -7,6 +7,7 @@ dtype: of x, again and result · width: elements of a step, 4 where the extent i
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
+{%- set both = "m_near_gelu_tanh_both" if dtype in ["f16", "bf16"] else "m_gelu_tanh_both" -%}
 {% include "math/base" %}
 {% include "math/exp" %}
 {% include "math/log" %}
@@ -52,12 +53,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for k in range(4) %}
         {% if width == 4 %}
         {% for c in ["x", "y", "z", "w"] %}
-        let both{{ k }}{{ c }} = m_gelu_tanh_both(x{{ k }}.{{ c }});
+        let both{{ k }}{{ c }} = {{ both }}(x{{ k }}.{{ c }});
         {% endfor %}
         let gelu{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.x{{ ", " if not loop.last }}{% endfor %});
         let slope{{ k }} = Step({% for c in ["x", "y", "z", "w"] %}both{{ k }}{{ c }}.y{{ ", " if not loop.last }}{% endfor %});
         {% else %}
-        let both{{ k }} = m_gelu_tanh_both(x{{ k }});
+        let both{{ k }} = {{ both }}(x{{ k }});
         let gelu{{ k }} = both{{ k }}.x;
         let slope{{ k }} = both{{ k }}.y;
         {% endif %}

@@ -86,7 +86,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endfor %}
     let r_at = thread + p.offsets[0].x / {{ width }}u;
     {% if out in halves %}
-    result[r_at] = vec4<u32>({% for k in range(4) %}result_bits(r{{ 2 * k }}) | (result_bits(r{{ 2 * k + 1 }}) << 16u){{ ", " if not loop.last }}{% endfor %});
+    result[r_at] = vec4<u32>({% for k in range(4) %}result_pair_{{ out }}(r{{ 2 * k }}, r{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}
     result[r_at * {{ width // 4 }}u + {{ v }}u] = {{ t.vector(out) }}(r{{ 4 * v }}, r{{ 4 * v + 1 }}, r{{ 4 * v + 2 }}, r{{ 4 * v + 3 }});

@@ -34,13 +34,13 @@ the word is changed atomically, and no other thread changes this element's bits)
 {%- endif -%}
 {%- endmacro -%}
 
-{#- f32 to f16 by bits: nearest even, which WGSL's own conversion does not promise; NaN and infinities kept. -#}
+{#- f32 to f16 by bits: nearest even, which WGSL's own conversion does not promise; NaN is 0x7fff, as CUDA's instructions have it. -#}
 {%- macro half_function(name) %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
     let sign = (b >> 16u) & 0x8000u;
     let magnitude = b & 0x7fffffffu;
-    if magnitude > 0x7f800000u { return sign | 0x7e00u; }
+    if magnitude > 0x7f800000u { return 0x7fffu; }
     if magnitude >= 0x477ff000u { return sign | 0x7c00u; }
     if magnitude < 0x38800000u {
         // Subnormal in f16: shift the mantissa into units of 2^-24 and round what falls off.
@@ -58,7 +58,7 @@ fn {{ name }}_bits(v: f32) -> u32 {
 }
 {% endmacro -%}
 
-{#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even and keeps NaN. -#}
+{#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even; NaN is 0x7fff. -#}
 {%- macro bits_function(name, dtype) %}
 {% if dtype == "f16" %}
 {{ half_function(name) }}
@@ -66,12 +66,16 @@ fn {{ name }}_bits(v: f32) -> u32 {
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
     let rounded = (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
-    return select(rounded, (b >> 16u) | 0x40u, (b & 0x7fffffffu) > 0x7f800000u);
+    return select(rounded, 0x7fffu, (b & 0x7fffffffu) > 0x7f800000u);
 }
 {% elif dtype == "u8" %}
 fn {{ name }}_bits(v: u32) -> u32 { return v & 0xffu; }
 {% elif dtype == "bool" %}
 fn {{ name }}_bits(v: bool) -> u32 { return select(0u, 1u, v); }
+{% endif %}
+{% if dtype in ["f16", "bf16"] %}
+// Two in a word. CUDA has an instruction for it (native.rs in backend-cuda).
+fn {{ name }}_pair_{{ dtype }}(a: f32, b: f32) -> u32 { return {{ name }}_bits(a) | ({{ name }}_bits(b) << 16u); }
 {% endif %}
 {% endmacro -%}
 
@@ -88,8 +92,8 @@ fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ 
 fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
 fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
     {% if dtype in ["f16", "bf16"] %}
-    {{ name }}[i >> 1u] = {{ name }}_bits(v[0]) | ({{ name }}_bits(v[1]) << 16u);
-    if i + 2u < n { {{ name }}[(i >> 1u) + 1u] = {{ name }}_bits(v[2]) | ({{ name }}_bits(v[3]) << 16u); }
+    {{ name }}[i >> 1u] = {{ name }}_pair_{{ dtype }}(v[0], v[1]);
+    if i + 2u < n { {{ name }}[(i >> 1u) + 1u] = {{ name }}_pair_{{ dtype }}(v[2], v[3]); }
     {% else %}
     {{ name }}[i >> 2u] = {{ name }}_bits(v[0]) | ({{ name }}_bits(v[1]) << 8u)
         | ({{ name }}_bits(v[2]) << 16u) | ({{ name }}_bits(v[3]) << 24u);
@@ -156,7 +160,7 @@ fn {{ name }}_quad(i: u32) -> vec4<{{ value(dtype) }}> {
 {{ quad_read(name, dtype) }}
 fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
     {% if dtype in ["f16", "bf16"] %}
-    {{ name }}[i] = vec2<u32>({{ name }}_bits(v.x) | ({{ name }}_bits(v.y) << 16u), {{ name }}_bits(v.z) | ({{ name }}_bits(v.w) << 16u));
+    {{ name }}[i] = vec2<u32>({{ name }}_pair_{{ dtype }}(v.x, v.y), {{ name }}_pair_{{ dtype }}(v.z, v.w));
     {% else %}
     {{ name }}[i] = v;
     {% endif %}

@@ -10,14 +10,16 @@ use naga::{Module, StorageAccess, TypeInner};
 
 use super::function::FunctionWriter;
 use super::names::{Names, plain};
+use super::native::native;
 use super::types::Context;
 use super::{Binding, Needs, Options, SHARED_MEMORY, TranslateError, Translated, uniform, unsupported};
 
-const PRELUDE: [&str; 7] = [
+const PRELUDE: [&str; 8] = [
     include_str!("prelude/base.cuh"),
     include_str!("prelude/math.cuh"),
     include_str!("prelude/bits.cuh"),
     include_str!("prelude/pack.cuh"),
+    include_str!("prelude/native.cuh"),
     include_str!("prelude/matrix.cuh"),
     include_str!("prelude/atomic.cuh"),
     include_str!("prelude/subgroup.cuh"),
@@ -132,7 +134,8 @@ pub(super) fn write(
     let label = options.label.replace(['\n', '\r', '\\'], " ");
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
-    let wanted = [true, pieces.math, pieces.bits, pieces.pack, pieces.matrix, pieces.atomic, pieces.subgroup];
+    let more = [pieces.native, pieces.matrix, pieces.atomic, pieces.subgroup];
+    let wanted = [true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
     for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
         source.push_str(piece);
         source.push('\n');
@@ -254,7 +257,13 @@ fn write_function(
     let result = function.result.as_ref().map_or(Ok("void".to_owned()), |r| context.type_name(r.ty))?;
     let name = &context.functions[&handle];
     writeln!(out, "WGSL_FN {result} {name}({}) {{", parameters.join(", ")).ok();
-    out.push_str(&writer.body()?);
+    match function.name.as_deref().and_then(native) {
+        Some(native) => {
+            context.need(|pieces| pieces.native = true);
+            writeln!(out, "    return {native}({});", writer.arguments.join(", ")).ok();
+        }
+        None => out.push_str(&writer.body()?),
+    }
     out.push_str("}\n\n");
     Ok(())
 }

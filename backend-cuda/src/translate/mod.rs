@@ -16,6 +16,7 @@ mod expression;
 mod function;
 mod math;
 mod names;
+mod native;
 mod types;
 mod uniform;
 mod visit;

@@ -18,6 +18,7 @@ pub(super) struct Pieces {
     pub(super) math: bool,
     pub(super) bits: bool,
     pub(super) pack: bool,
+    pub(super) native: bool,
     pub(super) matrix: bool,
     pub(super) atomic: bool,
     pub(super) subgroup: bool,

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use super::activation;
 use super::matmul::{self, Finish, add_scaled};
-use super::reduce::dense;
+use super::reduce::{column_sums, dense};
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads, Wants};
 use crate::error::{Error, Result};
@@ -120,7 +120,7 @@ impl Layer {
         };
         let db = match &self.bias {
             Some(bias) if wants[at + 1] => {
-                let sums = sums.map_or_else(|| g.sum_to(&[g.shape()[1]]), Ok)?;
+                let sums = sums.map_or_else(|| column_sums(g, bias.dtype()), Ok)?;
                 Some(sums.to_dtype(bias.dtype())?)
             }
             _ => None,

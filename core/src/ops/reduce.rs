@@ -342,6 +342,13 @@ fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tenso
     reduce(op, x, over, keepdim, compute, DType::I64, Extra::default())
 }
 
+/// The sums of a matrix's columns, in a type of its own, without a gradient.
+#[track_caller]
+pub(super) fn column_sums(x: &Tensor, result: DType) -> Result<Tensor> {
+    let over = Over::new(SUM.name, x.shape(), &[0])?;
+    reduce(&SUM, x, &over, false, x.dtype(), result, Extra::default())
+}
+
 /// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
 #[track_caller]
 pub(super) fn scatter_back(

@@ -31,6 +31,11 @@ fn m_exp_down(x: f32) -> f32 {
     return m_from_bits(m_bits(p) + (bitcast<u32>(clamp(i32(k), -153i, 0i) + 64i) << 23u)) * 0x1p-64;
 }
 
+// For what is rounded to 16 bits, with a relative error below 2^-18 by the device's own functions: 2^x for x <= 0, where less than
+// -126 gives 0 and NaN anything; 1 / x for 1 <= x <= 2. CUDA has an instruction for each (native.rs in backend-cuda).
+fn m_near_exp2(x: f32) -> f32 { return select(exp2(max(x, -126.0)), 0.0, x < -126.0); }
+fn m_near_inverse(x: f32) -> f32 { return 1.0 / x; }
+
 // 2^(hi + lo) for |lo| <= 1, hi within [-200, 200]; 2^r is a polynomial on |r| <= 1/2 (fit 2^-28).
 fn m_exp2_sum(hi: f32, lo: f32) -> f32 {
     let k = round(hi + lo);
