@@ -140,6 +140,7 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                f8: arch >= 89,
             },
             limits: Limits {
                 max_binding: total,

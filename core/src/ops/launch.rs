@@ -10,6 +10,7 @@ use crate::capture::Now;
 use crate::device::{Device, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::scope;
 use crate::stream::{Access, Gate};
 use crate::tensor::Tensor;
 
@@ -93,6 +94,18 @@ pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> 
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
 }
 
+/// Fails for a tensor of a type that is only stored.
+pub(crate) fn check_stored(op: &'static str, t: &Tensor) -> Result<()> {
+    if !t.dtype().is_stored() {
+        return Ok(());
+    }
+    Err(Error::dtype(
+        op,
+        t.dtype(),
+        "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first",
+    ))
+}
+
 /// Fails if a shape has more dimensions than kernels index by.
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
     if rank <= MAX_RANK {
@@ -137,6 +150,10 @@ pub(crate) fn launch3(
     let Some(first) = tensors.first() else { return Ok(()) };
     if groups.contains(&0) {
         return Ok(());
+    }
+    // What casts and copies: every other kernel would take the bytes for something else.
+    if !matches!(spec.template, "pointwise" | "copy") {
+        tensors.iter().try_for_each(|t| check_stored(scope::current().op, t))?;
     }
     let device = first.device();
     let kernel = device.kernel(spec)?;

@@ -167,6 +167,11 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
         return Err(Error::argument(op.name, "takes at least one tensor"));
     };
     for arg in args {
+        if let Operand::Tensor(t) = arg {
+            launch::check_stored(op.name, t)?;
+        }
+    }
+    for arg in args {
         match arg {
             Operand::Scalar(Scalar::Float(_)) if !dtype.is_float() => dtype = DType::F32,
             Operand::Scalar(Scalar::Int(_)) if dtype == DType::Bool => dtype = DType::I64,
@@ -198,7 +203,8 @@ fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
         Scalar::Bool(v) => (f64::from(u8::from(v)), i64::from(v)),
     };
     match compute {
-        DType::F32 => [(float as f32).to_bits(), 0],
+        // Nothing computes in a type that is only stored.
+        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
         DType::F64 => {
@@ -578,6 +584,7 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
     let compute = match (from.dtype(), to.dtype()) {
+        (a, b) if a.is_stored() || b.is_stored() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
         // As 32 bits where the device has no wider integers.
         (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {
