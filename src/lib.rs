@@ -9,7 +9,8 @@ pub use forebay_core::*;
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use forebay_cuda::{
-        Found, Library, Unavailable, allow_tf32, libraries, portable, probe, set_allow_tf32, set_portable,
+        Found, Library, NvtxUnavailable, Unavailable, allow_tf32, libraries, portable, probe, set_allow_tf32,
+        set_nvtx, set_portable,
     };
 }
 

@@ -21,6 +21,7 @@ use crate::fences::{Events, Fences};
 use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
 use crate::matmul::Matmul;
+use crate::nvtx::set_nvtx;
 use crate::processes;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::is_set;
@@ -115,6 +116,11 @@ impl CudaBackend {
 
     /// Opens device `index`, with an error that says apart what [`open`](Self::open) puts into words.
     pub fn new(index: usize) -> Result<Self, Unavailable> {
+        if is_set("FOREBAY_NVTX") == Some(true)
+            && let Err(error) = set_nvtx(true)
+        {
+            log::warn!("FOREBAY_NVTX: {error}");
+        }
         let driver = Driver::load()?;
         let device = driver.device(index)?;
         let (major, minor) = device.compute_capability()?;
@@ -134,6 +140,7 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                f8: arch >= 89,
             },
             limits: Limits {
                 max_binding: total,

@@ -14,6 +14,7 @@
 //! - `fences` numbers points of the one stream; `staging` copies through page-locked memory.
 //! - `graph` keeps the commands of a captured step, which the driver then runs as one.
 //! - `processes` asks NVML who else is on a device.
+//! - `nvtx` tells tools such as Nsight Systems which module and operation runs (`FOREBAY_NVTX=1`, [`set_nvtx`]).
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
 //! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced.
@@ -33,6 +34,7 @@ mod kernels;
 mod libraries;
 mod matmul;
 pub mod nvrtc;
+mod nvtx;
 mod processes;
 mod staging;
 mod switches;
@@ -43,4 +45,5 @@ mod virtual_memory;
 pub use backend::CudaBackend;
 pub use driver::Unavailable;
 pub use libraries::{Found, Library, libraries, probe};
+pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};

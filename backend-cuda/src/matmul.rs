@@ -109,6 +109,7 @@ impl Matmul {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Problem {
     dtype: DType,
+    dtype_b: DType,
     out: DType,
     epilogue: Finish,
     tf32: bool,
@@ -128,6 +129,7 @@ enum Finish {
     Bias,
     GeluBias { lead: i64 },
     RowSums,
+    Scaled { scales: bool, bias: bool },
 }
 
 impl Finish {
@@ -138,13 +140,16 @@ impl Finish {
             Epilogue::Bias(_) => Self::Bias,
             Epilogue::GeluBias { before, .. } => Self::GeluBias { lead: lead(before)? },
             Epilogue::RowSums(_) => Self::RowSums,
+            Epilogue::Scaled { scales, bias } => {
+                Self::Scaled { scales: scales.is_some(), bias: bias.is_some() }
+            }
         })
     }
 
     fn name(self) -> LtEpilogue {
         match self {
-            Self::None => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
-            Self::Bias => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            Self::None | Self::Scaled { bias: false, .. } => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            Self::Bias | Self::Scaled { bias: true, .. } => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
             Self::GeluBias { .. } => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
             Self::RowSums => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
         }
@@ -176,6 +181,7 @@ impl Problem {
         }
         Some(Self {
             dtype: call.dtype,
+            dtype_b: call.dtype_b,
             out: call.out,
             epilogue: Finish::new(&call.epilogue)?,
             tf32: call.dtype == DType::F32 && switches::allow_tf32(),
@@ -184,7 +190,7 @@ impl Problem {
             k: call.k,
             batch: i32::try_from(call.batch).ok()?,
             a: Operand::new(call, &call.a, call.m, call.k, call.dtype)?,
-            b: Operand::new(call, &call.b, call.k, call.n, call.dtype)?,
+            b: Operand::new(call, &call.b, call.k, call.n, call.dtype_b)?,
             c,
         })
     }
@@ -206,6 +212,8 @@ fn data_type(dtype: DType) -> Option<DataType> {
         DType::F16 => DataType::CUDA_R_16F,
         DType::BF16 => DataType::CUDA_R_16BF,
         DType::F64 => DataType::CUDA_R_64F,
+        DType::F8E4M3 => DataType::CUDA_R_8F_E4M3,
+        DType::F8E5M2 => DataType::CUDA_R_8F_E5M2,
         _ => return None,
     })
 }
@@ -389,6 +397,7 @@ impl Plan {
         let Problem { m, n, k, batch, a, b, c, .. } = *problem;
         let unsupported = || CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED);
         let data = data_type(problem.dtype).ok_or_else(unsupported)?;
+        let data_b = data_type(problem.dtype_b).ok_or_else(unsupported)?;
         let data_out = data_type(problem.out).ok_or_else(unsupported)?;
         let (compute, scale) = problem.types();
         let product =
@@ -400,7 +409,8 @@ impl Plan {
             // SAFETY: the descriptor lives; the attribute is a 32-bit value.
             unsafe { set(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
         }
-        Self::describe(product.raw, problem.epilogue, data)?;
+        let vectors = if problem.dtype.is_stored() { data_out } else { data };
+        Self::describe(product.raw, problem.epilogue, vectors)?;
         let layout = |rows: u64, cols: u64, operand: Operand, data: DataType| -> Result<_, CublasError> {
             let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
             let raw = result::create_matrix_layout(data, rows, cols, operand.lead)?;
@@ -417,7 +427,7 @@ impl Plan {
             Ok(layout)
         };
         let (first, second, out) =
-            (layout(n, k, b, data)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
+            (layout(n, k, b, data_b)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
         let preference = Owned { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
         let prefer = |attribute, value: u32| {
             // SAFETY: the preference lives; the attributes are 32-bit values.
@@ -451,8 +461,8 @@ impl Plan {
         data: DataType,
     ) -> Result<(), CublasError> {
         let lead = match finish {
-            Finish::None => return Ok(()),
-            Finish::Bias | Finish::RowSums => None,
+            Finish::None | Finish::Scaled { bias: false, .. } => return Ok(()),
+            Finish::Bias | Finish::RowSums | Finish::Scaled { .. } => None,
             Finish::GeluBias { lead } => Some(lead),
         };
         let setter = result::set_matmul_desc_attribute;
@@ -469,20 +479,32 @@ impl Plan {
 
     /// Tells the library where the operands of an epilogue are.
     fn point(&self, epilogue: &Epilogue) -> Result<(), CublasError> {
-        let (vector, before): (&Slice, Option<&MatrixOperand>) = match epilogue {
-            Epilogue::None => return Ok(()),
-            Epilogue::Bias(vector) | Epilogue::RowSums(vector) => (vector, None),
-            Epilogue::GeluBias { bias, before } => (bias, Some(before)),
+        use DescAttribute::{
+            CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as SCALE_FIRST,
+            CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as SCALE_SECOND, CUBLASLT_MATMUL_DESC_BIAS_POINTER as BIAS,
+            CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as AUX,
         };
-        let vector = vector.segment.0 + vector.offset;
-        let setter = result::set_matmul_desc_attribute;
-        // SAFETY: the descriptor lives; the attributes are addresses.
-        unsafe {
-            set(setter, self.product.raw, DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_POINTER, &vector)?;
-            if let Some(before) = before {
-                let attribute = DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER;
-                set(setter, self.product.raw, attribute, &address(before))?;
+        let vector = |slice: &Slice| slice.segment.0 + slice.offset;
+        let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
+        match epilogue {
+            Epilogue::None => {}
+            Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
+            Epilogue::GeluBias { bias, before } => {
+                pointers[0] = Some((BIAS, vector(bias)));
+                pointers[1] = Some((AUX, address(before)));
             }
+            Epilogue::Scaled { scales, bias } => {
+                pointers[0] = bias.as_ref().map(|bias| (BIAS, vector(bias)));
+                // The library's first operand is b.
+                if let Some([a, b]) = scales {
+                    pointers[1] = Some((SCALE_FIRST, vector(b)));
+                    pointers[2] = Some((SCALE_SECOND, vector(a)));
+                }
+            }
+        }
+        for (attribute, pointer) in pointers.into_iter().flatten() {
+            // SAFETY: the descriptor lives; the attributes are addresses.
+            unsafe { set(result::set_matmul_desc_attribute, self.product.raw, attribute, &pointer) }?;
         }
         Ok(())
     }
@@ -549,6 +571,7 @@ mod tests {
     fn call() -> MatmulCall {
         MatmulCall {
             dtype: DType::F32,
+            dtype_b: DType::F32,
             out: DType::F32,
             m: 3,
             n: 5,

@@ -25,6 +25,17 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
         let rate = 2.0 * batch as f64 * (n as f64).powi(3) / t.median_ms / 1e9;
         b.emit_rate("bmm", &format!("{batch}x{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
     }
+    for &n in sizes {
+        let dtype = DType::F8E4M3;
+        let (wide, scale) = (b.random(&[n, n], DType::F32)?, b.random(&[], DType::F32)?);
+        let (x, y) = (wide.to_dtype(dtype)?, wide.to_dtype(dtype)?.t()?);
+        let t = b.time(b.max_inner(n * n), || Ok(x.scaled_mm(&y, &scale, &scale, None, DType::BF16)?))?;
+        let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
+        b.emit_rate("matmul", &format!("{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
+        let t = b.time(b.max_inner(n * n * 4), || Ok(wide.to_dtype(dtype)?))?;
+        let rate = 5.0 * (n * n) as f64 / t.median_ms / 1e6;
+        b.emit_rate("to_dtype", &format!("{n}x{n}"), dtype.name(), &t, ("gbps", rate));
+    }
     Ok(())
 }
 

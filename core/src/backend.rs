@@ -71,6 +71,8 @@ pub struct Features {
     pub subgroups: bool,
     /// Bits of transcendental functions on f64 (CUDA): the shading languages have none.
     pub f64_math: bool,
+    /// Products of 8-bit floats by the vendor's library, if it is there (CUDA from sm_89 on).
+    pub f8: bool,
 }
 
 /// What launches must keep within.
@@ -193,14 +195,23 @@ pub enum Epilogue {
     },
     /// The sums of a's rows, over k, go to m numbers of a's type.
     RowSums(Slice),
+    /// Of 8-bit floats: multiplies by a number, f32, of a and one of b, and adds the n numbers of a bias, of c's type.
+    Scaled {
+        /// Of a and of b; none are 1.
+        scales: Option<[Slice; 2]>,
+        /// n numbers of c's type, of 16 bits.
+        bias: Option<Slice>,
+    },
 }
 
 /// `c = a * b` over a batch: a is m x k, b is k x n, c is m x n. Sums are kept in f32 (f64 for f64).
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulCall {
-    /// Element type of a and b.
+    /// Element type of a, and of b, but of 8-bit floats.
     pub dtype: DType,
-    /// Element type of c: that of a and b, or f32 for 16-bit ones.
+    /// Element type of b: 8-bit floats mix.
+    pub dtype_b: DType,
+    /// Element type of c: that of a and b, or f32 for 16-bit ones; a wider float for 8-bit ones.
     pub out: DType,
     /// Rows of a and c.
     pub m: u64,
@@ -223,11 +234,17 @@ pub struct MatmulCall {
 }
 
 impl MatmulCall {
-    /// Whether the library takes the types: floats, and f32 from 16-bit ones.
+    /// Whether the library takes the types: floats, f32 from 16-bit ones, and from 8-bit ones, of which one is e4m3.
     #[must_use]
     pub fn of_floats(&self) -> bool {
+        if self.dtype.is_stored() {
+            let types = [self.dtype, self.dtype_b];
+            return types.contains(&DType::F8E4M3)
+                && self.dtype_b.is_stored()
+                && matches!(self.out, DType::F32 | DType::F16 | DType::BF16);
+        }
         let widened = self.dtype.size() == 2 && self.out == DType::F32;
-        self.dtype.is_float() && (self.out == self.dtype || widened)
+        self.dtype.is_float() && self.dtype_b == self.dtype && (self.out == self.dtype || widened)
     }
 
     /// Whether the library takes the epilogue, which wants 16-bit floats in lines of 16 bytes: its matrix units.
@@ -241,12 +258,32 @@ impl MatmulCall {
                 && self.n.is_multiple_of(8)
                 && self.m.is_multiple_of(8)
         };
+        if self.dtype.is_stored() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
+            return self.takes_scales();
+        }
         match self.epilogue {
             Epilogue::None => true,
             // Sums of rows are not there beside results of another type.
             Epilogue::RowSums(_) if self.out != self.dtype => false,
             _ => self.batch == 1 && self.dtype.size() == 2 && self.dtype.is_float() && aligned(),
         }
+    }
+
+    /// The same for 8-bit floats: a lies by rows, b by columns, in lines of 16 bytes.
+    fn takes_scales(&self) -> bool {
+        let Epilogue::Scaled { bias, .. } = self.epilogue else { return false };
+        let line = |stride: u64, side: u64, o: &MatrixOperand| {
+            side == 1 && stride >= self.k && stride.is_multiple_of(16) && o.offset.is_multiple_of(16)
+        };
+        self.dtype.is_stored()
+            && self.batch == 1
+            && self.beta == 0.0
+            && [self.k, self.n].iter().all(|extent| extent.is_multiple_of(16))
+            && line(self.a.row_stride, self.a.col_stride, &self.a)
+            && line(self.b.col_stride, self.b.row_stride, &self.b)
+            && self.c.offset.is_multiple_of(16)
+            && (self.c.row_stride * self.out.size() as u64).is_multiple_of(16)
+            && (bias.is_none() || self.out.size() == 2)
     }
 
     /// Whether each operand lies by rows or by columns, which do not overlap: what libraries take. (A backend may be

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
 
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::capture::{Draw, Tape};
@@ -29,6 +30,7 @@ struct Inner {
     backend: Arc<dyn Backend>,
     lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
+    known: RwLock<FxHashMap<Identity, Kernel>>,
     custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
@@ -53,6 +55,33 @@ impl WeakDevice {
 pub(crate) struct Kernel {
     id: KernelId,
     pub(crate) written: u32,
+}
+
+/// What a kernel is made of, by the addresses of its words: quicker to look up than its spec, which need not be made then.
+/// One spec may have several.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Identity(SmallVec<[usize; 20]>);
+
+impl Identity {
+    /// Adds a word.
+    #[inline]
+    pub(crate) fn word(&mut self, word: &'static str) {
+        // No address takes the upper 16 bits.
+        self.0.push(word.as_ptr().addr() ^ word.len().rotate_right(16));
+    }
+
+    /// Adds a list of words, or what decides one.
+    #[inline]
+    pub(crate) fn words(&mut self, words: &[&'static str]) {
+        self.0.push(words.len());
+        words.iter().for_each(|word| self.word(word));
+    }
+
+    /// Adds a number.
+    #[inline]
+    pub(crate) fn number(&mut self, number: usize) {
+        self.0.push(number);
+    }
 }
 
 /// A user's kernel: its source and the bits of its overrides.
@@ -115,6 +144,7 @@ impl Device {
             backend,
             lanes,
             kernels: RwLock::default(),
+            known: RwLock::default(),
             custom: RwLock::default(),
             labels: RwLock::default(),
             random,
@@ -264,6 +294,17 @@ impl Device {
             KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: false };
         let kernel = self.compile(&source)?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
+        Ok(kernel)
+    }
+
+    /// The same, by what decides the spec, which is made the first time alone.
+    pub(crate) fn kernel_of(&self, identity: &Identity, spec: impl FnOnce() -> KernelSpec) -> Result<Kernel> {
+        let known = &self.inner.known;
+        if let Some(&kernel) = known.read().unwrap_or_else(PoisonError::into_inner).get(identity) {
+            return Ok(kernel);
+        }
+        let kernel = self.kernel(&spec())?;
+        known.write().unwrap_or_else(PoisonError::into_inner).insert(identity.clone(), kernel);
         Ok(kernel)
     }
 

@@ -26,12 +26,26 @@ pub enum DType {
     U8,
     /// Truth value, one byte, 0 or 1.
     Bool,
+    /// PyTorch's `float8_e4m3fn`: 4 bits of exponent, 3 of mantissa, up to 448, NaN and no infinities. Only stored.
+    F8E4M3,
+    /// PyTorch's `float8_e5m2`: 5 bits of exponent, 2 of mantissa, up to 57,344, with infinities. Only stored.
+    F8E5M2,
 }
 
 impl DType {
-    /// Every element type.
+    /// Every element type that operations compute with.
     pub const ALL: [Self; 9] =
         [Self::F32, Self::F16, Self::BF16, Self::F64, Self::I32, Self::U32, Self::I64, Self::U8, Self::Bool];
+
+    /// The types that are only stored: cast from and to, moved, and multiplied by
+    /// [`scaled_mm`](crate::tensor::Tensor::scaled_mm). Every other operation refuses them.
+    pub const STORED: [Self; 2] = [Self::F8E4M3, Self::F8E5M2];
+
+    /// Whether it is one of [`STORED`](Self::STORED).
+    #[must_use]
+    pub const fn is_stored(self) -> bool {
+        matches!(self, Self::F8E4M3 | Self::F8E5M2)
+    }
 
     /// Bytes of one element.
     #[must_use]
@@ -40,11 +54,11 @@ impl DType {
             Self::F64 | Self::I64 => 8,
             Self::F32 | Self::I32 | Self::U32 => 4,
             Self::F16 | Self::BF16 => 2,
-            Self::U8 | Self::Bool => 1,
+            Self::U8 | Self::Bool | Self::F8E4M3 | Self::F8E5M2 => 1,
         }
     }
 
-    /// Whether it is a floating-point type, and so can carry gradients.
+    /// Whether it is a floating-point type to compute with, and so can carry gradients.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
@@ -69,27 +83,31 @@ impl DType {
             Self::I64 => "i64",
             Self::U8 => "u8",
             Self::Bool => "bool",
+            Self::F8E4M3 => "f8_e4m3",
+            Self::F8E5M2 => "f8_e5m2",
         }
     }
 
     /// The type that an operation on both gives, by PyTorch's rules for tensors of one category order
-    /// (bool < integers < floats; inside one, the wider; f16 with bf16 gives f32).
+    /// (bool < integers < floats; inside one, the wider; f16 with bf16 gives f32). What is only stored comes before all, for no
+    /// operation mixes it.
     #[must_use]
     pub fn promote(self, other: Self) -> Self {
-        use DType::{BF16, Bool, F16, F32, F64, I32, I64, U8, U32};
+        use DType::{BF16, Bool, F8E4M3, F8E5M2, F16, F32, F64, I32, I64, U8, U32};
         let rank = |d: Self| match d {
-            Bool => 0,
-            U8 => 1,
-            U32 => 2,
-            I32 => 3,
-            I64 => 4,
-            F16 | BF16 => 5,
-            F32 => 6,
-            F64 => 7,
+            F8E4M3 | F8E5M2 => 0,
+            Bool => 1,
+            U8 => 2,
+            U32 => 3,
+            I32 => 4,
+            I64 => 5,
+            F16 | BF16 => 6,
+            F32 => 7,
+            F64 => 8,
         };
         match (self, other) {
             (a, b) if a == b => a,
-            (F16, BF16) | (BF16, F16) => F32,
+            (F16, BF16) | (BF16, F16) | (F8E4M3, F8E5M2) | (F8E5M2, F8E4M3) => F32,
             (U32, I32) | (I32, U32) => I64,
             (a, b) if rank(a) > rank(b) => a,
             (_, b) => b,
@@ -120,9 +138,10 @@ mod tests {
 
     #[test]
     fn promotion_is_symmetric_and_idempotent() {
-        for a in DType::ALL {
+        let all = || DType::ALL.into_iter().chain(DType::STORED);
+        for a in all() {
             assert_eq!(a.promote(a), a);
-            for b in DType::ALL {
+            for b in all() {
                 assert_eq!(a.promote(b), b.promote(a), "{a} with {b}");
             }
         }

@@ -133,6 +133,7 @@ fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
     let path = temporary("save").join("below").join("weights.safetensors");
     let tensors: BTreeMap<String, Tensor> = DType::ALL
         .into_iter()
+        .chain(DType::STORED)
         .filter(|d| device.supports(*d))
         .map(|d| Ok((format!("w.{d}"), Tensor::zeros(&[3, 5], d, &device)?)))
         .chain([

@@ -9,6 +9,7 @@
 //! numbered by `group_index`, because a grid longer than 65,535 groups is folded into y.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 use std::sync::OnceLock;
 
 use minijinja::syntax::SyntaxConfig;
@@ -20,18 +21,52 @@ mod templates;
 pub use templates::TEMPLATES;
 
 /// One definition handed to a template.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Eq)]
 pub enum Def {
     /// A word or an expression.
     Str(&'static str),
     /// Several of them.
-    List(smallvec::SmallVec<[&'static str; 6]>),
+    List(smallvec::SmallVec<[&'static str; 2]>),
     /// A number.
     Int(i64),
     /// Several of them.
     Ints(smallvec::SmallVec<[u8; 16]>),
     /// A switch.
     Flag(bool),
+}
+
+/// Whether two words are the same, which are mostly in the same place.
+#[inline]
+fn same(a: &str, b: &str) -> bool {
+    std::ptr::eq(a, b) || a == b
+}
+
+impl PartialEq for Def {
+    #[inline]
+    fn eq(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Str(a), Self::Str(b)) => same(a, b),
+            (Self::List(a), Self::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+            (Self::Int(a), Self::Int(b)) => a == b,
+            (Self::Ints(a), Self::Ints(b)) => a == b,
+            (Self::Flag(a), Self::Flag(b)) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Hash for Def {
+    #[inline]
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // Of words their bytes, without what would keep lists of them apart that are hardly ever of one template.
+        match self {
+            Self::Str(s) => state.write(s.as_bytes()),
+            Self::List(l) => l.iter().for_each(|s| state.write(s.as_bytes())),
+            Self::Int(n) => state.write_i64(*n),
+            Self::Ints(l) => state.write(l),
+            Self::Flag(b) => state.write_u8(u8::from(*b)),
+        }
+    }
 }
 
 impl From<&'static str> for Def {
@@ -60,20 +95,38 @@ impl From<&[u8]> for Def {
     }
 }
 
-/// A template with its definitions: the name of one kernel. Cheap to build, to hash and to compare.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+/// A template with its definitions: the name of one kernel. Cheap to build, to hash and to compare, as every launch does.
+#[derive(Clone, Debug, Eq)]
 pub struct KernelSpec {
     /// The file in `wgsl/`, without its ending.
     pub template: &'static str,
     /// Its definitions.
-    pub defs: smallvec::SmallVec<[(&'static str, Def); 8]>,
+    pub defs: Vec<(&'static str, Def)>,
+}
+
+impl PartialEq for KernelSpec {
+    fn eq(&self, other: &Self) -> bool {
+        let equal = |((a, x), (b, y)): (&(&str, Def), &(&str, Def))| same(a, b) && x == y;
+        same(self.template, other.template)
+            && self.defs.len() == other.defs.len()
+            && self.defs.iter().zip(&other.defs).all(equal)
+    }
+}
+
+impl Hash for KernelSpec {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        // The names are those of the template.
+        state.write(self.template.as_bytes());
+        self.defs.iter().for_each(|(_, def)| def.hash(state));
+    }
 }
 
 impl KernelSpec {
     /// A template without definitions.
     #[must_use]
     pub fn new(template: &'static str) -> Self {
-        Self { template, defs: smallvec::SmallVec::new() }
+        // On the heap: it is handed on by value with each definition.
+        Self { template, defs: Vec::with_capacity(14) }
     }
 
     /// Adds a definition.

@@ -6,10 +6,11 @@ A buffer NAME of dtype D gives `NAME_at(i)`, the i-th element as the type that D
 such a type is either `packed` (a thread writes whole words with `NAME_put4`) or `scattered` (any element at any time:
 the word is changed atomically, and no other thread changes this element's bits).
 `i64w` is an i64 computed as an i32, for devices without 64-bit integers: indices and casts.
+`f8_e4m3` and `f8_e5m2` are PyTorch's float8_e4m3fn and float8_e5m2, computed as f32.
 -#}
 
 {%- macro value(dtype) -%}
-{%- if dtype in ["f16", "bf16"] -%}f32
+{%- if dtype in ["f16", "bf16", "f8_e4m3", "f8_e5m2"] -%}f32
 {%- elif dtype == "u8" -%}u32
 {%- elif dtype == "i64w" -%}i32
 {%- else -%}{{ dtype }}
@@ -17,17 +18,18 @@ the word is changed atomically, and no other thread changes this element's bits)
 {%- endmacro -%}
 
 {%- macro word(dtype) -%}
-{%- if dtype in ["f16", "bf16", "u8", "bool"] -%}u32
+{%- if dtype in ["f16", "bf16", "u8", "bool", "f8_e4m3", "f8_e5m2"] -%}u32
 {%- elif dtype == "i64w" -%}vec2<u32>
 {%- else -%}{{ dtype }}
 {%- endif -%}
 {%- endmacro -%}
 
 {#- Element `i` of a buffer, taken out of its word: `open` and `close` stand around the word's index. -#}
-{%- macro unpack(dtype, open, close) -%}
+{%- macro unpack(dtype, name, open, close) -%}
 {%- if dtype == "f16" -%}unpack2x16float({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)).x
 {%- elif dtype == "bf16" -%}bitcast<f32>(({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)) << 16u)
 {%- elif dtype == "u8" -%}(({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu)
+{%- elif dtype in ["f8_e4m3", "f8_e5m2"] -%}{{ name }}_value(({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu)
 {%- elif dtype == "bool" -%}((({{ open }}i >> 2u{{ close }} >> ((i & 3u) * 8u)) & 0xffu) != 0u)
 {%- elif dtype == "i64w" -%}i32({{ open }}i{{ close }}.x)
 {%- else -%}{{ open }}i{{ close }}
@@ -58,6 +60,50 @@ fn {{ name }}_bits(v: f32) -> u32 {
 }
 {% endmacro -%}
 
+{#-
+The 8-bit floats. A byte's value, and f32 to bits: nearest even; what is too large is e4m3fn's largest number (as in PyTorch 2.15),
+and infinite in e5m2. Of either: bits of the mantissa, the bias of the exponent, from where on all is too large, and its byte.
+-#}
+{%- macro float8_value(name, dtype) %}
+{% if dtype in ["f8_e4m3", "f8_e5m2"] %}
+{% set wide = dtype == "f8_e4m3" %}
+fn {{ name }}_value(bits: u32) -> f32 {
+    let sign = (bits & 0x80u) << 24u;
+    let magnitude = bits & 0x7fu;
+    {% if wide %}
+    if magnitude == 0x7fu { return bitcast<f32>(sign | 0x7fc00000u); }
+    {% else %}
+    if magnitude >= 0x7cu { return bitcast<f32>(sign | 0x7f800000u | ((magnitude & 3u) << 21u)); }
+    {% endif %}
+    // Below the smallest normal number a step is 2^-9 or 2^-16.
+    if magnitude < {{ 8 if wide else 4 }}u { return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign); }
+    return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u) + {{ "0x3c000000u" if wide else "0x38000000u" }}));
+}
+{% endif %}
+{% endmacro -%}
+
+{%- macro float8_function(name, mantissa, bias, large, byte) %}
+fn {{ name }}_bits(v: f32) -> u32 {
+    let b = bitcast<u32>(v);
+    let sign = (b >> 24u) & 0x80u;
+    let magnitude = b & 0x7fffffffu;
+    if magnitude > 0x7f800000u { return sign | 0x7fu; }
+    if magnitude >= {{ large }} { return sign | {{ byte }}; }
+    let exponent = magnitude >> 23u;
+    // Below the smallest normal number the steps are as large as there, and more bits fall off.
+    var bits = magnitude - {{ 127 - bias }}u * 0x800000u;
+    var lost = {{ 23 - mantissa }}u;
+    if exponent < {{ 128 - bias }}u {
+        bits = (magnitude & 0x7fffffu) | 0x800000u;
+        lost = min({{ 151 - bias - mantissa }}u - exponent, 31u);
+    }
+    let kept = bits >> lost;
+    let rest = bits & ((1u << lost) - 1u);
+    let middle = 1u << (lost - 1u);
+    return sign | (kept + select(0u, 1u, (rest > middle) | ((rest == middle) & ((kept & 1u) == 1u))));
+}
+{% endmacro -%}
+
 {#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even; NaN is 0x7fff. -#}
 {%- macro bits_function(name, dtype) %}
 {% if dtype == "f16" %}
@@ -68,6 +114,10 @@ fn {{ name }}_bits(v: f32) -> u32 {
     let rounded = (b + 0x7fffu + ((b >> 16u) & 1u)) >> 16u;
     return select(rounded, 0x7fffu, (b & 0x7fffffffu) > 0x7f800000u);
 }
+{% elif dtype == "f8_e4m3" %}
+{{ float8_function(name, 3, 7, "0x43e80000u", "0x7eu") }}
+{% elif dtype == "f8_e5m2" %}
+{{ float8_function(name, 2, 15, "0x47800000u", "0x7cu") }}
 {% elif dtype == "u8" %}
 fn {{ name }}_bits(v: u32) -> u32 { return v & 0xffu; }
 {% elif dtype == "bool" %}
@@ -81,15 +131,17 @@ fn {{ name }}_pair_{{ dtype }}(a: f32, b: f32) -> u32 { return {{ name }}_bits(a
 
 {%- macro input(binding, name, dtype) %}
 @group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<{{ word(dtype) }}>;
-fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+{{ float8_value(name, dtype) }}
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name, name ~ "[", "]") }}; }
 {% endmacro -%}
 
 {%- macro output(binding, name, dtype, mode="scattered") %}
-{% if dtype in ["f16", "bf16", "u8", "bool"] %}
+{% if dtype in ["f16", "bf16", "u8", "bool", "f8_e4m3", "f8_e5m2"] %}
 {{ bits_function(name, dtype) }}
+{{ float8_value(name, dtype) }}
 {% if mode == "packed" %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<u32>;
-fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name, name ~ "[", "]") }}; }
 fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
     {% if dtype in ["f16", "bf16"] %}
     {{ name }}[i >> 1u] = {{ name }}_pair_{{ dtype }}(v[0], v[1]);
@@ -102,7 +154,7 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 {% else %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<atomic<u32>>;
 fn {{ name }}_at(i: u32) -> {{ value(dtype) }} {
-    return {{ unpack(dtype, "atomicLoad(&" ~ name ~ "[", "])") }};
+    return {{ unpack(dtype, name, "atomicLoad(&" ~ name ~ "[", "])") }};
 }
 {% set lanes = 2 if dtype in ["f16", "bf16"] else 4 %}
 fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) {
@@ -114,7 +166,7 @@ fn {{ name }}_put(i: u32, v: {{ value(dtype) }}) {
 {% endif %}
 {% else %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ word(dtype) }}>;
-fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name ~ "[", "]") }}; }
+fn {{ name }}_at(i: u32) -> {{ value(dtype) }} { return {{ unpack(dtype, name, name ~ "[", "]") }}; }
 {% if dtype == "i64w" %}
 fn {{ name }}_put(i: u32, v: i32) { {{ name }}[i] = vec2<u32>(bitcast<u32>(v), select(0u, 0xffffffffu, v < 0)); }
 {% else %}

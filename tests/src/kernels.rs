@@ -132,10 +132,26 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
         drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
         drop(x.dropout(0.5, true));
     }
+    stored(&device, &types)?;
     chains(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&device, &[])?;
     Ok(backend.compiled())
+}
+
+/// What casts and moves elements of types that are only stored, and the parts of their products.
+fn stored(device: &Device, types: &[DType]) -> Result<()> {
+    for dtype in DType::STORED {
+        let x = Tensor::zeros(&[8, 4], dtype, device)?;
+        for &other in types.iter().chain(&DType::STORED) {
+            let y = Tensor::zeros(&[8, 4], other, device)?;
+            drop((x.to_dtype(other)?, x.t()?.to_dtype(other)?, y.to_dtype(dtype)?, y.t()?.to_dtype(dtype)?));
+        }
+        x.t()?.copy()?.narrow(1, 1, 3)?.copy_(&x.t()?.narrow(1, 0, 3)?)?;
+        let one = Tensor::ones(&[], DType::F32, device)?;
+        x.scaled_mm(&x.t()?, &one, &one, None, DType::BF16)?;
+    }
+    Ok(())
 }
 
 /// Elementwise chains: by vectors and not, of each type, with a result kept on the way.

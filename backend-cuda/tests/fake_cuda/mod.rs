@@ -54,6 +54,8 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env("FOREBAY_CACHE_DIR", scratch.0.join("cache"))
         .env("LD_LIBRARY_PATH", path)
         .env_remove("FOREBAY_CUDA_VMM")
+        .env_remove("FOREBAY_NVTX")
+        .env_remove("NVTX_INJECTION64_PATH")
         .env_remove("FOREBAY_PORTABLE_KERNELS")
         .envs(variables.iter().copied())
         .output()
@@ -111,6 +113,7 @@ fn build() -> &'static Path {
         compile("nvrtc", &to, "libnvrtc.so", &["-lcuda"]);
         compile("cublaslt", &to, "libcublasLt.so", &["-lcuda"]);
         compile("nvml", &to, "libnvidia-ml.so.1", &[]);
+        compile("nvtx", &to, "libfake_nvtx.so", &[]);
         // A toolkit in a folder that the loader does not know.
         compile_as("cublaslt", &to.join("lib64"), "libcublasLt.so.13", &["-lcuda"]);
         // A driver that lacks one function.
@@ -144,6 +147,9 @@ fn compile_as(source: &str, folder: &Path, name: &str, more: &[&str]) {
 pub(crate) fn toolkit() -> &'static Path {
     build()
 }
+
+/// A tool that listens to NVTX; for a child's `NVTX_INJECTION64_PATH`.
+pub(crate) const NVTX_TOOL: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/fake_cuda/nvtx/libfake_nvtx.so");
 
 /// Where the driver without `cuMemUnmap` is; for a child's `LD_LIBRARY_PATH`.
 pub(crate) fn old_driver() -> PathBuf {

@@ -213,7 +213,20 @@ impl Product {
         }
         let [m64, n64, k64, batch] = [m, n, k, self.batch].map(|size| size as u64);
         let (dtype, beta, epilogue) = (self.dtype, self.beta, Epilogue::None);
-        let call = MatmulCall { dtype, out: dtype, m: m64, n: n64, k: k64, batch, a, b, c, beta, epilogue };
+        let call = MatmulCall {
+            dtype,
+            dtype_b: dtype,
+            out: dtype,
+            m: m64,
+            n: n64,
+            k: k64,
+            batch,
+            a,
+            b,
+            c,
+            beta,
+            epilogue,
+        };
         if !backend.matmul(&call).unwrap() {
             backend.free_segment(segment).unwrap();
             return false;

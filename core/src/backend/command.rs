@@ -89,6 +89,10 @@ pub(crate) fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>,
             visit(of_matrix(before), Touch::Write);
         }
         Epilogue::RowSums(sums) => visit(of_slice(sums), Touch::Write),
+        Epilogue::Scaled { scales, bias } => {
+            let all = scales.iter_mut().flatten().chain(bias);
+            all.for_each(|slice| visit(of_slice(slice), Touch::Read));
+        }
     }
 }
 

@@ -88,6 +88,7 @@ impl Default for Profile {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
+                f8: false,
             },
             limits: Limits {
                 max_binding: 1 << 40,
@@ -351,9 +352,10 @@ impl Backend for NullBackend {
         let MatmulCall { m, n, k, batch, .. } = *call;
         let product = Product {
             flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
-            half: call.dtype.size() == 2,
+            half: call.dtype.size() <= 2,
         };
-        if self.profile.library && call.of_floats() && call.by_lines() && call.takes_epilogue() {
+        let stored = call.dtype.is_stored() && !self.info.features.f8;
+        if self.profile.library && !stored && call.of_floats() && call.by_lines() && call.takes_epilogue() {
             let elements = batch * (m * k + k * n + m * n);
             self.count(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);

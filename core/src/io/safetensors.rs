@@ -175,6 +175,8 @@ fn dtype_here(dtype: Dtype) -> Option<DType> {
         Dtype::I64 => DType::I64,
         Dtype::U8 => DType::U8,
         Dtype::BOOL => DType::Bool,
+        Dtype::F8_E4M3 => DType::F8E4M3,
+        Dtype::F8_E5M2 => DType::F8E5M2,
         _ => return None,
     })
 }
@@ -190,5 +192,7 @@ fn dtype_there(dtype: DType) -> Dtype {
         DType::I64 => Dtype::I64,
         DType::U8 => Dtype::U8,
         DType::Bool => Dtype::BOOL,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
     }
 }

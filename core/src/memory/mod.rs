@@ -50,6 +50,7 @@ mod pool;
 mod private;
 mod process;
 mod pytorch;
+pub mod ranges;
 mod record;
 mod rows;
 pub mod scope;

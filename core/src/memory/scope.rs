@@ -24,6 +24,8 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
+use super::ranges::Range;
+
 /// What a block of memory holds. Set when it is allocated, never guessed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -182,13 +184,16 @@ pub fn current() -> Scope {
 #[must_use = "a scope ends when its guard is dropped"]
 pub struct Guard {
     before: Scope,
+    range: Range,
     // The scope belongs to this thread.
     here: PhantomData<*const ()>,
 }
 
 impl Drop for Guard {
+    #[inline]
     fn drop(&mut self) {
         CURRENT.set(self.before);
+        self.range.end();
     }
 }
 
@@ -197,7 +202,7 @@ fn enter(change: impl FnOnce(&mut Scope)) -> Guard {
     let mut now = before;
     change(&mut now);
     CURRENT.set(now);
-    Guard { before, here: PhantomData }
+    Guard { before, range: Range::enter(&before, &now), here: PhantomData }
 }
 
 /// Tags what is allocated until the guard is dropped.

@@ -18,7 +18,8 @@ use crate::tensor::layout::collapse;
 impl Tensor {
     /// The same values as another element type; `self` if it has it already. Floats become integers towards zero.
     ///
-    /// The gradient is cast back. A cast to an integer or bool has none and ends the history, as in PyTorch.
+    /// The gradient is cast back. A cast to an integer or bool has none and ends the history, as in PyTorch. A cast to a type of
+    /// [`DType::STORED`] goes through f32, and refuses a tensor that requires a gradient: detach it first.
     ///
     /// # Errors
     /// The device lacks the type; memory runs out.
@@ -28,6 +29,10 @@ impl Tensor {
             return Ok(self.clone());
         }
         let _op = memory::scope::op("to_dtype");
+        if self.dtype().is_stored() || dtype.is_stored() {
+            // A gradient of 8 bits would need a scale of its own.
+            autograd::refuse("to_dtype", &[self])?;
+        }
         let out = Tensor::empty(self.shape(), dtype, self.device())?;
         pointwise::convert(self, &out)?;
         if !dtype.is_float() {

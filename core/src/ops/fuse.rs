@@ -180,13 +180,13 @@ impl Group {
         let (steps, inputs) = (std::mem::take(&mut self.steps), std::mem::take(&mut self.inputs));
         let Some(last) = steps.last() else { return Ok(()) };
         let mut bindings: SmallVec<[Slice; 8]> = SmallVec::new();
-        let (spec, params, groups) = if steps.len() == 1 {
+        let (kernel, params, groups) = if steps.len() == 1 {
             bindings.extend(last.sources.iter().filter_map(|source| match source {
                 Source::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
                 Source::Step(_) => None,
             }));
             bindings.push(last.slice);
-            last.call.form()?
+            last.call.form(device)?
         } else {
             let written =
                 |k: usize| steps[k].life.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
@@ -194,9 +194,9 @@ impl Group {
             bindings.extend(inputs.iter().map(|input| input.slice));
             let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
             bindings.extend(made.map(|(step, _)| step.slice));
-            form(&steps, &inputs, &written)?
+            let (spec, params, groups) = form(&steps, &inputs, &written)?;
+            (device.kernel(&spec)?, params, groups)
         };
-        let kernel = device.kernel(&spec)?;
         let groups = launch::grid(device, [groups, 1, 1])?;
         device.launch_on(self.queue, last.scope, kernel, &bindings, params.align().bytes(), groups)
     }
@@ -262,20 +262,21 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
     Ok((spec, params, n.div_ceil(each * GROUP)))
 }
 
-/// Lets an operation wait that writes all of `out`, which was made for it; gives it back if it cannot wait.
-pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Option<Call>> {
-    let device = out.device();
+/// Whether an operation that writes all of `out`, which was made for it, may wait for the next one.
+pub(super) fn may_wait(call: &Call, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
     let bytes = (out.numel() * out.dtype().size()) as u64;
-    let fits = device.fusion().is_some_and(|least| bytes >= least)
+    out.device().fusion().is_some_and(|least| bytes >= least)
         && call.in_floats
         && floats(out)
         && tensors.iter().all(|t| floats(t))
         && out.rank() <= MAX_RANK
-        && call.numbers.len() <= NUMBERS;
-    if !fits {
-        return Ok(Some(call));
-    }
+        && call.numbers.len() <= NUMBERS
+}
+
+/// Lets an operation wait that [may](may_wait); gives it back if it cannot.
+pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Option<Call>> {
+    let device = out.device();
     let queue = device.queue();
     let mut gate = device.gate_of(queue);
     gate.failure()?;

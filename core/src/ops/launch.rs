@@ -10,6 +10,7 @@ use crate::capture::Now;
 use crate::device::{Device, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::scope;
 use crate::stream::{Access, Gate};
 use crate::tensor::Tensor;
 
@@ -20,14 +21,15 @@ pub(crate) const GROUP: usize = 256;
 pub(crate) const MAX_RANK: usize = 8;
 
 /// The uniform block of a launch, word by word, in WGSL's layout.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Params {
-    words: SmallVec<[u32; 80]>,
+    // On the heap: it is handed on by value with each word.
+    words: Vec<u32>,
 }
 
 impl Params {
     pub(crate) fn new() -> Self {
-        Self::default()
+        Self { words: Vec::with_capacity(80) }
     }
 
     /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements.
@@ -49,8 +51,15 @@ impl Params {
     /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
     pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
         debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
+        let end = self.words.len() + MAX_RANK;
         self.words.extend(dims.iter().map(|&d| d as u32));
-        self.words.extend(std::iter::repeat_n(0, MAX_RANK - dims.len()));
+        self.words.resize(end, 0);
+        self
+    }
+
+    /// Zeros.
+    pub(crate) fn zeros(mut self, count: usize) -> Self {
+        self.words.resize(self.words.len() + count, 0);
         self
     }
 
@@ -91,6 +100,18 @@ pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> 
         _ => return Ok(()),
     };
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
+}
+
+/// Fails for a tensor of a type that is only stored.
+pub(crate) fn check_stored(op: &'static str, t: &Tensor) -> Result<()> {
+    if !t.dtype().is_stored() {
+        return Ok(());
+    }
+    Err(Error::dtype(
+        op,
+        t.dtype(),
+        "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first",
+    ))
 }
 
 /// Fails if a shape has more dimensions than kernels index by.
@@ -138,8 +159,17 @@ pub(crate) fn launch3(
     if groups.contains(&0) {
         return Ok(());
     }
+    // Copies move any bytes, and casts are looked up by themselves: other kernels would take these for something else.
+    if spec.template != "copy" {
+        tensors.iter().try_for_each(|t| check_stored(scope::current().op, t))?;
+    }
+    enqueue(first.device().kernel(spec)?, tensors, params, groups)
+}
+
+/// Runs a kernel that was looked up.
+pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, groups: [usize; 3]) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
     let device = first.device();
-    let kernel = device.kernel(spec)?;
     let groups = grid(device, groups)?;
     let bound = bindings(kernel, tensors)?;
     device.launch(kernel, &bound, params.align().bytes(), groups)
@@ -195,8 +225,18 @@ where
     loop {
         let mut gate = first.device().gate();
         gate.failure()?;
-        let slices = tensors.clone().into_iter().map(|(t, access)| t.bind(access, &gate));
-        if let Some(slices) = slices.collect::<Result<Option<_>>>()? {
+        let mut slices = SmallVec::new();
+        let mut away = false;
+        for (t, access) in tensors.clone() {
+            match t.bind(access, &gate)? {
+                Some(slice) => slices.push(slice),
+                None => {
+                    away = true;
+                    break;
+                }
+            }
+        }
+        if !away {
             return Ok(Bound { slices, gate });
         }
         drop(gate);

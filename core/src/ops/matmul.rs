@@ -44,6 +44,8 @@ fn transposed(t: &Tensor) -> Result<Tensor> {
 /// Checks what every product asks of its operands: one device, one type, which has a product.
 pub(super) fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.same_device(op, b)?;
+    launch::check_stored(op, a)?;
+    launch::check_stored(op, b)?;
     if a.dtype() != b.dtype() {
         return Err(Error::dtype(
             op,
@@ -114,6 +116,21 @@ pub(super) fn multiply_with(
     if product.is_empty() { Ok(false) } else { product.by_library(out, add, finish) }
 }
 
+/// Writes a · b of matrices of 8-bit floats over `out` by the vendor's library; `false`, and nothing done, where it does not.
+pub(super) fn multiply_stored(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &Tensor,
+    finish: Finish<'_>,
+) -> Result<bool> {
+    if !out.device().info().features.f8 {
+        return Ok(false);
+    }
+    let product = Product::of(op, a, b)?;
+    if product.is_empty() { Ok(false) } else { product.by_library(out, false, finish) }
+}
+
 /// An [`Epilogue`], of tensors. Matrices have the strides of the product's result, vectors lie at the start of their memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Finish<'a> {
@@ -121,17 +138,21 @@ pub(super) enum Finish<'a> {
     Bias(&'a Tensor),
     GeluBias { bias: &'a Tensor, before: &'a Tensor },
     RowSums(&'a Tensor),
+    Scaled { scales: Option<[&'a Tensor; 2]>, bias: Option<&'a Tensor> },
 }
 
 impl<'a> Finish<'a> {
     /// What it touches: a matrix, a vector.
-    fn tensors(self) -> SmallVec<[(&'a Tensor, Access); 2]> {
+    fn tensors(self) -> SmallVec<[(&'a Tensor, Access); 3]> {
         use Access::{Read, Write};
         match self {
             Self::None => smallvec![],
             Self::Bias(bias) => smallvec![(bias, Read)],
             Self::GeluBias { bias, before } => smallvec![(before, Write), (bias, Read)],
             Self::RowSums(sums) => smallvec![(sums, Write)],
+            Self::Scaled { scales, bias } => {
+                scales.into_iter().flatten().chain(bias).map(|t| (t, Read)).collect()
+            }
         }
     }
 }
@@ -150,6 +171,11 @@ struct Product {
 impl Product {
     fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
         check(op, a, b)?;
+        Self::of(op, a, b)
+    }
+
+    /// The same of operands whose types were checked.
+    fn of(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
         let ((m, k), (rows, n)) = (matrix(a.shape()), matrix(b.shape()));
         if k != rows {
             return Err(Error::shape(
@@ -220,7 +246,7 @@ impl Product {
         let extra = finish.tensors();
         let all =
             [(ta, Access::Read), (tb, Access::Read), (out, Access::Write)].into_iter().chain(extra.clone());
-        let bound = launch::bind(all.collect::<SmallVec<[_; 5]>>())?;
+        let bound = launch::bind(all.collect::<SmallVec<[_; 6]>>())?;
         let operand = |at: usize, dtype: DType, m: Matrices, index: usize| MatrixOperand {
             segment: bound[at].segment,
             offset: bound[at].offset + ((m.offset + index * m.outer) * dtype.size()) as u64,
@@ -237,10 +263,15 @@ impl Product {
                 Epilogue::GeluBias { bias: bound[4], before }
             }
             Finish::RowSums(_) => Epilogue::RowSums(bound[3]),
+            Finish::Scaled { scales, bias } => Epilogue::Scaled {
+                scales: scales.map(|_| [bound[3], bound[4]]),
+                bias: bias.map(|_| bound[bound.len() - 1]),
+            },
         };
         for index in 0..e.batch / inner {
             let call = MatmulCall {
                 dtype: ta.dtype(),
+                dtype_b: tb.dtype(),
                 out: out.dtype(),
                 m: e.m as u64,
                 n: e.n as u64,
@@ -310,6 +341,8 @@ pub(crate) fn work(call: &MatmulCall) -> Work {
         Epilogue::Bias(_) => " + bias",
         Epilogue::GeluBias { .. } => " + bias, gelu",
         Epilogue::RowSums(_) => ", sums",
+        Epilogue::Scaled { bias: Some(_), .. } => " scaled + bias",
+        Epilogue::Scaled { .. } => " scaled",
     };
     let before = match epilogue {
         Epilogue::GeluBias { .. } => m * n,

@@ -28,6 +28,7 @@ pub(crate) mod pointwise;
 mod pool;
 mod random;
 mod reduce;
+mod scaled_mm;
 mod scan;
 mod scatter;
 mod select;

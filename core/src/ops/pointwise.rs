@@ -9,9 +9,10 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::fuse;
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, GROUP, MAX_RANK, Params};
 use crate::amp::{Cast, Recast, recast};
 use crate::autograd::{self, Grads};
+use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -167,6 +168,11 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
         return Err(Error::argument(op.name, "takes at least one tensor"));
     };
     for arg in args {
+        if let Operand::Tensor(t) = arg {
+            launch::check_stored(op.name, t)?;
+        }
+    }
+    for arg in args {
         match arg {
             Operand::Scalar(Scalar::Float(_)) if !dtype.is_float() => dtype = DType::F32,
             Operand::Scalar(Scalar::Int(_)) if dtype == DType::Bool => dtype = DType::I64,
@@ -198,7 +204,8 @@ fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
         Scalar::Bool(v) => (f64::from(u8::from(v)), i64::from(v)),
     };
     match compute {
-        DType::F32 => [(float as f32).to_bits(), 0],
+        // Nothing computes in a type that is only stored.
+        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
         DType::F64 => {
@@ -270,9 +277,17 @@ pub(super) struct Call {
     inplace: bool,
 }
 
+/// How a call's kernel reads and writes, which its layouts decide.
+#[derive(Clone, Copy)]
+struct Shape {
+    layout: &'static str,
+    width: usize,
+    mode: &'static str,
+}
+
 impl Call {
     /// Its kernel, the parameters, and how many workgroups it takes.
-    pub(super) fn form(&self) -> Result<(KernelSpec, Params, usize)> {
+    pub(super) fn form(&self, device: &Device) -> Result<(Kernel, Params, usize)> {
         let Self { layouts, dtypes, out, inplace, .. } = self;
         let target = &layouts[0];
         let n = target.numel();
@@ -298,20 +313,8 @@ impl Call {
         } else {
             "strided"
         };
-        let scalars: SmallVec<[&'static str; 4]> = self.numbers.iter().map(|(name, _)| *name).collect();
-        let spec = KernelSpec::new("pointwise")
-            .def("expr", self.expr)
-            .def("names", &self.names[..])
-            .def("inputs", &dtypes[..])
-            .def("compute", self.compute)
-            .def("result", self.result)
-            .def("out", *out)
-            .def("math", self.math)
-            .def("scalars", &scalars[..])
-            .def("layout", layout)
-            .def("width", each)
-            .def("mode", if fresh { "packed" } else { "scattered" })
-            .def("inplace", *inplace);
+        let form = Shape { layout, width: each, mode: if fresh { "packed" } else { "scattered" } };
+        let kernel = device.kernel_of(&self.identity(form), || self.spec(form))?;
         let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
         let words = self.numbers.iter().flat_map(|(_, words)| *words);
         for word in words.chain(std::iter::repeat(0)).take(8) {
@@ -320,10 +323,45 @@ impl Call {
         params = params.dims(&shape);
         let offsets: SmallVec<[usize; 8]> = layouts.iter().map(Layout::offset).collect();
         params = params.dims(&offsets);
-        for k in 0..6 {
-            params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+        if dense {
+            params = params.zeros(6 * MAX_RANK);
+        } else {
+            for k in 0..6 {
+                params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+            }
         }
-        Ok((spec, params, n.div_ceil(each * GROUP)))
+        Ok((kernel, params, n.div_ceil(each * GROUP)))
+    }
+
+    fn spec(&self, form: Shape) -> KernelSpec {
+        let scalars: SmallVec<[&'static str; 4]> = self.numbers.iter().map(|(name, _)| *name).collect();
+        KernelSpec::new("pointwise")
+            .def("expr", self.expr)
+            .def("names", &self.names[..])
+            .def("inputs", &self.dtypes[..])
+            .def("compute", self.compute)
+            .def("result", self.result)
+            .def("out", self.out)
+            .def("math", self.math)
+            .def("scalars", &scalars[..])
+            .def("layout", form.layout)
+            .def("width", form.width)
+            .def("mode", form.mode)
+            .def("inplace", self.inplace)
+    }
+
+    /// All that [`spec`](Self::spec) is made of.
+    fn identity(&self, form: Shape) -> Identity {
+        let mut identity = Identity::default();
+        for word in [self.expr, self.compute, self.result, self.out, form.layout, form.mode] {
+            identity.word(word);
+        }
+        identity.number(2 * form.width + usize::from(self.inplace));
+        identity.words(self.math);
+        identity.words(&self.names);
+        identity.words(&self.dtypes);
+        self.numbers.iter().for_each(|(name, _)| identity.word(name));
+        identity
     }
 }
 
@@ -377,18 +415,18 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
             }
         }
     }
-    if !inplace {
+    if !inplace && fuse::may_wait(&call, &tensors, out) {
         match fuse::defer(call, &tensors, out)? {
             None => return Ok(()),
             Some(alone) => call = alone,
         }
     }
-    let (spec, params, groups) = call.form()?;
+    let (kernel, params, groups) = call.form(device)?;
     if inplace {
         tensors.remove(0);
     }
     tensors.push(out);
-    launch::launch(&spec, &tensors, params, groups)
+    launch::enqueue(kernel, &tensors, params, [groups, 1, 1])
 }
 
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
@@ -578,6 +616,7 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
     let compute = match (from.dtype(), to.dtype()) {
+        (a, b) if a.is_stored() || b.is_stored() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
         // As 32 bits where the device has no wider integers.
         (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {

@@ -337,6 +337,7 @@ fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tenso
     if x.dtype().is_float() {
         return reduce_float(op, x, over, keepdim, Extra::default());
     }
+    launch::check_stored(op.name, x)?;
     // Truth values are counted in 32 bits, which every device has.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
     reduce(op, x, over, keepdim, compute, DType::I64, Extra::default())

@@ -32,6 +32,7 @@ impl Scan<'_> {
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
         let _op = memory::scope::op(self.op);
+        launch::check_stored(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {

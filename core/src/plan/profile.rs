@@ -46,6 +46,10 @@ const KNOWN: [Card; 22] = [
     ("m3-max", "Apple M3 Max (64 GB)", 49_152, Api::Metal, [14.2, 14.2, 400.0, 200.0]),
 ];
 
+/// The short names of the cards whose libraries multiply 8-bit floats.
+const WITH_F8: [&str; 9] =
+    ["l4", "l40s", "h100", "h200", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5090"];
+
 /// The short names that [`Profile::card`] takes.
 pub const CARDS: [&str; KNOWN.len()] = {
     let mut names = [""; KNOWN.len()];
@@ -69,13 +73,14 @@ impl Profile {
         let found = KNOWN.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
         })?;
-        let &(_, name, mib, api, [flops, half_flops, bytes, host]) = found;
+        let &(short, name, mib, api, [flops, half_flops, bytes, host]) = found;
         let cuda = Self {
             name: name.to_owned(),
             total: mib * MIB,
             // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
             overhead: 600 * MIB,
             library: true,
+            features: Features { f8: WITH_F8.contains(&short), ..Self::default().features },
             limits: Limits { max_binding: mib * MIB, ..Self::default().limits },
             speed: Speed {
                 flops: flops * 1e12,
@@ -109,7 +114,7 @@ impl Profile {
             library: false,
             queues: 1,
             source: SourceLimits { alignment: 256, max_segment: binding / 256 * 256, virtual_memory: None },
-            features: Features { f64_math: false, ..self.features },
+            features: Features { f64_math: false, f8: false, ..self.features },
             limits: Limits {
                 max_binding: binding,
                 max_workgroup_memory: 32 << 10,

@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::{Layout, Tensor};
+use super::{Layout, Tensor, float8};
 use crate::autograd;
 use crate::backend::{Command, Slice};
 use crate::device::Device;
@@ -109,6 +109,7 @@ impl Tensor {
             DType::U32 => value as u32,
             DType::U8 => u32::from(value as u8) * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
+            DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of one element differ: written element by element.
             DType::I64 => return out.fill_words([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
             DType::F64 => return out.fill_words([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
@@ -273,6 +274,9 @@ impl Tensor {
             DType::U32 => all(&bytes, |x: u32| x.into()),
             DType::I64 => all(&bytes, |x: i64| x as f64),
             DType::U8 | DType::Bool => all(&bytes, |x: u8| x.into()),
+            dtype @ (DType::F8E4M3 | DType::F8E5M2) => {
+                bytes.iter().map(|&x| float8::to_f32(dtype, x).into()).collect()
+            }
         })
     }
 

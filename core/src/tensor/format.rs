@@ -38,7 +38,7 @@ fn write_level(
         return match (values.first(), dtype) {
             (None, _) => Ok(()),
             (Some(v), DType::Bool) => write!(f, "{}", *v != 0.0),
-            (Some(v), d) if d.is_float() => match f.precision() {
+            (Some(v), d) if d.is_float() || d.is_stored() => match f.precision() {
                 Some(p) => write!(f, "{v:.p$}"),
                 None => write!(f, "{v:.4}"),
             },

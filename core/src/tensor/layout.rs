@@ -25,6 +25,19 @@ pub fn contiguous_strides(shape: &[usize]) -> Dims {
     strides
 }
 
+/// Whether elements with these strides lie in order without gaps; an extent of 1 has any stride.
+#[inline]
+fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
+    let mut expected = 1;
+    for (&n, &s) in shape.iter().zip(strides).rev() {
+        if n != 1 && s != expected {
+            return false;
+        }
+        expected *= n;
+    }
+    true
+}
+
 /// Number of elements of a shape.
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
@@ -134,14 +147,7 @@ impl Layout {
     /// Whether elements lie row-major without gaps (from any offset).
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
-        let mut expected = 1;
-        for (&n, &s) in self.shape.iter().zip(&self.strides).rev() {
-            if n != 1 && s != expected {
-                return self.numel() == 0;
-            }
-            expected *= n;
-        }
-        true
+        is_row_major(&self.shape, &self.strides) || self.numel() == 0
     }
 
     /// Whether two indices can name one element.
@@ -238,6 +244,11 @@ impl Layout {
 /// 1: kernels then divide less. Returns the shape and each layout's strides.
 #[must_use]
 pub fn collapse(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims; 4]>) {
+    let n = numel(shape);
+    if n > 1 && strides.iter().all(|strides| is_row_major(shape, strides)) {
+        // What most calls are: elements side by side.
+        return (Dims::from_slice(&[n]), SmallVec::from_elem(Dims::from_slice(&[1]), strides.len()));
+    }
     let mut out_shape = Dims::new();
     let mut out: SmallVec<[Dims; 4]> = strides.iter().map(|_| Dims::new()).collect();
     for d in 0..shape.len() {

@@ -13,6 +13,7 @@ use crate::ops::launch;
 use crate::stream::{Access, Gate};
 
 mod create;
+pub(crate) mod float8;
 mod format;
 pub mod layout;
 pub(crate) mod offload;

@@ -25,6 +25,7 @@ mod custom;
 mod errors;
 mod faults;
 mod faulty;
+mod float8;
 mod fusion;
 mod gpt;
 mod host;
@@ -78,6 +79,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("capture", capture::TESTS),
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
+    ("float8", float8::TESTS),
     ("linear", linear::TESTS),
     ("profile", profile::TESTS),
     ("costs", costs::TESTS),

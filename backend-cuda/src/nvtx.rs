@@ -1,0 +1,213 @@
+//! NVTX: the modules and operations of a program as ranges in Nsight Systems and its like.
+//!
+//! NVTX has no library of its own since version 3: a tool names its own one in `NVTX_INJECTION64_PATH` (or loads it ahead),
+//! and a program hands that library the places of its function pointers, which the tool then fills in. That much is done
+//! here, so nothing is linked, and without a tool nothing runs. What each side expects is in NVTX's `nvtxTypes.h`.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::{env, mem, ptr};
+
+use forebay_core::memory::ranges::{self, Ranges};
+use libloading::Library;
+
+/// Why no tool sees ranges.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NvtxUnavailable {
+    /// The program does not run under a tool.
+    #[error(
+        "no tool listens to NVTX ranges: NVTX_INJECTION64_PATH is not set; run the program under one, as `nsys profile --trace=cuda,nvtx`"
+    )]
+    NoTool,
+    /// What `NVTX_INJECTION64_PATH` names is no tool's library, or cannot be loaded.
+    #[error("NVTX_INJECTION64_PATH={path}: {reason}")]
+    Broken {
+        /// The file.
+        path: String,
+        /// What went wrong.
+        reason: String,
+    },
+}
+
+/// Shows modules and operations as NVTX ranges, or stops that; `FOREBAY_NVTX=1` does it as the first device is opened. It
+/// is for the whole process and all its devices.
+///
+/// # Errors
+/// The program does not run under a tool that listens, or the tool's library cannot be used.
+pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
+    static TOOL: OnceLock<Result<Tool, NvtxUnavailable>> = OnceLock::new();
+    if !on {
+        ranges::set_ranges(None);
+        return Ok(());
+    }
+    let tool = TOOL.get_or_init(Tool::attach).as_ref().map_err(Clone::clone)?;
+    ranges::set_ranges(Some(tool));
+    Ok(())
+}
+
+/// The most functions that a module of NVTX has, with the unused first number, and a null behind them.
+const SLOTS: usize = 17;
+/// Functions of NVTX's modules, by number: none, core, CUDA, OpenCL, the CUDA runtime, core with domains, synchronisation.
+const MODULES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
+/// NVTX's version.
+const VERSION: u32 = 3;
+/// Numbers of functions of the core module.
+const PUSH: usize = 9;
+const POP: usize = 11;
+
+type Slot = AtomicPtr<c_void>;
+type GetExportTable = extern "C" fn(u32) -> *const c_void;
+type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
+type Push = unsafe extern "C" fn(*const c_char) -> c_int;
+type Pop = unsafe extern "C" fn() -> c_int;
+
+/// Where a tool writes its functions.
+static FUNCTIONS: [[Slot; SLOTS]; MODULES.len()] =
+    [const { [const { Slot::new(ptr::null_mut()) }; SLOTS] }; MODULES.len()];
+
+/// `NvtxExportTableCallbacks`.
+#[repr(C)]
+struct Callbacks {
+    size: usize,
+    table: extern "C" fn(c_uint, *mut *const *const Slot, *mut c_uint) -> c_int,
+}
+
+static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), table: function_table };
+
+/// `NvtxExportTableVersionInfo`.
+#[repr(C)]
+struct VersionInfo {
+    size: usize,
+    version: u32,
+    reserved: u32,
+    set: extern "C" fn(u32),
+}
+
+static VERSION_INFO: VersionInfo =
+    VersionInfo { size: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set: ignore_version };
+
+extern "C" fn ignore_version(_: u32) {}
+
+extern "C" fn export_table(id: u32) -> *const c_void {
+    match id {
+        1 => (&raw const CALLBACKS).cast(),
+        3 => (&raw const VERSION_INFO).cast(),
+        _ => ptr::null(),
+    }
+}
+
+/// Where the pointers to a module's functions are, as an array of places with a null at its end.
+extern "C" fn function_table(module: c_uint, table: *mut *const *const Slot, size: *mut c_uint) -> c_int {
+    struct Places([[*const Slot; SLOTS]; MODULES.len()]);
+    // SAFETY: the pointers are to a static, whose slots are atomic.
+    unsafe impl Sync for Places {}
+    // SAFETY: as above.
+    unsafe impl Send for Places {}
+    static PLACES: OnceLock<Places> = OnceLock::new();
+    let places = PLACES.get_or_init(|| {
+        let mut places = [[ptr::null(); SLOTS]; MODULES.len()];
+        for ((places, slots), count) in places.iter_mut().zip(&FUNCTIONS).zip(MODULES) {
+            let used = places.iter_mut().zip(slots).take(count).skip(1);
+            used.for_each(|(place, slot)| *place = ptr::from_ref(slot));
+        }
+        Places(places)
+    });
+    let number = module as usize;
+    let (Some(found), Some(&count @ 1..)) = (places.0.get(number), MODULES.get(number)) else { return 0 };
+    // SAFETY: each is null or a place of the tool's for one result.
+    unsafe {
+        if let Some(size) = size.as_mut() {
+            *size = count as c_uint;
+        }
+        if let Some(table) = table.as_mut() {
+            *table = found.as_ptr();
+        }
+    }
+    1
+}
+
+/// A tool's functions.
+struct Tool {
+    push: Push,
+    pop: Pop,
+}
+
+impl Tool {
+    /// Finds the tool's library and lets it fill in its functions.
+    fn attach() -> Result<Self, NvtxUnavailable> {
+        let named = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
+        let path = named.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
+        let broken = |reason: String| NvtxUnavailable::Broken { path: path.clone(), reason };
+        let library = match (ahead(), &named) {
+            (Some(library), _) => library,
+            // SAFETY: the user asked for this library; a tool's initialisers are its own affair.
+            (None, Some(named)) => {
+                unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))?
+            }
+            (None, None) => return Err(NvtxUnavailable::NoTool),
+        };
+        // SAFETY: the name has one meaning, and this is its type.
+        let initialize =
+            unsafe { library.get::<Initialize>(ENTRY) }.map_err(|error| broken(error.to_string()))?;
+        // SAFETY: the tables it is led to are as NVTX describes them, and live as long as the process.
+        if unsafe { initialize(export_table) } == 0 {
+            return Err(broken("its InitializeInjectionNvtx2 failed".into()));
+        }
+        // The tool's functions are called until the process ends.
+        mem::forget(library);
+        let [push, pop] = [PUSH, POP].map(|number| FUNCTIONS[1][number].load(Ordering::Acquire));
+        if push.is_null() || pop.is_null() {
+            return Err(broken("the tool takes no ranges".into()));
+        }
+        // SAFETY: NVTX gives these numbers to nvtxRangePushA and nvtxRangePop, which have these types.
+        unsafe {
+            Ok(Self {
+                push: mem::transmute::<*mut c_void, Push>(push),
+                pop: mem::transmute::<*mut c_void, Pop>(pop),
+            })
+        }
+    }
+}
+
+/// What a tool's library exports.
+const ENTRY: &[u8] = b"InitializeInjectionNvtx2\0";
+
+/// The program with what was loaded ahead of it, if a tool is among that.
+#[cfg(unix)]
+fn ahead() -> Option<Library> {
+    let program = Library::from(libloading::os::unix::Library::this());
+    // SAFETY: the address is not used as anything here.
+    let found = unsafe { program.get::<*const c_void>(ENTRY) }.is_ok();
+    found.then_some(program)
+}
+
+#[cfg(not(unix))]
+fn ahead() -> Option<Library> {
+    None
+}
+
+impl Ranges for Tool {
+    fn push(&self, name: &str) {
+        thread_local! {
+            static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+        }
+        NAME.with_borrow_mut(|bytes| {
+            bytes.clear();
+            // A name ends at its first null.
+            bytes.extend(name.bytes().take_while(|&byte| byte != 0));
+            bytes.push(0);
+            if let Ok(name) = CStr::from_bytes_with_nul(bytes) {
+                // SAFETY: the tool's function, with a string that ends.
+                unsafe { (self.push)(name.as_ptr()) };
+            }
+        });
+    }
+
+    fn pop(&self) {
+        // SAFETY: the tool's function, which takes nothing.
+        unsafe { (self.pop)() };
+    }
+}

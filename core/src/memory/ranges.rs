@@ -1,0 +1,138 @@
+//! The scopes of [`scope`](super::scope) as ranges of a profiler's timeline: whoever is set is told of each module and
+//! operation that a thread enters and leaves. It costs nothing until then.
+//!
+//! The CUDA backend tells NVTX (`FOREBAY_NVTX=1`), so that Nsight Systems shows which module a kernel is of.
+
+use std::fmt::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{PoisonError, RwLock};
+
+use super::Tag;
+use super::scope::Scope;
+
+/// Who is told of ranges. They nest on each thread: a pop ends the last push of its thread.
+pub trait Ranges: Send + Sync {
+    /// A range begins: `encoder.fc1` for a module, `encoder.fc1: linear` for an operation in it, and
+    /// `encoder.fc1: linear backward` for the operation's gradient.
+    fn push(&self, name: &str);
+    /// The last range of this thread ends.
+    fn pop(&self);
+}
+
+static ON: AtomicBool = AtomicBool::new(false);
+static RANGES: RwLock<Option<&'static dyn Ranges>> = RwLock::new(None);
+
+/// Tells `ranges` of the scopes that are entered from now on, on every thread; nobody with `None`. Scopes that were entered
+/// before are ended where they were begun.
+pub fn set_ranges(ranges: Option<&'static dyn Ranges>) {
+    let mut set = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+    *set = ranges;
+    ON.store(ranges.is_some(), Ordering::Release);
+}
+
+/// What of a scope's guard is a range: whom to tell that it ended.
+pub(super) struct Range(Option<&'static dyn Ranges>);
+
+impl Range {
+    /// Begins one where a scope names a new module or operation, if somebody listens.
+    #[inline]
+    pub(super) fn enter(before: &Scope, now: &Scope) -> Self {
+        Self(if ON.load(Ordering::Relaxed) { begin(before, now) } else { None })
+    }
+
+    /// Ends it, also when nobody listens any more.
+    #[inline]
+    pub(super) fn end(&self) {
+        if let Some(ranges) = self.0 {
+            ranges.pop();
+        }
+    }
+}
+
+impl fmt::Debug for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Range").field(&self.0.is_some()).finish()
+    }
+}
+
+#[cold]
+fn begin(before: &Scope, now: &Scope) -> Option<&'static dyn Ranges> {
+    let entered_op = now.op != before.op && !now.op.is_empty();
+    if !entered_op && now.module == before.module {
+        return None;
+    }
+    let ranges = (*RANGES.read().unwrap_or_else(PoisonError::into_inner))?;
+    let mut name = now.module.to_string();
+    if entered_op {
+        let colon = if name.is_empty() { "" } else { ": " };
+        let pass = if now.tag == Tag::Gradient { " backward" } else { "" };
+        // Writing to a string does not fail.
+        let _ = write!(name, "{colon}{}{pass}", now.op);
+    }
+    ranges.push(&name);
+    Some(ranges)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+    use crate::device::Device;
+    use crate::dtype::DType;
+    use crate::memory::scope;
+    use crate::tensor::Tensor;
+
+    /// What this test's thread was told; other tests of the process run beside it.
+    struct Record(std::thread::ThreadId, Mutex<Vec<String>>);
+
+    impl Record {
+        fn line(&self, line: String) {
+            if std::thread::current().id() == self.0 {
+                self.1.lock().unwrap().push(line);
+            }
+        }
+    }
+
+    impl Ranges for Record {
+        fn push(&self, name: &str) {
+            self.line(format!("+{name}"));
+        }
+
+        fn pop(&self) {
+            self.line("-".into());
+        }
+    }
+
+    #[test]
+    fn scopes_are_ranges_in_order_while_somebody_listens() {
+        let device = Device::null(Default::default());
+        let record: &'static Record =
+            Box::leak(Box::new(Record(std::thread::current().id(), Mutex::default())));
+        let x = Tensor::ones(&[2, 2], DType::F32, &device).unwrap().requires_grad_().unwrap();
+        let _unheard = scope::module("before");
+        set_ranges(Some(record));
+        let y = {
+            let _net = scope::module("fc1");
+            let _tag = scope::tag(Tag::Activation);
+            x.exp().unwrap().sum().unwrap()
+        };
+        y.backward().unwrap();
+        let last = scope::module("last");
+        set_ranges(None);
+        drop(last);
+        drop(x.exp().unwrap());
+        let lines = record.1.lock().unwrap().clone();
+        assert_eq!(lines[..2], ["+before.fc1", "+before.fc1: exp"]);
+        let at =
+            |line: &str| lines.iter().position(|l| l == line).unwrap_or_else(|| panic!("{line}: {lines:?}"));
+        assert!(at("+before.fc1: sum") < at("+before.fc1: sum backward"));
+        assert!(at("+before.fc1: sum backward") < at("+before.fc1: exp backward"));
+        assert_eq!(lines[lines.len() - 2..], ["+before.last", "-"], "a range that was begun is ended");
+        let depths = lines.iter().scan(0, |depth, line| {
+            *depth += if line == "-" { -1 } else { 1 };
+            Some(*depth)
+        });
+        assert!(depths.clone().all(|depth| depth >= 0) && depths.last() == Some(0), "{lines:?}");
+    }
+}

@@ -1,0 +1,315 @@
+//! The 8-bit floats: their casts against the format's definition, what moves them, what refuses them, and their products
+//! against sums in f64.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::tensor::Tensor;
+
+use super::tests;
+
+tests![
+    every_byte_has_its_value,
+    numbers_are_rounded_as_in_pytorch,
+    bytes_are_moved_and_cast_whatever_their_layout,
+    products_are_scaled_and_within_their_bound,
+    products_are_captured,
+    other_operations_refuse_them,
+    wrong_operands_are_named,
+];
+
+/// The value of a byte, by the definition of the format.
+fn value(dtype: DType, byte: u8) -> f64 {
+    let (mantissa, bias) = if dtype == DType::F8E4M3 { (3, 7) } else { (2, 15) };
+    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+    let (exponent, fraction) = (i32::from(byte & 0x7f) >> mantissa, i32::from(byte) & ((1 << mantissa) - 1));
+    let special = if dtype == DType::F8E4M3 { byte & 0x7f == 0x7f } else { exponent == 31 };
+    let part = f64::from(fraction) / f64::from(1 << mantissa);
+    match exponent {
+        _ if special && (dtype == DType::F8E4M3 || fraction > 0) => f64::NAN,
+        _ if special => sign * f64::INFINITY,
+        0 => sign * part * 2f64.powi(1 - bias),
+        _ => sign * (1.0 + part) * 2f64.powi(exponent - bias),
+    }
+}
+
+/// The byte that PyTorch makes of a number: the nearest, the even one of two; beyond the largest that one in e4m3, infinity
+/// in e5m2.
+fn nearest(dtype: DType, number: f64) -> u8 {
+    let sign = if number.is_sign_negative() { 0x80 } else { 0 };
+    let number = number.abs();
+    let last: u8 = if dtype == DType::F8E4M3 { 0x7e } else { 0x7b };
+    if number.is_nan() {
+        return sign | 0x7f;
+    }
+    let found = (0..=last).rev().find(|&byte| value(dtype, byte) <= number).unwrap_or(0);
+    let low = value(dtype, found);
+    // What would follow the largest one decides where it ends.
+    let step = if found < last { value(dtype, found + 1) - low } else { low - value(dtype, found - 1) };
+    let middle = low + step / 2.0;
+    let up = number > middle || (number == middle && found % 2 == 1);
+    sign | if up && (found < last || dtype == DType::F8E5M2) { found + 1 } else { found }
+}
+
+fn bytes_of(t: &Tensor) -> Result<Vec<u8>> {
+    Ok(t.to_bytes()?)
+}
+
+fn all_bytes(dtype: DType, device: &Device) -> Result<Tensor> {
+    let bytes: Vec<u8> = (0..=255).collect();
+    Ok(Tensor::from_bytes(&bytes, &[256], dtype, device)?)
+}
+
+fn every_byte_has_its_value(device: &Device) -> Result<()> {
+    for dtype in DType::STORED {
+        let x = all_bytes(dtype, device)?;
+        for to in [DType::F32, DType::F16, DType::BF16] {
+            let got = x.to_dtype(to)?.to_f64s()?;
+            for (byte, got) in got.into_iter().enumerate() {
+                let expected = value(dtype, byte as u8);
+                let same = got == expected && got.is_sign_negative() == expected.is_sign_negative();
+                ensure!(
+                    same || (got.is_nan() && expected.is_nan()),
+                    "{dtype} {byte:#x} as {to}: {got}, not {expected}"
+                );
+            }
+            let back = bytes_of(&x.to_dtype(to)?.to_dtype(dtype)?)?;
+            for (byte, got) in back.into_iter().enumerate() {
+                let nan = value(dtype, byte as u8).is_nan() && value(dtype, got).is_nan();
+                // Infinity is the largest number of e4m3, and comes back as itself in e5m2.
+                ensure!(usize::from(got) == byte || nan, "{dtype} {byte:#x} through {to}: {got:#x}");
+            }
+        }
+        let read = x.to_f64s()?;
+        ensure!(read[0x35] == value(dtype, 0x35), "what the host reads");
+        let full = Tensor::full(&[5], 0.3, dtype, device)?;
+        ensure!(bytes_of(&full)? == [nearest(dtype, f64::from(0.3f32)); 5], "what the host fills with");
+    }
+    Ok(())
+}
+
+fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
+    for dtype in DType::STORED {
+        let mut numbers =
+            vec![f32::NAN, f32::INFINITY, 1e9, 463.9, 464.0, 464.1, 480.0, 65_535.0, 65_536.0, 61_440.0];
+        for byte in 0..0x7fu8 {
+            let (a, b) = (value(dtype, byte), value(dtype, byte + 1));
+            for middle in [a as f32, ((a + b) / 2.0) as f32] {
+                numbers.extend([middle.next_down(), middle, middle.next_up()]);
+            }
+        }
+        numbers.extend((0..4000).map(|k: u32| f32::from_bits(k.wrapping_mul(1_064_731))));
+        numbers.retain(|x| !x.is_subnormal());
+        numbers.extend(numbers.clone().into_iter().map(|x| -x));
+        let x = Tensor::from_slice(&numbers, &[numbers.len()], device)?;
+        let got = bytes_of(&x.to_dtype(dtype)?)?;
+        for (number, got) in numbers.iter().zip(got) {
+            let expected = nearest(dtype, f64::from(*number));
+            let nan = number.is_nan() && value(dtype, got).is_nan();
+            ensure!(got == expected || nan, "{number:e} as {dtype}: {got:#x}, not {expected:#x}");
+        }
+        for from in [DType::F16, DType::BF16] {
+            let rounded = x.to_dtype(from)?;
+            let through = bytes_of(&rounded.to_dtype(DType::F32)?.to_dtype(dtype)?)?;
+            ensure!(bytes_of(&rounded.to_dtype(dtype)?)? == through, "{from} to {dtype}");
+        }
+    }
+    Ok(())
+}
+
+fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()> {
+    for dtype in DType::STORED {
+        let x = all_bytes(dtype, device)?.narrow(0, 0, 0x78)?.reshape([8, 15])?;
+        let all = x.to_f64s()?;
+        let turned: Vec<f64> = (0..120).map(|k| all[k % 8 * 15 + k / 8]).collect();
+        ensure!(x.t()?.to_f64s()? == turned && x.t()?.contiguous()?.to_f64s()? == turned);
+        ensure!(x.t()?.to_dtype(DType::F32)?.to_f64s()? == turned, "a cast of a transpose");
+        for start in 0..6 {
+            let part = x.reshape([120])?.narrow(0, start, 9)?;
+            let expected = &all[start..start + 9];
+            ensure!(
+                part.to_dtype(DType::BF16)?.to_f64s()? == expected && part.copy()?.to_f64s()? == expected
+            );
+        }
+        let out = Tensor::zeros(&[8, 15], dtype, device)?;
+        out.narrow(1, 3, 5)?.copy_(&x.to_dtype(DType::F32)?.narrow(1, 0, 5)?)?;
+        ensure!(out.narrow(1, 3, 5)?.to_f64s()? == x.narrow(1, 0, 5)?.to_f64s()?, "a part written in place");
+        ensure!(out.narrow(1, 8, 7)?.to_f64s()?.iter().all(|v| *v == 0.0), "what is beside it");
+        let none = Tensor::empty(&[0, 3], dtype, device)?.to_dtype(DType::F32)?;
+        ensure!(none.shape() == [0, 3]);
+    }
+    Ok(())
+}
+
+/// Numbers between -2 and 2 of a matrix, as their type holds them.
+fn matrix(shape: [usize; 2], dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(Tensor::uniform(&shape, -2.0, 2.0, DType::F32, device)?.to_dtype(dtype)?)
+}
+
+/// scale_a · scale_b · (a · b) + bias in f64, and the same of absolute values.
+fn reference(a: &Tensor, b: &Tensor, scales: [&Tensor; 2], bias: Option<&Tensor>) -> Result<Vec<(f64, f64)>> {
+    let (&[m, k], &[_, n]) = (a.shape(), b.shape()) else { anyhow::bail!("two matrices") };
+    let (a, b) = (a.to_f64s()?, b.to_f64s()?);
+    let [left, right] = [scales[0].to_f64s()?, scales[1].to_f64s()?];
+    let bias = bias.map(Tensor::to_f64s).transpose()?;
+    let at = |row: usize, col: usize| {
+        let scale = left[row % left.len()] * right[col % right.len()];
+        let terms = || (0..k).map(|i| a[row * k + i] * b[i * n + col]);
+        let bias = bias.as_ref().map_or(0.0, |bias| bias[col]);
+        (scale * terms().sum::<f64>() + bias, scale.abs() * terms().map(f64::abs).sum::<f64>() + bias.abs())
+    };
+    Ok((0..m * n).map(|i| at(i / n, i % n)).collect())
+}
+
+fn close(got: &Tensor, expected: &[(f64, f64)]) -> Result<()> {
+    let rounding = match got.dtype() {
+        DType::F16 => 2f64.powi(-11),
+        DType::BF16 => 2f64.powi(-8),
+        _ => 0.0,
+    };
+    for (k, (got, (expected, all))) in got.to_f64s()?.into_iter().zip(expected).enumerate() {
+        let bound = 2f64.powi(-11) * all + rounding * expected.abs();
+        ensure!((got - expected).abs() <= bound, "element {k}: {got}, not {expected} within {bound:e}");
+    }
+    Ok(())
+}
+
+fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
+    use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
+    let number = |v: f64| Tensor::full(&[], v, F32, device);
+    let (one, two) = (number(0.25)?, Tensor::full(&[1, 1], 3.0, F32, device)?);
+    // Multiples of 16, which libraries take, and others; each pair of types.
+    let sizes = [[32, 64, 48], [5, 32, 16], [7, 9, 3], [1, 1, 1]];
+    for [m, k, n] in sizes {
+        for (left, right) in [(F8E4M3, F8E4M3), (F8E4M3, F8E5M2), (F8E5M2, F8E4M3), (F8E5M2, F8E5M2)] {
+            let (a, weight) = (matrix([m, k], left, device)?, matrix([n, k], right, device)?);
+            let bias = Tensor::uniform(&[n], -1.0, 1.0, F32, device)?;
+            for (out, bias) in [(F32, None), (F32, Some(&bias)), (BF16, Some(&bias)), (F16, None)] {
+                let place =
+                    || format!("{m} x {k} x {n}, {left} with {right} to {out}, bias {}", bias.is_some());
+                let b = weight.t()?;
+                // As the type that it is added in.
+                let rounded = bias.map(|bias| bias.to_dtype(out)?.to_dtype(F32)).transpose()?;
+                let expected = reference(&a, &b, [&one, &two], rounded.as_ref())?;
+                let got = a.scaled_mm(&b, &one, &two, bias, out).with_context(place)?;
+                ensure!(got.dtype() == out && got.shape() == [m, n]);
+                close(&got, &expected).with_context(place)?;
+                // By columns and by rows, and from an odd place in memory.
+                let (a, b) = (a.t()?.contiguous()?.t()?, b.contiguous()?);
+                close(&a.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
+                let long = Tensor::zeros(&[m * k + 3], left, device)?.narrow(0, 3, m * k)?.reshape([m, k])?;
+                long.copy_(&a)?;
+                close(&long.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
+            }
+            let rows = Tensor::uniform(&[m, 1], 0.5, 2.0, F32, device)?;
+            let columns = Tensor::uniform(&[1, n], 0.5, 2.0, F32, device)?;
+            for scales in [[&rows, &columns], [&rows, &one], [&two, &columns]] {
+                let expected = reference(&a, &weight.t()?, scales, Some(&bias.to_dtype(BF16)?))?;
+                let got = a.scaled_mm(&weight.t()?, scales[0], scales[1], Some(&bias), BF16)?;
+                // The bias is added in f32, or in bf16 by a library.
+                let loose: Vec<_> = expected.iter().map(|(e, all)| (*e, all * 9.0)).collect();
+                close(&got, &loose).with_context(|| format!("{m} x {k} x {n}, scales of lines"))?;
+            }
+        }
+    }
+    let none = matrix([0, 16], F8E4M3, device)?.scaled_mm(
+        &matrix([16, 16], F8E4M3, device)?,
+        &one,
+        &one,
+        None,
+        F32,
+    )?;
+    ensure!(none.shape() == [0, 16]);
+    let zeros = matrix([4, 0], F8E4M3, device)?.scaled_mm(
+        &matrix([0, 16], F8E4M3, device)?,
+        &one,
+        &one,
+        None,
+        F32,
+    )?;
+    ensure!(zeros.to_f64s()? == [0.0; 64], "a sum of nothing");
+    Ok(())
+}
+
+fn products_are_captured(device: &Device) -> Result<()> {
+    let x = Tensor::uniform(&[32, 64], -1.0, 1.0, DType::F32, device)?;
+    let weight = matrix([16, 64], DType::F8E4M3, device)?;
+    let scale = Tensor::full(&[], 0.5, DType::F32, device)?;
+    let bias = Tensor::uniform(&[16], -1.0, 1.0, DType::BF16, device)?;
+    let step = || -> forebay::error::Result<Tensor> {
+        let low = x.div(&scale)?.to_dtype(DType::F8E4M3)?;
+        low.scaled_mm(&weight.t()?, &scale, &scale, Some(&bias), DType::BF16)
+    };
+    let mut captured = device.capture(step)?;
+    for factor in [1.0, 0.5, -0.25] {
+        x.mul_(factor)?;
+        scale.mul_(1.5)?;
+        let expected = step()?.to_f64s()?;
+        for _ in 0..3 {
+            ensure!(captured.replay()?.to_f64s()? == expected, "after a change by {factor}");
+        }
+    }
+    Ok(())
+}
+
+fn other_operations_refuse_them(device: &Device) -> Result<()> {
+    let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
+    for dtype in DType::STORED {
+        let x = matrix([4, 4], dtype, device)?;
+        let wide = x.to_dtype(DType::F32)?;
+        let refused = [
+            ("add", x.add(&x)),
+            ("mul", wide.mul(&x)),
+            ("gt", x.gt(0.5)),
+            ("exp", x.exp()),
+            ("matmul", x.matmul(&x)),
+            ("matmul", wide.matmul(&x)),
+            ("sum", x.sum(&[], false)),
+            ("max", x.amax(&[0], false)),
+            ("softmax", x.softmax(-1)),
+            ("sort", x.sort(0, false).map(|(sorted, _)| sorted)),
+            ("cumsum", x.cumsum(0)),
+            ("index_select", x.index_select(0, &index)),
+            ("relu", x.relu()),
+            ("linear", x.linear(&x, None)),
+        ];
+        for (name, result) in refused {
+            match result {
+                Err(Error::DType { got, .. }) => ensure!(got == dtype || got == DType::F32, "{name}: {got}"),
+                Err(other) => anyhow::bail!("{name} of {dtype}: {other}"),
+                Ok(_) => anyhow::bail!("{name} takes {dtype}"),
+            }
+        }
+        ensure!(x.add_(&x).is_err() && wide.add_(&x).is_err() && x.mul_(2.0).is_err(), "in place");
+        ensure!(x.requires_grad_().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
+        // A gradient does not end silently in a cast.
+        let leaf = wide.requires_grad_()?;
+        ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype" })));
+        leaf.detach().to_dtype(dtype)?;
+    }
+    Ok(())
+}
+
+fn wrong_operands_are_named(device: &Device) -> Result<()> {
+    let x = matrix([4, 16], DType::F8E4M3, device)?;
+    let b = matrix([16, 8], DType::F8E5M2, device)?;
+    let one = Tensor::ones(&[], DType::F32, device)?;
+    let row = |n: usize| Tensor::ones(&[n, 1], DType::F32, device);
+    let wide = x.to_dtype(DType::F32)?;
+    let cases = [
+        (wide.scaled_mm(&b, &one, &one, None, DType::F32), "takes f8_e4m3 and f8_e5m2"),
+        (x.scaled_mm(&x, &one, &one, None, DType::F32), "the first has 16 columns, the second 4 rows"),
+        (x.scaled_mm(&b, &row(3)?, &one, None, DType::F32), "one for each line: [4, 1]"),
+        (x.scaled_mm(&b, &one, &row(8)?, None, DType::F32), "one for each line: [1, 8]"),
+        (x.scaled_mm(&b, &one.to_dtype(DType::BF16)?, &one, None, DType::F32), "scales are f32"),
+        (x.scaled_mm(&b, &one, &one, Some(&row(8)?), DType::F32), "takes a bias of [8]"),
+        (x.scaled_mm(&b, &one, &one, None, DType::F8E4M3), "gives f32, f16 and bf16"),
+        (x.scaled_mm(&b, &one.requires_grad_()?, &one, None, DType::F32), "has no gradient"),
+    ];
+    for (result, text) in cases {
+        let Err(error) = result else { anyhow::bail!("`{text}` is not said") };
+        ensure!(error.to_string().contains(text), "{error}\ndoes not say {text}");
+    }
+    Ok(())
+}
