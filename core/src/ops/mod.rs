@@ -37,6 +37,7 @@ mod sort;
 mod spread;
 mod statistics;
 mod strided;
+mod svd;
 mod tiles;
 mod unary;
 mod window;
