@@ -49,6 +49,8 @@ templates! {
     "dropout",
     "drawn_words",
     "optim",
+    "optim_rules",
+    "optim_numbers",
     "optim_norm",
     "optim_scale",
     "amp_update",

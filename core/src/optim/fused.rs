@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use crate::amp;
 use crate::capture::Now;
@@ -33,21 +33,90 @@ pub(super) trait Rule: Copy + Send + Sync + 'static {
     fn kernel(&self) -> KernelSpec;
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
-    /// Whether a parameter decays: one launch is of parameters that do, or of others.
+    /// How fast parameters decay, unless their group says otherwise.
+    fn weight_decay(&self) -> f64;
+    /// Whether a parameter decays at all: one launch is of parameters that do, or of others.
     fn decays(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true
     }
-    /// What is the same for all parameters that decay, or for all others, at a learning rate.
-    fn constants(&self, decays: bool, lr: f64) -> [f64; 8];
-    /// What depends on how many steps a parameter has made, this one included.
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 2];
+    /// What is the same for all parameters of a launch, at their weight decay and learning rate.
+    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8];
+    /// What depends on how many steps a parameter has made, this one included. The kernel has the same as `at_step`, where the
+    /// device counts.
+    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+        let _ = (step, lr);
+        [0.0; 3]
+    }
+}
+
+/// Parameters of an optimiser that have a learning rate or a weight decay of their own, as PyTorch's parameter groups.
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result, nn::{Linear, Module}, optim::{AdamW, Optimizer, ParamGroup}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let (body, head) = (Linear::new(8, 8, &device)?, Linear::new(8, 2, &device)?);
+/// let mut opt = AdamW::new(body.parameters(), 1e-4);
+/// opt.add_param_group(ParamGroup::new(head.parameters()).lr(1e-3).weight_decay(0.0))?;
+/// // Schedules change the rates of all groups in proportion.
+/// opt.set_lr(5e-5);
+/// assert_eq!(opt.lrs(), [5e-5, 5e-4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParamGroup {
+    parameters: Vec<Tensor>,
+    lr: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl ParamGroup {
+    /// Parameters with the optimiser's own options.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>) -> Self {
+        Self { parameters, lr: None, weight_decay: None }
+    }
+
+    /// Their learning rate, while the optimiser's is what it is now: later it keeps its ratio to that.
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr: Some(lr), ..self }
+    }
+
+    /// How fast they decay.
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay: Some(weight_decay), ..self }
+    }
+}
+
+/// What the parameters of a [`ParamGroup`] have of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Settings {
+    /// Their learning rate over the optimiser's.
+    ratio: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl Settings {
+    pub(super) fn lr(self, lr: f64) -> f64 {
+        self.ratio.map_or(lr, |ratio| ratio * lr)
+    }
+
+    /// Of a parameter, by a rule.
+    pub(super) fn decay(self, rule: &impl Rule, parameter: &Tensor) -> f64 {
+        if rule.decays(parameter) { self.weight_decay.unwrap_or(rule.weight_decay()) } else { 0.0 }
+    }
 }
 
 /// The parameters of an optimiser and their state.
 #[derive(Debug)]
 pub(super) struct Fused {
     parameters: Vec<Tensor>,
+    /// The first parameter of each group, and what its parameters have of their own.
+    settings: SmallVec<[(usize, Settings); 2]>,
     pace: Arc<Pace>,
     groups: Vec<Group>,
     /// Whether the state is on the host between steps.
@@ -66,6 +135,10 @@ struct Pace {
 }
 
 impl Pace {
+    fn new(lr: f64, parameters: usize) -> Self {
+        Self { lr: AtomicU64::new(lr.to_bits()), steps: (0..parameters).map(|_| AtomicU64::new(0)).collect() }
+    }
+
     fn lr(&self) -> f64 {
         f64::from_bits(self.lr.load(Ordering::Relaxed))
     }
@@ -89,6 +162,7 @@ impl Pace {
 struct Group {
     /// Numbers of the parameters.
     members: Vec<usize>,
+    settings: Settings,
     /// Where the state of each starts, in elements.
     offsets: Vec<usize>,
     /// The state of all; `None` where the rule keeps none.
@@ -153,9 +227,41 @@ impl Fused {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> =
             parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        let steps = parameters.iter().map(|_| AtomicU64::new(0)).collect();
-        let pace = Arc::new(Pace { lr: AtomicU64::new(lr.to_bits()), steps });
-        Self { parameters, pace, groups: Vec::new(), away: false, copies: false }
+        let settings = smallvec![(0, Settings::default())];
+        let pace = Arc::new(Pace::new(lr, parameters.len()));
+        Self { parameters, settings, pace, groups: Vec::new(), away: false, copies: false }
+    }
+
+    /// More parameters, with a learning rate or a weight decay of their own.
+    pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
+        const OP: &str = "add_param_group";
+        let error = |why: &str| Err(Error::argument(OP, why));
+        if !self.groups.is_empty() {
+            return error("comes before the first step; make an optimiser of all parameters and load the state");
+        }
+        let lr = self.lr();
+        let ratio = group.lr.map(|own| own / lr);
+        if ratio.is_some_and(|ratio| !ratio.is_finite()) {
+            return error("a learning rate keeps its ratio to the optimiser's, which is 0; begin with another");
+        }
+        let mut seen: FxHashSet<_> = self.parameters.iter().filter_map(nn::leaf).collect();
+        if group.parameters.iter().any(|p| nn::leaf(p).is_some_and(|leaf| !seen.insert(leaf))) {
+            return error("a parameter is in more than one group, or twice in one");
+        }
+        self.settings.push((self.parameters.len(), Settings { ratio, weight_decay: group.weight_decay }));
+        self.parameters.extend(group.parameters);
+        self.pace = Arc::new(Pace::new(lr, self.parameters.len()));
+        Ok(())
+    }
+
+    /// What a parameter has of its own.
+    fn settings(&self, parameter: usize) -> Settings {
+        self.settings.iter().rev().find(|(first, _)| *first <= parameter).map_or_else(Settings::default, |s| s.1)
+    }
+
+    /// The learning rates of all groups of parameters.
+    pub(super) fn lrs(&self) -> Vec<f64> {
+        self.settings.iter().map(|(_, settings)| settings.lr(self.lr())).collect()
     }
 
     pub(super) fn parameters(&self) -> &[Tensor] {
@@ -206,8 +312,9 @@ impl Fused {
             // A binding's bytes, and a tensor's elements.
             let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
             // Each kind has a group that still takes members.
-            let decays = rule.decays(p);
-            let open = groups.iter().rposition(|g| rule.decays(&self.parameters[g.members[0]]) == decays);
+            let settings = self.settings(k);
+            let kind = (settings, rule.decays(p));
+            let open = groups.iter().rposition(|g| (g.settings, rule.decays(&self.parameters[g.members[0]])) == kind);
             if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
                 && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room
@@ -216,7 +323,7 @@ impl Fused {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(Group { members: vec![k], offsets: vec![0], state: None, counts: None });
+                groups.push(Group { members: vec![k], settings, offsets: vec![0], state: None, counts: None });
                 sizes.push(size);
             }
         }
@@ -450,7 +557,7 @@ struct Item {
     parameter: usize,
     member: usize,
     /// What the kernel is told of it at every step.
-    words: [usize; 6],
+    words: [usize; 5],
 }
 
 /// Steps the members of a group that have gradients, by as many launches as the bindings take.
@@ -463,7 +570,7 @@ fn launch_group(
     pace: &Arc<Pace>,
 ) -> Result<()> {
     let states = rule.states().len();
-    let decays = rule.decays(&parameters[group.members[0]]);
+    let weight_decay = group.settings.decay(rule, &parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
     let most = per_launch(parameters[group.members[0]].device(), each(copies), shared.len());
@@ -485,7 +592,6 @@ fn launch_group(
                 p.layout().offset(),
                 grad.layout().offset(),
                 group.offsets[*member] / 4,
-                n.div_ceil(4),
             ];
             items.push(Item { parameter, member: *member, words });
             groups += n.div_ceil(CHUNK);
@@ -508,17 +614,17 @@ fn launch_group(
             .def("copies", &copied[..]);
         let (rule, pace, counted) = (*rule, Arc::clone(pace), group.counts.is_some());
         let skip = skip.map_or(0, |skip| skip.layout().offset());
+        let settings = group.settings;
         let params = move |_: &Now| {
-            let lr = pace.lr();
-            let params = rule.constants(decays, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
+            let lr = settings.lr(pace.lr());
+            let params = rule.constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
             items.iter().fold(params, |params, item| {
                 let params = item.words.into_iter().fold(params, Params::size);
                 let before = pace.count(item.parameter);
                 if counted {
-                    return params.size(Group::count(item.member, before)).size(skip);
+                    return params.size(Group::count(item.member, before)).size(skip).size(0);
                 }
-                let [x, y] = rule.at_step(before + 1, lr);
-                params.f32(x as f32).f32(y as f32)
+                rule.at_step(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
             })
         };
         launch::launch_live(&spec, &tensors, params, groups)?;

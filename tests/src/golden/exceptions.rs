@@ -20,6 +20,9 @@ struct Exception {
     /// A wider tolerance (absolute, relative), where that is all that is needed.
     #[serde(default)]
     tolerance: Option<(f64, f64)>,
+    /// Only values may differ, and are numbers: all else is judged.
+    #[serde(default)]
+    random: bool,
     /// Why, with a link or a measurement.
     reason: String,
 }
@@ -66,14 +69,21 @@ impl Exceptions {
         self.find(call, device)?.tolerance
     }
 
-    /// An excepted call counts as unsupported, with the reason; one that passes without its exception fails.
+    /// Whether all but the values of a call is judged.
+    pub(super) fn random(&self, call: &Call, device: &Device) -> bool {
+        self.find(call, device).is_some_and(|e| e.random)
+    }
+
+    /// A call with an exception that is no tolerance counts as excepted, with the reason; one that passes without fails.
     pub(super) fn apply(&self, call: &Call, device: &Device, outcome: Outcome) -> Outcome {
-        match (self.find(call, device), outcome) {
-            (Some(e), Outcome::Failed(_)) if e.tolerance.is_none() => Outcome::Unsupported(e.reason.clone()),
-            (Some(e), Outcome::Passed) if e.tolerance.is_none() => {
+        let Some(e) = self.find(call, device).filter(|e| e.tolerance.is_none()) else { return outcome };
+        match outcome {
+            Outcome::Passed if e.random => Outcome::Excepted(e.reason.clone()),
+            Outcome::Passed => {
                 Outcome::Failed(format!("passes, but is listed in tests/exceptions.json ({})", e.reason))
             }
-            (_, outcome) => outcome,
+            Outcome::Failed(_) if !e.random => Outcome::Excepted(e.reason.clone()),
+            outcome => outcome,
         }
     }
 }

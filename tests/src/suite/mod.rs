@@ -28,6 +28,7 @@ mod faulty;
 mod fusion;
 mod gpt;
 mod host;
+mod linalg;
 mod linear;
 mod losses;
 mod memory;
@@ -79,6 +80,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
     ("linear", linear::TESTS),
+    ("linalg", linalg::TESTS),
     ("profile", profile::TESTS),
     ("costs", costs::TESTS),
     ("errors", errors::TESTS),
