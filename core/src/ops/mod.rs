@@ -48,6 +48,7 @@ pub use cross_entropy::CrossEntropy;
 pub use custom::{Call, CustomOp, Saved};
 pub use einsum::einsum;
 pub use index::ScatterOp;
+pub(crate) use layer_norm::rounding_unit;
 pub use interpolate::{Interpolate, InterpolateMode};
 pub use loss::Reduction;
 pub use pointwise::{Operand, Scalar};

@@ -43,10 +43,11 @@ optimizer!(Adadelta {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "adadelta")
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

@@ -77,11 +77,12 @@ options!(Adam);
 options!(AdamW);
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "adam")
             .def("decoupled", self.decoupled)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

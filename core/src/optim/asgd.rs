@@ -7,7 +7,8 @@ use super::fused::{Fused, Rule};
 use super::optimizer;
 use crate::tensor::Tensor;
 
-/// Descent whose parameters are averaged beside: the state `ax` is the average.
+/// Descent whose parameters are averaged beside: the state `ax` is the average. A rate that is changed counts from the next step on, as in
+/// all optimisers here; PyTorch's takes it a step later.
 #[derive(Debug)]
 pub struct Asgd {
     rule: Options,
@@ -46,10 +47,11 @@ optimizer!(Asgd {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "asgd")
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

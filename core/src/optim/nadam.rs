@@ -64,11 +64,12 @@ impl Options {
 }
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "nadam")
             .def("decoupled", self.decoupled_weight_decay)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

@@ -56,12 +56,13 @@ optimizer!(RmsProp {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "rmsprop")
             .def("centered", self.centered)
             .def("momentum", self.momentum != 0.0)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

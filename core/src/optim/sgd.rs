@@ -47,11 +47,12 @@ optimizer!(Sgd {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "sgd")
             .def("nesterov", self.nesterov)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {

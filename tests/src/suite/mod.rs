@@ -32,6 +32,7 @@ mod linalg;
 mod linear;
 mod losses;
 mod memory;
+mod optim;
 mod order;
 mod plan;
 mod pointwise;
@@ -88,6 +89,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
     ("losses", losses::TESTS),
+    ("optim", optim::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
