@@ -92,12 +92,13 @@ fn scans() {
 
 #[test]
 fn softmax() {
-    for dtype in ["f32", "f16", "bf16"] {
+    for dtype in ["f32", "f16", "bf16", "f64"] {
         for pass in ["forward", "backward"] {
             for log in [false, true] {
                 for (lanes, across, width, hold) in
                     [(1usize, false, 1usize, 3usize), (8, true, 1, 0), (64, false, 4, 4), (256, false, 4, 0)]
                 {
+                    let width = if dtype == "f64" { 1 } else { width };
                     let spec = KernelSpec::new("softmax")
                         .def("pass", pass)
                         .def("log", log)

@@ -1,7 +1,7 @@
 {#-
 One step of an optimiser over up to p.items.length parameters: reads the gradients, updates parameters and state in place.
 
-algorithm: `sgd`, `adam`, `rmsprop`, with their flags · states: numbers kept for each element
+algorithm, with its flags: see optim_rules · states: numbers kept for each element
 dtypes: of the parameters, and of their gradients · modes: `vec4` (f32, length and offsets multiples of 4), `packed`,
 `scattered`, one for each parameter
 counted: the device counts the steps, as the host does not know which were made · skip: one word says not to make this one
@@ -10,8 +10,9 @@ A thread makes four neighbouring elements. Each state of a parameter is padded t
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
-{% if counted and algorithm == "adam" %}
+{% if counted %}
 {% include "math/exp" %}
+{% include "math/log" %}
 {% endif %}
 {{ t.prelude() }}
 {% set first = 1 if states > 0 else 0 %}
@@ -21,18 +22,19 @@ struct Item {
     group: u32,
     param: u32,
     grad: u32,
-    // In vec4s: the first state, and from one state to the next.
+    // Its first state, in vec4s.
     state: u32,
-    stride: u32,
     {% if counted %}
     // Where the steps that were made are counted. Those after this one are at `count ^ 1`: nobody reads what another writes.
     count: u32,
     // The word of `flags` that says to skip.
     flag: u32,
+    unused: u32,
     {% else %}
     // What depends on the number of steps.
     x: f32,
     y: f32,
+    z: f32,
     {% endif %}
 }
 struct Params {
@@ -74,84 +76,7 @@ struct Params {
 {% endif %}
 {% endfor %}
 
-{% if counted %}
-// What depends on the number of steps, this one included.
-fn at_step(n: f32) -> vec2<f32> {
-    {% if algorithm == "adam" %}
-    // 1 - beta^n, without losing digits where beta is close to 1. c[1]: eps, the logarithms of the betas, learning rate.
-    return vec2<f32>(p.c[1].w / -m_expm1(n * p.c[1].y), sqrt(-m_expm1(n * p.c[1].z)));
-    {% elif algorithm == "sgd" %}
-    // The first buffer is the gradient itself.
-    return select(vec2<f32>(p.c[0].z, p.c[0].w), vec2<f32>(0.0, 1.0), n < 1.5);
-    {% else %}
-    return vec2<f32>();
-    {% endif %}
-}
-{% endif %}
-
-// The new values of quad `q`.
-fn update(item: Item, at: vec2<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
-    var w = before;
-    var g = grad;
-    {% if maximize %}
-    g = -g;
-    {% endif %}
-    {% if states > 0 %}
-    let s = item.state + q;
-    {% endif %}
-    {% if algorithm == "sgd" %}
-    // c: weight decay, learning rate, momentum, 1 - dampening.
-    g += p.c[0].x * w;
-    {% if states > 0 %}
-    let buffer = at.x * state[s] + at.y * g;
-    state[s] = buffer;
-    g = {{ "g + p.c[0].z * buffer" if nesterov else "buffer" }};
-    {% endif %}
-    return w - p.c[0].y * g;
-    {% elif algorithm == "adam" %}
-    // c: weight decay (or the factor that decays, if decoupled), 1 - beta1, beta2, 1 - beta2; eps.
-    {% if decoupled %}
-    w *= p.c[0].x;
-    {% else %}
-    g += p.c[0].x * w;
-    {% endif %}
-    var mean = state[s];
-    mean += p.c[0].y * (g - mean);
-    state[s] = mean;
-    var square = state[s + item.stride];
-    square = p.c[0].z * square + p.c[0].w * (g * g);
-    state[s + item.stride] = square;
-    {% if states == 3 %}
-    let largest = state[s + 2u * item.stride];
-    square = vec4<f32>(m_max(largest.x, square.x), m_max(largest.y, square.y),
-        m_max(largest.z, square.z), m_max(largest.w, square.w));
-    state[s + 2u * item.stride] = square;
-    {% endif %}
-    return w - at.x * (mean / (sqrt(square) / at.y + p.c[1].x));
-    {% else %}
-    // c: weight decay, learning rate, alpha, 1 - alpha; eps, momentum.
-    g += p.c[0].x * w;
-    let square = p.c[0].z * state[s] + p.c[0].w * (g * g);
-    state[s] = square;
-    {% if centered %}
-    var mean = state[s + item.stride];
-    mean += p.c[0].w * (g - mean);
-    state[s + item.stride] = mean;
-    let scale = sqrt(square - mean * mean) + p.c[1].x;
-    {% else %}
-    let scale = sqrt(square) + p.c[1].x;
-    {% endif %}
-    {% if momentum %}
-    let b = s + {{ states - 1 }}u * item.stride;
-    let buffer = p.c[1].y * state[b] + g / scale;
-    state[b] = buffer;
-    return w - p.c[0].y * buffer;
-    {% else %}
-    return w - p.c[0].y * (g / scale);
-    {% endif %}
-    {% endif %}
-}
-
+{% include "optim_rules" %}
 {% for dtype in dtypes %}
 {% set k = loop.index0 %}
 {% set copy = copies[k] if copies else "" %}
@@ -170,7 +95,7 @@ fn step{{ k }}(item: Item, q: u32) {
     {% endif %}
     let at = at_step(made + 1.0);
     {% else %}
-    let at = vec2<f32>(item.x, item.y);
+    let at = vec3<f32>(item.x, item.y, item.z);
     {% endif %}
     let start = q * 4u;
     if start >= item.n { return; }

@@ -1,9 +1,10 @@
 {#-
 What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows. Threads that
 lie side by side hold elements of one row or, `across`, elements of neighbouring rows. All threads, with a row or
-without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result.
+without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result. value: what is summed, f32 or f64, which
+needs math/double.
 -#}
-{%- macro functions(lanes, across) %}
+{%- macro functions(lanes, across, value="f32") %}
 {% set rows = 256 // lanes %}
 {% set step = rows if across else 1 %}
 {% set few = 16 if lanes == 256 else 8 if lanes >= 64 else 4 if lanes == 32 else lanes %}
@@ -15,11 +16,12 @@ fn lane_of(thread: u32) -> u32 { return thread % {{ lanes }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ lanes }}u; }
 {% endif %}
 {% if lanes > 1 %}
-var<workgroup> row_values: array<f32, 256>;
-var<workgroup> row_pairs: array<vec2<f32>, 256>;
+var<workgroup> row_values: array<{{ value }}, 256>;
+var<workgroup> row_pairs: array<vec2<{{ value }}>, 256>;
 {% endif %}
-{% for name, type, memory, value in [
-    ("sum", "f32", "row_values", "all + other"), ("max", "f32", "row_values", "m_max(all, other)"), ("sums", "vec2<f32>", "row_pairs", "all + other")] %}
+{% for name, type, memory, both in [
+    ("sum", value, "row_values", "all + other"), ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(all, other)"),
+    ("sums", "vec2<" ~ value ~ ">", "row_pairs", "all + other")] %}
 fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
     {% if lanes == 1 %}
     return v;
@@ -33,7 +35,7 @@ fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
         var all = v;
         for (var n = 1u; n < {{ lanes // few }}u; n++) {
             let other = {{ memory }}[thread + n * {{ few * step }}u];
-            all = {{ value }};
+            all = {{ both }};
         }
         {{ memory }}[thread] = all;
     }
@@ -43,7 +45,7 @@ fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
     var all = {{ memory }}[first];
     for (var n = 1u; n < {{ few }}u; n++) {
         let other = {{ memory }}[first + n * {{ step }}u];
-        all = {{ value }};
+        all = {{ both }};
     }
     workgroupBarrier();
     return all;
@@ -54,14 +56,14 @@ fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
 
 {#- A buffer that is read or written by steps of `width` elements: NAME_step(i) and NAME_put_step(i, v), i in elements. -#}
 {%- import "types" as t -%}
-{%- macro step_type(width) -%}{{ "vec4<f32>" if width == 4 else "f32" }}{%- endmacro -%}
+{%- macro step_type(width, value="f32") -%}{{ "vec4<f32>" if width == 4 else value }}{%- endmacro -%}
 {%- macro input(binding, name, dtype, width) %}
 {% if width == 4 %}
 {{ t.quads(binding, name, dtype) }}
 fn {{ name }}_step(i: u32) -> vec4<f32> { return {{ name }}_quad(i >> 2u); }
 {% else %}
 {{ t.input(binding, name, dtype) }}
-fn {{ name }}_step(i: u32) -> f32 { return {{ name }}_at(i); }
+fn {{ name }}_step(i: u32) -> {{ t.value(dtype) }} { return {{ name }}_at(i); }
 {% endif %}
 {% endmacro -%}
 {%- macro output(binding, name, dtype, width) %}
@@ -71,20 +73,20 @@ fn {{ name }}_step(i: u32) -> vec4<f32> { return {{ name }}_quad(i >> 2u); }
 fn {{ name }}_put_step(i: u32, v: vec4<f32>) { {{ name }}_put_quad(i >> 2u, v); }
 {% else %}
 {{ t.output(binding, name, dtype) }}
-fn {{ name }}_step(i: u32) -> f32 { return {{ name }}_at(i); }
-fn {{ name }}_put_step(i: u32, v: f32) { {{ name }}_put(i, v); }
+fn {{ name }}_step(i: u32) -> {{ t.value(dtype) }} { return {{ name }}_at(i); }
+fn {{ name }}_put_step(i: u32, v: {{ t.value(dtype) }}) { {{ name }}_put(i, v); }
 {% endif %}
 {% endmacro -%}
 
 {#- Functions of one step: of `NAME` each component, or of all components one number. -#}
-{%- macro steps(width) %}
-alias Step = {{ step_type(width) }};
+{%- macro steps(width, value="f32") %}
+alias Step = {{ step_type(width, value) }};
 {% if width == 4 %}
 fn step_sum(v: Step) -> f32 { return (v.x + v.y) + (v.z + v.w); }
 fn step_max(v: Step) -> f32 { return m_max(m_max(v.x, v.y), m_max(v.z, v.w)); }
 {% else %}
-fn step_sum(v: Step) -> f32 { return v; }
-fn step_max(v: Step) -> f32 { return v; }
+fn step_sum(v: Step) -> {{ value }} { return v; }
+fn step_max(v: Step) -> {{ value }} { return v; }
 {% endif %}
 {% endmacro -%}
 {%- macro each(name, function, width) %}

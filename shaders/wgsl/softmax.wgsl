@@ -10,9 +10,18 @@ hold: steps that a thread holds; 0: rows are longer
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
+{% set T = "f64" if dtype == "f64" else "f32" %}
 {% include "math/base" %}
+{% if T == "f64" %}
+{% include "math/double" %}
+{% else %}
 {% include "math/exp" %}
 {% include "math/log" %}
+{% endif %}
+{% set max = "m_max64" if T == "f64" else "m_max" %}
+{% set exp_down = "m_exp64" if T == "f64" else "m_exp_down" %}
+{% set log_of = "m_log64" if T == "f64" else "m_log" %}
+{% set isfinite = "m_isfinite64" if T == "f64" else "m_isfinite" %}
 {{ t.prelude() }}
 struct Params {
     rows: u32,
@@ -33,13 +42,13 @@ struct Params {
 {{ rows.input(1, "y", dtype, width) }}
 {% endif %}
 {{ rows.output(1 if pass == "forward" else 2, "result", dtype, width) }}
-{{ rows.functions(lanes, across) }}
-{{ rows.steps(width) }}
-{{ rows.each("step_exp", "m_exp", width) }}
-{{ rows.each("step_exp_down", "m_exp_down", width) }}
+{{ rows.functions(lanes, across, T) }}
+{{ rows.steps(width, T) }}
+{{ rows.each("step_exp", "m_exp64" if T == "f64" else "m_exp", width) }}
+{{ rows.each("step_exp_down", exp_down, width) }}
 {% set reach = lanes * width %}
 // What is subtracted: an infinity less itself is no number, and e^-inf must be 0 before there is a largest.
-fn anchor(m: f32) -> f32 { return select(m, 0.0, m_bits(m) == 0xff800000u); }
+fn anchor(m: {{ T }}) -> {{ T }} { return select(m, 0.0, m_bits(f32({{ "m * 0x1p-900" if T == "f64" else "m" }})) == 0xff800000u); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -71,29 +80,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% endfor %}
     {% if pass == "forward" %}
-    var largest = m_from_bits(0xff800000u);
+    var largest = {{ T }}(m_from_bits(0xff800000u));
     {% for k in range(hold) %}
     // What is read twice does not change the largest.
-    largest = m_max(largest, step_max(x{{ k }}));
+    largest = {{ max }}(largest, step_max(x{{ k }}));
     {% endfor %}
     let m = row_max(largest, thread);
-    var sum = 0.0;
+    var sum = {{ T }}(0.0);
     {% for k in range(hold) %}
     let e{{ k }} = step_exp_down(x{{ k }} - m);
     sum += select(0.0, step_sum(e{{ k }}), in{{ k }});
     {% endfor %}
     let total = row_sum(sum, thread);
     {% if log %}
-    let norm = select(m_nan(), m_log(total), m_isfinite(m));
+    let norm = select({{ T }}(m_nan()), {{ log_of }}(total), {{ isfinite }}(m));
     {% else %}
     // With NaN, +inf, or nothing but -inf in it a row is NaN.
-    let scale = select(m_nan(), 1.0 / total, m_isfinite(m));
+    let scale = select({{ T }}(m_nan()), 1.0 / total, {{ isfinite }}(m));
     {% endif %}
     {% for k in range(hold) %}
     let r{{ k }} = {{ "(x" ~ k ~ " - m) - norm" if log else "e" ~ k ~ " * scale" }};
     {% endfor %}
     {% else %}
-    var sum = 0.0;
+    var sum = {{ T }}(0.0);
     {% for k in range(hold) %}
     sum += select(0.0, step_sum(x{{ k }}{{ "" if log else " * y" ~ k }}), in{{ k }});
     {% endfor %}
@@ -108,9 +117,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% else %}
     {% set turn = 4 %}
     {% if pass == "forward" %}
-    var largest = m_from_bits(0xff800000u);
+    var largest = {{ T }}(m_from_bits(0xff800000u));
     {% endif %}
-    var sum = 0.0;
+    var sum = {{ T }}(0.0);
     for (var at = first; at < p.extent; at += {{ reach * turn }}u) {
         {% for k in range(turn) %}
         let in{{ k }} = at + {{ k * reach }}u < p.extent;
@@ -123,10 +132,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if pass == "forward" %}
         let before = largest;
         {% for k in range(turn) %}
-        largest = m_max(largest, step_max(x{{ k }}));
+        largest = {{ max }}(largest, step_max(x{{ k }}));
         {% endfor %}
         let m = anchor(largest);
-        sum *= m_exp_down(before - m);
+        sum *= {{ exp_down }}(before - m);
         {% endif %}
         {% for k in range(turn) %}
         {% if pass == "forward" %}
@@ -138,11 +147,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% if pass == "forward" %}
     let m = row_max(largest, thread);
-    let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
+    let total = row_sum(sum * {{ exp_down }}(anchor(largest) - anchor(m)), thread);
     {% if log %}
-    let norm = select(m_nan(), m_log(total), m_isfinite(m));
+    let norm = select({{ T }}(m_nan()), {{ log_of }}(total), {{ isfinite }}(m));
     {% else %}
-    let scale = select(m_nan(), 1.0 / total, m_isfinite(m));
+    let scale = select({{ T }}(m_nan()), 1.0 / total, {{ isfinite }}(m));
     {% endif %}
     {% else %}
     let total = row_sum(sum, thread);

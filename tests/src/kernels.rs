@@ -19,7 +19,10 @@ use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
+use forebay::optim::{
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd,
+    clip_grad_norm_, clip_grad_value_,
+};
 use forebay::tensor::Tensor;
 use forebay_cuda::attention::{self, Mask, Pass};
 use forebay_cuda::nvrtc;
@@ -27,7 +30,7 @@ use forebay_cuda::translate::{Options, Translated, translate_with};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::catalog;
-use crate::golden::Golden;
+use crate::golden::{Golden, How};
 
 /// From Turing to Blackwell.
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
@@ -135,7 +138,7 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
     stored(&device, &types)?;
     chains(&device)?;
     train(&device)?;
-    Golden::load(golden)?.run(&device, &[])?;
+    Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled())
 }
 
@@ -183,6 +186,8 @@ fn train(device: &Device) -> Result<()> {
     clip_grad_norm_(&parameters, 1.0)?;
     clip_grad_value_(&parameters, 1.0)?;
     let all = || parameters.clone();
+    // Types and alignments are the template's, not the algorithm's.
+    let few = || parameters[..2].to_vec();
     let optimizers: Vec<Box<dyn Optimizer>> = vec![
         Box::new(Sgd::new(all(), 0.1)),
         Box::new(Sgd::new(all(), 0.1).momentum(0.9)),
@@ -194,6 +199,18 @@ fn train(device: &Device) -> Result<()> {
         Box::new(RmsProp::new(all(), 0.1)),
         Box::new(RmsProp::new(all(), 0.1).momentum(0.9)),
         Box::new(RmsProp::new(all(), 0.1).momentum(0.9).centered(true).maximize(true)),
+        Box::new(Adagrad::new(few(), 0.1)),
+        Box::new(Adadelta::new(few(), 0.1)),
+        Box::new(Adamax::new(few(), 0.1)),
+        Box::new(NAdam::new(few(), 0.1)),
+        Box::new(NAdam::new(few(), 0.1).decoupled_weight_decay(true)),
+        Box::new(RAdam::new(few(), 0.1)),
+        Box::new(RAdam::new(few(), 0.1).decoupled_weight_decay(true)),
+        Box::new(Lion::new(few(), 0.1)),
+        Box::new(Asgd::new(few(), 0.1)),
+        Box::new(Rprop::new(few(), 0.1).maximize(true)),
+        Box::new(Adafactor::new(few(), 0.1)),
+        Box::new(Lamb::new(few(), 0.1)),
     ];
     let skip = Tensor::zeros(&[], DType::F32, device)?;
     for mut optimizer in optimizers {

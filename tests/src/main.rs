@@ -47,6 +47,9 @@ enum Command {
         /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
         #[arg(long)]
         device: Option<String>,
+        /// Makes the calls in this type: f16, bf16 or f64.
+        #[arg(long)]
+        dtype: Option<String>,
         /// Lists what is unsupported, and why.
         #[arg(long, short)]
         verbose: bool,
@@ -154,12 +157,20 @@ fn main() -> Result<()> {
                 bail!("{failed} curves failed");
             }
         }
-        Command::Golden { dir, device, verbose, filter } => {
+        Command::Golden { dir, device, dtype, verbose, filter } => {
+            let dtype = match dtype.as_deref() {
+                None | Some("f32") => None,
+                Some("f16") => Some(DType::F16),
+                Some("bf16") => Some(DType::BF16),
+                Some("f64") => Some(DType::F64),
+                Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
+            };
             let golden = golden::Golden::load(&dir.unwrap_or_else(|| data("golden")))?;
             let mut failed = 0;
             for device in devices(device.as_deref())? {
                 println!("{}", device.info());
-                failed += golden::report(&golden.run(&device, &filter)?, &device, verbose);
+                let how = golden::How { device: &device, dtype };
+                failed += golden::report(&golden.run(&how, &filter)?, &how, verbose);
             }
             if failed > 0 {
                 bail!("{failed} golden calls failed");

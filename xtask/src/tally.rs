@@ -39,7 +39,7 @@ impl Tally {
         Some(Self {
             passed: count(&["passed"])?,
             failed: count(&["failed"])?,
-            skipped: count(&["skipped", "ignored"]).unwrap_or(0),
+            skipped: count(&["skipped", "ignored", "excepted"]).unwrap_or(0),
             unsupported: count(&["unsupported"]).unwrap_or(0),
         })
     }

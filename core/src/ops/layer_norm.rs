@@ -297,7 +297,7 @@ impl Tensor {
 }
 
 /// The `eps` of an RMS normalisation that names none.
-pub(super) fn rounding_unit(dtype: DType) -> f64 {
+pub(crate) fn rounding_unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
         DType::BF16 => 2f64.powi(-7),

@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
-use super::spread::{Held, QUAD};
+use super::spread::{Held, QUAD, has_quads};
 use crate::amp::recast;
 use crate::autograd;
 use crate::dtype::DType;
@@ -60,7 +60,7 @@ impl Rows {
 
     /// How threads hold a row of `x`, at most `most` steps of four each.
     pub(super) fn held(&self, x: &Tensor, most: usize) -> Held {
-        let quads = self.in_quads(x) && self.extent.is_multiple_of(QUAD);
+        let quads = has_quads(x.dtype()) && self.in_quads(x) && self.extent.is_multiple_of(QUAD);
         if self.across { Held::across(self.extent) } else { Held::along(self.extent, quads, most) }
     }
 
@@ -82,13 +82,19 @@ pub(super) fn lanes(extent: usize, across: bool) -> usize {
     }
 }
 
-/// Floats of at most 32 bits, in which the shading languages have exponentials.
+/// Floats of at most 32 bits.
 #[track_caller]
 pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),
         other => Err(Error::dtype(op, other, "takes f32, f16 and bf16; cast with `to_dtype`")),
     }
+}
+
+/// The floats that softmax takes.
+#[track_caller]
+fn check(op: &'static str, x: &Tensor) -> Result<()> {
+    if x.dtype() == DType::F64 { launch::check_compute(op, DType::F64, x.device()) } else { check_float(op, x) }
 }
 
 fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
@@ -117,7 +123,7 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
 #[track_caller]
 fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     let _op = memory::scope::op(op);
-    check_float(op, x)?;
+    check(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run(op, x, None, dim)?;
     let y = out.clone();
@@ -136,7 +142,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; the dtype is not f32, f16 or bf16; memory runs out.
+    /// `dim` is out of range; the dtype is no float, or f64 on a device without it; memory runs out.
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         recast!("softmax", [self], |x| x.softmax(dim));

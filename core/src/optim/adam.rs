@@ -77,11 +77,12 @@ options!(Adam);
 options!(AdamW);
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "adam")
             .def("decoupled", self.decoupled)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {
@@ -94,8 +95,11 @@ impl Rule for Options {
         (self.decays)(parameter)
     }
 
-    fn constants(&self, decays: bool, lr: f64) -> [f64; 8] {
-        let weight_decay = if decays { self.weight_decay } else { 0.0 };
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let decay = if self.decoupled { 1.0 - lr * weight_decay } else { weight_decay };
         // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
         let ln = |beta: f64| beta.ln().max(-1e3);
@@ -103,8 +107,8 @@ impl Rule for Options {
         [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln(b1), ln(b2), lr]
     }
 
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 2] {
+    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
         let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        [lr / correction(self.betas.0), correction(self.betas.1).sqrt()]
+        [lr / correction(self.betas.0), correction(self.betas.1).sqrt(), 0.0]
     }
 }

@@ -6,9 +6,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
+use super::composed::{self, After, At};
 use crate::amp;
+use crate::autograd;
 use crate::capture::Now;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -16,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn;
 use crate::ops::launch::{self, GROUP, Params};
-use crate::tensor::{Layout, Tensor, layout::contiguous_strides};
+use crate::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
 /// Elements that one workgroup changes.
 pub(super) const CHUNK: usize = 4 * GROUP;
@@ -25,29 +27,117 @@ pub(super) const CHUNK: usize = 4 * GROUP;
 const BINDINGS: usize = 7;
 
 /// Tensors in one launch at most: what their parameters take of the uniform block.
-const ITEMS: usize = 16;
+pub(super) const ITEMS: usize = 16;
 
 /// An algorithm, as the kernel sees it.
 pub(super) trait Rule: Copy + Send + Sync + 'static {
-    /// The kernel, without what depends on the parameters.
-    fn kernel(&self) -> KernelSpec;
+    /// The kernel, without what depends on the parameters; `None` for a rule of tensor operations, which has `compose` instead.
+    fn kernel(&self) -> Option<KernelSpec> {
+        None
+    }
+    /// What a parameter becomes, by tensor operations.
+    fn compose(&self, at: At) -> Result<After> {
+        Ok((at.p, at.states))
+    }
+    /// Fails for a parameter that the rule does not take.
+    fn check(&self, parameter: &Tensor) -> Result<()> {
+        let _ = parameter;
+        Ok(())
+    }
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
-    /// Whether a parameter decays: one launch is of parameters that do, or of others.
+    /// The shape of a state, where it is not the parameter's.
+    fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
+        let _ = state;
+        shape.into()
+    }
+    /// How fast parameters decay, unless their group says otherwise.
+    fn weight_decay(&self) -> f64;
+    /// Whether a parameter decays at all: one launch is of parameters that do, or of others.
     fn decays(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true
     }
-    /// What is the same for all parameters that decay, or for all others, at a learning rate.
-    fn constants(&self, decays: bool, lr: f64) -> [f64; 8];
-    /// What depends on how many steps a parameter has made, this one included.
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 2];
+    /// What is the same for all parameters of a launch, at their weight decay and learning rate.
+    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+        let _ = (weight_decay, lr);
+        [0.0; 8]
+    }
+    /// What depends on how many steps a parameter has made, this one included. The kernel has the same as `at_step`, where the
+    /// device counts.
+    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+        let _ = (step, lr);
+        [0.0; 3]
+    }
+}
+
+/// Parameters of an optimiser that have a learning rate or a weight decay of their own, as PyTorch's parameter groups.
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result, nn::{Linear, Module}, optim::{AdamW, Optimizer, ParamGroup}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let (body, head) = (Linear::new(8, 8, &device)?, Linear::new(8, 2, &device)?);
+/// let mut opt = AdamW::new(body.parameters(), 1e-4);
+/// opt.add_param_group(ParamGroup::new(head.parameters()).lr(1e-3).weight_decay(0.0))?;
+/// // Schedules change the rates of all groups in proportion.
+/// opt.set_lr(5e-5);
+/// assert_eq!(opt.lrs(), [5e-5, 5e-4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParamGroup {
+    parameters: Vec<Tensor>,
+    lr: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl ParamGroup {
+    /// Parameters with the optimiser's own options.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>) -> Self {
+        Self { parameters, lr: None, weight_decay: None }
+    }
+
+    /// Their learning rate, while the optimiser's is what it is now: later it keeps its ratio to that.
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr: Some(lr), ..self }
+    }
+
+    /// How fast they decay.
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay: Some(weight_decay), ..self }
+    }
+}
+
+/// What the parameters of a [`ParamGroup`] have of their own.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Settings {
+    /// Their learning rate over the optimiser's.
+    ratio: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl Settings {
+    pub(super) fn lr(self, lr: f64) -> f64 {
+        self.ratio.map_or(lr, |ratio| ratio * lr)
+    }
+
+    /// Of a parameter, by a rule.
+    pub(super) fn decay(self, rule: &impl Rule, parameter: &Tensor) -> f64 {
+        if rule.decays(parameter) { self.weight_decay.unwrap_or(rule.weight_decay()) } else { 0.0 }
+    }
 }
 
 /// The parameters of an optimiser and their state.
 #[derive(Debug)]
 pub(super) struct Fused {
     parameters: Vec<Tensor>,
+    /// The first parameter of each group, and what its parameters have of their own.
+    settings: SmallVec<[(usize, Settings); 2]>,
     pace: Arc<Pace>,
     groups: Vec<Group>,
     /// Whether the state is on the host between steps.
@@ -58,7 +148,7 @@ pub(super) struct Fused {
 
 /// What changes from one step to the next: captured steps read it at each replay, and count.
 #[derive(Debug)]
-struct Pace {
+pub(super) struct Pace {
     /// The bits of the learning rate.
     lr: AtomicU64,
     /// Steps of each parameter; those that the device may have skipped are among them.
@@ -66,7 +156,11 @@ struct Pace {
 }
 
 impl Pace {
-    fn lr(&self) -> f64 {
+    fn new(lr: f64, parameters: usize) -> Self {
+        Self { lr: AtomicU64::new(lr.to_bits()), steps: (0..parameters).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn lr(&self) -> f64 {
         f64::from_bits(self.lr.load(Ordering::Relaxed))
     }
 
@@ -75,7 +169,7 @@ impl Pace {
     }
 
     /// Counts a step; returns how many there were before.
-    fn count(&self, parameter: usize) -> u64 {
+    pub(super) fn count(&self, parameter: usize) -> u64 {
         self.steps[parameter].fetch_add(1, Ordering::Relaxed)
     }
 
@@ -86,15 +180,16 @@ impl Pace {
 
 /// Parameters that are stepped by one launch.
 #[derive(Debug)]
-struct Group {
+pub(super) struct Group {
     /// Numbers of the parameters.
-    members: Vec<usize>,
+    pub(super) members: Vec<usize>,
+    pub(super) settings: Settings,
     /// Where the state of each starts, in elements.
     offsets: Vec<usize>,
     /// The state of all; `None` where the rule keeps none.
     state: Option<Tensor>,
     /// Steps that each member has made, twice: a step reads one number and writes the other. `None` while the host knows.
-    counts: Option<Tensor>,
+    pub(super) counts: Option<Tensor>,
 }
 
 /// How many tensors one launch takes, if each needs `each` bindings and all share `shared`.
@@ -130,7 +225,7 @@ pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
 
 impl Group {
     /// Where in `counts` the steps of a member are, of which the host knows `steps`.
-    fn count(member: usize, steps: u64) -> usize {
+    pub(super) fn count(member: usize, steps: u64) -> usize {
         2 * member + (steps % 2) as usize
     }
 
@@ -140,12 +235,24 @@ impl Group {
         Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
     }
 
-    /// The view of one state of a member.
-    fn view(&self, member: usize, kind: usize, shape: &[usize]) -> Option<Tensor> {
-        let n: usize = shape.iter().product();
-        let offset = self.offsets[member] + kind * n.next_multiple_of(4);
-        Some(self.state.as_ref()?.with_layout(Layout::new(shape, contiguous_strides(shape), offset)))
+    /// The states of a member, each as a tensor.
+    pub(super) fn views(&self, rule: &impl Rule, member: usize, shape: &[usize]) -> SmallVec<[Tensor; 3]> {
+        let Some(state) = &self.state else { return SmallVec::new() };
+        let mut offset = self.offsets[member];
+        let view = |name| {
+            let shape = rule.state_shape(name, shape);
+            let strides = contiguous_strides(&shape);
+            let view = state.with_layout(Layout::new(&*shape, strides, offset));
+            offset += padded(&shape);
+            view
+        };
+        rule.states().into_iter().map(view).collect()
     }
+}
+
+/// What a state takes of the buffer, in elements: whole vec4s.
+fn padded(shape: &[usize]) -> usize {
+    shape.iter().product::<usize>().next_multiple_of(4)
 }
 
 impl Fused {
@@ -153,9 +260,41 @@ impl Fused {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> =
             parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        let steps = parameters.iter().map(|_| AtomicU64::new(0)).collect();
-        let pace = Arc::new(Pace { lr: AtomicU64::new(lr.to_bits()), steps });
-        Self { parameters, pace, groups: Vec::new(), away: false, copies: false }
+        let settings = smallvec![(0, Settings::default())];
+        let pace = Arc::new(Pace::new(lr, parameters.len()));
+        Self { parameters, settings, pace, groups: Vec::new(), away: false, copies: false }
+    }
+
+    /// More parameters, with a learning rate or a weight decay of their own.
+    pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
+        const OP: &str = "add_param_group";
+        let error = |why: &str| Err(Error::argument(OP, why));
+        if !self.groups.is_empty() {
+            return error("comes before the first step; make an optimiser of all parameters and load the state");
+        }
+        let lr = self.lr();
+        let ratio = group.lr.map(|own| own / lr);
+        if ratio.is_some_and(|ratio| !ratio.is_finite()) {
+            return error("a learning rate keeps its ratio to the optimiser's, which is 0; begin with another");
+        }
+        let mut seen: FxHashSet<_> = self.parameters.iter().filter_map(nn::leaf).collect();
+        if group.parameters.iter().any(|p| nn::leaf(p).is_some_and(|leaf| !seen.insert(leaf))) {
+            return error("a parameter is in more than one group, or twice in one");
+        }
+        self.settings.push((self.parameters.len(), Settings { ratio, weight_decay: group.weight_decay }));
+        self.parameters.extend(group.parameters);
+        self.pace = Arc::new(Pace::new(lr, self.parameters.len()));
+        Ok(())
+    }
+
+    /// What a parameter has of its own.
+    fn settings(&self, parameter: usize) -> Settings {
+        self.settings.iter().rev().find(|(first, _)| *first <= parameter).map_or_else(Settings::default, |s| s.1)
+    }
+
+    /// The learning rates of all groups of parameters.
+    pub(super) fn lrs(&self) -> Vec<f64> {
+        self.settings.iter().map(|(_, settings)| settings.lr(self.lr())).collect()
     }
 
     pub(super) fn parameters(&self) -> &[Tensor] {
@@ -185,8 +324,8 @@ impl Fused {
         if !self.groups.is_empty() {
             return Ok(());
         }
-        let states = rule.states().len();
-        if let Some(p) = self.parameters.first().filter(|_| states > 0) {
+        let states = rule.states();
+        if let Some(p) = self.parameters.first().filter(|_| !states.is_empty()) {
             let reason = "every replay would begin with new state; make one step before one is recorded";
             p.device().tape().refuse("step", reason)?;
         }
@@ -201,13 +340,15 @@ impl Fused {
                     format!("parameter {k} of shape {:?} is not contiguous; make it from a copy", p.shape()),
                 ));
             }
-            let size = states * p.numel().next_multiple_of(4);
-            let most = per_launch(p.device(), each(self.copies), usize::from(states > 0));
+            rule.check(p)?;
+            let size = states.iter().map(|&name| padded(&rule.state_shape(name, p.shape()))).sum::<usize>();
+            let most = per_launch(p.device(), each(self.copies), usize::from(!states.is_empty()));
             // A binding's bytes, and a tensor's elements.
             let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
             // Each kind has a group that still takes members.
-            let decays = rule.decays(p);
-            let open = groups.iter().rposition(|g| rule.decays(&self.parameters[g.members[0]]) == decays);
+            let settings = self.settings(k);
+            let kind = (settings, rule.decays(p));
+            let open = groups.iter().rposition(|g| (g.settings, rule.decays(&self.parameters[g.members[0]])) == kind);
             if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
                 && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room
@@ -216,7 +357,7 @@ impl Fused {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(Group { members: vec![k], offsets: vec![0], state: None, counts: None });
+                groups.push(Group { members: vec![k], settings, offsets: vec![0], state: None, counts: None });
                 sizes.push(size);
             }
         }
@@ -260,17 +401,42 @@ impl Fused {
             .iter()
             .map(|group| grads(group, &self.parameters, self.copies))
             .collect::<Result<_>>()?;
+        let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, skip) };
         let mut room = Room::new(&self.groups, self.away)?;
         for (at, grads) in grads.iter().enumerate() {
             room.enter(&self.groups, at)?;
             room.enter(&self.groups, at + 1)?;
-            launch_group(rule, &self.groups[at], grads, skip, &self.parameters, &self.pace)?;
+            launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.pace)?;
             for grad in grads {
                 if let Some(copy) = &grad.copy {
                     amp::copies::keep(&self.parameters[self.groups[at].members[grad.member]], copy.clone());
                 }
             }
             room.leave(&self.groups, at);
+        }
+        Ok(())
+    }
+
+    /// The same by tensor operations. What parameters become is made before any is changed.
+    fn step_composed(&self, rule: &impl Rule, grads: &[Grads], skip: Option<&Tensor>) -> Result<()> {
+        let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
+        let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.pace.steps(k)).collect();
+        let make = |(group, grads)| composed::step(rule, group, grads, skip, &self.parameters, &self.pace);
+        let made: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
+        let writes = made.inspect_err(|_| {
+            // No step was made, whatever was counted on the way.
+            before.iter().enumerate().for_each(|(k, &steps)| self.pace.set_steps(k, steps));
+        })?;
+        writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
+        for (group, grads) in self.groups.iter().zip(grads) {
+            for grad in grads {
+                if let Some(copy) = &grad.copy {
+                    amp::copies::keep(&self.parameters[group.members[grad.member]], copy.clone());
+                }
+            }
+            if let Some(state) = group.state.as_ref().filter(|_| self.away) {
+                state.offload_()?;
+            }
         }
         Ok(())
     }
@@ -292,9 +458,8 @@ impl Fused {
                     None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
                 };
                 found.insert(format!("{k}.step"), step);
-                for (kind, name) in rule.states().into_iter().enumerate() {
-                    found.extend(group.view(member, kind, p.shape()).map(|t| (format!("{k}.{name}"), t)));
-                }
+                let views = group.views(rule, member, p.shape());
+                found.extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
             }
         }
         Ok(found)
@@ -318,18 +483,16 @@ impl Fused {
                 };
                 expected.insert(format!("{k}.step"));
                 self.pace.set_steps(k, step.item()? as u64);
-                for (kind, name) in names.iter().enumerate() {
+                for (name, view) in names.iter().zip(group.views(rule, member, p.shape())) {
                     let name = format!("{k}.{name}");
                     let source = given
                         .get(&name)
                         .ok_or_else(|| Error::argument("load_state_dict", format!("missing: {name}")))?;
-                    if source.shape() != p.shape() {
-                        let rule = format!("{name} has the shape of its parameter");
-                        return Err(Error::shape("load_state_dict", rule, &[source.shape(), p.shape()]));
+                    if source.shape() != view.shape() {
+                        let rule = format!("{name} has the shape that its parameter asks for");
+                        return Err(Error::shape("load_state_dict", rule, &[source.shape(), view.shape()]));
                     }
-                    if let Some(view) = group.view(member, kind, p.shape()) {
-                        view.copy_(&source.detach().to_device(p.device())?)?;
-                    }
+                    view.copy_(&source.detach().to_device(p.device())?)?;
                     expected.insert(name);
                 }
             }
@@ -400,14 +563,14 @@ fn largest(groups: &[Group]) -> usize {
 }
 
 /// What steps a member of a group.
-struct Grad {
-    member: usize,
-    grad: Tensor,
+pub(super) struct Grad {
+    pub(super) member: usize,
+    pub(super) grad: Tensor,
     /// Where its 16-bit copy goes.
-    copy: Option<Tensor>,
+    pub(super) copy: Option<Tensor>,
 }
 
-type Grads = SmallVec<[Grad; ITEMS]>;
+pub(super) type Grads = SmallVec<[Grad; ITEMS]>;
 
 /// Bindings of a parameter: it, its gradient, and its copy.
 fn each(copies: bool) -> usize {
@@ -450,12 +613,13 @@ struct Item {
     parameter: usize,
     member: usize,
     /// What the kernel is told of it at every step.
-    words: [usize; 6],
+    words: [usize; 5],
 }
 
 /// Steps the members of a group that have gradients, by as many launches as the bindings take.
 fn launch_group(
     rule: &impl Rule,
+    kernel: &KernelSpec,
     group: &Group,
     grads: &Grads,
     skip: Option<&Tensor>,
@@ -463,7 +627,7 @@ fn launch_group(
     pace: &Arc<Pace>,
 ) -> Result<()> {
     let states = rule.states().len();
-    let decays = rule.decays(&parameters[group.members[0]]);
+    let weight_decay = group.settings.decay(rule, &parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
     let most = per_launch(parameters[group.members[0]].device(), each(copies), shared.len());
@@ -485,7 +649,6 @@ fn launch_group(
                 p.layout().offset(),
                 grad.layout().offset(),
                 group.offsets[*member] / 4,
-                n.div_ceil(4),
             ];
             items.push(Item { parameter, member: *member, words });
             groups += n.div_ceil(CHUNK);
@@ -498,8 +661,8 @@ fn launch_group(
             tensors.push(grad);
         }
         tensors.extend(grads.iter().filter_map(|grad| grad.copy.as_ref()));
-        let spec = rule
-            .kernel()
+        let spec = kernel
+            .clone()
             .def("states", states)
             .def("counted", group.counts.is_some())
             .def("skip", skip.is_some())
@@ -508,17 +671,17 @@ fn launch_group(
             .def("copies", &copied[..]);
         let (rule, pace, counted) = (*rule, Arc::clone(pace), group.counts.is_some());
         let skip = skip.map_or(0, |skip| skip.layout().offset());
+        let settings = group.settings;
         let params = move |_: &Now| {
-            let lr = pace.lr();
-            let params = rule.constants(decays, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
+            let lr = settings.lr(pace.lr());
+            let params = rule.constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
             items.iter().fold(params, |params, item| {
                 let params = item.words.into_iter().fold(params, Params::size);
                 let before = pace.count(item.parameter);
                 if counted {
-                    return params.size(Group::count(item.member, before)).size(skip);
+                    return params.size(Group::count(item.member, before)).size(skip).size(0);
                 }
-                let [x, y] = rule.at_step(before + 1, lr);
-                params.f32(x as f32).f32(y as f32)
+                rule.at_step(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
             })
         };
         launch::launch_live(&spec, &tensors, params, groups)?;

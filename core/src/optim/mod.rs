@@ -7,19 +7,44 @@
 
 use std::collections::BTreeMap;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+mod adadelta;
+mod adafactor;
+mod adagrad;
 mod adam;
+mod adamax;
+mod asgd;
 pub(crate) mod clip;
+mod composed;
 mod fused;
+mod lamb;
+mod lion;
+mod muon;
+mod nadam;
+mod plateau;
+mod radam;
 mod rmsprop;
+mod rprop;
 pub mod schedule;
 mod sgd;
 
+pub use adadelta::Adadelta;
+pub use adafactor::Adafactor;
+pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW};
+pub use adamax::Adamax;
+pub use asgd::Asgd;
 pub use clip::{clip_grad_norm_, clip_grad_value_};
+pub use fused::ParamGroup;
+pub use lamb::Lamb;
+pub use lion::Lion;
+pub use muon::{Muon, MuonRate};
+pub use nadam::NAdam;
+pub use radam::RAdam;
 pub use rmsprop::RmsProp;
+pub use rprop::Rprop;
 pub use schedule::Schedule;
 pub use sgd::Sgd;
 
@@ -55,8 +80,23 @@ pub trait Optimizer {
     /// The learning rate.
     fn lr(&self) -> f64;
 
-    /// Changes the learning rate, for the steps that follow.
+    /// Changes the learning rate, for the steps that follow, and those of other groups of parameters in proportion.
     fn set_lr(&mut self, lr: f64);
+
+    /// The learning rates of all groups of parameters; the first is [`lr`](Self::lr).
+    fn lrs(&self) -> Vec<f64> {
+        vec![self.lr()]
+    }
+
+    /// More parameters to train, with a learning rate or a weight decay of their own. Before the first step.
+    ///
+    /// # Errors
+    /// The optimiser has no groups, or made a step; a parameter is in another group; the optimiser's learning rate is 0, and the
+    /// group has one of its own.
+    fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
+        let _ = group;
+        Err(Error::argument("add_param_group", "this optimiser has one group of parameters"))
+    }
 
     /// The state of every parameter that has any: `3.exp_avg`, `3.step`, by the parameter's number. The tensors share
     /// memory with the optimiser: save them, or copy them.
@@ -126,6 +166,13 @@ macro_rules! optimizer {
             }
             fn lr(&self) -> f64 {
                 self.fused.lr()
+            }
+            fn lrs(&self) -> Vec<f64> {
+                self.fused.lrs()
+            }
+            #[track_caller]
+            fn add_param_group(&mut self, group: $crate::optim::ParamGroup) -> $crate::error::Result<()> {
+                self.fused.add_param_group(group)
             }
             fn set_lr(&mut self, lr: f64) {
                 self.fused.set_lr(lr);

@@ -56,12 +56,13 @@ optimizer!(RmsProp {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "rmsprop")
             .def("centered", self.centered)
             .def("momentum", self.momentum != 0.0)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {
@@ -71,11 +72,11 @@ impl Rule for Options {
         states
     }
 
-    fn constants(&self, _decays: bool, lr: f64) -> [f64; 8] {
-        [self.weight_decay, lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
     }
 
-    fn at_step(&self, _step: u64, _lr: f64) -> [f64; 2] {
-        [0.0, 0.0]
+    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+        [weight_decay, lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
     }
 }

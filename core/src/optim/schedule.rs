@@ -1,4 +1,8 @@
-//! Schedules: the learning rate as a function of the step, counted from 0.
+//! Schedules: the learning rate as a function of the step, counted from 0. PyTorch's, under its names, and a warmup for any of them.
+//!
+//! A function has no state but the step, which a [`Checkpoint`](crate::train::Checkpoint) knows: a
+//! [`Trainer`](crate::train::Trainer) goes on where it stopped. In a loop of one's own, [`LrScheduler`] counts as PyTorch's schedulers
+//! do. [`ReduceLrOnPlateau`] follows a measured value, and keeps what it has seen. Rates reach captured steps as they are set.
 //!
 //! ```
 //! use forebay_core::optim::schedule::{Schedule, WarmupCosine};
@@ -9,10 +13,21 @@
 
 use std::f64::consts::PI;
 
+use crate::error::{Error, Result};
+use crate::optim::Optimizer;
+
+pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
+
 /// The learning rate of every step.
 pub trait Schedule {
     /// The rate for step `step`, counted from 0.
     fn lr(&self, step: u64) -> f64;
+}
+
+impl<S: Schedule + ?Sized> Schedule for &S {
+    fn lr(&self, step: u64) -> f64 {
+        (**self).lr(step)
+    }
 }
 
 /// A schedule from a function: `Lambda(|step| 0.1 / (1.0 + step as f64))`.
@@ -52,6 +67,129 @@ impl Schedule for StepLr {
     }
 }
 
+/// The rate times `gamma` at every milestone.
+#[derive(Clone, Debug)]
+pub struct MultiStepLr {
+    /// The first rate.
+    pub base: f64,
+    /// The steps at which it changes, in any order; one that is named twice changes it twice.
+    pub milestones: Vec<u64>,
+    /// The factor of a change.
+    pub gamma: f64,
+}
+
+impl Schedule for MultiStepLr {
+    fn lr(&self, step: u64) -> f64 {
+        self.base * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
+    }
+}
+
+/// The rate times `factor` before step `total_iters`, and the rate itself from there.
+#[derive(Clone, Copy, Debug)]
+pub struct ConstantLr {
+    /// The rate.
+    pub base: f64,
+    /// What it is multiplied by at first; PyTorch's is a third.
+    pub factor: f64,
+    /// Steps until it is not.
+    pub total_iters: u64,
+}
+
+impl Schedule for ConstantLr {
+    fn lr(&self, step: u64) -> f64 {
+        if step < self.total_iters { self.base * self.factor } else { self.base }
+    }
+}
+
+/// The rate times a factor that goes in a line from `start_factor` to `end_factor`, and stays.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearLr {
+    /// The rate.
+    pub base: f64,
+    /// The first factor; PyTorch's is a third.
+    pub start_factor: f64,
+    /// The last; PyTorch's is 1.
+    pub end_factor: f64,
+    /// Steps from one to the other.
+    pub total_iters: u64,
+}
+
+impl Schedule for LinearLr {
+    fn lr(&self, step: u64) -> f64 {
+        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        self.base * (self.start_factor + (self.end_factor - self.start_factor) * progress)
+    }
+}
+
+/// The rate times `gamma` after every step.
+#[derive(Clone, Copy, Debug)]
+pub struct ExponentialLr {
+    /// The first rate.
+    pub base: f64,
+    /// The factor of a step.
+    pub gamma: f64,
+}
+
+impl Schedule for ExponentialLr {
+    fn lr(&self, step: u64) -> f64 {
+        self.base * self.gamma.powf(step as f64)
+    }
+}
+
+/// The rate times (1 - step / `total_iters`)^`power`, and 0 beyond.
+#[derive(Clone, Copy, Debug)]
+pub struct PolynomialLr {
+    /// The first rate.
+    pub base: f64,
+    /// Steps until it is 0.
+    pub total_iters: u64,
+    /// The power; 1 is a line.
+    pub power: f64,
+}
+
+impl Schedule for PolynomialLr {
+    fn lr(&self, step: u64) -> f64 {
+        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        self.base * (1.0 - progress).powf(self.power)
+    }
+}
+
+/// The rate times a function of the step: `LambdaLr { base: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
+#[derive(Clone, Copy, Debug)]
+pub struct LambdaLr<F> {
+    /// The rate.
+    pub base: f64,
+    /// What it is multiplied by.
+    pub factor: F,
+}
+
+impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
+    fn lr(&self, step: u64) -> f64 {
+        self.base * (self.factor)(step)
+    }
+}
+
+/// The rate of the step before times a function of the step. Costs as many calls as there were steps.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiplicativeLr<F> {
+    /// The first rate.
+    pub base: f64,
+    /// What it is multiplied by before step 1, 2, ...
+    pub factor: F,
+}
+
+impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
+    fn lr(&self, step: u64) -> f64 {
+        (1..=step).fold(self.base, |lr, k| lr * (self.factor)(k))
+    }
+}
+
+/// PyTorch's name of [`CosineAnnealing`].
+pub type CosineAnnealingLr = CosineAnnealing;
+
+/// PyTorch's name of [`OneCycle`].
+pub type OneCycleLr = OneCycle;
+
 /// Half a cosine from `base` to `min` over `steps` steps; periodic beyond, as PyTorch's.
 #[derive(Clone, Copy, Debug)]
 pub struct CosineAnnealing {
@@ -67,6 +205,202 @@ impl Schedule for CosineAnnealing {
     fn lr(&self, step: u64) -> f64 {
         let progress = step as f64 / self.steps.max(1) as f64;
         self.min + (self.base - self.min) * (1.0 + (PI * progress).cos()) / 2.0
+    }
+}
+
+/// Half a cosine from `base` to `eta_min`, again and again: over `t_0` steps at first, each time `t_mult` times as many (SGDR:
+/// Loshchilov and Hutter, 2016).
+#[derive(Clone, Copy, Debug)]
+pub struct CosineAnnealingWarmRestarts {
+    /// The first rate of every round.
+    pub base: f64,
+    /// Steps of the first round.
+    pub t_0: u64,
+    /// How many times as long the next is.
+    pub t_mult: u64,
+    /// What the rates fall to.
+    pub eta_min: f64,
+}
+
+impl Schedule for CosineAnnealingWarmRestarts {
+    fn lr(&self, step: u64) -> f64 {
+        let (mut at, mut length) = (step, self.t_0.max(1));
+        if self.t_mult <= 1 {
+            at %= length;
+        }
+        while at >= length {
+            at -= length;
+            length = length.saturating_mul(self.t_mult);
+        }
+        self.eta_min + (self.base - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
+    }
+}
+
+/// How the peaks of [`CyclicLr`] change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CyclicMode {
+    /// They stay.
+    Triangular,
+    /// Each is half as far from the base as the one before.
+    Triangular2,
+    /// The distance to the base is multiplied by this number to the power of the step.
+    ExpRange(f64),
+}
+
+/// Up in a line from `base` to `max`, and down again (Smith, 2015).
+#[derive(Clone, Copy, Debug)]
+pub struct CyclicLr {
+    /// The lowest rate.
+    pub base: f64,
+    /// The highest.
+    pub max: f64,
+    /// Steps up; PyTorch's are 2,000.
+    pub step_size_up: u64,
+    /// Steps down.
+    pub step_size_down: u64,
+    /// How peaks change.
+    pub mode: CyclicMode,
+}
+
+impl Schedule for CyclicLr {
+    fn lr(&self, step: u64) -> f64 {
+        let (up, total) = (self.step_size_up, (self.step_size_up + self.step_size_down).max(1));
+        let (cycle, at) = (step / total, step % total);
+        let height = if at <= up && up > 0 {
+            at as f64 / up as f64
+        } else {
+            (total - at) as f64 / self.step_size_down.max(1) as f64
+        };
+        let scale = match self.mode {
+            CyclicMode::Triangular => 1.0,
+            CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
+            CyclicMode::ExpRange(gamma) => gamma.powf(step as f64),
+        };
+        self.base + (self.max - self.base) * height * scale
+    }
+}
+
+/// One schedule after the other: at each milestone the next one begins, with its step 0.
+pub struct SequentialLr<'a> {
+    schedules: Vec<Box<dyn Schedule + 'a>>,
+    milestones: Vec<u64>,
+}
+
+impl<'a> SequentialLr<'a> {
+    /// Schedules, and the steps at which the second, the third, ... begins.
+    ///
+    /// # Errors
+    /// The milestones are not one fewer than the schedules, or do not rise.
+    pub fn new(schedules: Vec<Box<dyn Schedule + 'a>>, milestones: &[u64]) -> Result<Self> {
+        if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
+            let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
+            return Err(Error::argument(
+                "SequentialLr",
+                format!("{given} schedules take {wanted} rising milestones, got {milestones:?}"),
+            ));
+        }
+        Ok(Self { schedules, milestones: milestones.to_vec() })
+    }
+}
+
+impl Schedule for SequentialLr<'_> {
+    fn lr(&self, step: u64) -> f64 {
+        let at = self.milestones.partition_point(|&m| m <= step);
+        let begin = at.checked_sub(1).map_or(0, |before| self.milestones[before]);
+        self.schedules[at].lr(step - begin)
+    }
+}
+
+/// Several schedules of one rate at once: it is multiplied by the factors of all.
+pub struct ChainedScheduler<'a> {
+    base: f64,
+    schedules: Vec<Box<dyn Schedule + 'a>>,
+}
+
+impl<'a> ChainedScheduler<'a> {
+    /// Schedules that were made for the rate `base`.
+    ///
+    /// # Errors
+    /// `base` is 0 or no number: then schedules have no factors.
+    pub fn new(base: f64, schedules: Vec<Box<dyn Schedule + 'a>>) -> Result<Self> {
+        if base == 0.0 || !base.is_finite() {
+            return Err(Error::argument("ChainedScheduler", format!("takes a rate other than 0, got {base}")));
+        }
+        Ok(Self { base, schedules })
+    }
+}
+
+impl Schedule for ChainedScheduler<'_> {
+    fn lr(&self, step: u64) -> f64 {
+        self.schedules.iter().fold(self.base, |lr, schedule| lr * (schedule.lr(step) / self.base))
+    }
+}
+
+/// A linear rise to the first rate of another schedule, which follows: step i of it has that rate · (i + 1) / steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Warmup<S> {
+    /// Steps of the rise.
+    pub steps: u64,
+    /// What follows.
+    pub then: S,
+}
+
+impl<S: Schedule> Schedule for Warmup<S> {
+    fn lr(&self, step: u64) -> f64 {
+        match step.checked_sub(self.steps) {
+            Some(step) => self.then.lr(step),
+            None => self.then.lr(0) * (step + 1) as f64 / self.steps as f64,
+        }
+    }
+}
+
+/// A schedule that counts, as PyTorch's schedulers do: for a loop of one's own. Its state is the number of its steps.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
+/// # use forebay_core::optim::{Optimizer, Sgd, schedule::{ExponentialLr, LrScheduler}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let mut optimizer = Sgd::new(vec![], 0.1);
+/// let mut scheduler = LrScheduler::new(ExponentialLr { base: 0.1, gamma: 0.5 }, &mut optimizer);
+/// // After each step of the optimiser, or each epoch:
+/// scheduler.step(&mut optimizer);
+/// assert_eq!(optimizer.lr(), 0.05);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct LrScheduler<S> {
+    schedule: S,
+    last_epoch: u64,
+}
+
+impl<S: Schedule> LrScheduler<S> {
+    /// Sets the optimiser's rate to the schedule's first.
+    pub fn new(schedule: S, optimizer: &mut (impl Optimizer + ?Sized)) -> Self {
+        optimizer.set_lr(schedule.lr(0));
+        Self { schedule, last_epoch: 0 }
+    }
+
+    /// Sets it to the next.
+    pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) {
+        self.load_state(self.last_epoch + 1, optimizer);
+    }
+
+    /// The rate that was set last.
+    pub fn last_lr(&self) -> f64 {
+        self.schedule.lr(self.last_epoch)
+    }
+
+    /// Its steps so far.
+    pub fn state(&self) -> u64 {
+        self.last_epoch
+    }
+
+    /// Goes on after so many steps.
+    pub fn load_state(&mut self, steps: u64, optimizer: &mut (impl Optimizer + ?Sized)) {
+        self.last_epoch = steps;
+        optimizer.set_lr(self.last_lr());
     }
 }
 

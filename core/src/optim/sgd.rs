@@ -47,23 +47,28 @@ optimizer!(Sgd {
 });
 
 impl Rule for Options {
-    fn kernel(&self) -> KernelSpec {
-        KernelSpec::new("optim")
+    fn kernel(&self) -> Option<KernelSpec> {
+        let kernel = KernelSpec::new("optim")
             .def("algorithm", "sgd")
             .def("nesterov", self.nesterov)
-            .def("maximize", self.maximize)
+            .def("maximize", self.maximize);
+        Some(kernel)
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
-    fn constants(&self, _decays: bool, lr: f64) -> [f64; 8] {
-        [self.weight_decay, lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
     }
 
-    fn at_step(&self, step: u64, _lr: f64) -> [f64; 2] {
+    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+        [weight_decay, lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
+    }
+
+    fn at_step(&self, step: u64, _lr: f64) -> [f64; 3] {
         // The first buffer is the gradient itself, not dampened.
-        if step == 1 { [0.0, 1.0] } else { [self.momentum, 1.0 - self.dampening] }
+        if step == 1 { [0.0, 1.0, 0.0] } else { [self.momentum, 1.0 - self.dampening, 0.0] }
     }
 }

@@ -17,6 +17,13 @@ pub struct Args<'a> {
     tensors: BTreeMap<String, Tensor>,
 }
 
+/// The tensors that a call takes.
+pub(super) fn keys(call: &Call) -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    call.args.iter().chain(call.kwargs.values()).for_each(|v| collect(v, &mut keys));
+    keys
+}
+
 fn collect(value: &Value, keys: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
@@ -39,12 +46,6 @@ fn list(value: &Value) -> Option<&Vec<Value>> {
 impl<'a> Args<'a> {
     pub(super) fn new(call: &'a Call, device: &'a Device) -> Self {
         Self { call, device, tensors: BTreeMap::new() }
-    }
-
-    pub(super) fn keys(&self) -> BTreeSet<String> {
-        let mut keys = BTreeSet::new();
-        self.call.args.iter().chain(self.call.kwargs.values()).for_each(|v| collect(v, &mut keys));
-        keys
     }
 
     pub(super) fn bind(&mut self, key: String, tensor: Tensor) {

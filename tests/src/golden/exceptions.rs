@@ -1,10 +1,10 @@
 //! The one exceptions file: calls that may differ, and why. An exception that is not needed is a failure.
 
 use anyhow::{Context, Result};
-use forebay::device::Device;
+use forebay::dtype::DType;
 use serde::Deserialize;
 
-use super::{Call, Outcome};
+use super::{Call, How, Outcome};
 
 const FILE: &str = include_str!("../../exceptions.json");
 
@@ -17,9 +17,15 @@ struct Exception {
     /// A part of the device's name or driver, or a backend; empty for every device.
     #[serde(default)]
     device: String,
+    /// Only where the calls are made in this type; `half` for f16 and bf16.
+    #[serde(default)]
+    dtype: String,
     /// A wider tolerance (absolute, relative), where that is all that is needed.
     #[serde(default)]
     tolerance: Option<(f64, f64)>,
+    /// Only values may differ, and are numbers: all else is judged.
+    #[serde(default)]
+    random: bool,
     /// Why, with a link or a measurement.
     reason: String,
 }
@@ -27,6 +33,18 @@ struct Exception {
 /// All of them.
 #[derive(Debug)]
 pub(super) struct Exceptions(Vec<Exception>);
+
+impl Exception {
+    /// Whether it is for calls in a type: the file's own, if there is none. A tolerance without a type is for those.
+    fn covers(&self, dtype: Option<DType>) -> bool {
+        match (self.dtype.as_str(), dtype) {
+            ("", None) => true,
+            ("", Some(_)) => self.tolerance.is_none(),
+            ("half", Some(DType::F16 | DType::BF16)) => true,
+            (name, dtype) => dtype.is_some_and(|dtype| dtype.name() == name),
+        }
+    }
+}
 
 impl Exceptions {
     pub(super) fn load() -> Result<Self> {
@@ -37,10 +55,10 @@ impl Exceptions {
         Ok(Self(all))
     }
 
-    fn find(&self, call: &Call, device: &Device) -> Option<&Exception> {
-        let info = device.info();
+    fn find(&self, call: &Call, how: &How<'_>) -> Option<&Exception> {
+        let info = how.device.info();
         self.0.iter().find(|e| {
-            (e.op == call.op_name() || e.op == call.name())
+            e.covers(how.dtype) && (e.op == call.op_name() || e.op == call.name())
                 && (e.device.is_empty()
                     || info.backend == e.device
                     || info.name.contains(&e.device)
@@ -49,31 +67,47 @@ impl Exceptions {
     }
 
     /// The reason of a call's exception on every device.
-    pub(super) fn reason(&self, call: &Call) -> Option<&str> {
-        self.everywhere(call).map(|e| e.reason.as_str())
+    pub(super) fn reason(&self, call: &Call, dtype: Option<DType>) -> Option<&str> {
+        self.everywhere(call, dtype).map(|e| e.reason.as_str())
+    }
+
+    /// The tolerances of a call on every device, in any type: `bf16 0.03, 0.1`.
+    pub(super) fn tolerances(&self, call: &Call) -> impl Iterator<Item = String> {
+        let of = move |e: &&Exception| e.device.is_empty() && (e.op == call.op_name() || e.op == call.name());
+        self.0.iter().filter(of).filter_map(|e| {
+            let (absolute, relative) = e.tolerance?;
+            Some(format!("{} {absolute:e}, {relative:e}", if e.dtype.is_empty() { "f32" } else { &e.dtype }))
+        })
     }
 
     /// Whether a call differs on every device, however wide the tolerance.
-    pub(super) fn excludes(&self, call: &Call) -> bool {
-        self.everywhere(call).is_some_and(|e| e.tolerance.is_none())
+    pub(super) fn excludes(&self, call: &Call, dtype: Option<DType>) -> bool {
+        self.everywhere(call, dtype).is_some_and(|e| e.tolerance.is_none())
     }
 
-    fn everywhere(&self, call: &Call) -> Option<&Exception> {
-        self.0.iter().find(|e| (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty())
+    fn everywhere(&self, call: &Call, dtype: Option<DType>) -> Option<&Exception> {
+        self.0.iter().find(|e| e.covers(dtype) && (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty())
     }
 
-    pub(super) fn tolerance(&self, call: &Call, device: &Device) -> Option<(f64, f64)> {
-        self.find(call, device)?.tolerance
+    pub(super) fn tolerance(&self, call: &Call, how: &How<'_>) -> Option<(f64, f64)> {
+        self.find(call, how)?.tolerance
     }
 
-    /// An excepted call counts as unsupported, with the reason; one that passes without its exception fails.
-    pub(super) fn apply(&self, call: &Call, device: &Device, outcome: Outcome) -> Outcome {
-        match (self.find(call, device), outcome) {
-            (Some(e), Outcome::Failed(_)) if e.tolerance.is_none() => Outcome::Unsupported(e.reason.clone()),
-            (Some(e), Outcome::Passed) if e.tolerance.is_none() => {
+    /// Whether all but the values of a call is judged.
+    pub(super) fn random(&self, call: &Call, how: &How<'_>) -> bool {
+        self.find(call, how).is_some_and(|e| e.random)
+    }
+
+    /// A call with an exception that is no tolerance counts as excepted, with the reason; one that passes without fails.
+    pub(super) fn apply(&self, call: &Call, how: &How<'_>, outcome: Outcome) -> Outcome {
+        let Some(e) = self.find(call, how).filter(|e| e.tolerance.is_none()) else { return outcome };
+        match outcome {
+            Outcome::Passed if e.random => Outcome::Excepted(e.reason.clone()),
+            Outcome::Passed => {
                 Outcome::Failed(format!("passes, but is listed in tests/exceptions.json ({})", e.reason))
             }
-            (_, outcome) => outcome,
+            Outcome::Failed(_) | Outcome::Unsupported(_) if !e.random => Outcome::Excepted(e.reason.clone()),
+            outcome => outcome,
         }
     }
 }

@@ -4,6 +4,10 @@
 //! made on a device, its results and the gradients of its inputs are compared, and what is not supported is counted
 //! with its reason. A call passes if every tensor has the shape and type that PyTorch gave and every element lies within
 //! `1e-5 + 1.3e-6 * |expected|` (PyTorch's own tolerance for f32), unless the exceptions file says otherwise.
+//!
+//! The calls can be made in another type. In f64 they are compared with the same values. In f16 and bf16 what is expected is the
+//! call in f32 with the same rounded inputs, within PyTorch's tolerance for the type: what is judged is the arithmetic, not
+//! what rounding does to an input.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -26,8 +30,29 @@ pub use table::Table;
 
 pub use operators::page;
 
-/// Absolute and relative tolerance of PyTorch for f32.
-const TOLERANCE: (f64, f64) = (1e-5, 1.3e-6);
+/// How calls are made.
+#[derive(Clone, Copy, Debug)]
+pub struct How<'a> {
+    /// Where.
+    pub device: &'a Device,
+    /// What their f32 tensors are cast to, if to anything.
+    pub dtype: Option<DType>,
+}
+
+impl How<'_> {
+    /// Absolute and relative tolerance: PyTorch's for the type. f64 is compared with what PyTorch gave in f32.
+    fn tolerance(&self) -> (f64, f64) {
+        match self.dtype {
+            Some(DType::F16) => (1e-5, 1e-3),
+            Some(DType::BF16) => (1e-5, 1.6e-2),
+            _ => (1e-5, 1.3e-6),
+        }
+    }
+
+    fn half(&self) -> bool {
+        self.dtype.is_some_and(|dtype| dtype.size() == 2)
+    }
+}
 
 /// One recorded call.
 #[derive(Clone, Debug, Deserialize)]
@@ -66,6 +91,18 @@ impl Call {
     pub fn op_name(&self) -> String {
         if self.variant.is_empty() { self.op.clone() } else { format!("{}.{}", self.op, self.variant) }
     }
+
+    /// Whether it takes tensors of f32.
+    fn has_floats(&self, file: &safetensors::SafeTensors<'_>) -> bool {
+        let keys = args::keys(self);
+        keys.iter().any(|key| host(file, key).is_ok_and(|host| host.dtype == DType::F32))
+    }
+
+    /// Whether an argument is the type f32.
+    fn names_f32(&self) -> bool {
+        let is = |v: &serde_json::Value| v.get("dtype").and_then(|d| d.as_str()) == Some("float32");
+        self.args.iter().chain(self.kwargs.values()).any(is)
+    }
 }
 
 #[derive(Deserialize)]
@@ -90,6 +127,8 @@ pub enum Outcome {
     Failed(String),
     /// The library does not offer this: why.
     Unsupported(String),
+    /// It cannot agree: the reason in the exceptions file.
+    Excepted(String),
 }
 
 /// A host tensor of the file.
@@ -111,9 +150,13 @@ impl Golden {
         Ok(Self { calls: index.calls, bytes, exceptions: Exceptions::load()? })
     }
 
-    /// Makes every call on a device and tells each outcome.
-    pub fn run(&self, device: &Device, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
-        let file = safetensors::SafeTensors::deserialize(&self.bytes)?;
+    fn file(&self) -> Result<safetensors::SafeTensors<'_>> {
+        Ok(safetensors::SafeTensors::deserialize(&self.bytes)?)
+    }
+
+    /// Makes every call, and tells each outcome.
+    pub fn run(&self, how: &How<'_>, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
+        let file = self.file()?;
         let table = Table::new();
         let mut outcomes = Vec::new();
         for call in &self.calls {
@@ -121,8 +164,8 @@ impl Golden {
             if !filter.is_empty() && !filter.iter().any(|f| name.contains(f.as_str())) {
                 continue;
             }
-            let before = device.memory().allocated();
-            let outcome = match make(call, &table, &file, device, &self.exceptions) {
+            let before = how.device.memory().allocated();
+            let outcome = match judge(call, &table, &file, how, &self.exceptions) {
                 Ok(()) => Outcome::Passed,
                 Err(e) => match e.downcast_ref::<Error>() {
                     Some(Error::Unsupported { .. } | Error::DType { .. }) => {
@@ -134,7 +177,7 @@ impl Golden {
                     _ => Outcome::Failed(format!("{e:#}")),
                 },
             };
-            let after = device.memory().allocated();
+            let after = how.device.memory().allocated();
             let outcome = match outcome {
                 Outcome::Passed if after != before => Outcome::Failed(format!(
                     "{} bytes stay allocated after the call",
@@ -142,7 +185,7 @@ impl Golden {
                 )),
                 other => other,
             };
-            outcomes.push((name, self.exceptions.apply(call, device, outcome)));
+            outcomes.push((name, self.exceptions.apply(call, how, outcome)));
         }
         Ok(outcomes)
     }
@@ -163,70 +206,128 @@ fn host<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<Host<'a
     Ok(Host { dtype, shape: view.shape().to_vec(), data: view.data() })
 }
 
+/// What a call gave: results, and the gradients of the inputs that have any.
+struct Made {
+    outs: Vec<Tensor>,
+    grads: Vec<Tensor>,
+}
+
+/// Makes a call with its f32 tensors cast by `cast`.
 fn make(
     call: &Call,
     table: &Table,
     file: &safetensors::SafeTensors<'_>,
     device: &Device,
-    exceptions: &Exceptions,
-) -> Result<()> {
+    cast: impl Fn(Tensor) -> Result<Tensor>,
+) -> Result<Made> {
     let f = table.get(&call.op)?;
-    let mut args = Args::new(call, device);
-    for key in args.keys() {
-        let host = host(file, &key)?;
+    let tensor = |key: &str| {
+        let host = host(file, key)?;
         let tensor = Tensor::from_bytes(host.data, &host.shape, host.dtype, device)?;
+        if host.dtype == DType::F32 { cast(tensor) } else { Ok(tensor) }
+    };
+    let mut args = Args::new(call, device);
+    for key in args::keys(call) {
+        let tensor = tensor(&key)?;
         let tensor = if call.grads.contains_key(&key) { tensor.requires_grad_()? } else { tensor };
         args.bind(key, tensor);
     }
+    // Calls with random numbers draw the same ones in every type.
+    device.manual_seed(0);
     let outs = f(&args)?;
     if outs.len() != call.outs.len() {
         bail!("{} results, expected {}", outs.len(), call.outs.len());
     }
-    let tolerance = exceptions.tolerance(call, device).unwrap_or(TOLERANCE);
-    for (i, (out, key)) in outs.iter().zip(&call.outs).enumerate() {
-        compare(out, &host(file, key)?, tolerance).with_context(|| format!("result {i}"))?;
-    }
     if call.grads.is_empty() {
-        return Ok(());
+        return Ok(Made { outs, grads: Vec::new() });
     }
     let mut roots = Vec::new();
     let mut seeds = Vec::new();
     for (&i, key) in call.diff_outs.iter().zip(&call.cotangents) {
-        let seed = host(file, key)?;
         if !outs[i].requires_grad() {
             bail!("result {i} lost its history: an input requires a gradient");
         }
         roots.push(outs[i].clone());
-        seeds.push(Tensor::from_bytes(seed.data, &seed.shape, seed.dtype, device)?);
+        // A result that keeps its type whatever that of the input is takes a cotangent of its own.
+        seeds.push(tensor(key)?.to_dtype(outs[i].dtype())?);
     }
     let inputs: Vec<Tensor> = call.grads.keys().map(|k| args.tensor(k).cloned()).collect::<Result<_>>()?;
-    let grads = forebay::autograd::grad(&roots, &seeds, &inputs)?;
-    for ((key, grad_key), grad) in call.grads.iter().zip(&grads) {
-        let Some(grad) = grad else { bail!("no gradient reached {key}") };
-        compare(grad, &host(file, grad_key)?, tolerance).with_context(|| format!("gradient of {key}"))?;
+    let mut grads = Vec::new();
+    for (key, grad) in call.grads.keys().zip(forebay::autograd::grad(&roots, &seeds, &inputs)?) {
+        grads.push(grad.with_context(|| format!("no gradient reached {key}"))?);
+    }
+    let outs = outs.iter().map(Tensor::detach).collect();
+    Ok(Made { outs, grads })
+}
+
+/// Makes a call and compares what it gives.
+fn judge(
+    call: &Call,
+    table: &Table,
+    file: &safetensors::SafeTensors<'_>,
+    how: &How<'_>,
+    exceptions: &Exceptions,
+) -> Result<()> {
+    let Made { outs, grads } = make(call, table, file, how.device, |t| match how.dtype {
+        Some(dtype) => Ok(t.to_dtype(dtype)?),
+        None => Ok(t),
+    })?;
+    let exact = match how.dtype {
+        Some(dtype) if how.half() => {
+            let rounded = |t: Tensor| Ok(t.to_dtype(dtype)?.to_dtype(DType::F32)?);
+            Some(make(call, table, file, how.device, rounded).context("in f32, to compare with")?)
+        }
+        _ => None,
+    };
+    let tolerance = if exceptions.random(call, how) {
+        (f64::MAX, 0.0)
+    } else {
+        exceptions.tolerance(call, how).unwrap_or(how.tolerance())
+    };
+    let keys = call.outs.iter().chain(call.grads.values());
+    let results = (0..outs.len()).map(|i| format!("result {i}"));
+    let names = results.chain(call.grads.keys().map(|key| format!("gradient of {key}")));
+    let exact = exact.iter().flat_map(|made| made.outs.iter().chain(&made.grads)).map(Some);
+    let exact = exact.chain(std::iter::repeat(None));
+    for (((got, key), exact), name) in outs.iter().chain(&grads).zip(keys).zip(exact).zip(names) {
+        compare(got, &host(file, key)?, exact, how, call, tolerance).context(name)?;
     }
     Ok(())
 }
 
-/// Compares a tensor with the expected one.
-fn compare(got: &Tensor, expected: &Host<'_>, (atol, rtol): (f64, f64)) -> Result<()> {
+/// Compares a tensor with the expected one: the file's, or where `exact` is given, that.
+fn compare(
+    got: &Tensor,
+    expected: &Host<'_>,
+    exact: Option<&Tensor>,
+    how: &How<'_>,
+    call: &Call,
+    (atol, rtol): (f64, f64),
+) -> Result<()> {
     if got.shape() != expected.shape {
         bail!("shape {:?}, expected {:?}", got.shape(), expected.shape);
     }
-    if got.dtype() != expected.dtype {
-        bail!("type {}, expected {}", got.dtype(), expected.dtype);
+    // What is f32 in the file is of the type at hand, unless the call names the type.
+    let dtype = match how.dtype {
+        Some(dtype) if expected.dtype == DType::F32 && !call.names_f32() => dtype,
+        _ => expected.dtype,
+    };
+    if got.dtype() != dtype && !(call.names_f32() && Some(got.dtype()) == how.dtype) {
+        bail!("type {}, expected {dtype}", got.dtype());
     }
     if got.device().is_null() {
         // It has no contents: shapes and types are what can be compared.
         return Ok(());
     }
     let values = got.to_f64s()?;
-    let wanted = expected.values();
+    let wanted = exact.map_or_else(|| Ok(expected.values()), Tensor::to_f64s)?;
+    let largest = if how.dtype == Some(DType::F16) { 65504.0 } else { f64::MAX };
     let mut worst: Option<(f64, usize)> = None;
     for (i, (&a, &b)) in values.iter().zip(&wanted).enumerate() {
-        let good =
-            a == b || (a.is_nan() && b.is_nan()) || (b.is_finite() && (a - b).abs() <= atol + rtol * b.abs());
-        if !good {
+        // What f32 holds and f16 does not is infinite there.
+        let overflow = b.abs() > largest && a.is_infinite() && a.signum() == b.signum();
+        let close = b.is_finite() && (a - b).abs() <= atol + rtol * b.abs();
+        if !(a == b || (a.is_nan() && b.is_nan()) || overflow || close) {
             let distance = (a - b).abs();
             // NaN against a number is the worst there is.
             if distance.is_nan() || worst.is_none_or(|(w, _)| distance > w) {
@@ -256,9 +357,10 @@ impl Host<'_> {
 }
 
 /// Prints what failed, what is unsupported by operation, and the closing line; returns the number of failures.
-pub fn report(outcomes: &[(String, Outcome)], device: &Device, verbose: bool) -> usize {
+pub fn report(outcomes: &[(String, Outcome)], how: &How<'_>, verbose: bool) -> usize {
     let mut passed = 0;
     let mut failed = 0;
+    let mut excepted = 0;
     let mut reasons: BTreeMap<&str, (usize, &str)> = BTreeMap::new();
     for (name, outcome) in outcomes {
         match outcome {
@@ -266,6 +368,10 @@ pub fn report(outcomes: &[(String, Outcome)], device: &Device, verbose: bool) ->
             Outcome::Failed(why) => {
                 failed += 1;
                 println!("FAILED {name}: {why}");
+            }
+            Outcome::Excepted(why) => {
+                excepted += 1;
+                println!("excepted {name}: {why}");
             }
             Outcome::Unsupported(why) => {
                 let op = name.split(" #").next().unwrap_or(name);
@@ -280,9 +386,10 @@ pub fn report(outcomes: &[(String, Outcome)], device: &Device, verbose: bool) ->
         }
     }
     println!(
-        "golden: {passed} passed, {failed} failed, {unsupported} unsupported of {} on {}",
+        "golden: {passed} passed, {failed} failed, {unsupported} unsupported, {excepted} excepted of {} on {}{}",
         outcomes.len(),
-        device.info().backend
+        how.device.info().backend,
+        how.dtype.map(|dtype| format!(" in {dtype}")).unwrap_or_default()
     );
     failed
 }

@@ -1,45 +1,73 @@
 //! `docs/operators.md`: what there is of PyTorch's operator database. Written by the null device, which knows every shape, type and
 //! error.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use forebay::backend::Features;
+use forebay::backend::null::Profile;
 use forebay::device::Device;
+use forebay::dtype::DType;
 
-use super::{Golden, Outcome};
+use super::{Golden, How, Outcome};
 
 const HEAD: &str = "\
 # Operators
 
-PyTorch's operator database as `tests/golden` records it: each line is an operation under PyTorch's name, with its variants. *Calls* agree with
-PyTorch's results in f32 and in the integers they have, *gradients* are those of them whose gradients agree too; both within PyTorch's own tolerance for f32 unless the last
-column says otherwise. `cargo xtask golden` makes all of them on every device found; on CUDA and on wgpu they are the same. In f16 and bf16, with other strides and
-without elements, operations run in the topics `pointwise`, `autograd` and `order` of the conformance suite.
+PyTorch's operator database as `tests/golden` records it: each line is an operation under PyTorch's name, with its variants.
+
+- *calls* agree with PyTorch's results in f32 and in the integers they have; *gradients* are those of them whose gradients agree too.
+- *types* are those in which every call can be made, instead of f32; `bf16 (2 of 3)` says that some cannot. `cargo xtask golden --dtype bf16` makes
+  them, and compares them with f32 from the same rounded inputs.
+- *devices*: `all` are CUDA and wgpu, also on adapters without 64-bit types and f16; `3 of 4` says how many calls an adapter without them can make.
+- *tolerance* is absolute and relative, where it is not PyTorch's own (f32 1e-5, 1.3e-6; f16 1e-5, 1e-3; bf16 1e-5, 1.6e-2; f64 as f32, with whose
+  results it is compared). `tests/exceptions.json` has the reasons of all exceptions.
+
+`cargo xtask golden` makes all calls on every device found; on CUDA and on wgpu they are the same. With other strides and without elements, operations run in the topics
+`pointwise`, `autograd` and `order` of the conformance suite.
 
 In Rust most are methods of `Tensor` of the same name. `nn.functional.unfold` and `fold` are `im2col` and `col2im`; what takes a number or a tensor in PyTorch is two methods where Rust needs
 two (`repeat_interleave`, `repeat_interleave_by`).
 
 Generated: `cargo xtask operators`; a test says when it is stale.
 
-| operation | calls | gradients | what is different |
-| --- | ---: | ---: | --- |
+| operation | calls | gradients | types | devices | tolerance | what is different |
+| --- | ---: | ---: | --- | --- | --- | --- |
 ";
+
+/// The types beside f32.
+const TYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F64];
 
 /// What is known of one operation.
 #[derive(Default)]
-struct Row<'a> {
+struct Row {
     calls: usize,
     agree: usize,
     gradients: usize,
-    notes: Vec<&'a str>,
+    /// Calls with floats, and how many of them can be made in each of the types.
+    floats: usize,
+    types: [usize; 3],
+    /// Calls that an adapter without optional types can make.
+    bare: usize,
+    tolerances: BTreeSet<String>,
+    notes: Vec<String>,
 }
 
-impl<'a> Row<'a> {
-    fn note(&mut self, note: &'a str) {
-        if !self.notes.contains(&note) {
-            self.notes.push(note);
+impl Row {
+    fn note(&mut self, note: &str) {
+        if !self.notes.iter().any(|n| n == note) {
+            self.notes.push(note.to_owned());
         }
+    }
+}
+
+/// `all`, or how many of them.
+fn share(part: usize, all: usize, name: &str) -> Option<String> {
+    match part {
+        0 => None,
+        _ if part == all => Some(name.to_owned()),
+        _ => Some(format!("{name} ({part} of {all})")),
     }
 }
 
@@ -49,29 +77,50 @@ impl<'a> Row<'a> {
 /// The calls cannot be read.
 pub fn page(golden: &Golden) -> Result<String> {
     let device = Device::null(Default::default());
-    let outcomes = golden.run(&device, &[])?;
-    let mut rows: BTreeMap<&str, Row<'_>> = BTreeMap::new();
-    for (call, (_, outcome)) in golden.calls.iter().zip(&outcomes) {
+    let run = |device: &Device, dtype| golden.run(&How { device, dtype }, &[]);
+    let outcomes = run(&device, None)?;
+    let typed = [run(&device, Some(TYPES[0]))?, run(&device, Some(TYPES[1]))?, run(&device, Some(TYPES[2]))?];
+    let bare = run(&Device::null(Profile { features: Features::default(), ..Profile::default() }), None)?;
+    let file = golden.file()?;
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    for (at, call) in golden.calls.iter().enumerate() {
         let row = rows.entry(&call.op).or_default();
         row.calls += 1;
-        if let Some(reason) = golden.exceptions.reason(call) {
+        row.tolerances.extend(golden.exceptions.tolerances(call));
+        // What it has no contents for, the null device cannot find to be different.
+        let can = |outcome: &Outcome, dtype| {
+            matches!(outcome, Outcome::Passed | Outcome::Failed(_)) && !golden.exceptions.excludes(call, dtype)
+        };
+        if let Some(reason) = golden.exceptions.reason(call, None) {
             row.note(reason);
         }
-        match outcome {
-            Outcome::Unsupported(why) => row.note(why),
-            // What it has no contents for, it cannot find to be different.
-            Outcome::Passed | Outcome::Failed(_) if golden.exceptions.excludes(call) => {}
-            Outcome::Passed | Outcome::Failed(_) => {
-                row.agree += 1;
-                row.gradients += usize::from(!call.grads.is_empty());
+        if let Outcome::Unsupported(why) = &outcomes[at].1 {
+            row.note(why);
+        }
+        row.bare += usize::from(can(&bare[at].1, None));
+        if !can(&outcomes[at].1, None) {
+            continue;
+        }
+        row.agree += 1;
+        row.gradients += usize::from(!call.grads.is_empty());
+        if call.has_floats(&file) {
+            row.floats += 1;
+            for (k, dtype) in TYPES.into_iter().enumerate() {
+                row.types[k] += usize::from(can(&typed[k][at].1, Some(dtype)));
             }
         }
     }
     let mut page = HEAD.to_owned();
-    for (op, Row { calls, agree, gradients, notes }) in rows {
+    for (op, row) in rows {
+        let Row { calls, agree, gradients, floats, types, bare, tolerances, notes } = row;
         let count = if agree == calls { calls.to_string() } else { format!("{agree} of {calls}") };
         let gradients = if gradients > 0 { gradients.to_string() } else { String::new() };
-        writeln!(page, "| `{op}` | {count} | {gradients} | {} |", notes.join(" ").replace('|', "\\|"))?;
+        let types = TYPES.iter().zip(types).filter_map(|(dtype, part)| share(part, floats, dtype.name()));
+        let types = types.collect::<Vec<_>>().join(", ");
+        let devices = if bare == agree { "all".to_owned() } else { format!("{bare} of {calls}") };
+        let tolerances = tolerances.into_iter().collect::<Vec<_>>().join("; ");
+        let notes = notes.join(" ").replace('|', "\\|");
+        writeln!(page, "| `{op}` | {count} | {gradients} | {types} | {devices} | {tolerances} | {notes} |")?;
     }
     Ok(page)
 }

@@ -11,7 +11,9 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::memory::Config;
 use forebay::nn::{Linear, Module};
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+use forebay::optim::{
+    Adafactor, Adagrad, Adam, AdamW, Lamb, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_,
+};
 use forebay::profile::Profiler;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
@@ -161,7 +163,13 @@ fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
 }
 
 fn every_optimiser_counts_on(device: &Device) -> Result<()> {
-    let makes: [&dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>; 3] = [
+    let makes: [&dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>; 9] = [
+        &|p| Box::new(Adagrad::new(p, 0.1).lr_decay(0.1).initial_accumulator_value(0.1)),
+        &|p| Box::new(NAdam::new(p, 0.1)),
+        &|p| Box::new(RAdam::new(p, 0.1).betas((0.8, 0.7))),
+        &|p| Box::new(Rprop::new(p, 0.1)),
+        &|p| Box::new(Adafactor::new(p, 0.1)),
+        &|p| Box::new(Lamb::new(p, 0.1)),
         &|p| Box::new(Adam::new(p, 0.1).amsgrad(true)),
         &|p| Box::new(Sgd::new(p, 0.1).momentum(0.9).dampening(0.3)),
         &|p| Box::new(RmsProp::new(p, 0.1).momentum(0.5)),

@@ -29,9 +29,11 @@ mod float8;
 mod fusion;
 mod gpt;
 mod host;
+mod linalg;
 mod linear;
 mod losses;
 mod memory;
+mod optim;
 mod order;
 mod plan;
 mod pointwise;
@@ -81,6 +83,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("gpt", gpt::TESTS),
     ("float8", float8::TESTS),
     ("linear", linear::TESTS),
+    ("linalg", linalg::TESTS),
     ("profile", profile::TESTS),
     ("costs", costs::TESTS),
     ("errors", errors::TESTS),
@@ -88,6 +91,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
     ("losses", losses::TESTS),
+    ("optim", optim::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use forebay::ops::{Attention, Padding, einsum};
 
-use super::{Missing, Table, one};
+use super::{Table, one};
 use crate::golden::args::Args;
 
 /// `N` numbers: a list, or one for all; `default` where none are given, or an empty list.
@@ -59,15 +59,12 @@ pub(super) fn register(table: &mut Table) {
         3 conv3d conv_transpose3d;
     }
     table.op("nn.functional.scaled_dot_product_attention", |a| {
-        if a.f(4, "dropout_p", 0.0)? > 0.0 {
-            let why = "PyTorch's random numbers say which weights are dropped; ours are others.";
-            return Err(Missing(why.to_owned()).into());
-        }
         one(a.t(0)?.scaled_dot_product_attention(
             a.t(1)?,
             a.t(2)?,
             &Attention {
                 attn_mask: a.opt_t(3, "attn_mask"),
+                dropout_p: a.f(4, "dropout_p", 0.0)?,
                 is_causal: a.b(5, "is_causal", false),
                 scale: a.get(6, "scale").and_then(|v| v.as_f64()),
                 enable_gqa: a.b(7, "enable_gqa", false),

@@ -4,7 +4,7 @@ use anyhow::Result;
 use forebay::tensor::Tensor;
 
 use super::super::args::Args;
-use super::{Table, missing, one};
+use super::{Table, one};
 
 /// The dimension, if one is given.
 fn dim(a: &Args<'_>) -> Result<Option<isize>> {
@@ -71,7 +71,7 @@ pub(super) fn register(table: &mut Table) {
     });
     table.op("norm", |a| {
         if a.variant() == "nuc" {
-            return Err(missing("norm: nuclear"));
+            return one(a.t(0)?.nuclear_norm(&a.dims(2, "dim")?, a.b(3, "keepdim", false)));
         }
         one(a.t(0)?.norm(a.f(1, "p", 2.0)?, &a.dims(2, "dim")?, a.b(3, "keepdim", false)))
     });

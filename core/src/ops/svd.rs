@@ -1,0 +1,158 @@
+//! Singular values, by one-sided Jacobi rotations on the device.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use super::shape::cat;
+use super::softmax::lanes;
+use crate::amp::recast;
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::normalize_dim;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "svdvals";
+
+/// Columns up to which one workgroup has a whole matrix, and one launch a whole sweep.
+const SMALL: usize = 64;
+
+/// Turns the columns `w`, \[batch, n, height\], until their first `m` elements are orthogonal.
+///
+/// A matrix that was not turned in one sweep is left alone in those that follow: they are as many as always suffice (convergence is
+/// quadratic), and nobody waits for the device.
+fn rotate(w: &Tensor, m: usize) -> Result<()> {
+    let (batch, n, height) = (w.shape()[0], w.shape()[1], w.shape()[2]);
+    let players = n.next_multiple_of(2);
+    if n < 2 || w.numel() == 0 {
+        return Ok(());
+    }
+    let lanes = lanes(height, false).clamp(8, 128);
+    let small = n <= SMALL;
+    let groups = if small { 1 } else { (players / 2).div_ceil(GROUP / lanes) };
+    let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
+    let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
+    let mut before = Tensor::ones(&[batch], DType::U32, w.device())?;
+    for _ in 0..sweeps {
+        let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
+        let (launches, rounds) = if small { (1, players - 1) } else { (players - 1, 1) };
+        for first in 0..launches {
+            let sizes = [batch, n, m, height, players, first, rounds, groups];
+            let params = sizes.into_iter().fold(Params::new(), Params::size);
+            launch::launch(&spec, &[&before, &now, w], params, batch * groups)?;
+        }
+        before = now;
+    }
+    Ok(())
+}
+
+/// Matrices \[batch, m, n\] with m >= n as their singular values \[batch, n\], largest first, and if `vectors` the singular vectors
+/// of each as rows: \[batch, n, m\] of the left, where the value is zero zeros, and \[batch, n, n\] of the right.
+fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
+    let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
+    // Squares must not overflow or vanish.
+    let scale = a.abs()?.amax(&[1, 2], true)?;
+    let scale = scale.masked_fill(&scale.eq(0.0)?, 1.0)?;
+    let columns = a.div(&scale)?.transpose(1, 2)?;
+    let w = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        if vectors {
+            let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
+            cat(&[&columns, &eye], 2)?
+        } else {
+            columns.copy()?
+        }
+    };
+    rotate(&w, m)?;
+    let lengths = w.narrow(2, 0, m)?.norm(2.0, &[2], false)?;
+    let (lengths, order) = lengths.sort(1, true)?;
+    let values = lengths.mul(&scale.squeeze(2)?)?;
+    if !vectors {
+        return Ok((values, None));
+    }
+    let w = w.gather(1, &order.unsqueeze(2)?.broadcast_to(w.shape())?)?;
+    let none = lengths.eq(0.0)?.unsqueeze(2)?;
+    let left = w.narrow(2, 0, m)?.div(&lengths.unsqueeze(2)?)?.masked_fill(&none, 0.0)?;
+    Ok((values, Some((left, w.narrow(2, m, n)?))))
+}
+
+impl Tensor {
+    /// The singular values of matrices \[.., m, n\], largest first: \[.., min(m, n)\]. PyTorch's `linalg.svdvals`.
+    ///
+    /// The gradient is that of each value, U diag(g) Vᵀ; to what is zero it is zero.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[7, 5, 3], DType::F32, &device)?;
+    /// assert_eq!(x.svdvals()?.shape(), [7, 3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    #[track_caller]
+    pub fn svdvals(&self) -> Result<Tensor> {
+        recast!(OP, [self], |x| x.svdvals());
+        let _op = memory::scope::op(OP);
+        if !matches!(self.dtype(), DType::F32 | DType::F64) {
+            return Err(Error::dtype(OP, self.dtype(), "takes f32 and f64; cast with `to_dtype`"));
+        }
+        launch::check_compute(OP, self.dtype(), self.device())?;
+        let &[ref lead @ .., m, n] = self.shape() else {
+            return Err(Error::shape(OP, "takes matrices [.., m, n]", &[self.shape()]));
+        };
+        let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
+        if self.numel() == 0 {
+            return Tensor::zeros(&shape, self.dtype(), self.device());
+        }
+        let batch: usize = lead.iter().product();
+        let wide = m < n;
+        let _no_grad = autograd::no_grad();
+        let a = self.detach().reshape([batch, m, n])?;
+        let a = if wide { a.transpose(1, 2)? } else { a };
+        let (values, vectors) = decompose(&a, self.requires_grad())?;
+        let out = values.reshape(&*shape)?;
+        drop(_no_grad);
+        let of = Dims::from_slice(self.shape());
+        Ok(autograd::attach(OP, out, &[self], move |g, _| {
+            let Some((left, right)) = &vectors else { return Ok(smallvec![None]) };
+            let g = g.reshape([batch, m.min(n), 1])?;
+            let grad = left.transpose(1, 2)?.matmul(&g.mul(right)?)?;
+            let grad = if wide { grad.transpose(1, 2)? } else { grad };
+            Ok(smallvec![Some(grad.reshape(&*of)?)])
+        }))
+    }
+
+    /// The sum of the singular values of the matrices along two dimensions, the last ones where `dims` is empty: PyTorch's norm of
+    /// order `nuc`. Its gradient is U Vᵀ.
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals); `dims` are not two different ones.
+    #[track_caller]
+    pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        const OP: &str = "nuclear_norm";
+        let _op = memory::scope::op(OP);
+        let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
+            return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
+        };
+        if self.rank() < 2 {
+            return Err(Error::shape(OP, "takes matrices [.., m, n]", &[self.shape()]));
+        }
+        let (row, col) = (normalize_dim(OP, row, self.rank())?, normalize_dim(OP, col, self.rank())?);
+        if row == col {
+            return Err(Error::argument(OP, format!("takes two different dimensions, got {dims:?}")));
+        }
+        let rest = (0..self.rank()).filter(|&d| d != row && d != col);
+        let order: Vec<isize> = rest.chain([row, col]).map(|d| d as isize).collect();
+        let norm = self.permute(&order)?.svdvals()?.sum(&[-1], false)?;
+        if !keepdim {
+            return Ok(norm);
+        }
+        let mut shape = Dims::from_slice(self.shape());
+        (shape[row], shape[col]) = (1, 1);
+        norm.reshape(&*shape)
+    }
+}

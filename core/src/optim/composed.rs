@@ -1,0 +1,120 @@
+//! Steps that are made of tensor operations, for what needs more of a parameter than one element: its norm, its rows, products.
+//!
+//! What changes from step to step is read from the device, where one launch writes it for several parameters: so captured steps stay
+//! live, and a step can be skipped, as in those of one kernel.
+
+use std::sync::Arc;
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use super::fused::{Grads, Group, ITEMS, Pace, Rule};
+use crate::capture::Now;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::{self, Tag};
+use crate::ops::launch::{self, Params};
+use crate::tensor::Tensor;
+
+/// A parameter in the step at hand, all in f32.
+pub(super) struct At {
+    /// The parameter, before.
+    pub(super) p: Tensor,
+    /// Its gradient.
+    pub(super) g: Tensor,
+    /// Its states, in the rule's order.
+    pub(super) states: SmallVec<[Tensor; 3]>,
+    /// The learning rate and the number of this step, from 1 on: numbers on the device.
+    pub(super) lr: Tensor,
+    pub(super) step: Tensor,
+    pub(super) weight_decay: f64,
+    /// What the parameter is kept in.
+    pub(super) dtype: DType,
+}
+
+/// What the parameter becomes, and its states.
+pub(super) type After = (Tensor, SmallVec<[Tensor; 3]>);
+
+/// A value, and where it goes.
+pub(super) type Write = (Tensor, Tensor);
+
+/// What the members of a group that have gradients become; nothing is changed yet but the counts of steps.
+pub(super) fn step(
+    rule: &impl Rule,
+    group: &Group,
+    grads: &Grads,
+    skip: Option<&Tensor>,
+    parameters: &[Tensor],
+    pace: &Arc<Pace>,
+) -> Result<Vec<Write>> {
+    let mut writes = Vec::new();
+    let _tag = memory::scope::tag(Tag::Workspace);
+    for grads in grads.chunks(ITEMS) {
+        let numbers = numbers(group, grads, skip, pace, parameters[group.members[0]].device())?;
+        for (k, grad) in grads.iter().enumerate() {
+            let number = |at: isize| numbers.select(0, k as isize)?.select(0, at);
+            let p = &parameters[group.members[grad.member]];
+            let states: SmallVec<[Tensor; 3]> = group.views(rule, grad.member, p.shape());
+            let at = At {
+                p: p.detach().to_dtype(DType::F32)?,
+                g: grad.grad.detach().to_dtype(DType::F32)?,
+                states: states.clone(),
+                lr: number(0)?,
+                step: number(1)?,
+                weight_decay: group.settings.decay(rule, p),
+                dtype: p.dtype(),
+            };
+            let before = at.p.clone();
+            let (after, moved) = rule.compose(at)?;
+            let skipped = skip.map(|_| number(2)?.eq(0.0)).transpose()?;
+            let kept = |new: Tensor, old: &Tensor| match &skipped {
+                Some(skipped) => old.where_(skipped, &new),
+                None => Ok(new),
+            };
+            for (view, new) in states.into_iter().zip(moved) {
+                writes.push((kept(new, &view)?, view));
+            }
+            let after = kept(after, &before)?.to_dtype(p.dtype())?;
+            if let Some(copy) = &grad.copy {
+                writes.push((after.to_dtype(copy.dtype())?, copy.clone()));
+            }
+            writes.push((after, p.detach()));
+        }
+    }
+    Ok(writes)
+}
+
+/// [members, 4]: the learning rate, the number of the step, and 0 where it is skipped.
+fn numbers(
+    group: &Group,
+    grads: &[super::fused::Grad],
+    skip: Option<&Tensor>,
+    pace: &Arc<Pace>,
+    device: &crate::device::Device,
+) -> Result<Tensor> {
+    let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
+    let counted = group.counts.is_some();
+    let spec = KernelSpec::new("optim_numbers")
+        .def("counted", counted)
+        .def("skip", skip.is_some())
+        .def("items", grads.len());
+    let items: SmallVec<[[usize; 2]; ITEMS]> =
+        grads.iter().map(|grad| [grad.member, group.members[grad.member]]).collect();
+    let flag = skip.map_or(0, |skip| skip.layout().offset());
+    let (pace, settings) = (Arc::clone(pace), group.settings);
+    let params = move |_: &Now| {
+        let lr = settings.lr(pace.lr()) as f32;
+        items.iter().fold(Params::new(), |params, &[member, parameter]| {
+            let before = pace.count(parameter);
+            let params = params.f32(lr);
+            if counted {
+                return params.u32(0).size(Group::count(member, before)).size(flag);
+            }
+            params.f32((before + 1) as f32).u32(0).u32(0)
+        })
+    };
+    let tensors: SmallVec<[&Tensor; 3]> = [&numbers].into_iter().chain(&group.counts).chain(skip).collect();
+    launch::launch_live(&spec, &tensors, params, 1)?;
+    drop(tensors);
+    Ok(numbers)
+}

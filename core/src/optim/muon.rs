@@ -1,0 +1,122 @@
+//! Muon (Jordan et al., 2024), as PyTorch has it.
+
+use smallvec::{SmallVec, smallvec};
+
+use super::composed::{After, At};
+use super::fused::{Fused, Rule};
+use super::optimizer;
+use crate::dtype::DType;
+use crate::error::Error;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// How [`Muon`] changes the learning rate of a matrix of A rows and B columns.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MuonRate {
+    /// By √max(1, A / B).
+    #[default]
+    Original,
+    /// By 0.2 √max(A, B), so that rates and weight decays of AdamW serve.
+    MatchRmsAdamW,
+    /// By √(A / B).
+    SpectralUnclamped,
+}
+
+/// Muon: momentum whose singular values are all made about one. For the matrices of hidden layers; give the others to AdamW.
+///
+/// Made of products of matrices in bf16, three for each Newton-Schulz step and parameter.
+#[derive(Debug)]
+pub struct Muon {
+    rule: Options,
+    fused: Fused,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Options {
+    momentum: f64,
+    nesterov: bool,
+    ns_steps: usize,
+    ns_coefficients: (f64, f64, f64),
+    eps: f64,
+    adjust_lr: MuonRate,
+    weight_decay: f64,
+    maximize: bool,
+}
+
+impl Muon {
+    /// Muon with momentum 0.95 after Nesterov, weight decay 0.1, five Newton-Schulz steps.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        let rule = Options { momentum: 0.95, nesterov: true, ns_steps: 5, ns_coefficients: (3.4445, -4.775, 2.0315), eps: 1e-7, adjust_lr: MuonRate::Original, weight_decay: 0.1, maximize: false };
+        Self { rule, fused: Fused::new(parameters, lr) }
+    }
+}
+
+optimizer!(Muon {
+    /// How much of the momentum stays at each step.
+    momentum: f64,
+    /// Looks one step of momentum ahead.
+    nesterov: bool,
+    /// How often the singular values are brought closer to one.
+    ns_steps: usize,
+    /// The polynomial that brings them: a s + b s³ + c s⁵.
+    ns_coefficients: (f64, f64, f64),
+    /// The least norm of a momentum.
+    eps: f64,
+    /// How the shape of a matrix changes its learning rate.
+    adjust_lr: MuonRate,
+    /// How fast parameters decay, apart from the gradient.
+    weight_decay: f64,
+    /// Climbs instead.
+    maximize: bool,
+});
+
+impl Options {
+    /// About U Vᵀ of the singular value decomposition, in bf16.
+    fn orthogonal(&self, turn: &Tensor) -> Result<Tensor> {
+        let (a, b, c) = self.ns_coefficients;
+        let tall = turn.shape()[0] > turn.shape()[1];
+        let turn = turn.to_dtype(DType::BF16)?;
+        let turn = if tall { turn.t()? } else { turn };
+        let mut x = turn.div(&turn.norm(2.0, &[], false)?.maximum(self.eps)?)?;
+        for _ in 0..self.ns_steps {
+            let gram = x.mm(&x.t()?)?;
+            x = x.addmm(&gram.addmm(&gram, &gram, b, c)?, &x, a, 1.0)?;
+        }
+        if tall { x.t() } else { Ok(x) }
+    }
+}
+
+impl Rule for Options {
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn states(&self) -> SmallVec<[&'static str; 3]> {
+        smallvec!["momentum_buffer"]
+    }
+
+    fn check(&self, parameter: &Tensor) -> Result<()> {
+        if parameter.rank() == 2 {
+            return Ok(());
+        }
+        let rule = "Muon takes matrices; train the other parameters with AdamW";
+        Err(Error::shape("step", rule, &[parameter.shape()]))
+    }
+
+    fn compose(&self, at: At) -> Result<After> {
+        let At { p, g, states, lr, weight_decay, .. } = at;
+        let g = if self.maximize { g.neg()? } else { g };
+        let buffer = states[0].lerp(&g, 1.0 - self.momentum)?;
+        let turn = if self.nesterov { g.lerp(&buffer, self.momentum)? } else { buffer.clone() };
+        let turn = self.orthogonal(&turn)?.to_dtype(DType::F32)?;
+        let (rows, columns) = (p.shape()[0] as f64, p.shape()[1] as f64);
+        let ratio = match self.adjust_lr {
+            MuonRate::Original => (rows / columns).max(1.0).sqrt(),
+            MuonRate::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+            MuonRate::SpectralUnclamped => (rows / columns).sqrt(),
+        };
+        let p = p.sub(&p.mul(&lr.mul(weight_decay)?)?)?;
+        Ok((p.sub(&turn.mul(&lr.mul(ratio)?)?)?, smallvec![buffer]))
+    }
+}

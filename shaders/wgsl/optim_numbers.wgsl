@@ -1,0 +1,46 @@
+{#-
+What steps made of tensor operations read of the device: for each of p.items the learning rate, the number of the step, this one
+included, and 1, or 0 where the step is skipped.
+
+counted, skip: as in optim.wgsl · items: how many
+-#}
+struct Item {
+    lr: f32,
+    {% if counted %}
+    unused: f32,
+    // Where the steps that were made are counted; those after this one are at `count ^ 1`.
+    count: u32,
+    // The word of `flags` that says to skip.
+    flag: u32,
+    {% else %}
+    step: f32,
+    unused0: u32,
+    unused1: u32,
+    {% endif %}
+}
+struct Params { items: array<Item, {{ items }}> }
+@group(1) @binding(0) var<uniform> p: Params;
+@group(0) @binding(0) var<storage, read_write> numbers: array<f32>;
+{% if counted %}
+@group(0) @binding(1) var<storage, read_write> counts: array<f32>;
+{% endif %}
+{% if skip %}
+@group(0) @binding(2) var<storage, read> flags: array<u32>;
+{% endif %}
+
+@compute @workgroup_size({{ items }})
+fn main(@builtin(local_invocation_index) k: u32) {
+    let item = p.items[k];
+    numbers[4u * k] = item.lr;
+    {% if counted %}
+    let made = counts[item.count];
+    let keep = {{ "select(1.0, 0.0, (flags[item.flag] & 0x7fffffffu) != 0u)" if skip else "1.0" }};
+    counts[item.count ^ 1u] = made + keep;
+    numbers[4u * k + 1u] = made + 1.0;
+    numbers[4u * k + 2u] = keep;
+    {% else %}
+    numbers[4u * k + 1u] = item.step;
+    numbers[4u * k + 2u] = 1.0;
+    {% endif %}
+    numbers[4u * k + 3u] = 0.0;
+}

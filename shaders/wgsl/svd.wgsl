@@ -1,0 +1,91 @@
+{#-
+One-sided Jacobi rotations (Hestenes, 1958): columns of matrices are turned in pairs until all are orthogonal. `w` is [batch, n, height]: n
+columns, of whose elements the first m are the matrix and the others are turned along. In a round every column is in one pair at
+most: a round robin, in which the last player stays where it is.
+
+dtype: f32 or f64 · lanes: threads that turn a pair
+Either one workgroup has a matrix (p.groups = 1) and makes many rounds, or each launch is one round.
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{% include "math/base" %}
+{% if dtype == "f64" %}
+{% include "math/double" %}
+{% endif %}
+{{ t.prelude() }}
+{% set T = dtype %}
+struct Params {
+    batch: u32,
+    n: u32,
+    m: u32,
+    height: u32,
+    // Columns, and one more if that is odd: whoever meets it rests.
+    players: u32,
+    first: u32,
+    rounds: u32,
+    // Workgroups of a matrix.
+    groups: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+// Whether a matrix was turned in the last sweep, and in this one.
+@group(0) @binding(0) var<storage, read> before: array<u32>;
+@group(0) @binding(1) var<storage, read_write> now: array<atomic<u32>>;
+@group(0) @binding(2) var<storage, read_write> w: array<{{ T }}>;
+{{ rows.functions(lanes, false, T) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let group = group_index(id, all);
+    let batch = group / p.groups;
+    // A folded grid has workgroups beyond the last.
+    if batch >= p.batch { return; }
+    let rounds = select(p.rounds, 0u, before[batch] == 0u);
+    let lane = lane_of(thread);
+    let circle = p.players - 1u;
+    var turned = false;
+    for (var round = p.first; round < p.first + rounds; round++) {
+        for (var first = 0u; first * {{ 256 // lanes }}u < p.players / 2u; first += p.groups) {
+            let pair = row_of(first + group % p.groups, thread);
+            let one = select((round + pair) % circle, circle, pair == 0u);
+            let other = (round + p.players - 1u - pair) % circle;
+            let live = (pair < p.players / 2u) & (max(one, other) < p.n);
+            let a = (batch * p.n + one) * p.height;
+            let b = (batch * p.n + other) * p.height;
+            var squares = vec2<{{ T }}>();
+            var product = {{ T }}(0.0);
+            if live {
+                for (var k = lane; k < p.m; k += {{ lanes }}u) {
+                    let x = w[a + k];
+                    let y = w[b + k];
+                    squares += vec2<{{ T }}>(x * x, y * y);
+                    product += x * y;
+                }
+            }
+            squares = row_sums(squares, thread);
+            product = row_sum(product, thread);
+            // Beyond these angles is rounding.
+            let least = {{ "1e-15" if T == "f64" else "1e-7" }} * sqrt(squares.x) * sqrt(squares.y);
+            if live & (abs(product) > least) {
+                turned = true;
+                // The smaller angle whose rotation makes the product zero.
+                let z = (squares.y - squares.x) / (2.0 * product);
+                let far = abs(z) > {{ "1e150" if T == "f64" else "1e18" }};
+                let near = select(z, {{ T }}(1.0), far);
+                let root = sqrt(1.0 + near * near) + abs(near);
+                let t = select(select(-1.0 / root, 1.0 / root, near >= 0.0), 0.5 / z, far);
+                let c = 1.0 / sqrt(1.0 + t * t);
+                let s = c * t;
+                for (var k = lane; k < p.height; k += {{ lanes }}u) {
+                    let x = w[a + k];
+                    let y = w[b + k];
+                    w[a + k] = c * x - s * y;
+                    w[b + k] = s * x + c * y;
+                }
+            }
+        }
+        storageBarrier();
+        workgroupBarrier();
+    }
+    if turned & (lane == 0u) { atomicStore(&now[batch], 1u); }
+}

@@ -1,0 +1,234 @@
+//! Functions of f64 against correctly rounded values, softmax in f64, singular values.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::ops::CustomOp;
+use forebay::tensor::Tensor;
+
+use super::need;
+
+super::tests![
+    functions_of_f64_are_within_two_ulp,
+    softmax_in_f64_keeps_its_digits,
+    singular_values_of_every_shape,
+    singular_values_of_hard_matrices,
+    the_gradient_of_singular_values,
+    what_svdvals_refuses,
+];
+
+macro_rules! kernel {
+    ($function:literal) => {
+        CustomOp::new(
+            $function,
+            concat!(
+                include_str!("../../../shaders/wgsl/math/base.wgsl"),
+                include_str!("../../../shaders/wgsl/math/double.wgsl"),
+                "struct Params { n: u32 }
+                @group(0) @binding(0) var<storage, read> x: array<f64>;
+                @group(0) @binding(1) var<storage, read_write> y: array<f64>;
+                @group(1) @binding(0) var<uniform> p: Params;
+                @compute @workgroup_size(64)
+                fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+                    if id.x < p.n { y[id.x] = ",
+                $function,
+                "(x[id.x]); }
+                }"
+            ),
+        )
+    };
+}
+static EXP: CustomOp = kernel!("m_exp64");
+static LOG: CustomOp = kernel!("m_log64");
+
+fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
+    need(device, DType::F64)?;
+    let table: BTreeMap<String, Vec<[String; 2]>> =
+        serde_json::from_str(include_str!("../../data/double.json"))?;
+    for (name, op) in [("exp", &EXP), ("log", &LOG)] {
+        let run = |x: &[f64]| -> Result<Vec<f64>> {
+            let n = x.len();
+            let x = Tensor::from_slice(x, &[n], device)?;
+            let call = op.inputs(&[&x]).output(&[n], DType::F64).params(&[n as u32]);
+            Ok(call.groups([n.div_ceil(64), 1, 1]).run()?.to_vec::<f64>()?)
+        };
+        let column = |k: usize| table[name].iter().map(|pair| Ok(pair[k].parse()?)).collect::<Result<Vec<f64>>>();
+        let (arguments, exact) = (column(0)?, column(1)?);
+        for ((&x, exact), got) in arguments.iter().zip(exact).zip(run(&arguments)?) {
+            let ulp = exact.abs().next_up() - exact.abs();
+            // Denormal arguments and results may be zero.
+            let flushed =
+                [x, exact].iter().any(|v| v.is_subnormal()) && (got == 0.0 || got == f64::NEG_INFINITY);
+            ensure!(flushed || (got - exact).abs() <= 2.0 * ulp, "{name}({x:e}) is {got:e}, not {exact:e}");
+        }
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        let special = run(&[inf, -inf, nan, 0.0, -1.0, 800.0])?;
+        let expected = match name {
+            "exp" => [inf, 0.0, nan, 1.0, (-1f64).exp(), inf],
+            _ => [inf, nan, nan, -inf, nan, 800f64.ln()],
+        };
+        for (got, expected) in special.into_iter().zip(expected) {
+            let same = got == expected || (got.is_nan() && expected.is_nan());
+            ensure!(same || (got - expected).abs() < 1e-14 * expected.abs(), "{name}: {got}, not {expected}");
+        }
+    }
+    Ok(())
+}
+
+fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
+    if !device.supports(DType::F64) {
+        let x = Tensor::ones(&[3, 4], DType::F32, device)?;
+        let error = x.softmax_with_dtype(1, DType::F64).err().context("it must be refused")?.to_string();
+        ensure!(error.contains("64-bit floats"), "{error}");
+        return super::skip("the device computes no f64, and says so");
+    }
+    for (rows, extent, across) in [(3, 5, false), (2, 300, false), (2, 9000, false), (7, 40, true), (3, 700, true)] {
+        let x: Vec<f64> = (0..rows * extent).map(|i| ((i * 37 % 101) as f64 - 50.0) * 0.71).collect();
+        let host = Tensor::from_slice(&x, &[rows, extent], device)?;
+        let dim = if across { 0 } else { 1 };
+        let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.requires_grad_()?;
+        for log in [false, true] {
+            let y = if log { leaf.log_softmax(dim)? } else { leaf.softmax(dim)? };
+            let seed = Tensor::from_slice(&x.iter().map(|v| v.sin()).collect::<Vec<f64>>(), &[rows, extent], device)?;
+            let seed = if across { seed.transpose(0, 1)? } else { seed };
+            let grad = forebay::autograd::grad(&[y.clone()], &[seed], std::slice::from_ref(&leaf))?;
+            let grad = grad[0].clone().context("no gradient")?;
+            let row_major = |t: &Tensor| -> Result<Vec<f64>> {
+                Ok(if across { t.transpose(0, 1)?.copy()? } else { t.detach() }.to_vec::<f64>()?)
+            };
+            let (y, grad) = (row_major(&y)?, row_major(&grad)?);
+            for r in 0..rows {
+                let row = &x[r * extent..(r + 1) * extent];
+                let most = row.iter().copied().fold(f64::MIN, f64::max);
+                let total: f64 = row.iter().map(|v| (v - most).exp()).sum();
+                let g: Vec<f64> = row.iter().map(|v| v.sin()).collect();
+                let p: Vec<f64> = row.iter().map(|v| (v - most).exp() / total).collect();
+                let weighed: f64 = g.iter().zip(&p).map(|(g, p)| if log { *g } else { g * p }).sum();
+                for k in 0..extent {
+                    let expected = if log {
+                        (row[k] - most - total.ln(), g[k] - p[k] * weighed)
+                    } else {
+                        (p[k], p[k] * (g[k] - weighed))
+                    };
+                    let got = (y[r * extent + k], grad[r * extent + k]);
+                    let close = |a: f64, b: f64| (a - b).abs() <= 1e-13 * (1.0 + b.abs());
+                    ensure!(
+                        close(got.0, expected.0) && close(got.1, expected.1),
+                        "{rows} rows of {extent}, log {log}: {k} is {got:?}, not {expected:?}"
+                    );
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the device's types of singular values leave as error.
+fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
+    let wide = device.supports(DType::F64);
+    [(DType::F32, 3e-6), (DType::F64, 1e-13)].into_iter().filter(move |t| t.0 == DType::F32 || wide)
+}
+
+fn tensor(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(match dtype {
+        DType::F64 => Tensor::from_slice(values, shape, device)?,
+        _ => Tensor::from_slice(&values.iter().map(|&v| v as f32).collect::<Vec<f32>>(), shape, device)?,
+    })
+}
+
+fn ensure_close(what: &str, got: &Tensor, expected: &[f64], within: f64) -> Result<()> {
+    let got = got.to_f64s()?;
+    ensure!(got.len() == expected.len(), "{what}: {} values, not {}", got.len(), expected.len());
+    for (k, (g, e)) in got.iter().zip(expected).enumerate() {
+        ensure!((g - e).abs() <= within, "{what}: {k} is {g:e}, not {e:e}");
+    }
+    Ok(())
+}
+
+/// Reflections of [n, n]: each is its own inverse, so a matrix made of them has the singular values that were put between.
+fn reflection(n: usize, seed: usize) -> Vec<f64> {
+    let v: Vec<f64> = (0..n).map(|i| (((i + 1) * (2 * seed + 3)) as f64 * 0.7).sin() + 0.1).collect();
+    let length: f64 = v.iter().map(|v| v * v).sum();
+    let entry = |i: usize, j: usize| f64::from(u8::from(i == j)) - 2.0 * v[i] * v[j] / length;
+    (0..n * n).map(|at| entry(at / n, at % n)).collect()
+}
+
+/// H diag(values) G as [m, n], on the device.
+fn with_values(values: &[f64], m: usize, n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+    let (h, g) = (reflection(m, 1), reflection(n, 2));
+    let sum = |i: usize, j: usize| {
+        values.iter().enumerate().map(|(k, v)| h[i * m + k] * v * g[k * n + j]).sum::<f64>()
+    };
+    let entries: Vec<f64> = (0..m * n).map(|at| sum(at / n, at % n)).collect();
+    tensor(&entries, &[m, n], dtype, device)
+}
+
+fn singular_values_of_every_shape(device: &Device) -> Result<()> {
+    for (dtype, within) in types(device) {
+        for (m, n) in [(1, 1), (1, 7), (2, 2), (5, 3), (3, 5), (33, 8), (40, 40), (70, 9), (90, 67), (67, 130)] {
+            let expected: Vec<f64> = (0..m.min(n)).map(|k| 3.0 / (1.0 + k as f64 * 0.3)).collect();
+            let a = with_values(&expected, m, n, dtype, device)?;
+            let name = format!("{dtype} [{m}, {n}]");
+            ensure_close(&name, &a.svdvals()?, &expected, within * 3.0 * (m.max(n) as f64).sqrt())?;
+            // As one of several, seen through strides.
+            let b = a.mul(2.0)?;
+            let both = forebay::ops::stack(&[&a, &b], 2)?.permute(&[2, 0, 1])?;
+            let twice: Vec<f64> = expected.iter().copied().chain(expected.iter().map(|v| 2.0 * v)).collect();
+            ensure_close(&name, &both.svdvals()?, &twice, within * 6.0 * (m.max(n) as f64).sqrt())?;
+        }
+        let none = Tensor::zeros(&[2, 0, 3], dtype, device)?.svdvals()?;
+        ensure!(none.shape() == [2, 0], "{:?}", none.shape());
+    }
+    Ok(())
+}
+
+fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
+    for (dtype, within) in types(device) {
+        // Of rank 1, of zeros, with columns that repeat, of all magnitudes.
+        let ones = Tensor::ones(&[4, 6], dtype, device)?;
+        ensure_close("ones", &ones.svdvals()?, &[24f64.sqrt(), 0.0, 0.0, 0.0], within * 5.0)?;
+        ensure_close("zeros", &ones.zeros_like()?.svdvals()?, &[0.0; 4], 0.0)?;
+        for scale in [1e-30, 1e30] {
+            let a = with_values(&[scale, scale * 0.25, scale * 1e-3], 6, 3, dtype, device)?;
+            let exact = [scale, scale * 0.25, scale * 1e-3];
+            ensure_close("scaled", &a.svdvals()?, &exact, within * scale)?;
+        }
+        let norm = with_values(&[3.0, 2.0, 0.5], 3, 4, dtype, device)?.reshape([1, 3, 4])?;
+        let kept = norm.nuclear_norm(&[], true)?;
+        ensure!(kept.shape() == [1, 1, 1], "{:?}", kept.shape());
+        ensure_close("nuclear norm", &kept, &[5.5], within * 10.0)?;
+        ensure_close("over other dimensions", &norm.permute(&[1, 0, 2])?.nuclear_norm(&[2, 0], false)?, &[5.5], within * 10.0)?;
+    }
+    Ok(())
+}
+
+/// The difference of the weighed sum of singular values is what the gradient says.
+fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
+    for (m, n) in [(4, 3), (3, 4), (5, 5)] {
+        let values: Vec<f64> = (0..m.min(n)).map(|k| 2.0 - k as f64 * 0.4).collect();
+        let x = with_values(&values, m, n, DType::F32, device)?.requires_grad_()?;
+        let weights = [0.3, -1.0, 0.7, 0.2, 0.5];
+        let g = tensor(&weights[..m.min(n)], &[m.min(n)], DType::F32, device)?;
+        let grad = forebay::autograd::grad(&[x.svdvals()?], &[g], std::slice::from_ref(&x))?;
+        // U diag(g) V^T: the values of H diag G are signed columns of the reflections.
+        let (h, r) = (reflection(m, 1), reflection(n, 2));
+        let entry = |i: usize, j: usize| (0..m.min(n)).map(|k| h[i * m + k] * weights[k] * r[k * n + j]).sum();
+        let expected: Vec<f64> = (0..m * n).map(|at| entry(at / n, at % n)).collect();
+        ensure_close("gradient", grad[0].as_ref().context("none")?, &expected, 2e-5)?;
+    }
+    Ok(())
+}
+
+fn what_svdvals_refuses(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3, 4], DType::BF16, device)?;
+    let error = x.svdvals().err().context("bf16")?.to_string();
+    ensure!(error.contains("svdvals: does not take bf16"), "{error}");
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    ensure!(x.svdvals().is_err() && x.nuclear_norm(&[], false).is_err());
+    let x = Tensor::ones(&[3, 3], DType::F32, device)?;
+    let error = x.nuclear_norm(&[0, -2], false).err().context("the same twice")?.to_string();
+    ensure!(error.contains("two different dimensions"), "{error}");
+    Ok(())
+}

@@ -1,0 +1,372 @@
+//! Optimisers against PyTorch's (`tests/data/optim.py`): groups of parameters, steps that a device counts, states that go on.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::optim::schedule::{
+    ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode, ExponentialLr,
+    LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PolynomialLr, ReduceLrOnPlateau, Schedule,
+    SequentialLr, StepLr,
+};
+use forebay::optim::{
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonRate, NAdam, Optimizer,
+    ParamGroup, RAdam, RmsProp, Rprop, Sgd,
+};
+use forebay::tensor::Tensor;
+
+super::tests![
+    twenty_steps_are_pytorchs,
+    a_device_that_counts_makes_the_same_steps,
+    skipped_steps_change_nothing,
+    states_go_on_with_the_same_bits,
+    halves_keep_their_type,
+    offloaded_states_have_the_same_bits,
+    what_groups_refuse,
+    schedules_are_pytorchs,
+    schedulers_go_on_from_their_states,
+];
+
+const SHAPES: [&[usize]; 3] = [&[4, 6], &[7], &[6, 3]];
+const STEPS: usize = 20;
+
+type Make = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
+
+/// The three parameters as groups, as `groups` of the script has them.
+fn groups(mut optimizer: impl Optimizer + 'static, p: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
+    optimizer.add_param_group(ParamGroup::new(vec![p[1].clone()]).lr(0.05))?;
+    optimizer.add_param_group(ParamGroup::new(vec![p[2].clone()]).weight_decay(0.3))?;
+    Ok(Box::new(optimizer))
+}
+
+fn matrices(p: &[Tensor]) -> Vec<Tensor> {
+    p.iter().filter(|p| p.rank() == 2).cloned().collect()
+}
+
+/// Under the names of the script.
+pub(super) const ALL: &[(&str, Make)] = &[
+    ("sgd", |p| Ok(Box::new(Sgd::new(p, 0.1).momentum(0.9).weight_decay(0.1).maximize(true)))),
+    ("sgd groups", |p| groups(Sgd::new(vec![p[0].clone()], 0.1).momentum(0.9), p)),
+    ("adam", |p| Ok(Box::new(Adam::new(p, 0.02).weight_decay(0.1)))),
+    ("adamw groups", |p| groups(AdamW::new(vec![p[0].clone()], 0.02), p)),
+    ("rmsprop", |p| Ok(Box::new(RmsProp::new(p, 0.01).momentum(0.5).centered(true)))),
+    ("adagrad", |p| {
+        let optimizer = Adagrad::new(p, 0.1).lr_decay(0.01).weight_decay(0.1);
+        Ok(Box::new(optimizer.initial_accumulator_value(0.2)))
+    }),
+    ("adadelta", |p| Ok(Box::new(Adadelta::new(p, 1.0).weight_decay(0.1)))),
+    ("adamax", |p| Ok(Box::new(Adamax::new(p, 0.02).weight_decay(0.1)))),
+    ("nadam", |p| Ok(Box::new(NAdam::new(p, 0.02).weight_decay(0.1)))),
+    ("nadam decoupled", |p| {
+        let optimizer = NAdam::new(p, 0.02).weight_decay(0.1).decoupled_weight_decay(true);
+        Ok(Box::new(optimizer.momentum_decay(0.1)))
+    }),
+    ("radam", |p| Ok(Box::new(RAdam::new(p, 0.02).weight_decay(0.1)))),
+    ("radam decoupled", |p| {
+        let optimizer = RAdam::new(p, 0.02).betas((0.8, 0.9)).weight_decay(0.1);
+        Ok(Box::new(optimizer.decoupled_weight_decay(true)))
+    }),
+    ("asgd", |p| Ok(Box::new(Asgd::new(p, 0.1).lambd(0.01).weight_decay(0.1)))),
+    ("rprop", |p| Ok(Box::new(Rprop::new(p, 0.05)))),
+    ("adafactor", |p| Ok(Box::new(Adafactor::new(p, 0.1).weight_decay(0.1)))),
+    ("adafactor far", |p| Ok(Box::new(Adafactor::new(p, 2.0).beta2_decay(-0.5).maximize(true)))),
+    ("muon", |p| Ok(Box::new(Muon::new(matrices(&p), 0.05)))),
+    ("muon rms", |p| {
+        let optimizer = Muon::new(matrices(&p), 0.05).nesterov(false).weight_decay(0.0);
+        Ok(Box::new(optimizer.adjust_lr(MuonRate::MatchRmsAdamW)))
+    }),
+    ("lion", |p| Ok(Box::new(Lion::new(p, 0.02).weight_decay(0.1)))),
+    ("lamb", |p| Ok(Box::new(Lamb::new(p, 0.02)))),
+];
+
+fn begin(device: &Device) -> Result<Vec<Tensor>> {
+    let make = |(k, shape): (usize, &&[usize])| {
+        let n = shape.iter().product::<usize>();
+        let values: Vec<f32> = (0..n).map(|i| (0.5 * i as f64 + k as f64).cos() as f32).collect();
+        Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
+    };
+    SHAPES.iter().enumerate().map(make).collect()
+}
+
+/// Gives the gradients of step `t` to the parameters of an optimiser.
+fn give(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
+    for (k, p) in all.iter().enumerate() {
+        if !optimizer.parameters().iter().any(|q| q.shape() == p.shape()) {
+            continue;
+        }
+        let grad = p.to_f64s()?.into_iter().enumerate().map(|(i, w)| {
+            ((1.7 * i as f64 + 0.9 * t as f64 + k as f64).sin() * (1.0 + 0.3 * w)) as f32
+        });
+        let grad = Tensor::from_slice(&grad.collect::<Vec<f32>>(), p.shape(), p.device())?;
+        p.set_grad(Some(grad.to_dtype(p.dtype())?));
+    }
+    Ok(())
+}
+
+/// Steps `t` of an optimiser, each made by `step`; the rate falls after ten.
+fn train(
+    all: &[Tensor],
+    optimizer: &mut dyn Optimizer,
+    steps: std::ops::RangeInclusive<usize>,
+    step: impl Fn(&mut dyn Optimizer) -> Result<()>,
+) -> Result<()> {
+    for t in steps {
+        if t == 11 {
+            optimizer.set_lr(optimizer.lr() * 0.5);
+        }
+        give(all, optimizer, t)?;
+        step(optimizer)?;
+    }
+    Ok(())
+}
+
+fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> Result<()> {
+    let exact: BTreeMap<String, Vec<Vec<f64>>> = serde_json::from_str(include_str!("../../data/optim.json"))?;
+    ensure!(exact.keys().all(|name| ALL.iter().any(|(n, _)| n == name)), "an optimiser of the file is not run");
+    for (name, make) in ALL {
+        let all = begin(device)?;
+        let mut optimizer = make(all.clone())?;
+        if *name == "asgd" {
+            // PyTorch's takes a changed rate a step late.
+            for t in 1..=STEPS {
+                give(&all, &*optimizer, t)?;
+                step(&mut *optimizer)?;
+            }
+        } else {
+            train(&all, &mut *optimizer, 1..=STEPS, &step)?;
+        }
+        // Products in bf16 are rounded after each operation here.
+        let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
+        for (p, exact) in all.iter().zip(exact.get(*name).with_context(|| format!("no values of {name}"))?) {
+            for (i, (got, exact)) in p.to_f64s()?.into_iter().zip(exact).enumerate() {
+                ensure!((got - exact).abs() <= within * (1.0 + exact.abs()), "{name}, element {i}: {got} is not {exact}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn twenty_steps_are_pytorchs(device: &Device) -> Result<()> {
+    compare(device, |optimizer| Ok(optimizer.step()?))
+}
+
+fn a_device_that_counts_makes_the_same_steps(device: &Device) -> Result<()> {
+    let skip = Tensor::zeros(&[], DType::F32, device)?;
+    compare(device, |optimizer| Ok(optimizer.step_unless(&skip)?))
+}
+
+fn values(all: &[Tensor]) -> Result<Vec<Vec<f64>>> {
+    all.iter().map(|p| Ok(p.to_f64s()?)).collect()
+}
+
+fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
+    let (make_it, leave) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::ones(&[], DType::F32, device)?);
+    for (name, make) in ALL {
+        let run = |with_skips: bool| -> Result<Vec<Vec<f64>>> {
+            let all = begin(device)?;
+            let mut optimizer = make(all.clone())?;
+            for t in 1..=4 {
+                if with_skips && t % 2 == 0 {
+                    // With other gradients, infinite ones among them.
+                    give(&all, &*optimizer, 77 + t)?;
+                    all[0].set_grad(Some(all[0].mul(f64::INFINITY)?.detach()));
+                    let before = values(&all)?;
+                    optimizer.step_unless(&leave)?;
+                    ensure!(values(&all)? == before, "{name}: a skipped step changed parameters");
+                }
+                give(&all, &*optimizer, t)?;
+                optimizer.step_unless(&make_it)?;
+            }
+            values(&all)
+        };
+        ensure!(run(true)? == run(false)?, "{name}: a skipped step was counted or kept");
+    }
+    Ok(())
+}
+
+fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
+    for (name, make) in ALL {
+        let first = begin(device)?;
+        let mut optimizer = make(first.clone())?;
+        train(&first, &mut *optimizer, 1..=3, |o| Ok(o.step()?))?;
+        let second = begin(device)?;
+        for (to, from) in second.iter().zip(&first) {
+            to.detach().copy_(&from.detach())?;
+        }
+        let mut resumed = make(second.clone())?;
+        resumed.load_state_dict(&optimizer.state_dict()?)?;
+        train(&first, &mut *optimizer, 4..=6, |o| Ok(o.step()?))?;
+        train(&second, &mut *resumed, 4..=6, |o| Ok(o.step()?))?;
+        ensure!(values(&first)? == values(&second)?, "{name}: the runs differ");
+        let mut fewer = optimizer.state_dict()?;
+        let state = fewer.keys().find(|name| !name.ends_with(".step")).cloned();
+        if let Some(state) = state {
+            fewer.remove(&state);
+            let error = resumed.load_state_dict(&fewer).err().context("it was taken")?.to_string();
+            ensure!(error.contains(&format!("missing: {state}")), "{name}: {error}");
+        }
+    }
+    Ok(())
+}
+
+fn halves_keep_their_type(device: &Device) -> Result<()> {
+    for (name, make) in ALL {
+        let full = begin(device)?;
+        let half: Vec<Tensor> = full
+            .iter()
+            .map(|p| Ok(p.detach().to_dtype(DType::BF16)?.requires_grad_()?))
+            .collect::<Result<_>>()?;
+        for all in [&full, &half] {
+            let mut optimizer = make(all.clone())?;
+            train(all, &mut *optimizer, 1..=1, |o| Ok(o.step()?))?;
+        }
+        for (full, half) in full.iter().zip(&half) {
+            ensure!(half.dtype() == DType::BF16, "{name}: {}", half.dtype());
+            for (a, b) in full.to_f64s()?.into_iter().zip(half.to_f64s()?) {
+                ensure!((a - b).abs() <= 3e-2 * (1.0 + a.abs()), "{name}: {b} is not {a}");
+            }
+        }
+    }
+    Ok(())
+}
+
+fn offloaded_states_have_the_same_bits(device: &Device) -> Result<()> {
+    for (name, make) in ALL {
+        let run = |away: bool| -> Result<Vec<Vec<f64>>> {
+            let all = begin(device)?;
+            let mut optimizer = make(all.clone())?;
+            optimizer.offload_state(away);
+            train(&all, &mut *optimizer, 1..=4, |o| Ok(o.step()?))?;
+            values(&all)
+        };
+        ensure!(run(true)? == run(false)?, "{name}");
+    }
+    Ok(())
+}
+
+fn what_groups_refuse(device: &Device) -> Result<()> {
+    let p = begin(device)?;
+    let refused = |optimizer: &mut dyn Optimizer, group: ParamGroup, what: &str| -> Result<()> {
+        let error = optimizer.add_param_group(group).err().with_context(|| format!("not refused: {what}"))?;
+        ensure!(error.to_string().contains(what), "{error}");
+        Ok(())
+    };
+    let mut optimizer = AdamW::new(vec![p[0].clone()], 0.1);
+    refused(&mut optimizer, ParamGroup::new(vec![p[0].clone()]), "more than one group")?;
+    refused(&mut AdamW::new(vec![], 0.0), ParamGroup::new(vec![p[1].clone()]).lr(0.1), "which is 0")?;
+    give(&p, &optimizer, 1)?;
+    optimizer.step()?;
+    refused(&mut optimizer, ParamGroup::new(vec![p[1].clone()]), "before the first step")?;
+    let mut muon = Muon::new(p.clone(), 0.1);
+    give(&p, &muon, 1)?;
+    let error = muon.step().err().context("a vector")?.to_string();
+    ensure!(error.contains("AdamW"), "{error}");
+    Ok(())
+}
+
+fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
+    let base = 0.1;
+    let cosine = |steps, min| CosineAnnealingLr { base, min, steps };
+    let cyclic = |down, mode| {
+        let up = if down == 6 { 4 } else { down };
+        Box::new(CyclicLr { base, max: 0.5, step_size_up: up, step_size_down: down, mode })
+    };
+    let linear = |start_factor, end_factor, total_iters| LinearLr { base, start_factor, end_factor, total_iters };
+    let constant = |factor, total_iters| Box::new(ConstantLr { base, factor, total_iters });
+    Ok(vec![
+        ("step", Box::new(StepLr { base, every: 7, gamma: 0.5 })),
+        ("multi_step", Box::new(MultiStepLr { base, milestones: vec![5, 20, 21], gamma: 0.3 })),
+        ("constant", constant(0.25, 9)),
+        ("linear", Box::new(linear(0.2, 0.9, 13))),
+        ("exponential", Box::new(ExponentialLr { base, gamma: 0.93 })),
+        ("polynomial", Box::new(PolynomialLr { base, total_iters: 30, power: 1.7 })),
+        ("cosine", Box::new(cosine(15, 0.01))),
+        ("restarts", Box::new(CosineAnnealingWarmRestarts { base, t_0: 5, t_mult: 2, eta_min: 0.01 })),
+        ("restarts_same", Box::new(CosineAnnealingWarmRestarts { base, t_0: 6, t_mult: 1, eta_min: 0.0 })),
+        ("cyclic", cyclic(6, CyclicMode::Triangular)),
+        ("cyclic2", cyclic(5, CyclicMode::Triangular2)),
+        ("cyclic_exp", cyclic(5, CyclicMode::ExpRange(0.95))),
+        ("one_cycle", Box::new(OneCycleLr::new(0.5, 41))),
+        ("lambda", Box::new(LambdaLr { base, factor: |t| 1.0 / (1.0 + t as f64) })),
+        ("multiplicative", Box::new(MultiplicativeLr { base, factor: |t| 1.0 - 1.0 / (2.0 + t as f64) })),
+        (
+            "sequential",
+            Box::new(SequentialLr::new(
+                vec![Box::new(linear(0.1, 1.0, 8)), Box::new(cosine(20, 0.01)), constant(0.1, 100)],
+                &[8, 28],
+            )?),
+        ),
+        (
+            "chained",
+            Box::new(ChainedScheduler::new(base, vec![constant(0.25, 9), Box::new(ExponentialLr { base, gamma: 0.9 })])?),
+        ),
+    ])
+}
+
+fn plateaus() -> [(&'static str, ReduceLrOnPlateau); 2] {
+    [
+        ("plateau", ReduceLrOnPlateau::new().factor(0.5).patience(3).cooldown(2).min_lr(0.002)),
+        ("plateau_max", ReduceLrOnPlateau::new().max().factor(0.5).patience(2).absolute_threshold(0.005)),
+    ]
+}
+
+fn rates() -> Result<BTreeMap<String, Vec<f64>>> {
+    Ok(serde_json::from_str(include_str!("../../data/schedules.json"))?)
+}
+
+/// The rates that an optimiser of the device gets are those of the file, step by step.
+fn schedules_are_pytorchs(device: &Device) -> Result<()> {
+    let exact = rates()?;
+    let same = |name: &str, t: usize, lr: f64| -> Result<()> {
+        let expected = exact[name][t];
+        ensure!((lr - expected).abs() <= 1e-12 + 1e-10 * expected.abs(), "{name}, step {t}: {lr:e}, not {expected:e}");
+        Ok(())
+    };
+    let steps = exact["metrics"].len();
+    let mut optimizer = Sgd::new(begin(device)?, 0.1);
+    for (name, schedule) in schedules()? {
+        let mut scheduler = LrScheduler::new(&*schedule, &mut optimizer);
+        for t in 0..steps {
+            same(name, t, optimizer.lr())?;
+            scheduler.step(&mut optimizer);
+        }
+    }
+    for (name, mut scheduler) in plateaus() {
+        optimizer.set_lr(0.1);
+        for t in 0..steps {
+            same(name, t, optimizer.lr())?;
+            scheduler.step(exact["metrics"][t], &mut optimizer);
+        }
+    }
+    ensure!(SequentialLr::new(vec![], &[3]).is_err(), "milestones without schedules were taken");
+    ensure!(ChainedScheduler::new(0.0, vec![]).is_err(), "a rate of 0 has no factors");
+    Ok(())
+}
+
+fn schedulers_go_on_from_their_states(device: &Device) -> Result<()> {
+    let exact = rates()?;
+    let p = begin(device)?;
+    for (name, schedule) in schedules()? {
+        let (mut first, mut second) = (Sgd::new(p.clone(), 0.1), Sgd::new(p.clone(), 7.0));
+        let mut scheduler = LrScheduler::new(&*schedule, &mut first);
+        (0..17).for_each(|_| scheduler.step(&mut first));
+        let mut resumed = LrScheduler::new(&*schedule, &mut second);
+        resumed.load_state(scheduler.state(), &mut second);
+        ensure!(first.lr() == second.lr() && resumed.last_lr() == second.lr(), "{name}");
+    }
+    for (name, fresh) in plateaus() {
+        let (mut first, mut second) = (Sgd::new(p.clone(), 0.1), Sgd::new(p.clone(), 7.0));
+        let (mut scheduler, mut resumed) = (fresh, fresh);
+        exact["metrics"][..17].iter().for_each(|&m| scheduler.step(m, &mut first));
+        let saved = serde_json::to_string(&scheduler.state())?;
+        resumed.load_state(serde_json::from_str(&saved)?, &mut second);
+        for &m in &exact["metrics"][17..] {
+            scheduler.step(m, &mut first);
+            resumed.step(m, &mut second);
+            ensure!(first.lr() == second.lr(), "{name}: {} and {}", first.lr(), second.lr());
+        }
+        ensure!(first.lr() < 0.1, "{name}: the rate never fell");
+    }
+    Ok(())
+}
