@@ -18,6 +18,7 @@ use crate::tensor::Tensor;
 
 mod activation;
 mod attention;
+mod bert;
 mod conv;
 mod conv_transpose;
 mod dropout;
@@ -40,6 +41,10 @@ mod upsample;
 
 pub use activation::*;
 pub use attention::SelfAttention;
+pub use bert::{
+    Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
+    BertPooler, BertProjections,
+};
 pub use conv::{Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions};
 pub use conv_transpose::{
     ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d,

@@ -31,6 +31,8 @@ mod host;
 mod linear;
 mod losses;
 mod memory;
+mod minilm;
+mod modules;
 mod order;
 mod plan;
 mod pointwise;
@@ -86,6 +88,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
     ("losses", losses::TESTS),
+    ("modules", modules::TESTS),
+    ("minilm", minilm::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),
