@@ -2,14 +2,15 @@
 //!
 //! The derived `visit` hands each field to its own, under the field's name (its number in a tuple struct), in the order
 //! of declaration. Every field's type implements `Module`; the trait is there for tensors, layers, containers and plain
-//! values (numbers, strings, devices). Two attributes:
+//! values (numbers, strings, devices). Three attributes:
 //! - `#[module(skip)]` on a field leaves it out, whatever its type;
+//! - `#[module(name = "self")]` on a field gives it another name, for files of weights that call it so;
 //! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens, format_ident, quote};
 use syn::spanned::Spanned;
-use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, Path, Result, Token, Variant};
+use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Path, Result, Token, Variant};
 
 /// Implements `Module` for a struct or an enum.
 ///
@@ -37,9 +38,9 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let mut seen: Vec<&syn::Type> = Vec::new();
     let body = match &input.data {
         Data::Struct(data) => {
-            let visits = visited(&data.fields)?.into_iter().map(|(k, field)| {
+            let visits = visited(&data.fields)?.into_iter().map(|Kept { k, field, name }| {
                 seen.push(&field.ty);
-                let (member, name) = member(k, field);
+                let member = member(k, field);
                 visit(&nn, &quote!(&self.#member), &name)
             });
             visits.collect::<TokenStream>()
@@ -93,29 +94,42 @@ fn root(attrs: &[Attribute]) -> Result<TokenStream> {
     Ok(root)
 }
 
-/// The fields that are not skipped, with their numbers.
-fn visited(fields: &Fields) -> Result<Vec<(usize, &Field)>> {
+/// A field that is not skipped: its number, and its name in paths.
+struct Kept<'a> {
+    k: usize,
+    field: &'a Field,
+    name: String,
+}
+
+fn visited(fields: &Fields) -> Result<Vec<Kept<'_>>> {
     let mut kept = Vec::new();
     for (k, field) in fields.iter().enumerate() {
         let mut skip = false;
+        let mut name = field.ident.as_ref().map_or_else(|| k.to_string(), unraw);
         for attr in field.attrs.iter().filter(|a| a.path().is_ident("module")) {
             attr.parse_nested_meta(|meta| {
-                skip = meta.path.is_ident("skip");
-                if skip { Ok(()) } else { Err(meta.error("expected `skip`")) }
+                if meta.path.is_ident("skip") {
+                    skip = true;
+                } else if meta.path.is_ident("name") {
+                    name = meta.value()?.parse::<LitStr>()?.value();
+                } else {
+                    return Err(meta.error("expected `skip` or `name = \"..\"`"));
+                }
+                Ok(())
             })?;
         }
         if !skip {
-            kept.push((k, field));
+            kept.push(Kept { k, field, name });
         }
     }
     Ok(kept)
 }
 
-/// How a field is reached, and its name in paths.
-fn member(k: usize, field: &Field) -> (TokenStream, String) {
+/// How a field is reached.
+fn member(k: usize, field: &Field) -> TokenStream {
     match &field.ident {
-        Some(ident) => (ident.to_token_stream(), unraw(ident)),
-        None => (Index { index: k as u32, span: field.span() }.to_token_stream(), k.to_string()),
+        Some(ident) => ident.to_token_stream(),
+        None => Index { index: k as u32, span: field.span() }.to_token_stream(),
     }
 }
 
@@ -132,19 +146,19 @@ fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
 fn arm<'a>(nn: &TokenStream, variant: &'a Variant, seen: &mut Vec<&'a syn::Type>) -> Result<TokenStream> {
     let name = &variant.ident;
     let kept = visited(&variant.fields)?;
-    seen.extend(kept.iter().map(|(_, field)| &field.ty));
+    seen.extend(kept.iter().map(|kept| &kept.field.ty));
     let bound = |k: usize| format_ident!("field_{k}");
-    let patterns = kept.iter().map(|(k, field)| {
-        let ((member, _), bound) = (member(*k, field), bound(*k));
+    let patterns = kept.iter().map(|Kept { k, field, .. }| {
+        let (member, bound) = (member(*k, field), bound(*k));
         quote!(#member: #bound,)
     });
     let alone = variant.fields.len() == 1 && matches!(variant.fields, Fields::Unnamed(_));
-    let visits = kept.iter().map(|(k, field)| {
+    let visits = kept.iter().map(|Kept { k, name, .. }| {
         let bound = bound(*k);
         if alone {
             quote!(#nn::Module::visit(#bound, path, f);)
         } else {
-            visit(nn, &bound.to_token_stream(), &member(*k, field).1)
+            visit(nn, &bound.to_token_stream(), name)
         }
     });
     Ok(quote!(Self::#name { #(#patterns)* .. } => { #(#visits)* }))

@@ -16,6 +16,8 @@ templates! {
     "resample",
     "strided_sum",
     "cross",
+    "rotary",
+    "recurrent",
     "cdist",
     "svd",
     "copy",

@@ -20,8 +20,8 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd,
-    clip_grad_norm_, clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp,
+    Rprop, Sgd, clip_grad_norm_, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay_cuda::attention::{self, Mask, Pass};

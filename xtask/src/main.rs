@@ -38,6 +38,8 @@ struct Rest {
 enum Command {
     /// Train a convolutional network on Fashion-MNIST, on the best device of this machine
     Train(Rest),
+    /// Compare sentences by what they mean, with MiniLM's published weights [SENTENCE...]
+    Embed(Rest),
     /// Run everything that CI runs: checks, unit tests, the conformance suite, golden data, curves, traces
     Test,
     /// List the devices that were found, and what was not and why
@@ -92,6 +94,11 @@ fn run(command: Command) -> Result<bool> {
         Command::Train(rest) => {
             let environment = Setup::new(&workspace)?.for_programs()?;
             workspace.example("train_images", &rest.args, &environment)
+        }
+        Command::Embed(rest) => {
+            let setup = Setup::new(&workspace)?;
+            let environment = setup.for_programs()?.and(setup.minilm()?.environment);
+            workspace.package("sentence_embeddings", &rest.args, &environment)
         }
         Command::Test => suite::run(&workspace),
         Command::Devices(rest) => conformance(&workspace, "devices", rest),

@@ -68,8 +68,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let setup = Setup::new(workspace)?;
     let data = setup.data()?.environment;
     let nvrtc = setup.nvrtc();
+    let model = setup.minilm();
     let validation = setup.validation();
     let adapters = [("lavapipe", setup.lavapipe()), ("SwiftShader", setup.swiftshader())];
+    // What needs the model says that it is skipped where it is missing.
+    let data = data.and(environment_of(&model));
     let with_nvrtc = data.clone().and(environment_of(&nvrtc));
     // Unit tests that need a device take any software one that is there.
     let any_adapter = adapters.iter().find_map(|(_, found)| found.as_ref().ok());
@@ -139,6 +142,9 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
         stages.push(program("traces", &["traces"], &data)?);
     } else {
         stages.push(Stage::skipped("everything else", "the programs do not build"));
+    }
+    if let Err(missing) = &model {
+        stages.push(Stage::skipped("MiniLM's weights", format!("{missing:#}")));
     }
     if let Err(missing) = &validation {
         stages.push(Stage::skipped("Vulkan's validation layer", format!("{missing:#}")));

@@ -56,6 +56,14 @@ impl Workspace {
         self.start(&format!("examples/{name}"), Profile::Release, args, environment)
     }
 
+    /// An example that is a package of its own, built for speed, in the foreground.
+    pub(crate) fn package(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
+        if !self.cargo(&["build", "--release", "-p", name])? {
+            bail!("the example {name} does not build: see above");
+        }
+        self.start(name, Profile::Release, args, environment)
+    }
+
     /// The arguments that build all programs; all at once, so that every command shares one build of what they need.
     pub(crate) fn build_args(profile: Profile) -> Vec<&'static str> {
         let mut args = vec!["build", "--workspace", "--exclude", "xtask", "--bins", "--examples"];

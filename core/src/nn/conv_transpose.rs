@@ -27,6 +27,8 @@ pub struct ConvTransposeOptions<const N: usize> {
 pub type ConvTranspose1dOptions = ConvTransposeOptions<1>;
 /// How a [`ConvTranspose2d`] spreads its input.
 pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
+/// How a [`ConvTranspose3d`] spreads its input.
+pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
 
 impl<const N: usize> Default for ConvTransposeOptions<N> {
     fn default() -> Self {
@@ -117,4 +119,5 @@ macro_rules! layers {
 layers! {
     ConvTranspose1d 1 conv_transpose1d "length";
     ConvTranspose2d 2 conv_transpose2d "height, width";
+    ConvTranspose3d 3 conv_transpose3d "depth, height, width";
 }

@@ -13,6 +13,8 @@ use crate::tensor::Tensor;
 pub struct Embedding {
     /// \[entries, features\].
     pub weight: Tensor,
+    #[module(skip)]
+    padding_idx: Option<usize>,
     scope: ModuleScope,
 }
 
@@ -24,13 +26,24 @@ impl Embedding {
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
-        Ok(Self { weight, scope: ModuleScope::new() })
+        Ok(Self { weight, padding_idx: None, scope: ModuleScope::new() })
     }
 
     /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
-        Self { weight, scope: ModuleScope::new() }
+        Self { weight, padding_idx: None, scope: ModuleScope::new() }
+    }
+
+    /// With a row that is zero and gets no gradient: padding.
+    ///
+    /// # Errors
+    /// There is no such row; memory runs out.
+    #[track_caller]
+    pub fn with_padding(mut self, padding_idx: usize) -> Result<Self> {
+        init::constant_(&self.weight.detach().narrow(0, padding_idx, 1)?, 0.0)?;
+        self.padding_idx = Some(padding_idx);
+        Ok(self)
     }
 
     /// The rows of these numbers: a dimension of features more.
@@ -39,7 +52,7 @@ impl Embedding {
     /// `index` holds no integers; memory runs out.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| self.weight.embedding(index, None))
+        self.scope.run(|| self.weight.embedding(index, self.padding_idx))
     }
 }
 

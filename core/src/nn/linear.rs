@@ -1,4 +1,4 @@
-//! The linear layer.
+//! Linear and bilinear layers.
 
 use super::{Module, ModuleScope, init};
 use crate::device::Device;
@@ -59,5 +59,47 @@ impl Linear {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.linear(&self.weight, self.bias.as_ref()))
+    }
+}
+
+/// x1 · weight · x2 + bias for each output: [`bilinear`](Tensor::bilinear).
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, nn::Bilinear, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let layer = Bilinear::new([4, 5], 3, true, &device)?;
+/// let (a, b) = (Tensor::zeros(&[2, 4], DType::F32, &device)?, Tensor::zeros(&[2, 5], DType::F32, &device)?);
+/// assert_eq!(layer.forward(&a, &b)?.shape(), [2, 3]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Bilinear {
+    /// \[out, in1, in2\].
+    pub weight: Tensor,
+    /// \[out\].
+    pub bias: Option<Tensor>,
+    scope: ModuleScope,
+}
+
+impl Bilinear {
+    /// Weight and bias uniform within 1/√in1, as PyTorch.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
+        let weight = init::layer_uniform(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
+        let bias = if bias { Some(init::layer_uniform(&[outputs], inputs[0], device)?) } else { None };
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    /// \[.., in1\] and \[.., in2\] to \[.., out\].
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))
     }
 }

@@ -16,7 +16,9 @@ use crate::autograd::Meta;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
+mod activation;
 mod attention;
+mod bert;
 mod conv;
 mod conv_transpose;
 mod dropout;
@@ -25,24 +27,50 @@ mod gpt;
 mod gpt_file;
 pub mod init;
 mod linear;
+mod loss;
+mod multihead;
 mod norm;
+mod pool;
+mod positions;
+mod recurrent;
 mod scope;
 mod sequential;
+mod shape;
+mod transformer;
 mod upsample;
 
+pub use activation::*;
 pub use attention::SelfAttention;
-pub use conv::{Conv2d, Conv2dOptions};
-pub use conv_transpose::{
-    ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTransposeOptions,
+pub use bert::{
+    Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
+    BertPooler, BertProjections,
 };
-pub use dropout::Dropout;
+pub use conv::{Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions};
+pub use conv_transpose::{
+    ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d,
+    ConvTranspose3dOptions, ConvTransposeOptions,
+};
+pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
 pub use embedding::{Embedding, EmbeddingBag};
 pub use forebay_derive::Module;
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
-pub use linear::Linear;
-pub use norm::{BatchNorm1d, BatchNorm2d, GroupNorm, LayerNorm, RmsNorm};
+pub use linear::{Bilinear, Linear};
+pub use loss::*;
+pub use multihead::{Masks, MultiheadAttention, MultiheadOptions};
+pub use norm::{
+    BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
+    LayerNorm, LocalResponseNorm, RmsNorm,
+};
+pub use pool::*;
+pub use positions::{RotaryEmbedding, SinusoidalEmbedding};
+pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
 pub use scope::ModuleScope;
 pub use sequential::{Apply, Forward, Layer, Sequential};
+pub use shape::*;
+pub use transformer::{
+    Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions,
+};
 pub use upsample::Upsample;
 
 /// What [`Module::visit`] finds in a module.

@@ -147,7 +147,7 @@ impl GroupNorm {
     }
 }
 
-/// What the batch norms of one and two dimensions are made of. Its fields are the layer's, so names stay PyTorch's.
+/// What the batch norms are made of. Its fields are the layer's, so names stay PyTorch's.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 struct BatchNorm {
@@ -258,3 +258,171 @@ batch_norm!(
     4,
     "[batch, channels, height, width]"
 );
+batch_norm!(
+    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts it.
+    BatchNorm3d,
+    5,
+    "[batch, channels, depth, height, width]"
+);
+
+/// What the instance norms are made of. Its fields are the layer's, so names stay PyTorch's.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+struct InstanceNorm {
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    num_batches_tracked: Option<Tensor>,
+    channels: usize,
+    momentum: f64,
+    eps: f64,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+impl InstanceNorm {
+    fn forward(&self, name: &'static str, x: &Tensor, rank: usize) -> Result<Tensor> {
+        self.scope.run(|| {
+            let unbatched = x.rank() + 1 == rank;
+            let channels = x.shape().get(usize::from(!unbatched)).copied();
+            if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
+                let rule =
+                    format!("takes {} channels, with {} dimensions behind them", self.channels, rank - 2);
+                return Err(Error::shape(name, rule, &[x.shape()]));
+            }
+            let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
+            let training = self.training.load(Ordering::Relaxed);
+            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
+            let space: usize = x.shape()[2..].iter().product();
+            let own = training || running.is_none();
+            if own && space == 1 {
+                return Err(Error::shape(name, "an instance of one element has no deviation", &[x.shape()]));
+            }
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+            let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
+            if unbatched { out.squeeze(0) } else { Ok(out) }
+        })
+    }
+}
+
+macro_rules! instance_norm {
+    ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// Without parameters and running statistics at first, as PyTorch.
+        #[derive(Debug)]
+        pub struct $name(InstanceNorm);
+
+        impl $name {
+            /// momentum 0.1, eps 1e-5.
+            #[must_use]
+            pub fn new(channels: usize) -> Self {
+                Self(InstanceNorm {
+                    weight: None,
+                    bias: None,
+                    running_mean: None,
+                    running_var: None,
+                    num_batches_tracked: None,
+                    channels,
+                    momentum: 0.1,
+                    eps: 1e-5,
+                    training: AtomicBool::new(true),
+                    scope: ModuleScope::new(),
+                })
+            }
+
+            /// Then scales each channel, by 1 at first, and shifts it, by 0 at first: PyTorch's `affine`.
+            ///
+            /// # Errors
+            /// Memory runs out.
+            #[track_caller]
+            pub fn affine(mut self, device: &Device) -> Result<Self> {
+                self.0.weight = Some(ones(&[self.0.channels], device)?);
+                self.0.bias = Some(zeros(&[self.0.channels], device)?);
+                Ok(self)
+            }
+
+            /// Running statistics follow the batches in training, and are used in evaluation.
+            ///
+            /// # Errors
+            /// Memory runs out.
+            #[track_caller]
+            pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
+                let buffer = |value| init::buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
+                (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
+                // PyTorch has it too, and does not count in it.
+                self.0.num_batches_tracked = Some(init::buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+                Ok(self)
+            }
+
+            /// How far the running statistics go towards the batch's.
+            #[must_use]
+            pub fn momentum(mut self, momentum: f64) -> Self {
+                self.0.momentum = momentum;
+                self
+            }
+
+            /// Added to the variance.
+            #[must_use]
+            pub fn eps(mut self, eps: f64) -> Self {
+                self.0.eps = eps;
+                self
+            }
+
+            /// Normalises `x`, with or without a batch.
+            ///
+            /// # Errors
+            /// The channels of `x` are not the layer's; an instance has one element; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.0.forward(stringify!($name), x, $rank)
+            }
+        }
+
+        impl Module for $name {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::Slot<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    )*};
+}
+instance_norm! {
+    /// Normalises each channel of each entry of \[batch, channels, length\].
+    InstanceNorm1d 3;
+    /// Normalises each channel of each entry of \[batch, channels, height, width\].
+    InstanceNorm2d 4;
+    /// Normalises each channel of each entry of \[batch, channels, depth, height, width\].
+    InstanceNorm3d 5;
+}
+
+/// Divides each element by a power of the squares of the channels around it: [`local_response_norm`](Tensor::local_response_norm).
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct LocalResponseNorm {
+    /// So many channels.
+    pub size: usize,
+    /// The factor of the mean of squares; 1e-4.
+    pub alpha: f64,
+    /// The power; 0.75.
+    pub beta: f64,
+    /// What is added to the mean; 1.
+    pub k: f64,
+}
+
+impl LocalResponseNorm {
+    /// Over `size` channels.
+    #[must_use]
+    pub fn new(size: usize) -> Self {
+        Self { size, alpha: 1e-4, beta: 0.75, k: 1.0 }
+    }
+
+    /// Normalises `x`.
+    ///
+    /// # Errors
+    /// As [`local_response_norm`](Tensor::local_response_norm).
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.local_response_norm(self.size, self.alpha, self.beta, self.k)
+    }
+}

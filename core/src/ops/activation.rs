@@ -141,6 +141,28 @@ impl Tensor {
         self.narrow(dim, 0, n / 2)?.mul(&self.narrow(dim, n / 2, n / 2)?.sigmoid()?)
     }
 
+    /// softmax(-a) along a dimension.
+    ///
+    /// # Errors
+    /// `dim` is out of range; the dtype is no 16- or 32-bit float; memory runs out.
+    #[track_caller]
+    pub fn softmin(&self, dim: isize) -> Result<Tensor> {
+        self.neg()?.softmax(dim)
+    }
+
+    /// a for a > 0, else a times a slope: drawn from lower..upper for each element while `training`, else the middle.
+    ///
+    /// # Errors
+    /// The dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
+        if !training {
+            return self.leaky_relu((lower + upper) / 2.0);
+        }
+        let slopes = Tensor::uniform(self.shape(), lower, upper, self.dtype(), self.device())?;
+        pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
+    }
+
     /// NaN as 0, infinities as the largest numbers of the type.
     ///
     /// # Errors

@@ -25,7 +25,7 @@ pub enum Reduction {
 }
 
 impl Reduction {
-    fn apply(self, losses: &Tensor) -> Result<Tensor> {
+    pub(super) fn apply(self, losses: &Tensor) -> Result<Tensor> {
         match self {
             Self::None => Ok(losses.clone()),
             Self::Mean => losses.mean_all(),
@@ -35,7 +35,7 @@ impl Reduction {
     }
 }
 
-fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduction) -> Result<Tensor> {
+pub(super) fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduction) -> Result<Tensor> {
     match weight {
         Some(weight) => reduction.apply(&losses.mul(weight)?),
         None => reduction.apply(&losses),
@@ -287,7 +287,7 @@ impl Tensor {
     }
 
     /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`.
-    fn clamp_below(&self) -> Result<Tensor> {
+    pub(super) fn clamp_below(&self) -> Result<Tensor> {
         let positive = self.detach().ge(0.0)?;
         self.where_(&positive, 0.0)
     }

@@ -10,17 +10,17 @@ use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
 
-/// The window of a pooling operation; height and width. A number stands for both.
+/// The window of a pooling operation over `N` dimensions, in their order. `Pool2d { stride: [1, 1], ..Pool2d::new(3) }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool2d {
+pub struct Pool<const N: usize> {
     /// Extents of the window.
-    pub kernel: [usize; 2],
+    pub kernel: [usize; N],
     /// Steps from one window to the next; PyTorch's default is the kernel.
-    pub stride: [usize; 2],
-    /// Rows and columns added at each side, at most half the kernel.
-    pub padding: [usize; 2],
+    pub stride: [usize; N],
+    /// Elements added at each side, at most half the kernel.
+    pub padding: [usize; N],
     /// Distance of the elements in a window; only for the maximum.
-    pub dilation: [usize; 2],
+    pub dilation: [usize; N],
     /// Whether a last window may reach over the edge.
     pub ceil_mode: bool,
     /// Whether padding counts in an average.
@@ -29,24 +29,45 @@ pub struct Pool2d {
     pub divisor_override: Option<i64>,
 }
 
-impl Pool2d {
-    /// Square windows side by side.
+/// The window of a signal's pooling.
+pub type Pool1d = Pool<1>;
+/// The window of an image's pooling; height and width.
+pub type Pool2d = Pool<2>;
+/// The window of a volume's pooling; depth, height and width.
+pub type Pool3d = Pool<3>;
+
+impl<const N: usize> Pool<N> {
+    /// Windows of one extent, side by side.
     #[must_use]
     pub fn new(kernel: usize) -> Self {
-        Self::with([kernel; 2])
+        Self::with([kernel; N])
     }
 
     /// Windows side by side.
     #[must_use]
-    pub fn with(kernel: [usize; 2]) -> Self {
+    pub fn with(kernel: [usize; N]) -> Self {
         Self {
             kernel,
             stride: kernel,
-            padding: [0; 2],
-            dilation: [1; 2],
+            padding: [0; N],
+            dilation: [1; N],
             ceil_mode: false,
             count_include_pad: true,
             divisor_override: None,
+        }
+    }
+
+    /// Of some of the dimensions, and of extent 1 in the others.
+    pub(super) fn part(&self, axes: [Option<usize>; 2]) -> Pool2d {
+        let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
+        Pool2d {
+            kernel: of(self.kernel, 1),
+            stride: of(self.stride, 1),
+            padding: of(self.padding, 0),
+            dilation: of(self.dilation, 1),
+            ceil_mode: self.ceil_mode,
+            count_include_pad: self.count_include_pad,
+            divisor_override: self.divisor_override,
         }
     }
 

@@ -166,6 +166,58 @@ impl Tensor {
             Ok(smallvec![Some(drop_some(g, p, drawn)?)])
         }))
     }
+
+    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p), while `training`;
+    /// else `self`. PyTorch's `dropout1d` to `dropout3d`.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions; `p` is no probability; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
+        const OP: &str = "feature_dropout";
+        let _op = memory::scope::op(OP);
+        if !(0.0..=1.0).contains(&p) {
+            return Err(Error::argument(OP, format!("{p} is no probability")));
+        }
+        floats(OP, self.dtype())?;
+        if !training || p == 0.0 {
+            return Ok(self.clone());
+        }
+        self.mul(&self.channels_of_ones(OP)?.dropout(p, true)?)
+    }
+
+    /// Sets elements, or channels of \[batch, channels, ..\], with probability `p` to the least value of a selu, then scales and shifts
+    /// all so that mean and variance stay (Klambauer et al., 2017), while `training`; else `self`.
+    ///
+    /// # Errors
+    /// `p` is no probability, or 1; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn alpha_dropout(&self, p: f64, training: bool, by_channel: bool) -> Result<Tensor> {
+        const OP: &str = "alpha_dropout";
+        // What selu goes to on the left: the product of its two constants.
+        const LEAST: f64 = -1.758_099_340_847_376_6;
+        let _op = memory::scope::op(OP);
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::argument(OP, format!("{p} is no probability below 1")));
+        }
+        floats(OP, self.dtype())?;
+        if !training || p == 0.0 {
+            return Ok(self.clone());
+        }
+        let ones = if by_channel { self.channels_of_ones(OP)? } else { self.detach().ones_like()? };
+        let dropped = ones.dropout(p, true)?.eq(0.0)?;
+        let scale = 1.0 / ((1.0 - p) * (1.0 + p * LEAST * LEAST)).sqrt();
+        self.masked_fill(&dropped, LEAST)?.mul(scale)?.add(-scale * p * LEAST)
+    }
+
+    /// A one for each channel of \[batch, channels, ..\], which broadcasts.
+    fn channels_of_ones(&self, op: &'static str) -> Result<Tensor> {
+        let &[batch, channels, ref rest @ ..] = self.shape() else {
+            return Err(Error::shape(op, "takes [batch, channels, ..]", &[self.shape()]));
+        };
+        let shape = [&[batch, channels][..], &vec![1; rest.len()]].concat();
+        Tensor::ones(&shape, self.dtype(), self.device())
+    }
 }
 
 /// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.

@@ -277,6 +277,75 @@ impl Tensor {
         if out.shares_storage(self) { out.copy() } else { Ok(out) }
     }
 
+    /// \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et al., 2016).
+    ///
+    /// # Errors
+    /// There are fewer than three dimensions; the channels do not divide by r²; memory runs out.
+    #[track_caller]
+    pub fn pixel_shuffle(&self, upscale_factor: usize) -> Result<Tensor> {
+        let r = upscale_factor;
+        let &[ref lead @ .., c, h, w] = self.shape() else {
+            return Err(Error::shape(
+                "pixel_shuffle",
+                "takes [.., channels, height, width]",
+                &[self.shape()],
+            ));
+        };
+        if r == 0 || !c.is_multiple_of(r * r) {
+            let rule = format!("the channels do not divide by the square of {r}");
+            return Err(Error::shape("pixel_shuffle", rule, &[self.shape()]));
+        }
+        let split = self.reshape(&[lead, &[c / (r * r), r, r, h, w]].concat()[..])?;
+        split.exchanged(lead.len(), [0, 3, 1, 4, 2], &[lead, &[c / (r * r), h * r, w * r]].concat())
+    }
+
+    /// \[.., channels, height · r, width · r\] to \[.., channels · r², height, width\]: what undoes
+    /// [`pixel_shuffle`](Self::pixel_shuffle).
+    ///
+    /// # Errors
+    /// There are fewer than three dimensions; height and width do not divide by r; memory runs out.
+    #[track_caller]
+    pub fn pixel_unshuffle(&self, downscale_factor: usize) -> Result<Tensor> {
+        let r = downscale_factor;
+        let &[ref lead @ .., c, h, w] = self.shape() else {
+            return Err(Error::shape(
+                "pixel_unshuffle",
+                "takes [.., channels, height, width]",
+                &[self.shape()],
+            ));
+        };
+        if r == 0 || !h.is_multiple_of(r) || !w.is_multiple_of(r) {
+            let rule = format!("height and width do not divide by {r}");
+            return Err(Error::shape("pixel_unshuffle", rule, &[self.shape()]));
+        }
+        let split = self.reshape(&[lead, &[c, h / r, r, w / r, r]].concat()[..])?;
+        split.exchanged(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
+    }
+
+    /// The five last of many dimensions in another order, in another shape.
+    fn exchanged(&self, lead: usize, last: [usize; 5], shape: &[usize]) -> Result<Tensor> {
+        let order: Vec<isize> = (0..lead).chain(last.map(|d| lead + d)).map(|d| d as isize).collect();
+        self.permute(&order)?.reshape(shape)
+    }
+
+    /// The channels of \[batch, channels, ..\] in `groups`, taken from each group in turn.
+    ///
+    /// # Errors
+    /// There are fewer than three dimensions; the channels do not divide into the groups; memory runs out.
+    #[track_caller]
+    pub fn channel_shuffle(&self, groups: usize) -> Result<Tensor> {
+        const OP: &str = "channel_shuffle";
+        let &[batch, channels, ref space @ ..] = self.shape() else {
+            return Err(Error::shape(OP, "takes [batch, channels, ..]", &[self.shape()]));
+        };
+        if space.is_empty() || groups == 0 || !channels.is_multiple_of(groups) {
+            let rule = format!("takes [batch, channels, ..] of channels that divide into {groups} groups");
+            return Err(Error::shape(OP, rule, &[self.shape()]));
+        }
+        let split = [&[batch, groups, channels / groups], space].concat();
+        self.reshape(&split[..])?.transpose(1, 2)?.reshape(self.shape())
+    }
+
     /// Differences of neighbours along a dimension, taken `n` times (0: `self`), after `prepend` and `append` are joined to the ends.
     /// Of truth values they tell where neighbours differ.
     ///

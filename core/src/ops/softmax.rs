@@ -94,7 +94,11 @@ pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
 /// The floats that softmax takes.
 #[track_caller]
 fn check(op: &'static str, x: &Tensor) -> Result<()> {
-    if x.dtype() == DType::F64 { launch::check_compute(op, DType::F64, x.device()) } else { check_float(op, x) }
+    if x.dtype() == DType::F64 {
+        launch::check_compute(op, DType::F64, x.device())
+    } else {
+        check_float(op, x)
+    }
 }
 
 fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {

@@ -44,9 +44,7 @@ optimizer!(Adadelta {
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "adadelta")
-            .def("maximize", self.maximize);
+        let kernel = KernelSpec::new("optim").def("algorithm", "adadelta").def("maximize", self.maximize);
         Some(kernel)
     }
 

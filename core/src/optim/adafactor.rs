@@ -5,9 +5,9 @@ use smallvec::{SmallVec, smallvec};
 use super::composed::{After, At};
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::error::Result;
 use crate::ops::rounding_unit;
 use crate::tensor::Dims;
-use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Adafactor: gradients divided by the root of a mean of squares that is kept as its rows and columns, not for each element.
@@ -32,7 +32,8 @@ impl Adafactor {
     /// Adafactor with a beta2 of 1 - t^-0.8, no weight decay; PyTorch's rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false };
+        let rule =
+            Options { beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false };
         Self { rule, fused: Fused::new(parameters, lr) }
     }
 }

@@ -27,7 +27,13 @@ impl Adagrad {
     /// Adagrad with eps 1e-10; PyTorch's rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { lr_decay: 0.0, weight_decay: 0.0, initial_accumulator_value: 0.0, eps: 1e-10, maximize: false };
+        let rule = Options {
+            lr_decay: 0.0,
+            weight_decay: 0.0,
+            initial_accumulator_value: 0.0,
+            eps: 1e-10,
+            maximize: false,
+        };
         Self { rule, fused: Fused::new(parameters, lr) }
     }
 }
@@ -47,9 +53,7 @@ optimizer!(Adagrad {
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "adagrad")
-            .def("maximize", self.maximize);
+        let kernel = KernelSpec::new("optim").def("algorithm", "adagrad").def("maximize", self.maximize);
         Some(kernel)
     }
 

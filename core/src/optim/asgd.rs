@@ -48,9 +48,7 @@ optimizer!(Asgd {
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "asgd")
-            .def("maximize", self.maximize);
+        let kernel = KernelSpec::new("optim").def("algorithm", "asgd").def("maximize", self.maximize);
         Some(kernel)
     }
 

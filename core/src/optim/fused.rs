@@ -270,12 +270,16 @@ impl Fused {
         const OP: &str = "add_param_group";
         let error = |why: &str| Err(Error::argument(OP, why));
         if !self.groups.is_empty() {
-            return error("comes before the first step; make an optimiser of all parameters and load the state");
+            return error(
+                "comes before the first step; make an optimiser of all parameters and load the state",
+            );
         }
         let lr = self.lr();
         let ratio = group.lr.map(|own| own / lr);
         if ratio.is_some_and(|ratio| !ratio.is_finite()) {
-            return error("a learning rate keeps its ratio to the optimiser's, which is 0; begin with another");
+            return error(
+                "a learning rate keeps its ratio to the optimiser's, which is 0; begin with another",
+            );
         }
         let mut seen: FxHashSet<_> = self.parameters.iter().filter_map(nn::leaf).collect();
         if group.parameters.iter().any(|p| nn::leaf(p).is_some_and(|leaf| !seen.insert(leaf))) {
@@ -289,7 +293,11 @@ impl Fused {
 
     /// What a parameter has of its own.
     fn settings(&self, parameter: usize) -> Settings {
-        self.settings.iter().rev().find(|(first, _)| *first <= parameter).map_or_else(Settings::default, |s| s.1)
+        self.settings
+            .iter()
+            .rev()
+            .find(|(first, _)| *first <= parameter)
+            .map_or_else(Settings::default, |s| s.1)
     }
 
     /// The learning rates of all groups of parameters.
@@ -348,7 +356,9 @@ impl Fused {
             // Each kind has a group that still takes members.
             let settings = self.settings(k);
             let kind = (settings, rule.decays(p));
-            let open = groups.iter().rposition(|g| (g.settings, rule.decays(&self.parameters[g.members[0]])) == kind);
+            let open = groups
+                .iter()
+                .rposition(|g| (g.settings, rule.decays(&self.parameters[g.members[0]])) == kind);
             if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
                 && joins(&self.parameters[group.members[0]], p, group.members.len(), most)
                 && *total + size <= room
@@ -357,7 +367,13 @@ impl Fused {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(Group { members: vec![k], settings, offsets: vec![0], state: None, counts: None });
+                groups.push(Group {
+                    members: vec![k],
+                    settings,
+                    offsets: vec![0],
+                    state: None,
+                    counts: None,
+                });
                 sizes.push(size);
             }
         }
@@ -459,7 +475,8 @@ impl Fused {
                 };
                 found.insert(format!("{k}.step"), step);
                 let views = group.views(rule, member, p.shape());
-                found.extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
+                found
+                    .extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
             }
         }
         Ok(found)
@@ -643,13 +660,7 @@ fn launch_group(
             let parameter = group.members[*member];
             let p = &parameters[parameter];
             let n = p.numel();
-            let words = [
-                n,
-                groups,
-                p.layout().offset(),
-                grad.layout().offset(),
-                group.offsets[*member] / 4,
-            ];
+            let words = [n, groups, p.layout().offset(), grad.layout().offset(), group.offsets[*member] / 4];
             items.push(Item { parameter, member: *member, words });
             groups += n.div_ceil(CHUNK);
             dtypes.push(p.dtype().name());
@@ -674,7 +685,8 @@ fn launch_group(
         let settings = group.settings;
         let params = move |_: &Now| {
             let lr = settings.lr(pace.lr());
-            let params = rule.constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
+            let params =
+                rule.constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
             items.iter().fold(params, |params, item| {
                 let params = item.words.into_iter().fold(params, Params::size);
                 let before = pace.count(item.parameter);

@@ -41,9 +41,7 @@ optimizer!(Lion {
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "lion")
-            .def("maximize", self.maximize);
+        let kernel = KernelSpec::new("optim").def("algorithm", "lion").def("maximize", self.maximize);
         Some(kernel)
     }
 

@@ -47,7 +47,16 @@ impl Muon {
     /// Muon with momentum 0.95 after Nesterov, weight decay 0.1, five Newton-Schulz steps.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { momentum: 0.95, nesterov: true, ns_steps: 5, ns_coefficients: (3.4445, -4.775, 2.0315), eps: 1e-7, adjust_lr: MuonRate::Original, weight_decay: 0.1, maximize: false };
+        let rule = Options {
+            momentum: 0.95,
+            nesterov: true,
+            ns_steps: 5,
+            ns_coefficients: (3.4445, -4.775, 2.0315),
+            eps: 1e-7,
+            adjust_lr: MuonRate::Original,
+            weight_decay: 0.1,
+            maximize: false,
+        };
         Self { rule, fused: Fused::new(parameters, lr) }
     }
 }

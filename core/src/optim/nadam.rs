@@ -28,7 +28,14 @@ impl NAdam {
     /// NAdam with betas 0.9 and 0.999, eps 1e-8, momentum decay 0.004, no weight decay; PyTorch's rate is 0.002.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, momentum_decay: 4e-3, decoupled_weight_decay: false, maximize: false };
+        let rule = Options {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum_decay: 4e-3,
+            decoupled_weight_decay: false,
+            maximize: false,
+        };
         Self { rule, fused: Fused::new(parameters, lr) }
     }
 }
@@ -91,6 +98,10 @@ impl Rule for Options {
         let mu = |i: f64| self.betas.0 * (1.0 - 0.5 * (i * lq).exp());
         let root = (1.0 - self.betas.1.powf(t)).sqrt();
         let product = self.mu_product(t);
-        [lr * root * (1.0 - mu(t)) / (1.0 - product), lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)), root]
+        [
+            lr * root * (1.0 - mu(t)) / (1.0 - product),
+            lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)),
+            root,
+        ]
     }
 }

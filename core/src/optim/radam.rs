@@ -27,7 +27,13 @@ impl RAdam {
     /// RAdam with betas 0.9 and 0.999, eps 1e-8, no weight decay.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { betas: (0.9, 0.999), eps: 1e-8, weight_decay: 0.0, decoupled_weight_decay: false, maximize: false };
+        let rule = Options {
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            decoupled_weight_decay: false,
+            maximize: false,
+        };
         Self { rule, fused: Fused::new(parameters, lr) }
     }
 }

@@ -41,9 +41,7 @@ optimizer!(Rprop {
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "rprop")
-            .def("maximize", self.maximize);
+        let kernel = KernelSpec::new("optim").def("algorithm", "rprop").def("maximize", self.maximize);
         Some(kernel)
     }
 

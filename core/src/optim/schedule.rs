@@ -324,7 +324,10 @@ impl<'a> ChainedScheduler<'a> {
     /// `base` is 0 or no number: then schedules have no factors.
     pub fn new(base: f64, schedules: Vec<Box<dyn Schedule + 'a>>) -> Result<Self> {
         if base == 0.0 || !base.is_finite() {
-            return Err(Error::argument("ChainedScheduler", format!("takes a rate other than 0, got {base}")));
+            return Err(Error::argument(
+                "ChainedScheduler",
+                format!("takes a rate other than 0, got {base}"),
+            ));
         }
         Ok(Self { base, schedules })
     }

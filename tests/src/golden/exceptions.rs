@@ -58,7 +58,8 @@ impl Exceptions {
     fn find(&self, call: &Call, how: &How<'_>) -> Option<&Exception> {
         let info = how.device.info();
         self.0.iter().find(|e| {
-            e.covers(how.dtype) && (e.op == call.op_name() || e.op == call.name())
+            e.covers(how.dtype)
+                && (e.op == call.op_name() || e.op == call.name())
                 && (e.device.is_empty()
                     || info.backend == e.device
                     || info.name.contains(&e.device)
@@ -86,7 +87,9 @@ impl Exceptions {
     }
 
     fn everywhere(&self, call: &Call, dtype: Option<DType>) -> Option<&Exception> {
-        self.0.iter().find(|e| e.covers(dtype) && (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty())
+        self.0.iter().find(|e| {
+            e.covers(dtype) && (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty()
+        })
     }
 
     pub(super) fn tolerance(&self, call: &Call, how: &How<'_>) -> Option<(f64, f64)> {

@@ -89,7 +89,8 @@ pub fn page(golden: &Golden) -> Result<String> {
         row.tolerances.extend(golden.exceptions.tolerances(call));
         // What it has no contents for, the null device cannot find to be different.
         let can = |outcome: &Outcome, dtype| {
-            matches!(outcome, Outcome::Passed | Outcome::Failed(_)) && !golden.exceptions.excludes(call, dtype)
+            matches!(outcome, Outcome::Passed | Outcome::Failed(_))
+                && !golden.exceptions.excludes(call, dtype)
         };
         if let Some(reason) = golden.exceptions.reason(call, None) {
             row.note(reason);

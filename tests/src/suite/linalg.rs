@@ -54,7 +54,8 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
             let call = op.inputs(&[&x]).output(&[n], DType::F64).params(&[n as u32]);
             Ok(call.groups([n.div_ceil(64), 1, 1]).run()?.to_vec::<f64>()?)
         };
-        let column = |k: usize| table[name].iter().map(|pair| Ok(pair[k].parse()?)).collect::<Result<Vec<f64>>>();
+        let column =
+            |k: usize| table[name].iter().map(|pair| Ok(pair[k].parse()?)).collect::<Result<Vec<f64>>>();
         let (arguments, exact) = (column(0)?, column(1)?);
         for ((&x, exact), got) in arguments.iter().zip(exact).zip(run(&arguments)?) {
             let ulp = exact.abs().next_up() - exact.abs();
@@ -84,14 +85,20 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
         ensure!(error.contains("64-bit floats"), "{error}");
         return super::skip("the device computes no f64, and says so");
     }
-    for (rows, extent, across) in [(3, 5, false), (2, 300, false), (2, 9000, false), (7, 40, true), (3, 700, true)] {
+    for (rows, extent, across) in
+        [(3, 5, false), (2, 300, false), (2, 9000, false), (7, 40, true), (3, 700, true)]
+    {
         let x: Vec<f64> = (0..rows * extent).map(|i| ((i * 37 % 101) as f64 - 50.0) * 0.71).collect();
         let host = Tensor::from_slice(&x, &[rows, extent], device)?;
         let dim = if across { 0 } else { 1 };
         let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.requires_grad_()?;
         for log in [false, true] {
             let y = if log { leaf.log_softmax(dim)? } else { leaf.softmax(dim)? };
-            let seed = Tensor::from_slice(&x.iter().map(|v| v.sin()).collect::<Vec<f64>>(), &[rows, extent], device)?;
+            let seed = Tensor::from_slice(
+                &x.iter().map(|v| v.sin()).collect::<Vec<f64>>(),
+                &[rows, extent],
+                device,
+            )?;
             let seed = if across { seed.transpose(0, 1)? } else { seed };
             let grad = forebay::autograd::grad(&[y.clone()], &[seed], std::slice::from_ref(&leaf))?;
             let grad = grad[0].clone().context("no gradient")?;
@@ -167,7 +174,9 @@ fn with_values(values: &[f64], m: usize, n: usize, dtype: DType, device: &Device
 
 fn singular_values_of_every_shape(device: &Device) -> Result<()> {
     for (dtype, within) in types(device) {
-        for (m, n) in [(1, 1), (1, 7), (2, 2), (5, 3), (3, 5), (33, 8), (40, 40), (70, 9), (90, 67), (67, 130)] {
+        for (m, n) in
+            [(1, 1), (1, 7), (2, 2), (5, 3), (3, 5), (33, 8), (40, 40), (70, 9), (90, 67), (67, 130)]
+        {
             let expected: Vec<f64> = (0..m.min(n)).map(|k| 3.0 / (1.0 + k as f64 * 0.3)).collect();
             let a = with_values(&expected, m, n, dtype, device)?;
             let name = format!("{dtype} [{m}, {n}]");
@@ -199,7 +208,12 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
         let kept = norm.nuclear_norm(&[], true)?;
         ensure!(kept.shape() == [1, 1, 1], "{:?}", kept.shape());
         ensure_close("nuclear norm", &kept, &[5.5], within * 10.0)?;
-        ensure_close("over other dimensions", &norm.permute(&[1, 0, 2])?.nuclear_norm(&[2, 0], false)?, &[5.5], within * 10.0)?;
+        ensure_close(
+            "over other dimensions",
+            &norm.permute(&[1, 0, 2])?.nuclear_norm(&[2, 0], false)?,
+            &[5.5],
+            within * 10.0,
+        )?;
     }
     Ok(())
 }
@@ -214,7 +228,8 @@ fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
         let grad = forebay::autograd::grad(&[x.svdvals()?], &[g], std::slice::from_ref(&x))?;
         // U diag(g) V^T: the values of H diag G are signed columns of the reflections.
         let (h, r) = (reflection(m, 1), reflection(n, 2));
-        let entry = |i: usize, j: usize| (0..m.min(n)).map(|k| h[i * m + k] * weights[k] * r[k * n + j]).sum();
+        let entry =
+            |i: usize, j: usize| (0..m.min(n)).map(|k| h[i * m + k] * weights[k] * r[k * n + j]).sum();
         let expected: Vec<f64> = (0..m * n).map(|at| entry(at / n, at % n)).collect();
         ensure_close("gradient", grad[0].as_ref().context("none")?, &expected, 2e-5)?;
     }

@@ -33,6 +33,8 @@ mod linalg;
 mod linear;
 mod losses;
 mod memory;
+mod minilm;
+mod modules;
 mod optim;
 mod order;
 mod plan;
@@ -92,6 +94,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("resize", resize::TESTS),
     ("losses", losses::TESTS),
     ("optim", optim::TESTS),
+    ("modules", modules::TESTS),
+    ("minilm", minilm::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("wgsl", wgsl::TESTS),

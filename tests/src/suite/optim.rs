@@ -6,9 +6,9 @@ use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::optim::schedule::{
-    ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode, ExponentialLr,
-    LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PolynomialLr, ReduceLrOnPlateau, Schedule,
-    SequentialLr, StepLr,
+    ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
+    ExponentialLr, LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PolynomialLr,
+    ReduceLrOnPlateau, Schedule, SequentialLr, StepLr,
 };
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonRate, NAdam, Optimizer,
@@ -95,9 +95,11 @@ fn give(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
         if !optimizer.parameters().iter().any(|q| q.shape() == p.shape()) {
             continue;
         }
-        let grad = p.to_f64s()?.into_iter().enumerate().map(|(i, w)| {
-            ((1.7 * i as f64 + 0.9 * t as f64 + k as f64).sin() * (1.0 + 0.3 * w)) as f32
-        });
+        let grad = p
+            .to_f64s()?
+            .into_iter()
+            .enumerate()
+            .map(|(i, w)| ((1.7 * i as f64 + 0.9 * t as f64 + k as f64).sin() * (1.0 + 0.3 * w)) as f32);
         let grad = Tensor::from_slice(&grad.collect::<Vec<f32>>(), p.shape(), p.device())?;
         p.set_grad(Some(grad.to_dtype(p.dtype())?));
     }
@@ -123,7 +125,10 @@ fn train(
 
 fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> Result<()> {
     let exact: BTreeMap<String, Vec<Vec<f64>>> = serde_json::from_str(include_str!("../../data/optim.json"))?;
-    ensure!(exact.keys().all(|name| ALL.iter().any(|(n, _)| n == name)), "an optimiser of the file is not run");
+    ensure!(
+        exact.keys().all(|name| ALL.iter().any(|(n, _)| n == name)),
+        "an optimiser of the file is not run"
+    );
     for (name, make) in ALL {
         let all = begin(device)?;
         let mut optimizer = make(all.clone())?;
@@ -140,7 +145,10 @@ fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> 
         let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
         for (p, exact) in all.iter().zip(exact.get(*name).with_context(|| format!("no values of {name}"))?) {
             for (i, (got, exact)) in p.to_f64s()?.into_iter().zip(exact).enumerate() {
-                ensure!((got - exact).abs() <= within * (1.0 + exact.abs()), "{name}, element {i}: {got} is not {exact}");
+                ensure!(
+                    (got - exact).abs() <= within * (1.0 + exact.abs()),
+                    "{name}, element {i}: {got} is not {exact}"
+                );
             }
         }
     }
@@ -272,7 +280,8 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
         let up = if down == 6 { 4 } else { down };
         Box::new(CyclicLr { base, max: 0.5, step_size_up: up, step_size_down: down, mode })
     };
-    let linear = |start_factor, end_factor, total_iters| LinearLr { base, start_factor, end_factor, total_iters };
+    let linear =
+        |start_factor, end_factor, total_iters| LinearLr { base, start_factor, end_factor, total_iters };
     let constant = |factor, total_iters| Box::new(ConstantLr { base, factor, total_iters });
     Ok(vec![
         ("step", Box::new(StepLr { base, every: 7, gamma: 0.5 })),
@@ -299,7 +308,10 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
         ),
         (
             "chained",
-            Box::new(ChainedScheduler::new(base, vec![constant(0.25, 9), Box::new(ExponentialLr { base, gamma: 0.9 })])?),
+            Box::new(ChainedScheduler::new(
+                base,
+                vec![constant(0.25, 9), Box::new(ExponentialLr { base, gamma: 0.9 })],
+            )?),
         ),
     ])
 }
@@ -320,7 +332,10 @@ fn schedules_are_pytorchs(device: &Device) -> Result<()> {
     let exact = rates()?;
     let same = |name: &str, t: usize, lr: f64| -> Result<()> {
         let expected = exact[name][t];
-        ensure!((lr - expected).abs() <= 1e-12 + 1e-10 * expected.abs(), "{name}, step {t}: {lr:e}, not {expected:e}");
+        ensure!(
+            (lr - expected).abs() <= 1e-12 + 1e-10 * expected.abs(),
+            "{name}, step {t}: {lr:e}, not {expected:e}"
+        );
         Ok(())
     };
     let steps = exact["metrics"].len();

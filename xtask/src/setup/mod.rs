@@ -1,4 +1,4 @@
-//! Sets up what a fresh machine lacks: a software Vulkan driver, NVRTC, a data set.
+//! Sets up what a fresh machine lacks: a software Vulkan driver, NVRTC, a data set, a model's weights.
 //!
 //! Every step looks first, fetches only what is missing, does nothing the second time, and prints one line. What is
 //! fetched goes to `.forebay/` in the checkout; only a missing Vulkan driver is installed for the whole system, and
@@ -8,8 +8,10 @@ mod apt;
 mod data;
 mod machine;
 mod manifest;
+mod minilm;
 mod nvrtc;
 mod vulkan;
+mod wheel;
 
 use crate::environment::Environment;
 use crate::workspace::Workspace;
@@ -94,6 +96,11 @@ impl Setup {
         said("NVRTC", nvrtc::find(&self.machine, &self.apt, &self.private))
     }
 
+    /// MiniLM's weights and tokenizer.
+    pub(crate) fn minilm(&self) -> Result<Ready> {
+        said("MiniLM", minilm::find(&self.apt, &self.private))
+    }
+
     /// Fashion-MNIST, whole or the small part that is shipped.
     pub(crate) fn data(&self) -> Result<Ready> {
         said("data", data::find(&self.apt, &self.private, &self.shipped))
@@ -119,7 +126,7 @@ impl Setup {
     /// Every step, for people who want to see them; true if programs can run with what is there.
     pub(crate) fn everything(&self) -> Result<bool> {
         let vulkan = said("Vulkan", self.vulkan());
-        let optional = [self.lavapipe(), self.swiftshader(), self.validation(), self.nvrtc()];
+        let optional = [self.lavapipe(), self.swiftshader(), self.validation(), self.nvrtc(), self.minilm()];
         let missing = optional.iter().filter(|step| step.is_err()).count();
         self.data()?;
         println!("setup: {missing} of {} optional parts are missing", optional.len());

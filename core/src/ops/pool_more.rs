@@ -1,0 +1,142 @@
+//! Pooling of signals and volumes, and by a power: made of the pooling of images, to which maxima and means of windows come down one
+//! dimension after the other.
+
+use super::pool::{Pool1d, Pool2d, Pool3d};
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// A volume \[.., depth, height, width\] by its images and then along its depth.
+fn volume(
+    op: &'static str,
+    x: &Tensor,
+    images: impl FnOnce(&Tensor) -> Result<Tensor>,
+    depth: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let &[ref lead @ .., d, h, w] = x.shape() else {
+        return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
+    };
+    if !matches!(lead.len(), 1 | 2) {
+        let rule = "takes [batch, channels, depth, height, width], or without the batch";
+        return Err(Error::shape(op, rule, &[x.shape()]));
+    }
+    let volumes: usize = lead.iter().product();
+    let flat = images(&x.reshape([volumes, d, h, w])?)?;
+    let (h, w) = (flat.shape()[2], flat.shape()[3]);
+    let out = depth(&flat.reshape([volumes, d, h * w])?)?;
+    out.reshape(&[lead, &[out.shape()[1], h, w]].concat()[..])
+}
+
+/// A signal as an image of one row.
+fn signal(x: &Tensor, row: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    row(&x.unsqueeze(-2)?)?.squeeze(-2)
+}
+
+const LINE: [Option<usize>; 2] = [None, Some(0)];
+const IMAGE: [Option<usize>; 2] = [Some(1), Some(2)];
+const DEPTH: [Option<usize>; 2] = [Some(0), None];
+
+impl Tensor {
+    /// The largest element of each window of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool1d(&self, window: Pool1d) -> Result<Tensor> {
+        signal(self, |x| x.max_pool2d(window.part(LINE)))
+    }
+
+    /// As [`max_pool1d`](Self::max_pool1d), with the place of each maximum in its signal, as i64.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool1d_with_indices(&self, window: Pool1d) -> Result<(Tensor, Tensor)> {
+        let (out, places) = self.unsqueeze(-2)?.max_pool2d_with_indices(window.part(LINE))?;
+        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
+    }
+
+    /// The average of each window of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d).
+    #[track_caller]
+    pub fn avg_pool1d(&self, window: Pool1d) -> Result<Tensor> {
+        signal(self, |x| x.avg_pool2d(window.part(LINE)))
+    }
+
+    /// The largest element of each window of volumes \[batch, channels, depth, height, width\], or without the batch. Of equal ones,
+    /// the gradient goes to the first of the largest image rows.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool3d(&self, window: Pool3d) -> Result<Tensor> {
+        let images = |x: &Tensor| x.max_pool2d(window.part(IMAGE));
+        volume("max_pool3d", self, images, |x| x.max_pool2d(window.part(DEPTH)))
+    }
+
+    /// The average of each window of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d).
+    #[track_caller]
+    pub fn avg_pool3d(&self, window: Pool3d) -> Result<Tensor> {
+        // A divisor of one's own counts once.
+        let plain = Pool2d { divisor_override: window.divisor_override.map(|_| 1), ..window.part(IMAGE) };
+        volume("avg_pool3d", self, |x| x.avg_pool2d(plain), |x| x.avg_pool2d(window.part(DEPTH)))
+    }
+
+    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_avg_pool1d(&self, output: usize) -> Result<Tensor> {
+        signal(self, |x| x.adaptive_avg_pool2d([1, output]))
+    }
+
+    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_avg_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
+        let [d, h, w] = output;
+        let images = |x: &Tensor| x.adaptive_avg_pool2d([h, w]);
+        volume("adaptive_avg_pool3d", self, images, |x| x.adaptive_avg_pool2d([d, h * w]))
+    }
+
+    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_max_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
+        let [d, h, w] = output;
+        let images = |x: &Tensor| x.adaptive_max_pool2d([h, w]);
+        volume("adaptive_max_pool3d", self, images, |x| x.adaptive_max_pool2d([d, h * w]))
+    }
+
+    /// The p-norm of each window of images: (Σ x^p)^(1/p), 0 where the sum is negative. Of the window, kernel, stride and `ceil_mode` count.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded.
+    #[track_caller]
+    pub fn lp_pool2d(&self, p: f64, window: Pool2d) -> Result<Tensor> {
+        if window.padding != [0; 2] {
+            return Err(Error::argument("lp_pool2d", "takes windows without padding; `pad` the input"));
+        }
+        let area = (window.kernel[0] * window.kernel[1]) as f64;
+        let mean = self.pow(p)?.avg_pool2d(window)?;
+        mean.relu()?.mul(area)?.pow(1.0 / p)
+    }
+
+    /// [`lp_pool2d`](Self::lp_pool2d) of signals.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn lp_pool1d(&self, p: f64, window: Pool1d) -> Result<Tensor> {
+        signal(self, |x| x.lp_pool2d(p, window.part(LINE)))
+    }
+}

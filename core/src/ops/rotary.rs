@@ -1,0 +1,100 @@
+//! Rotary position embeddings.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, GROUP, Params};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+use crate::tensor::layout::collapse;
+
+const OP: &str = "rotary_embedding";
+
+/// Cosines and sines of each position, dense, and which features make a pair.
+#[derive(Clone)]
+struct Turn {
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+}
+
+impl Turn {
+    /// Every pair of `x` turned; backward with a `direction` of -1.
+    fn run(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
+        let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+        let (&features, rows) = x.shape().split_last().unwrap_or((&1, &[]));
+        let (&step, steps) = x.strides().split_last().unwrap_or((&1, &[]));
+        let [positions, pairs] = [self.cos.shape()[0], self.cos.shape()[1]];
+        let (shape, strides) = collapse(rows, &[steps]);
+        launch::check_rank(OP, shape.len())?;
+        let units = features - pairs;
+        let n = rows.iter().product::<usize>() * units;
+        let spec = KernelSpec::new("rotary")
+            .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
+            .def("table", launch::shader_dtype(self.cos.dtype(), x.device()))
+            .def("interleaved", self.interleaved);
+        let params = Params::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
+        let params = params.size(features).size(x.layout().offset()).size(step);
+        let params = params.size(self.cos.layout().offset()).size(self.sin.layout().offset());
+        let params = params.f32(direction).u32(0).dims(&shape).dims(&strides[0]);
+        launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(GROUP))?;
+        Ok(out)
+    }
+}
+
+impl Tensor {
+    /// Each pair of features (a, b) turned by the angle of its position: (a cos - b sin, b cos + a sin), in one kernel (Su et al.,
+    /// 2021). `self` is \[.., positions, features\]; `cos` and `sin` are \[positions, pairs\], for the first 2 · pairs features; those
+    /// behind stay as they are. Feature k goes with k + pairs, as in Llama and GPT-NeoX, or with its neighbour if `interleaved`, as in
+    /// GPT-J. The gradient turns back, also in one kernel. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) keeps the tables.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let q = Tensor::zeros(&[2, 4, 10, 64], DType::F32, &device)?;
+    /// let angles = Tensor::zeros(&[10, 32], DType::F32, &device)?;
+    /// assert_eq!(q.rotary_embedding(&angles.cos()?, &angles.sin()?, false)?.shape(), q.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes do not fit; a type is no float; the tables require a gradient; memory runs out.
+    #[track_caller]
+    pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
+        let _op = memory::scope::op(OP);
+        for table in [cos, sin] {
+            self.same_device(OP, table)?;
+        }
+        let shapes = || [self.shape(), cos.shape(), sin.shape()];
+        let &[ref outer @ .., positions, features] = self.shape() else {
+            return Err(Error::shape(OP, "takes [.., positions, features]", &shapes()));
+        };
+        let fits = |&pairs: &usize| {
+            cos.shape() == [positions, pairs] && sin.shape() == cos.shape() && 2 * pairs <= features
+        };
+        if !cos.shape().last().is_some_and(fits) {
+            let rule = format!("takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
+            return Err(Error::shape(OP, rule, &shapes()));
+        }
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        if let Some(other) = [cos, sin].into_iter().find(|t| !matches!(t.dtype(), DType::F32 | DType::F64)) {
+            return Err(Error::dtype(OP, other.dtype(), "angles need the digits of f32; cast the tables"));
+        }
+        if cos.dtype() != sin.dtype() {
+            return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
+        }
+        launch::check_compute(OP, self.dtype(), self.device())?;
+        autograd::refuse(OP, &[cos, sin])?;
+        if outer.contains(&0) || positions * features == 0 {
+            return Ok(self.clone());
+        }
+        let turn = Turn { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
+        let out = turn.run(&self.detach(), 1.0)?;
+        Ok(autograd::attach(OP, out, &[self], move |g, _| Ok(smallvec![Some(turn.run(g, -1.0)?)])))
+    }
+}

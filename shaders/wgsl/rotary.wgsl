@@ -1,0 +1,71 @@
+{#-
+Pairs of features turned by an angle for each position: rotary position embeddings (Su et al., 2021). One invocation turns a
+pair, or copies a feature that is not turned. Any strides; the result is dense.
+
+dtype: of x and the result
+table: of the cosines and sines
+interleaved: pairs are neighbours; else a feature goes with the one half of the turned features further on
+-#}
+{%- import "types" as t -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    rank: u32,
+    positions: u32,
+    // Pairs that are turned, and what an invocation has of a row.
+    pairs: u32,
+    units: u32,
+    features: u32,
+    x_offset: u32,
+    x_step: u32,
+    cos_offset: u32,
+    sin_offset: u32,
+    // 1, or -1 backward.
+    direction: f32,
+    unused: u32,
+    // Of the rows.
+    shape: array<vec4<u32>, 2>,
+    strides: array<vec4<u32>, 2>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "x", dtype) }}
+{{ t.input(1, "cosine", table) }}
+{{ t.input(2, "sine", table) }}
+{{ t.output(3, "y", dtype, "scattered") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    if i >= p.n { return; }
+    let row = i / p.units;
+    let unit = i % p.units;
+    var left = row;
+    var at = p.x_offset;
+    for (var d = p.rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.shape[axis >> 2u][axis & 3u];
+        at += (left % extent) * p.strides[axis >> 2u][axis & 3u];
+        left = left / extent;
+    }
+    let to = row * p.features;
+    if unit >= p.pairs {
+        let feature = unit + p.pairs;
+        y_put(to + feature, x_at(at + feature * p.x_step));
+        return;
+    }
+    let angle = (row % p.positions) * p.pairs + unit;
+    {% if interleaved %}
+    let first = unit * 2u;
+    let second = first + 1u;
+    {% else %}
+    let first = unit;
+    let second = first + p.pairs;
+    {% endif %}
+    let c = {{ t.value(dtype) }}(cosine_at(p.cos_offset + angle));
+    let s = {{ t.value(dtype) }}(sine_at(p.sin_offset + angle)) * {{ t.value(dtype) }}(p.direction);
+    let a = x_at(at + first * p.x_step);
+    let b = x_at(at + second * p.x_step);
+    y_put(to + first, a * c - b * s);
+    y_put(to + second, b * c + a * s);
+}

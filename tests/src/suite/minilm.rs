@@ -1,0 +1,35 @@
+//! MiniLM's published weights, against sentence-transformers' vectors. `tests/minilm` has these, `benches/peers/minilm.py` makes them; the
+//! weights are fetched by `cargo xtask embed` or `cargo xtask test`.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use forebay::autograd::no_grad;
+use forebay::device::Device;
+use forebay::io::safetensors;
+use forebay::nn::{Bert, BertOptions, Module};
+
+use super::host::close;
+use super::{skip, tests};
+
+tests![its_vectors_are_those_of_sentence_transformers];
+
+const EXPECTED: &[u8] = include_bytes!("../../minilm/embeddings.safetensors");
+
+fn its_vectors_are_those_of_sentence_transformers(device: &Device) -> Result<()> {
+    let Some(folder) = std::env::var_os("FOREBAY_MINILM").map(PathBuf::from) else {
+        return skip("FOREBAY_MINILM names no folder with the weights; `cargo xtask embed` fetches them");
+    };
+    let config = std::fs::read_to_string(folder.join("config.json")).context("the model's configuration")?;
+    let model = Bert::new(&BertOptions::from_config(&config)?, device)?;
+    model.load_bert(&safetensors::load(folder.join("model.safetensors"), device)?)?;
+    model.eval();
+    let recorded = safetensors::from_bytes(EXPECTED, device)?.0;
+    let of = |name: &str| recorded.get(name).with_context(|| format!("no `{name}` is recorded"));
+    let _no_grad = no_grad();
+    let vectors = model.sentence_embeddings(of("tokens")?, of("mask")?)?;
+    ensure!(vectors.shape() == of("embeddings")?.shape(), "{:?}", vectors.shape());
+    close(&vectors.to_f64s()?, &of("embeddings")?.to_f64s()?, 0.0, 1e-5).context("vectors of sentences")?;
+    let pooled = model.pooled(&model.forward(of("tokens")?, Some(of("mask")?))?)?;
+    close(&pooled.to_f64s()?, &of("pooled")?.to_f64s()?, 0.0, 1e-4).context("the pooler")
+}

@@ -1,0 +1,165 @@
+//! Norms, convolutions, tables; activations; pooling; what only moves elements.
+
+pub(super) mod weights {
+    use forebay::nn::{
+        BatchNorm1d, BatchNorm2d, BatchNorm3d, Bilinear, Conv1d, Conv2d, Conv3d, ConvOptions,
+        ConvTranspose1d, ConvTranspose3d, ConvTransposeOptions, Embedding, GroupNorm, InstanceNorm1d,
+        InstanceNorm2d, InstanceNorm3d, LayerNorm, LocalResponseNorm, RmsNorm,
+    };
+    use forebay::ops::PadMode;
+
+    use super::super::{cases, one};
+
+    cases! {
+        "layer_norm": |c| LayerNorm::new(&[3, 4], c.device), |m, x| one(m.forward(&x[0]));
+        "rms_norm": |c| RmsNorm::new(&[6], c.device), |m, x| one(m.forward(&x[0]));
+        "group_norm": |c| GroupNorm::new(2, 4, c.device), |m, x| one(m.forward(&x[0]));
+        "batch_norm1d": |c| BatchNorm1d::new(3, c.device), |m, x| one(m.forward(&x[0]));
+        "batch_norm2d": |c| Ok(BatchNorm2d::new(3, c.device)?.momentum(0.3).eps(1e-3)), |m, x| one(m.forward(&x[0]));
+        "batch_norm3d": |c| BatchNorm3d::new(2, c.device), |m, x| one(m.forward(&x[0]));
+        "instance_norm1d": |_| Ok(InstanceNorm1d::new(3)), |m, x| one(m.forward(&x[0]));
+        "instance_norm2d": |c| InstanceNorm2d::new(3).affine(c.device)?.track_running_stats(c.device), |m, x| one(m.forward(&x[0]));
+        "instance_norm3d": |c| InstanceNorm3d::new(2).affine(c.device), |m, x| one(m.forward(&x[0]));
+        "local_response_norm": |_| Ok(LocalResponseNorm { alpha: 0.1, ..LocalResponseNorm::new(3) }), |m, x| one(m.forward(&x[0]));
+        "conv1d": |c| {
+            let options = ConvOptions { stride: [2], padding: [2], groups: 2, ..ConvOptions::default() };
+            Conv1d::new(4, 6, [3], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "conv1d_circular": |c| {
+            let options = ConvOptions { padding: [2], padding_mode: PadMode::Circular, ..ConvOptions::default() };
+            Conv1d::new(2, 3, [3], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "conv2d_reflect": |c| {
+            let padding_mode = PadMode::Reflect;
+            let options = ConvOptions { padding: [1, 2], padding_mode, bias: false, ..ConvOptions::default() };
+            Conv2d::new(2, 3, [3, 2], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "conv3d": |c| Conv3d::new(2, 3, [2; 3], ConvOptions { dilation: [1, 2, 1], ..ConvOptions::default() }, c.device),
+            |m, x| one(m.forward(&x[0]));
+        "conv_transpose1d": |c| {
+            let options = ConvTransposeOptions { stride: [2], output_padding: [1], groups: 2, ..Default::default() };
+            ConvTranspose1d::new(4, 6, [3], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "conv_transpose3d": |c| {
+            let options = ConvTransposeOptions { stride: [1, 2, 1], padding: [1, 0, 0], ..Default::default() };
+            ConvTranspose3d::new(2, 3, [2; 3], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "embedding": |c| Embedding::new(7, 3, c.device)?.with_padding(2), |m, x| one(m.forward(&x[0]));
+        "bilinear": |c| Bilinear::new([3, 4], 2, true, c.device), |m, x| one(m.forward(&x[0], &x[1]));
+    }
+}
+
+pub(super) mod activations {
+    use forebay::nn::{
+        Celu, Elu, Gelu, GeluTanh, Glu, Hardshrink, Hardsigmoid, Hardswish, Hardtanh, LeakyRelu, LogSigmoid,
+        LogSoftmax, Mish, Prelu, Relu, Relu6, Rrelu, Selu, Sigmoid, Silu, Softmax, Softmax2d, Softmin,
+        Softplus, Softshrink, Softsign, Tanh, Tanhshrink, Threshold,
+    };
+
+    use super::super::{cases, one};
+
+    cases! {
+        "relu": |_| Ok(Relu {}), |m, x| one(m.forward(&x[0]));
+        "relu6": |_| Ok(Relu6 {}), |m, x| one(m.forward(&x[0]));
+        "leaky_relu": |_| Ok(LeakyRelu::default()), |m, x| one(m.forward(&x[0]));
+        "elu": |_| Ok(Elu::default()), |m, x| one(m.forward(&x[0]));
+        "celu": |_| Ok(Celu { alpha: 1.5 }), |m, x| one(m.forward(&x[0]));
+        "selu": |_| Ok(Selu {}), |m, x| one(m.forward(&x[0]));
+        "gelu": |_| Ok(Gelu {}), |m, x| one(m.forward(&x[0]));
+        "gelu_tanh": |_| Ok(GeluTanh {}), |m, x| one(m.forward(&x[0]));
+        "silu": |_| Ok(Silu {}), |m, x| one(m.forward(&x[0]));
+        "mish": |_| Ok(Mish {}), |m, x| one(m.forward(&x[0]));
+        "sigmoid": |_| Ok(Sigmoid {}), |m, x| one(m.forward(&x[0]));
+        "log_sigmoid": |_| Ok(LogSigmoid {}), |m, x| one(m.forward(&x[0]));
+        "softplus": |_| Ok(Softplus { beta: 2.0, ..Softplus::default() }), |m, x| one(m.forward(&x[0]));
+        "softsign": |_| Ok(Softsign {}), |m, x| one(m.forward(&x[0]));
+        "softshrink": |_| Ok(Softshrink::default()), |m, x| one(m.forward(&x[0]));
+        "hardshrink": |_| Ok(Hardshrink::default()), |m, x| one(m.forward(&x[0]));
+        "tanhshrink": |_| Ok(Tanhshrink {}), |m, x| one(m.forward(&x[0]));
+        "tanh": |_| Ok(Tanh {}), |m, x| one(m.forward(&x[0]));
+        "hardtanh": |_| Ok(Hardtanh { min_val: -0.7, max_val: 1.2 }), |m, x| one(m.forward(&x[0]));
+        "hardsigmoid": |_| Ok(Hardsigmoid {}), |m, x| one(m.forward(&x[0]));
+        "hardswish": |_| Ok(Hardswish {}), |m, x| one(m.forward(&x[0]));
+        "glu": |_| Ok(Glu::default()), |m, x| one(m.forward(&x[0]));
+        "threshold": |_| Ok(Threshold { threshold: 0.3, value: 7.0 }), |m, x| one(m.forward(&x[0]));
+        "softmax": |_| Ok(Softmax { dim: 0 }), |m, x| one(m.forward(&x[0]));
+        "log_softmax": |_| Ok(LogSoftmax::default()), |m, x| one(m.forward(&x[0]));
+        "softmin": |_| Ok(Softmin { dim: 1 }), |m, x| one(m.forward(&x[0]));
+        "softmax2d": |_| Ok(Softmax2d), |m, x| one(m.forward(&x[0]));
+        "prelu": |c| Prelu::new(3, 0.25, c.device), |m, x| one(m.forward(&x[0]));
+        "rrelu": |_| Ok(Rrelu::default()), |m, x| one(m.forward(&x[0]));
+    }
+}
+
+pub(super) mod pooling {
+    use forebay::nn::{
+        AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool1d, AdaptiveMaxPool2d,
+        AdaptiveMaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d, LpPool, MaxPool1d, MaxPool2d, MaxPool3d,
+    };
+    use forebay::ops::{Pool, Pool1d, Pool2d, Pool3d};
+
+    use super::super::{cases, one};
+
+    cases! {
+        "max_pool1d": |_| Ok(MaxPool1d(Pool { stride: [2], padding: [1], ..Pool1d::new(3) })), |m, x| one(m.forward(&x[0]));
+        "max_pool2d": |_| Ok(MaxPool2d(Pool { stride: [1; 2], dilation: [2, 1], ..Pool2d::with([2, 3]) })), |m, x| one(m.forward(&x[0]));
+        "max_pool3d": |_| {
+            let window = Pool { stride: [1, 2, 2], padding: [1, 1, 0], ceil_mode: true, ..Pool3d::with([2, 3, 2]) };
+            Ok(MaxPool3d(window))
+        }, |m, x| one(m.forward(&x[0]));
+        "avg_pool1d": |_| Ok(AvgPool1d(Pool { stride: [2], padding: [1], count_include_pad: false, ..Pool1d::new(3) })),
+            |m, x| one(m.forward(&x[0]));
+        "avg_pool2d": |_| Ok(AvgPool2d(Pool { stride: [1; 2], ..Pool2d::new(2) })), |m, x| one(m.forward(&x[0]));
+        "avg_pool3d": |_| {
+            let window = Pool { stride: [2; 3], padding: [1, 1, 0], ..Pool3d::with([2, 3, 2]) };
+            Ok(AvgPool3d(Pool { count_include_pad: false, ceil_mode: true, ..window }))
+        }, |m, x| one(m.forward(&x[0]));
+        "avg_pool3d_divisor": |_| Ok(AvgPool3d(Pool { divisor_override: Some(5), ..Pool3d::new(2) })), |m, x| one(m.forward(&x[0]));
+        "lp_pool1d": |_| Ok(LpPool { p: 2.0, window: Pool { stride: [2], ..Pool1d::new(3) } }), |m, x| one(m.forward(&x[0]));
+        "lp_pool2d": |_| Ok(LpPool { p: 3.0, window: Pool2d::new(2) }), |m, x| one(m.forward(&x[0]));
+        "adaptive_avg_pool1d": |_| Ok(AdaptiveAvgPool1d(3)), |m, x| one(m.forward(&x[0]));
+        "adaptive_avg_pool2d": |_| Ok(AdaptiveAvgPool2d([2, 3])), |m, x| one(m.forward(&x[0]));
+        "adaptive_avg_pool3d": |_| Ok(AdaptiveAvgPool3d([2, 3, 2])), |m, x| one(m.forward(&x[0]));
+        "adaptive_max_pool1d": |_| Ok(AdaptiveMaxPool1d(3)), |m, x| one(m.forward(&x[0]));
+        "adaptive_max_pool2d": |_| Ok(AdaptiveMaxPool2d([2, 3])), |m, x| one(m.forward(&x[0]));
+        "adaptive_max_pool3d": |_| Ok(AdaptiveMaxPool3d([2, 3, 2])), |m, x| one(m.forward(&x[0]));
+    }
+}
+
+pub(super) mod places {
+    use forebay::nn::{
+        ChannelShuffle, CircularPad1d, CircularPad2d, CircularPad3d, ConstantPad1d, ConstantPad2d,
+        ConstantPad3d, Flatten, Fold, PixelShuffle, PixelUnshuffle, ReflectionPad1d, ReflectionPad2d,
+        ReflectionPad3d, ReplicationPad1d, ReplicationPad2d, ReplicationPad3d, Unflatten, Unfold, ZeroPad1d,
+        ZeroPad2d, ZeroPad3d,
+    };
+
+    use super::super::{cases, one};
+
+    const BLOCKS: Unfold = Unfold { kernel_size: [2, 3], dilation: [1; 2], padding: [1; 2], stride: [2; 2] };
+
+    cases! {
+        "zero_pad1d": |_| Ok(ZeroPad1d([1, 2])), |m, x| one(m.forward(&x[0]));
+        "zero_pad2d": |_| Ok(ZeroPad2d([1, -1, 0, 2])), |m, x| one(m.forward(&x[0]));
+        "zero_pad3d": |_| Ok(ZeroPad3d::new(1)), |m, x| one(m.forward(&x[0]));
+        "constant_pad1d": |_| ConstantPad1d::new(&[2], 1.5), |m, x| one(m.forward(&x[0]));
+        "constant_pad2d": |_| ConstantPad2d::new(&[1, 0, 2, 1], -2.0), |m, x| one(m.forward(&x[0]));
+        "constant_pad3d": |_| ConstantPad3d::new(&[1], 3.0), |m, x| one(m.forward(&x[0]));
+        "reflection_pad1d": |_| Ok(ReflectionPad1d([1, 2])), |m, x| one(m.forward(&x[0]));
+        "reflection_pad2d": |_| Ok(ReflectionPad2d([1, 2, 0, 1])), |m, x| one(m.forward(&x[0]));
+        "reflection_pad3d": |_| Ok(ReflectionPad3d([1, 2, 0, 1, 2, 1])), |m, x| one(m.forward(&x[0]));
+        "replication_pad1d": |_| Ok(ReplicationPad1d([1, 2])), |m, x| one(m.forward(&x[0]));
+        "replication_pad2d": |_| Ok(ReplicationPad2d([1, 2, 0, 1])), |m, x| one(m.forward(&x[0]));
+        "replication_pad3d": |_| Ok(ReplicationPad3d([1, 2, 0, 1, 2, 1])), |m, x| one(m.forward(&x[0]));
+        "circular_pad1d": |_| Ok(CircularPad1d([1, 2])), |m, x| one(m.forward(&x[0]));
+        "circular_pad2d": |_| Ok(CircularPad2d([1, 2, 0, 1])), |m, x| one(m.forward(&x[0]));
+        "circular_pad3d": |_| Ok(CircularPad3d([1, 2, 0, 1, 2, 1])), |m, x| one(m.forward(&x[0]));
+        "flatten": |_| Ok(Flatten::default()), |m, x| one(m.forward(&x[0]));
+        "unflatten": |_| Ok(Unflatten::new(1, &[2, -1])), |m, x| one(m.forward(&x[0]));
+        "pixel_shuffle": |_| Ok(PixelShuffle(2)), |m, x| one(m.forward(&x[0]));
+        "pixel_unshuffle": |_| Ok(PixelUnshuffle(2)), |m, x| one(m.forward(&x[0]));
+        "channel_shuffle": |_| Ok(ChannelShuffle(2)), |m, x| one(m.forward(&x[0]));
+        "unfold": |_| Ok(BLOCKS), |m, x| one(m.forward(&x[0]));
+        "fold": |_| Ok(Fold { output_size: [4, 5], blocks: BLOCKS }), |m, x| one(m.forward(&x[0]));
+    }
+}

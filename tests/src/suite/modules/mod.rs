@@ -1,0 +1,251 @@
+//! Modules against PyTorch's: names and values of the state, results, gradients and changed buffers, in training and evaluation.
+//!
+//! `tests/modules/modules.safetensors` has the numbers, `benches/peers/modules.py` makes them and says what they are called. A case is
+//! the name there, how the module is made, and how it is called.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::io::safetensors::{self, Tensors};
+use forebay::nn::Module;
+use forebay::tensor::Tensor;
+
+use super::host::close;
+use super::tests;
+
+mod attention;
+mod initial;
+mod layers;
+mod losses;
+mod recurrent;
+
+tests![
+    attention_and_transformers,
+    positions,
+    recurrent_layers,
+    layers_with_weights,
+    activations,
+    losses_of_pytorch,
+    pooling,
+    places,
+    every_recorded_case_is_run,
+    initial_values,
+    initial_values_by_name,
+    what_is_dropped_is_drawn,
+    recurrent_layers_in_halves,
+    long_sequences_and_wide_layers,
+    rotary_embeddings_of_views,
+    what_modules_refuse,
+];
+
+/// What PyTorch gave.
+const DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
+
+/// A case, on a device: [`Case::check`] does it all.
+struct Case<'a> {
+    device: &'a Device,
+    data: &'a Tensors,
+    name: &'static str,
+}
+
+/// A case's name, and what checks it.
+type Row = (&'static str, fn(&Case<'_>) -> Result<()>);
+
+/// Rows: the name, what makes the module on a device, what calls it on the case's inputs.
+macro_rules! cases {
+    ($($name:literal: |$device:pat_param| $make:expr, |$module:pat_param, $x:ident| $call:expr;)*) => {
+        pub(in crate::suite::modules) const CASES: &[$crate::suite::modules::Row] = &[$(
+            ($name, |case| case.check(|$device| $make, |$module, $x| $call)),
+        )*];
+    };
+}
+use cases;
+
+/// One result.
+fn one(out: CoreResult<Tensor>) -> CoreResult<Vec<Tensor>> {
+    Ok(vec![out?])
+}
+
+impl Case<'_> {
+    /// A tensor that several cases share.
+    fn shared(&self, name: &str) -> CoreResult<Tensor> {
+        let found = self.data.get(name).cloned();
+        found.ok_or_else(|| forebay::error::Error::argument("modules", format!("no `{name}` is recorded")))
+    }
+
+    /// What is recorded under a name of the case: the rest of the name, and the tensor.
+    fn recorded(&self, under: &str) -> Vec<(&str, &Tensor)> {
+        let prefix = format!("{}/{under}/", self.name);
+        self.data.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?, t))).collect()
+    }
+
+    /// Everything that is recorded of a case.
+    fn check<M: Module>(
+        &self,
+        make: impl Fn(&Case<'_>) -> CoreResult<M>,
+        call: impl Fn(&M, &[Tensor]) -> CoreResult<Vec<Tensor>>,
+    ) -> Result<()> {
+        let module = make(self)?;
+        let state: Tensors =
+            self.recorded("state").into_iter().map(|(n, t)| (n.to_owned(), t.clone())).collect();
+        let mut modes = 0;
+        for mode in ["train", "eval"] {
+            let outs = self.recorded(&format!("{mode}/out"));
+            if outs.is_empty() {
+                continue;
+            }
+            modes += 1;
+            // Names that are missing or too many are an error.
+            module.load_state_dict(&state).context("the names of the state")?;
+            module.zero_grad();
+            module.train(mode == "train");
+            let mut inputs: Vec<(usize, bool, Tensor)> = Vec::new();
+            for (kind, wanted) in [("in", true), ("fixed", false)] {
+                for (k, t) in self.recorded(kind) {
+                    let t = t.detach().copy()?;
+                    inputs.push((k.parse()?, wanted, if wanted { t.requires_grad_()? } else { t }));
+                }
+            }
+            inputs.sort_by_key(|(k, ..)| *k);
+            let leaves: Vec<Tensor> = inputs.iter().map(|(.., t)| t.clone()).collect();
+            let got = call(&module, &leaves)?;
+            ensure!(got.len() == outs.len(), "{mode}: {} results, not {}", got.len(), outs.len());
+            let mut loss: Option<Tensor> = None;
+            for (k, t) in &outs {
+                let at: usize = k.parse()?;
+                same(&got[at], t).with_context(|| format!("{mode}: result {k}"))?;
+                if got[at].requires_grad() {
+                    let of: Vec<f32> =
+                        (0..t.numel()).map(|i| (0.7 * i as f64 + at as f64).cos() as f32).collect();
+                    let weights = Tensor::from_slice(&of, t.shape(), self.device)?;
+                    let sum = got[at].mul(&weights)?.sum_all()?;
+                    loss = Some(match loss {
+                        Some(loss) => loss.add(&sum)?,
+                        None => sum,
+                    });
+                }
+            }
+            if let Some(loss) = loss {
+                loss.backward()?;
+            }
+            for (k, wanted, leaf) in &inputs {
+                let recorded = self.data.get(&format!("{}/{mode}/grad/in/{k}", self.name));
+                match (recorded, leaf.grad()) {
+                    (Some(t), Some(grad)) => same(&grad, t),
+                    (None, None) => Ok(()),
+                    (Some(_), None) => bail!("{mode}: no gradient of input {k}, wanted: {wanted}"),
+                    (None, Some(_)) => bail!("{mode}: a gradient of input {k} that PyTorch has not"),
+                }
+                .with_context(|| format!("{mode}: gradient of input {k}"))?;
+            }
+            for (name, parameter) in module.named_parameters() {
+                let recorded = self.data.get(&format!("{}/{mode}/grad/{name}", self.name));
+                match (recorded, parameter.grad()) {
+                    (Some(t), Some(grad)) => same(&grad, t),
+                    (None, None) => Ok(()),
+                    (Some(_), None) => bail!("{mode}: no gradient of `{name}`"),
+                    (None, Some(_)) => bail!("{mode}: a gradient of `{name}` that PyTorch has not"),
+                }
+                .with_context(|| format!("{mode}: gradient of `{name}`"))?;
+            }
+            let after = module.state_dict();
+            for (name, t) in self.recorded(&format!("{mode}/state")) {
+                let own = after.get(name).with_context(|| format!("no buffer `{name}`"))?;
+                same(own, t).with_context(|| format!("{mode}: buffer `{name}`"))?;
+            }
+        }
+        ensure!(modes > 0, "no results are recorded");
+        Ok(())
+    }
+}
+
+/// Numbers of one shape, but for the order of sums.
+fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
+    ensure!(got.shape() == expected.shape(), "{:?}, not {:?}", got.shape(), expected.shape());
+    let expected = expected.to_f64s()?;
+    let largest = expected.iter().filter(|v| v.is_finite()).fold(1f64, |a, b| a.max(b.abs()));
+    close(&got.to_f64s()?, &expected, 1e-5, 1e-5 * largest)
+}
+
+fn load(device: &Device) -> Result<Tensors> {
+    Ok(safetensors::from_bytes(DATA, device)?.0)
+}
+
+/// All rows of a table; what fails is named.
+fn run(device: &Device, rows: &[Row]) -> Result<()> {
+    let data = load(device)?;
+    let mut failed = Vec::new();
+    for &(name, check) in rows {
+        if let Err(error) = check(&Case { device, data: &data, name }) {
+            failed.push(format!("{name}: {error:#}"));
+        }
+    }
+    ensure!(failed.is_empty(), "{} of {} cases: {}", failed.len(), rows.len(), failed.join("; "));
+    Ok(())
+}
+
+/// The tables, in the order of their tests.
+const TABLES: [&[Row]; 8] = [
+    attention::CASES,
+    attention::positions::CASES,
+    recurrent::CASES,
+    layers::weights::CASES,
+    layers::activations::CASES,
+    losses::CASES,
+    layers::pooling::CASES,
+    layers::places::CASES,
+];
+
+fn attention_and_transformers(device: &Device) -> Result<()> {
+    run(device, TABLES[0])
+}
+
+fn positions(device: &Device) -> Result<()> {
+    run(device, TABLES[1])
+}
+
+fn recurrent_layers(device: &Device) -> Result<()> {
+    run(device, TABLES[2])
+}
+
+fn layers_with_weights(device: &Device) -> Result<()> {
+    run(device, TABLES[3])
+}
+
+fn activations(device: &Device) -> Result<()> {
+    run(device, TABLES[4])
+}
+
+fn losses_of_pytorch(device: &Device) -> Result<()> {
+    run(device, TABLES[5])
+}
+
+fn pooling(device: &Device) -> Result<()> {
+    run(device, TABLES[6])
+}
+
+fn places(device: &Device) -> Result<()> {
+    run(device, TABLES[7])
+}
+
+fn every_recorded_case_is_run(device: &Device) -> Result<()> {
+    let data = load(device)?;
+    let recorded: BTreeSet<&str> =
+        data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
+    let run: BTreeSet<&str> = TABLES.iter().flat_map(|rows| rows.iter().map(|(name, _)| *name)).collect();
+    let lost: Vec<_> = recorded.symmetric_difference(&run).collect();
+    ensure!(lost.is_empty(), "recorded and not run, or run and not recorded: {lost:?}");
+    Ok(())
+}
+
+use attention::{rotary_embeddings_of_views, what_modules_refuse};
+use initial::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
+use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
+
+/// Numbers of a shape, in f32.
+fn normal(shape: &[usize], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::randn(shape, DType::F32, device)?)
+}

