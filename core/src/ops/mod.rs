@@ -14,6 +14,7 @@ mod cross_entropy;
 mod custom;
 mod distance;
 mod einsum;
+mod evaluate;
 pub(crate) mod fuse;
 mod index;
 mod interpolate;

@@ -27,6 +27,7 @@ mod faults;
 mod faulty;
 mod fusion;
 mod gpt;
+mod hooks;
 mod host;
 mod linear;
 mod losses;
@@ -40,6 +41,7 @@ mod resize;
 mod rows;
 mod runs;
 mod scaler;
+mod second;
 mod streams;
 mod tensors;
 mod training;
@@ -68,6 +70,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
+    ("second", second::TESTS),
+    ("hooks", hooks::TESTS),
     ("amp", amp::TESTS),
     ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),
