@@ -2,7 +2,7 @@
 //! in bf16 also with weights that are dropped, and with masks, which see everything.
 
 use anyhow::Result;
-use forebay::autograd;
+use forebay::autograd::{self, GradOptions};
 use forebay::dtype::DType;
 use forebay::ops::Attention;
 use forebay::tensor::Tensor;
@@ -56,7 +56,8 @@ fn one(
     let t = b.time(inner, || -> Result<Tensor> {
         let [q, k, v] = &leaves;
         let out = q.scaled_dot_product_attention(k, v, options)?;
-        autograd::grad(std::slice::from_ref(&out), std::slice::from_ref(&g), &leaves)?;
+        let seeds = GradOptions { grad_outputs: Some(std::slice::from_ref(&g)), ..GradOptions::default() };
+        autograd::grad(std::slice::from_ref(&out), &leaves, &seeds)?;
         Ok(out.detach())
     })?;
     let rate = 3.5 * flops / t.median_ms / 1e9;

@@ -69,6 +69,20 @@ pub enum Error {
         /// The operation.
         op: &'static str,
     },
+    /// A gradient of gradients came to an operation whose gradient has none.
+    #[error(
+        "{op}: its gradient has no gradient of its own, and one was asked for (`create_graph`) of {place}; compose it of \
+         other operations, or detach what needs none"
+    )]
+    NoSecondGradient {
+        /// The operation.
+        op: &'static str,
+        /// The operation of the forward pass, its module, and the line that asked for it.
+        place: String,
+    },
+    /// [`detect_anomaly`](crate::autograd::detect_anomaly) has found what it looks for.
+    #[error("anomaly: {0}")]
+    Anomaly(String),
     /// What cannot be part of a captured step.
     #[error("{op}: not in a captured step: {reason}")]
     Capture {

@@ -307,7 +307,9 @@ impl Cast {
             return t.to_dtype(self.to);
         }
         let numbers = self.numbers(t)?;
-        Ok(autograd::attach("to_dtype", numbers, &[t], move |g, _| Ok(smallvec![Some(g.to_dtype(from)?)])))
+        Ok(autograd::attach_twice("to_dtype", numbers, &[t], move |g, _| {
+            Ok(smallvec![Some(g.to_dtype(from)?)])
+        }))
     }
 
     /// The numbers of a tensor in the type that is multiplied, without its history: those of a leaf are known from before.

@@ -4,7 +4,10 @@
 
 use std::sync::Arc;
 
-use super::{Grads, Options, attach, enable_grad, no_grad, run, take_grad, wanted};
+use smallvec::SmallVec;
+
+use super::walk::{Options, Targets, run, run_to, take_grad};
+use super::{Grads, Kind, SavedTensor, compose, enable_grad, no_grad, record, wanted};
 use crate::amp::Mode;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -39,12 +42,12 @@ pub fn checkpoint(
     }
     let random = device.random_state();
     let (mode, scope) = (Mode::current(), memory::scope::current());
-    let saved: Vec<Tensor> = inputs.iter().map(|t| (*t).clone()).collect();
+    let saved: Vec<SavedTensor> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
     let out = {
         let _no_grad = no_grad();
         // Parameters that are cast inside are cast again in the backward pass, and not kept until then.
         let _mode = mode.enter();
-        body(&saved.iter().map(Tensor::detach).collect::<Vec<_>>())?
+        body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>())?
     };
     // Captured parameters are invisible here, so the result is recorded even if no listed input wants a gradient:
     // a private leaf stands for them.
@@ -53,13 +56,20 @@ pub fn checkpoint(
     edges.extend(anchor.as_ref());
     let body = Arc::new(body);
     let anchored = anchor.is_some();
-    Ok(attach("checkpoint", out.detach(), &edges, move |grad, wants| {
+    Ok(record("checkpoint", out.detach(), &edges, Kind::Checkpoint, move |grad, wants| {
         let _grad = enable_grad();
-        let leaves = saved
-            .iter()
-            .zip(wants.iter())
-            .map(|(t, &w)| if w { t.requires_grad_() } else { Ok(t.detach()) })
-            .collect::<Result<Vec<_>>>()?;
+        let saved = saved.iter().map(|t| t.get(wants)).collect::<Result<Vec<_>>>()?;
+        // Recorded, the second run is a part of the tape, and its inputs have their histories.
+        let leaves: Vec<Tensor> = match wants.again() {
+            true => {
+                let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
+                compose::aliases(&saved, &all).into_vec()
+            }
+            false => {
+                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.requires_grad_() } else { Ok(t.detach()) };
+                saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
+            }
+        };
         let now = device.random_state();
         device.restore_random(random);
         let again = {
@@ -70,18 +80,27 @@ pub fn checkpoint(
         };
         device.restore_random(now);
         let again = again?;
-        let mut grads: Grads = saved.iter().map(|_| None).collect();
-        if again.requires_grad() {
-            run(&[(again, grad.clone())], Options::default())?;
-        }
-        for (slot, (leaf, &want)) in grads.iter_mut().zip(leaves.iter().zip(wants.iter())) {
-            if want {
-                *slot = Some(match take_grad(leaf) {
-                    Some(grad) => grad,
-                    None => leaf.zeros_like()?,
+        let mut grads: Grads = if wants.again() {
+            let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
+            let options = Options { retain_graph: true, create_graph: true };
+            let mut found = match again.requires_grad() {
+                true => run_to(&[(again, grad.clone())], options, Some(&targets))?,
+                false => Default::default(),
+            };
+            compose::take(&leaves, wants, |leaf| found.remove(&leaf))?
+        } else {
+            if again.requires_grad() {
+                run(&[(again, grad.clone())], Options::default())?;
+            }
+            let mut grads = Grads::new();
+            for (leaf, &want) in leaves.iter().zip(wants.iter()) {
+                grads.push(match want {
+                    true => Some(take_grad(leaf).map_or_else(|| leaf.zeros_like(), Ok)?),
+                    false => None,
                 });
             }
-        }
+            grads
+        };
         if anchored {
             grads.push(Some(Tensor::zeros(&[], grad.dtype(), grad.device())?));
         }

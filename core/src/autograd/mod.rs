@@ -4,25 +4,41 @@
 //! a closure that turns the gradient of the result into theirs. [`Tensor::backward`] walks the nodes from the newest
 //! to the oldest, adds into the leaves' gradients in place, and drops each closure, with the tensors it saved, as
 //! soon as it has run.
+//!
+//! With `create_graph` the walk itself is recorded, and its gradients have gradients: [`attach_twice`],
+//! [`attach_linear`] and [`attach_composed`] are for operations that allow it; what is attached by [`attach`] alone is an
+//! error when a second gradient comes to it, and never a term that is missing.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BinaryHeap;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::amp;
 use crate::amp::copies::Copy;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
+mod anomaly;
 mod checkpoint;
+mod compose;
+pub mod functional;
+mod hooks;
+mod saved;
+mod walk;
+
+pub use anomaly::{DetectAnomaly, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
+pub use compose::{attach_composed, attach_linear};
+pub use hooks::HookHandle;
+use hooks::Hooks;
+pub use saved::SavedTensor;
+use walk::SINK;
+pub use walk::{GradOptions, backward, grad, grad_allow_unused};
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
 pub type Grads = SmallVec<[Option<Tensor>; 4]>;
@@ -33,7 +49,10 @@ type Backward = dyn Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync;
 /// Which inputs of an operation want a gradient: a slice of truth values.
 pub struct Wants<'a> {
     wanted: SmallVec<[bool; 4]>,
-    inputs: &'a [Option<Edge>],
+    /// The operation whose gradients are asked for.
+    node: &'a Arc<Node>,
+    /// Whether the walk is recorded.
+    again: bool,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
 }
@@ -53,21 +72,37 @@ impl fmt::Debug for Wants<'_> {
 }
 
 impl Wants<'_> {
+    /// Whether these gradients are to have gradients themselves (`create_graph`): what is done with the gradient of the result
+    /// and with [`SavedTensor`]s is recorded.
+    #[must_use]
+    pub fn again(&self) -> bool {
+        self.again
+    }
+
     /// The gradient that others have given an input, a result, so far. An operation that can add its own in the same pass
     /// takes this, and returns the whole sum in place of its own gradient. Others may see this memory: it is not changed.
     #[must_use]
     pub fn sum(&self, input: usize) -> Option<Tensor> {
-        match self.inputs.get(input)?.as_ref()? {
-            Edge::Node(node) => self.pending.borrow_mut().remove(&node.id),
-            Edge::Leaf(_) => None,
+        match self.own(input)? {
+            Meta::Node(node) => self.pending.borrow_mut().remove(&node.id),
+            Meta::Leaf(_) => None,
         }
+    }
+
+    /// An input whose sum may be added to: not while the walk is recorded, which keeps what it has seen.
+    fn own(&self, input: usize) -> Option<&Meta> {
+        self.node.inputs.get(input)?.as_ref().filter(|_| !self.again)
     }
 
     /// The gradient that an input, a leaf, has so far. An operation that can add to memory adds its own to this, and returns
     /// this.
     #[must_use]
     pub fn sum_in_place(&self, input: usize) -> Option<Tensor> {
-        let Edge::Leaf(leaf) = self.inputs.get(input)?.as_ref()? else { return None };
+        let Meta::Leaf(leaf) = self.own(input)? else { return None };
+        // A hook gets the gradient of this walk alone.
+        if leaf.hooks.get().is_some() {
+            return None;
+        }
         // In the sink lies what operations have returned, which may be another one's gradient as well; a leaf owns its own.
         let sunk = SINK.with_borrow(|sink| {
             sink.as_ref().map(|sink| sink.get(&leaf.id).filter(|sum| sum.is_unique()).cloned())
@@ -76,8 +111,8 @@ impl Wants<'_> {
     }
 }
 
-/// What a tensor knows about its gradient.
-#[derive(Debug)]
+/// What a tensor knows about its gradient, and where an operation's input came from.
+#[derive(Clone, Debug)]
 pub(crate) enum Meta {
     /// Made by the user: gradients end here.
     Leaf(Arc<Leaf>),
@@ -90,6 +125,7 @@ pub(crate) struct Leaf {
     id: u64,
     grad: Mutex<Option<Tensor>>,
     copy: Mutex<Copy>,
+    hooks: OnceLock<Arc<Hooks>>,
 }
 
 /// One operation on the tape.
@@ -99,14 +135,41 @@ pub(crate) struct Node {
     /// The line that asked for it.
     site: Option<&'static std::panic::Location<'static>>,
     id: u64,
-    inputs: SmallVec<[Option<Edge>; 4]>,
+    inputs: SmallVec<[Option<Meta>; 4]>,
     backward: Mutex<Option<Box<Backward>>>,
+    kind: Kind,
+    hooks: OnceLock<Arc<Hooks>>,
 }
 
-#[derive(Clone)]
-enum Edge {
-    Leaf(Arc<Leaf>),
-    Node(Arc<Node>),
+/// What is known of an operation's gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// It runs kernels that nobody records.
+    Once,
+    /// It is made of differentiable operations.
+    Twice,
+    /// So it is, and it gives gradients to leaves that are none of its inputs.
+    Checkpoint,
+}
+
+impl Node {
+    /// That its gradient has none.
+    fn refusal(&self) -> Error {
+        Error::NoSecondGradient { op: self.op, place: self.describe() }
+    }
+
+    /// The operation, its module and the line that asked for it.
+    fn describe(&self) -> String {
+        let mut place: Vec<String> = Vec::new();
+        if !self.module.is_root() {
+            place.push(format!("in {}", self.module));
+        }
+        place.extend(self.site.map(|site| format!("at {site}")));
+        match place.is_empty() {
+            true => format!("`{}`", self.op),
+            false => format!("`{}` ({})", self.op, place.join(", ")),
+        }
+    }
 }
 
 impl fmt::Debug for Leaf {
@@ -127,8 +190,8 @@ impl Drop for Node {
         let mut stack: Vec<Arc<Node>> = Vec::new();
         let pull = |node: &mut Node, stack: &mut Vec<Arc<Node>>| {
             stack.extend(node.inputs.drain(..).flatten().filter_map(|e| match e {
-                Edge::Node(n) => Some(n),
-                Edge::Leaf(_) => None,
+                Meta::Node(n) => Some(n),
+                Meta::Leaf(_) => None,
             }));
         };
         pull(self, &mut stack);
@@ -234,8 +297,9 @@ pub fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
 /// Puts an operation on the tape, if an input requires a gradient.
 ///
 /// `backward` gets the gradient of `out` (of its shape and dtype) and which inputs want theirs; it returns one entry
-/// for each input, of that input's shape and dtype. It runs without recording. It may hold `out` itself and any
-/// input: whatever it holds stays in memory until the backward pass has used it.
+/// for each input, of that input's shape and dtype. It runs without recording: a gradient of its gradients is an error that
+/// names `op`. It may hold `out` itself and any input, as a [`SavedTensor`]: whatever it holds stays in memory until the
+/// backward pass has used it.
 #[must_use]
 #[track_caller]
 pub fn attach(
@@ -244,180 +308,73 @@ pub fn attach(
     inputs: &[&Tensor],
     backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
+    record(op, out, inputs, Kind::Once, backward)
+}
+
+/// As [`attach`], for a `backward` that is made of differentiable operations on the gradient and on [`SavedTensor`]s, and of
+/// nothing else that depends on an input: with `create_graph` it is recorded as it runs.
+#[must_use]
+#[track_caller]
+pub fn attach_twice(
+    op: &'static str,
+    out: Tensor,
+    inputs: &[&Tensor],
+    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+) -> Tensor {
+    record(op, out, inputs, Kind::Twice, backward)
+}
+
+/// A value of the walk that depends on `inputs` and has no gradient: one that comes to it is an error.
+#[track_caller]
+pub(crate) fn dead_end(op: &'static str, out: Tensor, inputs: &[&Tensor]) -> Tensor {
+    record(op, out, inputs, Kind::Twice, |_, wants| Err(wants.node.refusal()))
+}
+
+#[track_caller]
+fn record(
+    op: &'static str,
+    out: Tensor,
+    inputs: &[&Tensor],
+    kind: Kind,
+    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+) -> Tensor {
     if !wanted(inputs) {
         return out;
     }
-    let inputs = inputs
-        .iter()
-        .map(|t| match t.meta() {
-            Some(Meta::Leaf(leaf)) => Some(Edge::Leaf(leaf.clone())),
-            Some(Meta::Node(node)) => Some(Edge::Node(node.clone())),
-            None => None,
+    let edges = inputs.iter().map(|t| t.meta().cloned()).collect();
+    let node = Node::new(op, edges, kind, Box::new(backward));
+    anomaly::made(&node, &out);
+    out.with_meta(Some(Meta::Node(node)))
+}
+
+impl Node {
+    fn new(
+        op: &'static str,
+        inputs: SmallVec<[Option<Meta>; 4]>,
+        kind: Kind,
+        backward: Box<Backward>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            op,
+            module: memory::scope::current().module,
+            site: memory::scope::current().here().site,
+            id: next_id(),
+            inputs,
+            backward: Mutex::new(Some(backward)),
+            kind,
+            hooks: OnceLock::new(),
         })
-        .collect();
-    let node = Node {
-        op,
-        module: memory::scope::current().module,
-        site: memory::scope::current().here().site,
-        id: next_id(),
-        inputs,
-        backward: Mutex::new(Some(Box::new(backward))),
-    };
-    out.with_meta(Some(Meta::Node(Arc::new(node))))
-}
-
-/// A node that waits for its turn; the newest first.
-struct Ready(Arc<Node>);
-
-impl PartialEq for Ready {
-    fn eq(&self, other: &Self) -> bool {
-        self.0.id == other.0.id
     }
-}
-impl Eq for Ready {}
-impl PartialOrd for Ready {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-impl Ord for Ready {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.id.cmp(&other.0.id)
-    }
-}
-
-/// `sum += more`, in place where nobody else sees `sum`.
-fn accumulate(sum: Tensor, more: Tensor) -> Result<Tensor> {
-    if sum.is_unique() && sum.is_contiguous() {
-        sum.add_(&more)?;
-        return Ok(sum);
-    }
-    sum.add(&more)
-}
-
-/// How [`run`] ends.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Options {
-    /// Keep the tape for another pass.
-    pub(crate) retain_graph: bool,
-}
-
-thread_local! {
-    /// While [`grad`] runs: the gradient of every leaf reached, by the leaf's id, instead of the leaf's own. Also what
-    /// a checkpoint reaches inside.
-    static SINK: RefCell<Option<FxHashMap<u64, Tensor>>> = const { RefCell::new(None) };
-}
-
-/// Gives a leaf its gradient, or the sink if there is one.
-fn collect(leaf: &Arc<Leaf>, grad: Tensor) -> Result<()> {
-    // The sum is taken out while it is added to: operations must not find the sink borrowed.
-    let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
-    let Some(before) = before else { return leaf.add(grad) };
-    let sum = match before {
-        Some(sum) if sum.is_same(&grad) => sum,
-        Some(sum) => accumulate(sum, grad)?,
-        None => grad,
-    };
-    SINK.with(|s| s.borrow_mut().as_mut().map(|sink| sink.insert(leaf.id, sum)));
-    Ok(())
-}
-
-/// Takes the gradient that a leaf was given, wherever it went.
-fn take_grad(t: &Tensor) -> Option<Tensor> {
-    let Some(Meta::Leaf(leaf)) = t.meta() else { return None };
-    let collected = SINK.with(|s| s.borrow_mut().as_mut()?.remove(&leaf.id));
-    collected.or_else(|| lock(&leaf.grad).take())
-}
-
-/// Walks the tape back from `root` with the gradient `seed`.
-pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
-    let _no_grad = no_grad();
-    // Each operation's gradient is computed in the types that the forward pass has chosen.
-    let _as_given = amp::suspend();
-    let mut pending: FxHashMap<u64, Tensor> = FxHashMap::default();
-    let mut heap: BinaryHeap<Ready> = BinaryHeap::new();
-    let deliver =
-        |edge: &Edge, grad: Tensor, pending: &mut FxHashMap<u64, Tensor>, heap: &mut BinaryHeap<Ready>| {
-            match edge {
-                Edge::Leaf(leaf) => collect(leaf, grad)?,
-                Edge::Node(node) => {
-                    let sum = match pending.remove(&node.id) {
-                        Some(sum) => accumulate(sum, grad)?,
-                        None => {
-                            heap.push(Ready(node.clone()));
-                            grad
-                        }
-                    };
-                    pending.insert(node.id, sum);
-                }
-            }
-            Ok::<(), Error>(())
-        };
-    for (root, seed) in roots {
-        match root.meta() {
-            Some(Meta::Leaf(leaf)) => {
-                deliver(&Edge::Leaf(leaf.clone()), seed.clone(), &mut pending, &mut heap)?
-            }
-            Some(Meta::Node(node)) => {
-                deliver(&Edge::Node(node.clone()), seed.clone(), &mut pending, &mut heap)?
-            }
-            None => return Err(Error::Backward("the tensor does not require a gradient".into())),
-        }
-    }
-    while let Some(Ready(node)) = heap.pop() {
-        let Some(grad) = pending.remove(&node.id) else { continue };
-        let backward = {
-            let mut slot = lock(&node.backward);
-            slot.take().ok_or_else(|| {
-                Error::Backward(format!(
-                    "`{}` was already walked, and what it saved is freed; use `backward_retain` for the first pass",
-                    node.op
-                ))
-            })?
-        };
-        let wanted = node.inputs.iter().map(Option::is_some).collect();
-        let wants = Wants { wanted, inputs: &node.inputs, pending: RefCell::new(&mut pending) };
-        // Until the gradients are delivered: one that must be copied or summed is this node's as well.
-        let _scope = memory::scope::enter_scope(memory::scope::Scope {
-            module: node.module,
-            tag: Tag::Gradient,
-            op: node.op,
-            site: node.site,
-        });
-        let grads = backward(&grad, &wants)?;
-        drop(grad);
-        if options.retain_graph {
-            *lock(&node.backward) = Some(backward);
-        } else {
-            drop(backward);
-        }
-        if grads.len() != node.inputs.len() {
-            return Err(Error::Backward(format!(
-                "`{}` returned {} gradients for {} inputs",
-                node.op,
-                grads.len(),
-                node.inputs.len()
-            )));
-        }
-        for (edge, grad) in node.inputs.iter().zip(grads) {
-            match (edge, grad) {
-                (Some(edge), Some(grad)) => deliver(edge, grad, &mut pending, &mut heap)?,
-                (Some(_), None) => {
-                    return Err(Error::Backward(format!(
-                        "`{}` lost a gradient: an input requires one and got none",
-                        node.op
-                    )));
-                }
-                (None, _) => {}
-            }
-        }
-    }
-    Ok(())
 }
 
 impl Leaf {
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { id: next_id(), grad: Mutex::default(), copy: Mutex::default() })
+        Arc::new(Self {
+            id: next_id(),
+            grad: Mutex::default(),
+            copy: Mutex::default(),
+            hooks: OnceLock::new(),
+        })
     }
 
     /// The gradient it has.
@@ -430,10 +387,13 @@ impl Leaf {
         *lock(&self.grad) = grad;
     }
 
-    fn add(self: &Arc<Self>, grad: Tensor) -> Result<()> {
+    /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own.
+    fn add(self: &Arc<Self>, grad: Tensor, recorded: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
         grad.device().tape().graded(self, slot.as_ref());
         *slot = Some(match slot.take() {
+            None if recorded => grad,
+            Some(sum) if recorded && sum.shape() == grad.shape() => sum.add(&grad)?,
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.
             None => {
@@ -508,72 +468,4 @@ impl Tensor {
             *lock(&leaf.grad) = grad;
         }
     }
-
-    /// Adds the gradient of this scalar to every leaf it came from, and frees the tape.
-    ///
-    /// # Errors
-    /// It is not a scalar, has no history, or was walked before; or memory runs out.
-    #[track_caller]
-    pub fn backward(&self) -> Result<()> {
-        self.backward_with(&self.seed()?)
-    }
-
-    /// As [`backward`](Self::backward), and keeps the tape for another pass.
-    ///
-    /// # Errors
-    /// As [`backward`](Self::backward).
-    #[track_caller]
-    pub fn backward_retain(&self) -> Result<()> {
-        run(&[(self.clone(), self.seed()?)], Options { retain_graph: true })
-    }
-
-    /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`.
-    ///
-    /// # Errors
-    /// `grad` has another shape or dtype, or as [`backward`](Self::backward).
-    pub fn backward_with(&self, grad: &Tensor) -> Result<()> {
-        if grad.shape() != self.shape() || grad.dtype() != self.dtype() {
-            return Err(Error::Backward(format!(
-                "the gradient is {} {:?}, the tensor {} {:?}",
-                grad.dtype(),
-                grad.shape(),
-                self.dtype(),
-                self.shape()
-            )));
-        }
-        run(&[(self.clone(), grad.detach())], Options::default())
-    }
-
-    #[track_caller]
-    fn seed(&self) -> Result<Tensor> {
-        if self.numel() != 1 {
-            return Err(Error::Backward(format!(
-                "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
-                self.shape()
-            )));
-        }
-        let _scope = memory::scope::tag(Tag::Gradient);
-        Tensor::ones(self.shape(), self.dtype(), self.device())
-    }
-}
-
-/// The gradients of `outputs` (with theirs in `seeds`) with respect to `inputs`, without touching the leaves'
-/// accumulated ones. `None` where no path leads.
-///
-/// # Errors
-/// As [`Tensor::backward`]; an input is not a leaf.
-pub fn grad(outputs: &[Tensor], seeds: &[Tensor], inputs: &[Tensor]) -> Result<Vec<Option<Tensor>>> {
-    let ids = inputs
-        .iter()
-        .map(|t| match t.meta() {
-            Some(Meta::Leaf(leaf)) => Ok(leaf.id),
-            _ => Err(Error::Backward("`grad` takes inputs that are leaves which require gradients".into())),
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let roots: Vec<_> = outputs.iter().cloned().zip(seeds.iter().cloned()).collect();
-    let around = SINK.with(|s| s.replace(Some(FxHashMap::default())));
-    let walked = run(&roots, Options::default());
-    let mut sink = SINK.with(|s| s.replace(around)).unwrap_or_default();
-    walked?;
-    Ok(ids.iter().map(|id| sink.remove(id)).collect())
 }

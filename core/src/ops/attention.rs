@@ -12,7 +12,7 @@ use super::launch::{self, Params};
 use super::random::drawn_words;
 use super::softmax::check_float;
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
@@ -183,13 +183,16 @@ impl Tensor {
         if !autograd::wanted(&[&q, &k, &v]) {
             return Ok(result);
         }
-        Ok(autograd::attach(OP, result, &[&q, &k, &v], move |g, _| {
+        let again = Again::new(options, run.mask.as_ref());
+        let saved = [&q, &k, &v].into_iter().map(SavedTensor::of).collect();
+        let composed = move |t: &[Tensor]| again.attend(&t[0], &t[1], &t[2])?.reshape(&shape[..]);
+        attach(result, &[&q, &k, &v], options, saved, composed, move |g, _| {
             let [q, k, v] = &run.inputs;
             let dq = rows_like(q, q.shape()[3])?;
             let [dk, dv] = two_like(k, v)?;
             run.backward(&g.reshape(run.out.shape())?, [&dq, &dk, &dv])?;
             Ok(smallvec![Some(dq), Some(dk), Some(dv)])
-        }))
+        })
     }
 
     /// Attention of each sequence to itself, from one projection: \[batch, length, (heads + 2 · kv_heads) · features\], where a position has
@@ -237,14 +240,53 @@ impl Tensor {
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
         let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?)?;
         let result = together(&run.out)?;
-        Ok(autograd::attach(OP, result, &[self], move |g, _| {
+        let again = Again::new(&options, run.mask.as_ref());
+        let saved = smallvec![SavedTensor::of(self)];
+        let composed = move |t: &[Tensor]| {
+            let [q, k, v] = parts(&t[0])?;
+            again.attend(&q, &k, &v)?.transpose(1, 2)?.reshape([batch, length, heads * features])
+        };
+        attach(result, &[self], &options, saved, composed, move |g, _| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
             run.backward(&g, [&dq, &dk, &dv])?;
             Ok(smallvec![Some(whole)])
-        }))
+        })
     }
+}
+
+/// The options of attention that is made again for gradients of gradients, with its weights in memory.
+struct Again {
+    options: Attention<'static>,
+    mask: Option<Tensor>,
+}
+
+impl Again {
+    fn new(options: &Attention<'_>, mask: Option<&Tensor>) -> Self {
+        let &Attention { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
+        let options = Attention { attn_mask: None, dropout_p, is_causal, scale, enable_gqa, window };
+        Self { options, mask: mask.cloned() }
+    }
+
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
+        composed(q, k, v, &Attention { attn_mask: self.mask.as_ref(), ..self.options })
+    }
+}
+
+/// Puts attention on the tape. With dropout its gradient has none: other weights would be dropped in what is made again.
+fn attach(
+    out: Tensor,
+    inputs: &[&Tensor],
+    options: &Attention<'_>,
+    saved: SmallVec<[SavedTensor; 4]>,
+    composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    Ok(match options.dropout_p > 0.0 {
+        true => autograd::attach(OP, out, inputs, backward),
+        false => autograd::attach_composed(OP, out, inputs, saved, composed, backward),
+    })
 }
 
 /// As \[batch, heads, rows, elements\].

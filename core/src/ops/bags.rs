@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use super::index::{index_dtype, rows_back, scatter_grad};
 use super::launch::{self, GROUP, Params};
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -183,10 +183,13 @@ impl Tensor {
         let Made { out, bag_of, more } = run(&table, &flat, plain.as_ref(), bags, counts)?;
         let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
         // The table is kept for the factors' gradient alone.
-        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| table);
+        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::copy(&table, self));
+        let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::copy(&plain, factors));
+        drop(table);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
-        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+        Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
+            let plain = plain.as_ref().map(|factors| factors.get(wants)).transpose()?;
             let own = match (&more, wants[0]) {
                 (_, false) => None,
                 (Some(places), true) if mode == BagMode::Max => {
@@ -207,6 +210,7 @@ impl Tensor {
             };
             let others = match &kept {
                 Some(table) if wants.get(1) == Some(&true) => {
+                    let table = table.get(wants)?;
                     // In f32: a product of halves would be rounded before it is summed.
                     let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
                     let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;

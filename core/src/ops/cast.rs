@@ -39,7 +39,9 @@ impl Tensor {
             return Ok(out);
         }
         let from = self.dtype();
-        Ok(autograd::attach("to_dtype", out, &[self], move |g, _| Ok(smallvec![Some(g.to_dtype(from)?)])))
+        Ok(autograd::attach_twice("to_dtype", out, &[self], move |g, _| {
+            Ok(smallvec![Some(g.to_dtype(from)?)])
+        }))
     }
 
     /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not

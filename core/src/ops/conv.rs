@@ -10,7 +10,7 @@ use super::launch;
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use super::window::{self, IntoSpatial, Padding, at_least, axes};
 use crate::amp::recast;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
@@ -295,6 +295,46 @@ fn convolve<const N: usize>(
     window::restored::<N>(&recorded(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
+/// What a convolution's three tensors make of the two others: output of x and weight, x of output and weight, weight of
+/// output and x.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Product {
+    Output,
+    Input,
+    Weight,
+}
+
+/// A product with its gradients, which are the two others: for gradients of gradients.
+fn product(geometry: Geometry, kind: Product, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (first, second) = (a.detach(), b.detach());
+    let out = match kind {
+        Product::Output => geometry.forward(&first, &second, None)?,
+        Product::Input => geometry.input(&first, &second, None)?,
+        Product::Weight => geometry.weight(&first, &second)?,
+    };
+    if !autograd::wanted(&[a, b]) {
+        return Ok(out);
+    }
+    let (a_kept, b_kept) = (SavedTensor::of(a), SavedTensor::of(b));
+    Ok(autograd::attach_twice(geometry.op, out, &[a, b], move |g, wants| {
+        let (a, b) = (a_kept.get(wants)?, b_kept.get(wants)?);
+        let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
+            wanted.then(|| product(geometry, kind, a, b)).transpose()
+        };
+        Ok(match kind {
+            Product::Output => {
+                smallvec![of(wants[0], Product::Input, g, &b)?, of(wants[1], Product::Weight, g, &a)?]
+            }
+            Product::Input => {
+                smallvec![of(wants[0], Product::Output, g, &b)?, of(wants[1], Product::Weight, &a, g)?]
+            }
+            Product::Weight => {
+                smallvec![of(wants[0], Product::Output, &b, g)?, of(wants[1], Product::Input, &a, g)?]
+            }
+        })
+    }))
+}
+
 /// Puts a convolution, or a transposed one, on the tape.
 fn recorded(
     geometry: Geometry,
@@ -306,14 +346,16 @@ fn recorded(
 ) -> Tensor {
     let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
     // Each operand is kept for the gradient of the other.
-    let kept_x = weight.requires_grad().then(|| x.detach());
-    let kept_w = x.requires_grad().then(|| weight.detach());
-    autograd::attach(geometry.op, out, &inputs, move |g, wants| {
-        let dx = kept_w
-            .as_ref()
-            .map(|w| if transposed { geometry.forward(g, w, None) } else { geometry.input(g, w, None) });
-        let dw =
-            kept_x.as_ref().map(|x| if transposed { geometry.weight(x, g) } else { geometry.weight(g, x) });
+    let kept_x = weight.requires_grad().then(|| SavedTensor::of(x));
+    let kept_w = x.requires_grad().then(|| SavedTensor::of(weight));
+    autograd::attach_twice(geometry.op, out, &inputs, move |g, wants| {
+        let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.get(wants)).transpose();
+        let into_x = if transposed { Product::Output } else { Product::Input };
+        let dx = get(&kept_w)?.map(|w| product(geometry, into_x, g, &w));
+        let dw = get(&kept_x)?.map(|x| {
+            let (y, x) = if transposed { (&x, g) } else { (g, &x) };
+            product(geometry, Product::Weight, y, x)
+        });
         let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(&want) = wants.get(2) {
             grads.push(want.then(|| bias_gradient(g)).transpose()?);

@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -60,11 +60,17 @@ impl Tensor {
                 &[self.shape(), other.shape()],
             ));
         };
-        let out = product(&a, &b, d)?;
-        let (x, y) = (b.requires_grad().then(|| a.detach()), a.requires_grad().then(|| b.detach()));
-        Ok(autograd::attach(OP, out, &[&a, &b], move |g, _| {
-            let own = y.as_ref().map(|y| product(y, g, d)).transpose()?;
-            Ok(smallvec![own, x.as_ref().map(|x| product(g, x, d)).transpose()?])
-        }))
+        recorded(&a, &b, d)
     }
+}
+
+/// a × b with its gradients, which are products too.
+fn recorded(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
+    let out = product(a, b, d)?;
+    let x = b.requires_grad().then(|| SavedTensor::of(a));
+    let y = a.requires_grad().then(|| SavedTensor::of(b));
+    Ok(autograd::attach_twice(OP, out, &[a, b], move |g, wants| {
+        let own = y.as_ref().map(|y| recorded(&y.get(wants)?, g, d)).transpose()?;
+        Ok(smallvec![own, x.as_ref().map(|x| recorded(g, &x.get(wants)?, d)).transpose()?])
+    }))
 }

@@ -1,7 +1,7 @@
 //! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::launch;
 use super::loss::Reduction;
@@ -9,7 +9,7 @@ use super::reduce::dense;
 use super::softmax::{Rows, check_float};
 use super::spread::{Held, QUAD};
 use crate::amp::Cast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -131,6 +131,50 @@ impl Example {
         let mut per_class = Dims::from_elem(1, shape.len());
         per_class[dim] = weight.numel();
         grad.mul(&weight.reshape(&per_class[..])?)?.to_dtype(self.target.dtype())
+    }
+}
+
+/// The loss of operations that have gradients of gradients.
+struct Again {
+    weight: Option<Tensor>,
+    soft: bool,
+    dim: isize,
+    ignore: i32,
+    smoothing: f64,
+    divisor: Option<Tensor>,
+    /// Whether the losses are summed.
+    whole: bool,
+}
+
+impl Again {
+    fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+        let mut log = x.to_dtype(DType::F32)?.log_softmax(self.dim)?;
+        let classes = log.dim(self.dim)?;
+        let mut per_class = Dims::from_elem(1, x.rank());
+        per_class[self.dim as usize] = classes;
+        if let Some(weight) = &self.weight {
+            log = log.mul(&weight.to_dtype(DType::F32)?.reshape(&per_class[..])?)?;
+        }
+        let all = log.sum(&[self.dim], false)?.mul(self.smoothing / classes as f64)?;
+        let losses = if self.soft {
+            log.mul(&target.to_dtype(DType::F32)?)?
+                .sum(&[self.dim], false)?
+                .mul(1.0 - self.smoothing)?
+                .add(&all)?
+        } else {
+            // 32 bits are enough for classes, and every device has them.
+            let target = target.to_dtype(DType::I32)?;
+            let ignored = target.eq(i64::from(self.ignore))?;
+            let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
+            let picked = log.gather(self.dim, &class)?.squeeze(self.dim)?;
+            picked.mul(1.0 - self.smoothing)?.add(&all)?.masked_fill(&ignored, 0.0)?
+        }
+        .neg()?;
+        let loss = if self.whole { losses.sum_all()? } else { losses };
+        match &self.divisor {
+            Some(divisor) => loss.div(divisor),
+            None => Ok(loss),
+        }
     }
 }
 
@@ -276,7 +320,18 @@ impl Tensor {
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
-        Ok(autograd::attach(OP, out, &[self, target], move |g, wants| {
+        let saved = smallvec![SavedTensor::of(self), SavedTensor::of(target)];
+        let again = Again {
+            weight: options.weight.map(Tensor::detach),
+            soft,
+            dim: example.dim,
+            ignore: example.ignore,
+            smoothing: options.label_smoothing,
+            divisor: divisor.clone(),
+            whole: options.reduction != Reduction::None,
+        };
+        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1]);
+        Ok(autograd::attach_composed(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {
                 Some(divisor) => g.div(divisor)?,

@@ -29,7 +29,7 @@ use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
 use super::launch;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -48,7 +48,7 @@ pub struct CustomOp {
     wgsl: &'static str,
 }
 
-/// What a gradient may read: the inputs and the outputs of the call, without history.
+/// What a gradient may read: the inputs and the outputs of the call.
 #[derive(Clone, Debug)]
 pub struct Saved {
     inputs: SmallVec<[Tensor; 4]>,
@@ -130,7 +130,8 @@ impl Call<'_> {
     }
 
     /// The gradient: from the gradient of the output to one of each input, in its shape and type, `None` for inputs that
-    /// require none. Any operations serve, other custom ones as well; they are not recorded.
+    /// require none. Any operations serve, other custom ones as well. With `create_graph` they are recorded: a custom one
+    /// among them then needs a gradient of its own.
     ///
     /// Without it, an input that requires a gradient is an error.
     #[track_caller]
@@ -163,8 +164,11 @@ impl Call<'_> {
             ));
         };
         let Some(gradient) = gradient.filter(|_| autograd::wanted(&inputs)) else { return Ok(output) };
-        let saved = Saved { inputs: inputs.iter().map(|t| t.detach()).collect(), output: output.clone() };
-        Ok(autograd::attach(name, output, &inputs, move |g, wants| {
+        let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
+        let result = SavedTensor::result(&output);
+        Ok(autograd::attach_twice(name, output, &inputs, move |g, wants| {
+            let inputs = kept.iter().map(|t| t.get(wants)).collect::<Result<_>>()?;
+            let saved = Saved { inputs, output: result.get(wants)? };
             let grads = gradient(&saved, g)?;
             check(name, &saved, wants, &grads)?;
             Ok(Grads::from_vec(grads))

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -117,7 +117,9 @@ impl Tensor {
         let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
         let out = distances(&a.detach(), &b.detach(), p)?;
         let (x, y, distance) = (a.detach(), b.detach(), out.clone());
-        let out = autograd::attach(OP, out, &[&a, &b], move |g, wants| {
+        let saved = [&a, &b].into_iter().map(SavedTensor::of).collect();
+        let composed = move |t: &[Tensor]| t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?.norm(p, &[-1], false);
+        let out = autograd::attach_composed(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let own = match wants[0] {
                 true => Some(gradient(&x, &y, g, &distance, p)?),
                 false => None,

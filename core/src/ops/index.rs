@@ -10,6 +10,7 @@ use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
 use super::reduce::dense;
 use super::scatter;
+use super::shape::PadMode;
 use super::spread::QUAD;
 use crate::amp::recast;
 use crate::autograd;
@@ -209,6 +210,51 @@ pub(super) fn scatter_into(
     }
 }
 
+/// The transpose of [`scatter_grad`]: the elements that `index` names, and zero where that is `skip`.
+fn gathered(
+    op: &'static str,
+    x: &Tensor,
+    shape: &[usize],
+    dim: usize,
+    index: (&Tensor, &[usize]),
+    skip: Option<usize>,
+) -> Result<Tensor> {
+    let out = Tensor::empty(shape, x.dtype(), x.device())?;
+    gather_into(op, x, dim, index.0, index.1, &out)?;
+    let Some(skip) = skip else { return Ok(out) };
+    // Of rows only, by an index of one dimension.
+    let skipped = index.0.to_dtype(DType::I32)?.eq(skip)?;
+    let mut along = Dims::from_elem(1, shape.len());
+    if let Some(n) = along.get_mut(dim) {
+        *n = skipped.numel();
+    }
+    out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
+}
+
+/// What [`scatter_grad`] and [`rows_back`] made of `g`, on the tape where the gradient of a gradient is asked for.
+fn added_back(
+    op: &'static str,
+    back: Tensor,
+    g: &Tensor,
+    dim: usize,
+    (index, strides): (&Tensor, &[usize]),
+    skip: Option<usize>,
+) -> Tensor {
+    if !autograd::wanted(&[g]) {
+        return back;
+    }
+    let (from, to): (Dims, Dims) = (back.shape().into(), g.shape().into());
+    let (index, strides): (_, Dims) = (index.clone(), strides.into());
+    let (again, again_strides) = (index.clone(), strides.clone());
+    autograd::attach_linear(
+        op,
+        back,
+        g,
+        move |g| scatter_grad(op, g, &from, dim, (&again, &again_strides), skip),
+        move |x| gathered(op, x, &to, dim, (&index, &strides), skip),
+    )
+}
+
 /// The gradient of gathering: zeros, and every element of `g` added to where it came from.
 pub(super) fn scatter_grad(
     op: &'static str,
@@ -218,13 +264,15 @@ pub(super) fn scatter_grad(
     index: (&Tensor, &[usize]),
     skip: Option<usize>,
 ) -> Result<Tensor> {
+    let given = g;
+    let g = &given.detach();
     // Halves are summed in f32: a word often met would otherwise stop growing.
     let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
     let g32 = g.to_dtype(wide)?;
     let source = Source::Tensor(&g32, g32.strides().into());
     scatter_into(op, &sum, dim, index, g.shape(), &source, (ScatterOp::Add, skip))?;
-    sum.to_dtype(g.dtype())
+    Ok(added_back(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
 }
 
 /// The gradient of picking rows, added in f32 to `sum` if that is what it can be added to.
@@ -270,13 +318,14 @@ pub(super) fn rows_back(
     skip: Option<usize>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
-    // Every row looks through all indices: beyond this, walking them in lines takes less.
-    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= 1 << 16 {
-        return row_grad(op, g, shape, index, skip, sum);
-    }
     let mut strides = Dims::from_elem(0, shape.len());
     if let Some(s) = strides.first_mut() {
         *s = index.strides().first().copied().unwrap_or(0);
+    }
+    // Every row looks through all indices: beyond this, walking them in lines takes less.
+    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= 1 << 16 {
+        let back = row_grad(op, g, shape, index, skip, sum)?;
+        return Ok(added_back(op, back, g, 0, (index, &strides), skip));
     }
     scatter_grad(op, g, shape, 0, (index, &strides), skip)
 }
@@ -298,13 +347,13 @@ impl Tensor {
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
             // PyTorch takes an index of any type where it names nothing.
-            return Ok(autograd::attach("gather", out, &[self], move |g, _| {
+            return Ok(autograd::attach_twice("gather", out, &[self], move |g, _| {
                 Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
             }));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
         let index = index.detach();
-        Ok(autograd::attach("gather", out, &[self], move |g, _| {
+        Ok(autograd::attach_twice("gather", out, &[self], move |g, _| {
             Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
     }
@@ -390,7 +439,7 @@ impl Tensor {
         }
         gather_into(op, self, d, index, &strides, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), index.detach());
-        Ok(autograd::attach(op, out, &[self], move |g, wants| {
+        Ok(autograd::attach_twice(op, out, &[self], move |g, wants| {
             if d == 0 {
                 let sum = wants.sum_in_place(0);
                 return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
@@ -471,30 +520,23 @@ impl Tensor {
         let source = Source::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
         let (index, src_shape): (_, Dims) = (index.detach(), src.shape().into());
-        Ok(autograd::attach(op, out, &[self, src], move |g, wants| {
+        Ok(autograd::attach_twice(op, out, &[self, src], move |g, wants| {
             let own = if !wants[0] {
                 None
             } else if how == ScatterOp::Add {
                 Some(g.clone())
             } else {
-                let own = g.copy()?;
-                let zero = Source::Number(0.0);
-                scatter_into(
-                    op,
-                    &own,
-                    d,
-                    (&index, index.strides()),
-                    index.shape(),
-                    &zero,
-                    (ScatterOp::Set, None),
-                )?;
-                Some(own)
+                Some(g.scatter_value(d as isize, &index, 0.0)?)
             };
             let other = if wants[1] {
                 let picked = g.gather(d as isize, &index)?;
                 // Beyond the index the source was not used.
                 Some(if picked.shape() == &src_shape[..] {
                     picked
+                } else if wants.again() {
+                    let ends = src_shape.iter().zip(picked.shape()).rev();
+                    let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
+                    picked.pad(&pads, PadMode::Constant(0.0))?
                 } else {
                     let whole = Tensor::zeros(&src_shape, g.dtype(), g.device())?;
                     let mut part = whole.clone();
@@ -546,10 +588,8 @@ impl Tensor {
         };
         put(&out, index, value)?;
         let index = index.detach();
-        Ok(autograd::attach("scatter", out, &[self], move |g, _| {
-            let own = g.copy()?;
-            put(&own, &index, 0.0)?;
-            Ok(smallvec![Some(own)])
+        Ok(autograd::attach_twice("scatter", out, &[self], move |g, _| {
+            Ok(smallvec![Some(g.scatter_value(dim, &index, 0.0)?)])
         }))
     }
 
@@ -577,7 +617,7 @@ impl Tensor {
         let source = Source::Tensor(&scaled, scaled.strides().into());
         scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
         let index = index.detach();
-        Ok(autograd::attach("index_add", out, &[self, src], move |g, wants| {
+        Ok(autograd::attach_twice("index_add", out, &[self, src], move |g, wants| {
             let own = wants[0].then(|| g.clone());
             let other = match wants[1] {
                 true => {

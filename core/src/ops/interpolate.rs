@@ -3,6 +3,8 @@
 //! Whatever the mode, an element of the result is a weighted sum of neighbours along each axis. The host makes a table of them
 //! for each axis, in the arithmetic of PyTorch, and one kernel follows the tables; with the tables turned round it is the gradient.
 
+use std::sync::Arc;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
@@ -356,10 +358,18 @@ impl Tensor {
             .map(|d| Axis { single, from: from[d], to: to[d], factor: factor(d) }.spans(options))
             .collect();
         let out = resample(self, &axes, !nearest)?;
-        Ok(autograd::attach(OP, out, &[self], move |g, _| {
-            let back: Vec<Vec<Span>> = axes.iter().zip(&from).map(|(axis, &n)| turned(axis, n)).collect();
-            Ok(smallvec![Some(resample(g, &back, true)?)])
-        }))
+        let axes = Arc::new(axes);
+        let again = axes.clone();
+        Ok(autograd::attach_linear(
+            OP,
+            out,
+            self,
+            move |x| resample(x, &again, !nearest),
+            move |g| {
+                let back: Vec<Vec<Span>> = axes.iter().zip(&from).map(|(axis, &n)| turned(axis, n)).collect();
+                resample(g, &back, true)
+            },
+        ))
     }
 }
 

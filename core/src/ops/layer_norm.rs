@@ -7,12 +7,12 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
-use super::norm::parameter;
+use super::norm::{normalized, parameter, weighed};
 use super::reduce::dense;
 use super::softmax::check_float;
 use super::spread::{Held, QUAD};
 use crate::amp;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -170,7 +170,16 @@ impl RowNorm {
     }
 
     fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
-        autograd::attach(self.op, out, inputs, move |g, wants| {
+        let made = [Some(&x), self.weight.as_ref(), self.bias.as_ref()];
+        let saved = made.into_iter().flatten().zip(inputs);
+        let saved = saved.map(|(made, t)| SavedTensor::copy(made, t)).collect();
+        let (rows, extent, rms, eps, weighs) =
+            (self.rows, self.extent, self.rms, self.eps, self.weight.is_some());
+        let composed = move |t: &[Tensor]| {
+            let x = normalized(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            weighed(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
+        };
+        autograd::attach_composed(self.op, out, inputs, saved, composed, move |g, wants| {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
                 wants.sum(0).map(|m| {
@@ -233,7 +242,7 @@ impl Tensor {
         let kept = Tensor::empty(self.shape(), dtype, self.device())?;
         let (normed, statistics) = norm.forward(&dense(self)?, Some((&dense(residual)?, &kept)), result)?;
         let types = [self.dtype(), residual.dtype()];
-        let sum = autograd::attach(op, kept.clone(), &[self, residual], move |g, wants| {
+        let sum = autograd::attach_twice(op, kept.clone(), &[self, residual], move |g, wants| {
             let mut grads = Grads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 grads.push(if want { Some(g.to_dtype(dtype)?) } else { None });

@@ -9,7 +9,7 @@ use super::activation;
 use super::matmul::{self, Finish, add_scaled};
 use super::reduce::{column_sums, dense};
 use crate::amp::{Cast, recast};
-use crate::autograd::{self, Grads, Wants};
+use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::layout::numel;
@@ -127,6 +127,25 @@ impl Layer {
         };
         Ok([dw, db])
     }
+
+    /// The gradients of x, weight and bias as operations that have gradients.
+    fn recorded(
+        &self,
+        g: &Tensor,
+        x: Option<Tensor>,
+        weight: Option<Tensor>,
+        x_shape: &[usize],
+        wants: &Wants<'_>,
+    ) -> Result<Grads> {
+        let dx = weight.filter(|_| wants[0]).map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
+        let dw = x.filter(|_| wants[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
+        let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
+        if let Some(bias) = &self.bias {
+            let db = wants[2].then(|| g.sum_to(&[g.shape()[1]])?.to_dtype(bias.dtype()));
+            grads.push(db.transpose()?);
+        }
+        Ok(grads)
+    }
 }
 
 /// A tensor as rows of its last dimension.
@@ -169,19 +188,26 @@ impl Tensor {
             bias.map_or(Ok(()), |bias| matmul::check(OP, x, bias))?;
         }
         let layer = Layer::new(OP, x, weight, bias, cast.as_ref())?;
-        let flat = rows(&x.detach())?;
+        let flat = rows(x)?;
         let shape = with_last(x.shape(), weight.shape()[0]);
-        let out = layer.forward(&flat)?.reshape(&shape[..])?;
+        let out = layer.forward(&flat.detach())?.reshape(&shape[..])?;
         let inputs = [Some(x), Some(weight), bias];
         let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
         if !autograd::wanted(&inputs) {
             return Ok(out);
         }
         // x is kept for the weight's gradient alone.
-        let kept = weight.requires_grad().then_some(flat);
+        let kept = weight.requires_grad().then(|| SavedTensor::of(&flat));
+        let low = x.requires_grad().then(|| SavedTensor::copy(&layer.low, weight));
+        drop(flat);
         let x_shape: Dims = x.shape().into();
-        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+        Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
             let g = rows(g)?;
+            let kept = kept.as_ref().map(|x| x.get(wants)).transpose()?;
+            let low = low.as_ref().map(|w| w.get(wants)).transpose()?;
+            if wants.again() {
+                return layer.recorded(&g, kept, low, &x_shape, wants);
+            }
             let dx = match wants[0] {
                 true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
                 false => None,
@@ -239,7 +265,12 @@ impl Tensor {
             return Ok(out);
         }
         let x_shape: Dims = x.shape().into();
-        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+        let saved = inputs.iter().map(|t| SavedTensor::of(t)).collect();
+        let composed = |t: &[Tensor]| {
+            let low = |k: usize| t[k].to_dtype(t[0].dtype());
+            t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
+        };
+        Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
             let g = rows(g)?;
             // GELU's gradient not by the library's epilogue, which takes four times as long as the plain product
             // (docs/performance.md).

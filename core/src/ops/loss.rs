@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::pointwise::Operand;
 use crate::amp::{self, recast};
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -168,13 +168,15 @@ impl Tensor {
             ));
         }
         let (x, y) = (self.detach(), target.detach());
+        let kept = [SavedTensor::of(self), SavedTensor::of(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
             Ok((x.log()?.maximum(-100.0)?, x.neg()?.log1p()?.maximum(-100.0)?))
         };
         let (yes, no) = logs(&x)?;
         // -(y yes + (1 - y) no)
         let losses = y.sub(1.0)?.mul(&no)?.sub(&y.mul(&yes)?)?;
-        let losses = autograd::attach(OP, losses, &[self, target], move |g, wants| {
+        let losses = autograd::attach_twice(OP, losses, &[self, target], move |g, wants| {
+            let (x, y) = (kept[0].get(wants)?, kept[1].get(wants)?);
             let dx = if wants[0] {
                 // Finite also at 0 and 1, where the logarithms are held.
                 let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
@@ -182,7 +184,14 @@ impl Tensor {
             } else {
                 None
             };
-            let dy = if wants[1] { Some(g.mul(&no.sub(&yes)?)?) } else { None };
+            let dy = match (wants[1], wants.again()) {
+                (false, _) => None,
+                (true, false) => Some(g.mul(&no.sub(&yes)?)?),
+                (true, true) => {
+                    let (yes, no) = logs(&x)?;
+                    Some(g.mul(&no.sub(&yes)?)?)
+                }
+            };
             Ok(smallvec![dx, dy])
         });
         weighted(losses, weight, reduction)

@@ -11,7 +11,7 @@ use super::launch::{self, Params};
 use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
 use crate::amp::recast;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -66,12 +66,16 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         return Ok(out);
     }
     // Each operand is kept for the gradient of the other, and its shape for its own.
-    let left = b.requires_grad().then(|| a.detach());
-    let right = a.requires_grad().then(|| b.detach());
+    let left = b.requires_grad().then(|| SavedTensor::of(a));
+    let right = a.requires_grad().then(|| SavedTensor::of(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
-    Ok(autograd::attach(op, out, &[a, b], move |g, _| {
-        let da = right.as_ref().map(|b| multiply(op, g, &transposed(b)?)?.sum_to(&a_shape)).transpose()?;
-        let db = left.as_ref().map(|a| multiply(op, &transposed(a)?, g)?.sum_to(&b_shape)).transpose()?;
+    Ok(autograd::attach_twice(op, out, &[a, b], move |g, wants| {
+        let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
+            Some(kept) => transposed(&kept.get(wants)?).map(Some),
+            None => Ok(None),
+        };
+        let da = of(&right, 0)?.map(|b| product(op, g, &b)?.sum_to(&a_shape)).transpose()?;
+        let db = of(&left, 1)?.map(|a| product(op, &a, g)?.sum_to(&b_shape)).transpose()?;
         Ok(smallvec![da, db] as Grads)
     }))
 }

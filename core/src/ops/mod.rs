@@ -15,6 +15,7 @@ mod ctc;
 mod custom;
 mod distance;
 mod einsum;
+mod evaluate;
 pub(crate) mod fuse;
 mod index;
 mod interpolate;

@@ -13,11 +13,11 @@ use super::reduce::dense;
 use super::shape::PadMode;
 use super::softmax::{check_float, lanes};
 use crate::amp::{Cast, recast};
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::Tensor;
+use crate::tensor::{Dims, Tensor};
 
 /// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight.wgsl`.
 #[derive(Clone, Copy, Debug)]
@@ -244,17 +244,50 @@ impl Norm {
         Ok(grads)
     }
 
-    /// Forward with statistics of its own, on the tape.
-    fn record(self, x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>) -> Result<Tensor> {
+    /// Forward with statistics of its own, on the tape; `composed` is the same.
+    fn record(
+        self,
+        x: &Tensor,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    ) -> Result<Tensor> {
         let stored = || Tensor::empty(&[self.geometry.rows], DType::F32, x.device());
         let mean = if self.rms { None } else { Some(stored()?) };
         let statistics = Statistics { mean, rstd: stored()? };
         let out = self.elements(None, &statistics, false, None)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
-        Ok(autograd::attach(self.op, out, &inputs, move |g, wants| {
+        let saved = self.saved(&inputs);
+        Ok(autograd::attach_composed(self.op, out, &inputs, saved, composed, move |g, wants| {
             self.backward(g, &statistics, wants, false, false)
         }))
     }
+
+    /// The inputs, as they are kept.
+    fn saved(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
+        let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
+        made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::copy(made, t)).collect()
+    }
+}
+
+/// Rows along `dims` of x, less their means unless it is `rms`, over their deviations: what the kernels make, of operations
+/// that have gradients of gradients. In f32.
+pub(super) fn normalized(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
+    let x = x.to_dtype(DType::F32)?;
+    let away = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
+    away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
+}
+
+/// x times weight, plus bias, where there are such, in the order of `inputs` behind x; `shape` is theirs beside x.
+pub(super) fn weighed(
+    x: &Tensor,
+    parameters: &[Tensor],
+    has_weight: bool,
+    shape: &[usize],
+) -> Result<Tensor> {
+    let (weight, bias) = parameters.split_at(usize::from(has_weight));
+    let x = weight.iter().try_fold(x.clone(), |x, w| x.mul(&w.to_dtype(DType::F32)?.reshape(shape)?))?;
+    bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(DType::F32)?.reshape(shape)?))
 }
 
 /// Checks weight or bias and makes it plain for the kernels.
@@ -344,7 +377,11 @@ impl Tensor {
             weight: made_weight,
             bias: made_bias,
         };
-        norm.record(self, weight, bias)
+        let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
+        norm.record(self, weight, bias, move |t| {
+            let x = normalized(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            weighed(&x, &t[1..], weighs, &[extent])?.reshape(&whole[..])
+        })
     }
 
     /// Each row over the trailing dimensions `normalized_shape`, less its mean, divided by its deviation, times weight
@@ -416,7 +453,13 @@ impl Tensor {
             weight: parameter(op, weight, self, &[channels])?,
             bias: parameter(op, bias, self, &[channels])?,
         };
-        norm.record(self, weight, bias)
+        let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
+        norm.record(self, weight, bias, move |t| {
+            let x =
+                normalized(&t[0].reshape([batch * groups, channels / groups * space])?, &[1], false, eps)?;
+            weighed(&x.reshape([batch, channels, space])?, &t[1..], weighs, &[channels, 1])?
+                .reshape(&whole[..])
+        })
     }
 
     /// Each of `groups` groups of channels of each entry of [batch, channels, ...] normalised; weight and bias have
@@ -544,7 +587,21 @@ impl Tensor {
         };
         let out = norm.elements(None, &statistics, true, None)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-        Ok(autograd::attach(OP, out, &inputs, move |g, wants| {
+        let (whole, weighs, saved): (Dims, _, _) =
+            (self.shape().into(), weight.is_some(), norm.saved(&inputs));
+        let given = statistics.clone();
+        let composed = move |t: &[Tensor]| {
+            let x = t[0].reshape([batch, n, space])?;
+            let x = match &given.mean {
+                Some(mean) if !training => {
+                    let x = x.to_dtype(DType::F32)?.sub(&mean.reshape([n, 1])?)?;
+                    x.mul(&given.rstd.reshape([n, 1])?)?
+                }
+                _ => normalized(&x, &[0, 2], false, eps)?,
+            };
+            weighed(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])
+        };
+        Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
             norm.backward(g, &statistics, wants, true, training)
         }))
     }

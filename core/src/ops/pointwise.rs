@@ -8,10 +8,11 @@ use forebay_shaders::KernelSpec;
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
+use super::evaluate::{Names, Value};
 use super::fuse;
 use super::launch::{self, GROUP, MAX_RANK, Params};
 use crate::amp::{Cast, Recast, recast};
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -196,13 +197,19 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     })
 }
 
+/// A number as a float.
+fn number(s: Scalar) -> f64 {
+    match s {
+        Scalar::Float(v) => v,
+        Scalar::Int(v) => v as f64,
+        Scalar::Bool(v) => f64::from(u8::from(v)),
+    }
+}
+
 /// The two words of a number in the uniform block, for the type that the kernel computes in.
 fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
-    let (float, int) = match s {
-        Scalar::Float(v) => (v, v as i64),
-        Scalar::Int(v) => (v as f64, v),
-        Scalar::Bool(v) => (f64::from(u8::from(v)), i64::from(v)),
-    };
+    let float = number(s);
+    let int = if let Scalar::Int(v) = s { v } else { float as i64 };
     match compute {
         // Nothing computes in a type that is only stored.
         DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
@@ -483,9 +490,8 @@ fn inputs<'a>(args: &[Operand<'a>], attrs: &[(&'static str, Scalar)]) -> SmallVe
 }
 
 /// A tensor or a number that a gradient keeps.
-#[derive(Clone)]
 enum Kept {
-    Tensor(Tensor),
+    Tensor(SavedTensor),
     Scalar(Scalar),
 }
 
@@ -522,14 +528,28 @@ fn record(
         .zip(args)
         .filter(|((var, _), _)| used(**var))
         .map(|((&var, name), arg)| match arg {
-            Operand::Tensor(t) => (var, name, Kept::Tensor(t.detach())),
+            Operand::Tensor(t) => (var, name, Kept::Tensor(SavedTensor::of(t))),
             Operand::Scalar(s) => (var, name, Kept::Scalar(*s)),
         })
-        .chain(used(Var::Y).then(|| (Var::Y, "y", Kept::Tensor(out.clone()))))
+        .chain(used(Var::Y).then(|| (Var::Y, "y", Kept::Tensor(SavedTensor::result(&out)))))
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
-    autograd::attach(op.name, out, tensors, move |g, wants| {
+    autograd::attach_twice(op.name, out, tensors, move |g, wants| {
+        // Each is looked at once, whichever gradients keep it.
+        let kept = kept
+            .iter()
+            .map(|(var, name, value)| {
+                Ok((
+                    *var,
+                    *name,
+                    match value {
+                        Kept::Tensor(t) => Value::Tensor(t.get(wants)?),
+                        Kept::Scalar(s) => Value::Number(number(*s)),
+                    },
+                ))
+            })
+            .collect::<Result<SmallVec<[(Var, &'static str, Value); 4]>>>()?;
         let mut result = Grads::new();
         for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
             if !want {
@@ -541,16 +561,31 @@ fn record(
                 Grad::None => return Err(Error::NoGradient { op: op.name }),
                 Grad::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 Grad::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
+                Grad::Expr(expr, _) if wants.again() => {
+                    let given = std::iter::once(("g", Value::Tensor(g.clone())));
+                    let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
+                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(number(s))));
+                    let cast = |(name, value)| match value {
+                        Value::Tensor(t) => Ok((name, Value::Tensor(t.to_dtype(compute)?))),
+                        value => Ok((name, value)),
+                    };
+                    let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
+                    let names = Names { op: op.name, values, compute, device: g.device() };
+                    // It may be smaller: a gradient of zero, or one that depends on numbers alone.
+                    let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
+                    whole.sum_to(shape)?.to_dtype(*dtype)?
+                }
                 Grad::Expr(expr, vars) => {
                     let mut inputs: SmallVec<[Input<'_>; 6]> =
                         smallvec![Input { name: "g", operand: Operand::Tensor(g) }];
-                    for (var, name, value) in kept.iter().filter(|(v, ..)| vars.contains(v)) {
-                        debug_assert!(vars.contains(var));
-                        let operand = match value {
-                            Kept::Tensor(t) => Operand::Tensor(t),
-                            Kept::Scalar(s) => Operand::Scalar(*s),
-                        };
-                        inputs.push(Input { name, operand });
+                    for (var, name, value) in &kept {
+                        match value {
+                            _ if !vars.contains(var) => {}
+                            Value::Tensor(t) => inputs.push(Input { name, operand: Operand::Tensor(t) }),
+                            Value::Number(v) => inputs.push(Input { name, operand: Operand::from(*v) }),
+                            // Nothing of this kind is kept.
+                            Value::Truth(_) | Value::Mask(_) => {}
+                        }
                     }
                     inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
                     let whole = Tensor::empty(g.shape(), *dtype, g.device())?;

@@ -1,9 +1,9 @@
 //! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. Computed in f32.
 
 use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
+use super::reduce::dense;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -191,13 +191,27 @@ impl Plan {
         };
         self.launch("forward", &input, &out, places.as_ref())?;
         let kept = places.clone();
-        let op = self.op;
-        let out = autograd::attach(op, out, &[x], move |g, _| {
-            let g = g.contiguous()?;
-            let g = if g.layout().offset() == 0 { g } else { g.copy()? };
+        let (op, plan) = (self.op, self.clone());
+        let places_again = places.clone();
+        // Which elements are the largest is settled: what takes them is linear.
+        let forward = move |x: &Tensor| {
+            let x = dense(x)?;
+            if let Some(places) = &places_again {
+                let planes: usize = plan.output[..plan.output.len() - 2].iter().product();
+                let lines = x.reshape([planes, x.numel() / planes.max(1)])?;
+                return lines
+                    .gather(1, &places.reshape([planes, places.numel() / planes.max(1)])?)?
+                    .reshape(&plan.output[..]);
+            }
+            let out = Tensor::empty(&plan.output, x.dtype(), x.device())?;
+            plan.launch("forward", &x, &out, None)?;
+            Ok(out)
+        };
+        let out = autograd::attach_linear(op, out, x, forward, move |g| {
+            let g = dense(g)?;
             let grad = Tensor::empty(&self.input, g.dtype(), g.device())?;
             self.launch("backward", &g, &grad, kept.as_ref())?;
-            Ok(smallvec![Some(grad)])
+            Ok(grad)
         });
         Ok((out, places))
     }

@@ -3,7 +3,6 @@
 //! A fill takes the next blocks of its device's stream ([`Device::random_state`]); element `i` comes from block `i / 4`.
 
 use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use crate::autograd;
@@ -162,9 +161,8 @@ impl Tensor {
         }
         let drawn = self.device().draw(self.numel().div_ceil(4) as u64);
         let out = drop_some(self, p, drawn)?;
-        Ok(autograd::attach("dropout", out, &[self], move |g, _| {
-            Ok(smallvec![Some(drop_some(g, p, drawn)?)])
-        }))
+        let same = move |x: &Tensor| drop_some(x, p, drawn);
+        Ok(autograd::attach_linear("dropout", out, self, same, same))
     }
 
     /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p), while `training`;

@@ -8,9 +8,10 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use super::shape::cat;
 use super::spread::{QUAD, Spread, has_quads};
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -391,7 +392,7 @@ impl Tensor {
         recast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = Over::new("sum", self.shape(), dims)?;
         let out = total(&SUM, self, &over, keepdim)?;
-        Ok(autograd::attach("sum", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
+        Ok(autograd::attach_twice("sum", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
     }
 
     /// The sum of all elements.
@@ -415,7 +416,8 @@ impl Tensor {
         let reduced = (0..self.rank()).map(|d| d < skip || (shape[d - skip] == 1 && self.shape()[d] != 1));
         let over = Over::marked(self.shape(), reduced.collect());
         let out = total(&SUM, self, &over, true)?;
-        Ok(out.with_layout(Layout::new(shape, contiguous_strides(shape), 0)))
+        let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
+        Ok(autograd::attach_twice("sum_to", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
     }
 
     /// The mean over `dims`; over all dimensions if there are none.
@@ -428,7 +430,9 @@ impl Tensor {
         let n = over.extent as f64;
         let extra = Extra { args: [n as f32, 0.0, 0.0, 0.0], ..Extra::default() };
         let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
-        Ok(autograd::attach("mean", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(&g.div(n)?)?)])))
+        Ok(autograd::attach_twice("mean", out, &[self], move |g, _| {
+            Ok(smallvec![Some(over.spread(&g.div(n)?)?)])
+        }))
     }
 
     /// The mean of all elements.
@@ -450,11 +454,31 @@ impl Tensor {
         let over = Over::new("prod", self.shape(), &[dim])?;
         let out = total(&PROD, self, &over, keepdim)?;
         let x = self.detach();
-        Ok(autograd::attach("prod", out, &[self], move |g, _| {
+        let saved = smallvec![SavedTensor::of(self)];
+        let composed = move |x: &[Tensor]| {
+            let product = x[0].product_of_halves(dim)?;
+            if keepdim { Ok(product) } else { product.squeeze(dim) }
+        };
+        Ok(autograd::attach_composed("prod", out, &[self], saved, composed, move |g, _| {
             // The product of the others, without a division: right also where elements are zero.
             let others = x.product_of_others(dim)?;
             Ok(smallvec![Some(over.spread(g)?.mul(&others)?)])
         }))
+    }
+
+    /// The product over `dim`, which is kept, of products of elements: differentiable as often as they are.
+    pub(super) fn product_of_halves(&self, dim: isize) -> Result<Tensor> {
+        let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        while x.dim(dim)? > 1 {
+            let n = x.dim(dim)?;
+            let half = n / 2;
+            let product = x.narrow(dim, 0, half)?.mul(&x.narrow(dim, half, half)?)?;
+            x = match n % 2 {
+                0 => product,
+                _ => cat(&[&product, &x.narrow(dim, n - 1, 1)?], dim)?,
+            };
+        }
+        if self.rank() == 0 { x.reshape(self.shape()) } else { Ok(x) }
     }
 
     /// The product of all elements.
@@ -470,8 +494,9 @@ impl Tensor {
     fn extreme(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let over = Over::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), Extra::default())?;
-        let (x, y) = (self.detach(), out.clone());
-        Ok(autograd::attach(op.name, out, &[self], move |g, _| {
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
+            let (x, y) = (x.constant(wants)?, y.constant(wants)?);
             let mask = x.eq(&over.spread(&y)?)?;
             let ties = mask.sum_kept(&over)?.to_dtype(g.dtype())?;
             let share = g.reshape(&over.kept[..])?.div(&ties)?;
@@ -544,7 +569,7 @@ impl Tensor {
             run(op, self, &over, self.dtype(), Extra::default(), Some(&value), Some(&place))?;
         }
         let at = place.clone();
-        let value = autograd::attach(name, value, &[self], move |g, _| {
+        let value = autograd::attach_twice(name, value, &[self], move |g, _| {
             Ok(smallvec![Some(scatter_back(g, &at, &over.shape, dim, keepdim)?)])
         });
         Ok((value, place))

@@ -5,8 +5,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::reduce::{dense, scatter_back};
+use super::shape::cat;
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -104,9 +105,8 @@ impl Tensor {
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         recast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", "sum", dim, false)?;
-        Ok(autograd::attach("cumsum", out, &[self], move |g, _| {
-            Ok(smallvec![Some(g.scan("cumsum", "sum", dim, true)?)])
-        }))
+        let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", "sum", dim, reverse);
+        Ok(autograd::attach_linear("cumsum", out, self, move |x| sum(x, false), move |g| sum(g, true)))
     }
 
     /// The running product along `dim`; integers and truth values give i64.
@@ -118,7 +118,9 @@ impl Tensor {
         recast!("cumprod", [self], |x| x.cumprod(dim));
         let out = self.scan("cumprod", "prod", dim, false)?;
         let x = self.detach();
-        Ok(autograd::attach("cumprod", out, &[self], move |g, _| {
+        let saved = smallvec![SavedTensor::of(self)];
+        let composed = move |x: &[Tensor]| x[0].products_so_far(dim);
+        Ok(autograd::attach_composed("cumprod", out, &[self], saved, composed, move |g, _| {
             // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
             // zeros are no special case.
             let factor = dense(&x)?;
@@ -132,6 +134,19 @@ impl Tensor {
             let (after, _) = affine.run(g, dim)?;
             Ok(smallvec![Some(x.exclusive_product(dim, false)?.mul(&after)?)])
         }))
+    }
+
+    /// The running product, of products of elements (Hillis and Steele, 1986): differentiable as often as they are.
+    fn products_so_far(&self, dim: isize) -> Result<Tensor> {
+        let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        let (n, mut reach) = (x.dim(dim)?, 1);
+        while reach < n {
+            let first = x.narrow(dim, 0, reach)?;
+            let rest = x.narrow(dim, reach, n - reach)?.mul(&x.narrow(dim, 0, n - reach)?)?;
+            x = cat(&[&first, &rest], dim)?;
+            reach *= 2;
+        }
+        x.reshape(self.shape())
     }
 
     fn exclusive_product(&self, dim: isize, reverse: bool) -> Result<Tensor> {
@@ -151,7 +166,7 @@ impl Tensor {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
         let (at, shape): (_, Dims) = (place.clone(), self.shape().into());
-        let value = autograd::attach(op, value, &[self], move |g, _| {
+        let value = autograd::attach_twice(op, value, &[self], move |g, _| {
             Ok(smallvec![Some(scatter_back(g, &at, &shape, dim, true)?)])
         });
         Ok((value, place))

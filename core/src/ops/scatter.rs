@@ -1,5 +1,7 @@
 //! Reducing into places: PyTorch's `scatter_reduce`, `index_put` and its reading twin `index`.
 
+use std::sync::Arc;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
@@ -7,7 +9,7 @@ use super::index::{Source, scatter_into, without};
 use super::launch::{self, GROUP, Params};
 use super::{select, sort};
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor, Wants};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -177,7 +179,10 @@ impl Reduce {
                 (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
             }
         };
-        let own = if self.include_self { own } else { self.marked(&own, 0.0)? };
+        let own = match self.include_self {
+            true => own,
+            false => own.scatter_value(self.dim as isize, &self.index, 0.0)?,
+        };
         Ok((own, other))
     }
 }
@@ -347,14 +352,27 @@ impl Tensor {
         let call = Reduce { dim: d, index: index.detach(), how: reduce, include_self };
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
+        drop((x, src));
         let kept = match reduce {
             ScatterReduce::Sum | ScatterReduce::Mean => None,
-            _ => Some(Kept { x, src, out: out.clone() }),
+            _ => Some([SavedTensor::of(self), SavedTensor::of(&part), SavedTensor::result(&out)]),
         };
-        Ok(autograd::attach(OP, out, &[self, &part], move |g, _| {
+        let backward = move |g: &Tensor, wants: &Wants<'_>| {
+            // Which are the largest does not change.
+            let kept = match &kept {
+                Some([x, src, out]) => {
+                    Some(Kept { x: x.constant(wants)?, src: src.constant(wants)?, out: out.constant(wants)? })
+                }
+                None => None,
+            };
             let (own, other) = call.backward(g, kept.as_ref())?;
             Ok(smallvec![Some(own), Some(other)])
-        }))
+        };
+        Ok(match reduce {
+            // The product of the others does change with them.
+            ScatterReduce::Prod => autograd::attach(OP, out, &[self, &part], backward),
+            _ => autograd::attach_twice(OP, out, &[self, &part], backward),
+        })
     }
 
     /// The elements that index tensors choose: PyTorch's `x[indices]`. An index (i64, i32, u32) stands for one dimension,
@@ -404,14 +422,22 @@ impl Tensor {
         chosen.scatter(OP, &rows, &Source::Tensor(&source, source.strides().into()), how)?;
         let out = chosen.unfolded(&rows)?;
         drop((rows, source));
-        Ok(autograd::attach(OP, out, &[self, &values], move |g, wants| {
+        let chosen = Arc::new(chosen);
+        Ok(autograd::attach_twice(OP, out, &[self, &values], move |g, wants| {
             let rows = chosen.matrix(g)?;
             let own = match (wants[0], accumulate) {
                 (false, _) => None,
                 (true, true) => Some(g.clone()),
                 (true, false) => {
-                    let kept = rows.copy()?;
-                    chosen.scatter(OP, &kept, &Source::Number(0.0), ScatterOp::Set)?;
+                    let again = chosen.clone();
+                    let clear = move |rows: &Tensor| {
+                        let kept = rows.copy()?;
+                        again.scatter(OP, &kept, &Source::Number(0.0), ScatterOp::Set)?;
+                        Ok(kept)
+                    };
+                    let kept = clear(&rows.detach())?;
+                    // It is its own transpose.
+                    let kept = autograd::attach_linear(OP, kept, &rows, clear.clone(), clear);
                     Some(chosen.unfolded(&kept)?)
                 }
             };

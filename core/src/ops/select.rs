@@ -110,10 +110,16 @@ impl Tensor {
         let out = Tensor::empty(place.shape(), x.dtype(), x.device())?;
         gather_into(OP, &x, 0, &place, place.strides(), &out)?;
         let n = x.numel();
-        Ok(autograd::attach(OP, out, &[&x], move |g, _| {
+        let again = place.clone();
+        let forward = move |x: &Tensor| {
+            let out = Tensor::empty(again.shape(), x.dtype(), x.device())?;
+            gather_into(OP, x, 0, &again, again.strides(), &out)?;
+            Ok(out)
+        };
+        Ok(autograd::attach_linear(OP, out, &x, forward, move |g| {
             let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
             place_into(OP, &whole, 0, &place, g)?;
-            Ok(smallvec![Some(whole)])
+            Ok(whole)
         }))
     }
 

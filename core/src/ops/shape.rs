@@ -66,7 +66,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         places.push((start, n, t.dtype()));
         start += n;
     }
-    Ok(autograd::attach("cat", out, &parts, move |g, wants| {
+    Ok(autograd::attach_twice("cat", out, &parts, move |g, wants| {
         places
             .iter()
             .zip(wants.iter())
@@ -460,15 +460,12 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     if kept > 0 {
         x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
     }
-    let before_shape: Dims = x.shape().into();
-    Ok(autograd::attach("pad", out, &[x], move |g, _| {
-        if before_shape[d] == kept {
-            return Ok(smallvec![Some(g.narrow(dim, to, kept)?)]);
+    Ok(autograd::attach_twice("pad", out, &[x], move |g, _| {
+        let own = g.narrow(dim, to, kept)?;
+        if n == kept as isize {
+            return Ok(smallvec![Some(own)]);
         }
-        let whole = Tensor::zeros(&before_shape, g.dtype(), g.device())?;
-        if kept > 0 {
-            g.narrow(dim, to, kept)?.copy_into(&whole.narrow(dim, start, kept)?)?;
-        }
-        Ok(smallvec![Some(whole)])
+        // What was cut away gets zeros.
+        Ok(smallvec![Some(pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)?)])
     }))
 }

@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, GROUP, Params};
 use super::spread::{Held, QUAD, has_quads};
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -130,8 +130,20 @@ fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     check(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run(op, x, None, dim)?;
-    let y = out.clone();
-    Ok(autograd::attach(op, out, &[x], move |g, _| Ok(smallvec![Some(run(op, g, Some(&y), dim)?)])))
+    let y = SavedTensor::result(&out);
+    Ok(autograd::attach_twice(op, out, &[x], move |g, wants| {
+        let y = y.get(wants)?;
+        if !wants.again() {
+            return Ok(smallvec![Some(run(op, g, Some(&y), dim)?)]);
+        }
+        // Rounded to the type at the end, as the kernel does.
+        let (g32, y) = (g.to_dtype(DType::F32)?, y.to_dtype(DType::F32)?);
+        let grad = match op {
+            "softmax" => y.mul(&g32.sub(&g32.mul(&y)?.sum(&[dim], true)?)?)?,
+            _ => g32.sub(&y.exp()?.mul(&g32.sum(&[dim], true)?)?)?,
+        };
+        Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
+    }))
 }
 
 impl Tensor {

@@ -10,7 +10,7 @@ use smallvec::smallvec;
 use super::index::{gather_into, place_into};
 use super::launch::{self, GROUP, Params};
 use super::pointwise::{Operand, Scalar};
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -170,10 +170,18 @@ impl Sorter {
             gather_into(self.op, x, d, &place, place.strides(), &value)?;
         }
         let (at, shape, op): (_, Dims, _) = (place.clone(), x.shape().into(), self.op);
-        let value = autograd::attach(op, value, &[x], move |g, _| {
+        let again = place.clone();
+        let forward = move |x: &Tensor| {
+            let value = Tensor::empty(again.shape(), x.dtype(), x.device())?;
+            if value.numel() > 0 {
+                gather_into(op, x, d, &again, again.strides(), &value)?;
+            }
+            Ok(value)
+        };
+        let value = autograd::attach_linear(op, value, x, forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
             place_into(op, &whole, d, &at, g)?;
-            Ok(smallvec![Some(whole)])
+            Ok(whole)
         });
         Ok((value, place))
     }
@@ -333,8 +341,9 @@ impl Tensor {
     /// `out`, one of the elements, with a gradient that all equal to it share.
     #[track_caller]
     fn shared_by_equals(&self, op: &'static str, out: Tensor) -> Tensor {
-        let (x, y) = (self.detach(), out.clone());
-        autograd::attach(op, out, &[self], move |g, _| {
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        autograd::attach_twice(op, out, &[self], move |g, wants| {
+            let (x, y) = (x.constant(wants)?, y.constant(wants)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
             let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;

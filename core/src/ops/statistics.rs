@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -86,15 +86,24 @@ impl Tensor {
         let freedom = (over.extent as f64 - correction).max(0.0);
         let extra = Extra { center: Some(&center), args: args(freedom, 0.0), ..Extra::default() };
         let out = reduce_float(op, self, &over, keepdim, extra)?;
-        let (x, y) = (self.detach(), out.clone());
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         let root = op.name == "std";
-        Ok(autograd::attach(op.name, out, &[self], move |g, _| {
+        Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
+            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let mean = match wants.again() {
+                true => x.sum_to(&over.kept)?.div(over.extent as f64)?,
+                false => center.to_dtype(x.dtype())?,
+            };
             let g = if root { g.div(&y.mul(freedom)?)? } else { g.mul(2.0 / freedom)? };
             let g = over.spread(&g)?;
             // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
-            let away = x.sub(&over.spread(&center.to_dtype(x.dtype())?)?)?;
+            let away = x.sub(&over.spread(&mean)?)?;
             let grad = g.mul(&away)?;
-            Ok(smallvec![Some(if root { grad.masked_fill(&over.spread(&y)?.eq(0.0)?, 0.0)? } else { grad })])
+            Ok(smallvec![Some(if root {
+                grad.masked_fill(&over.spread(&y.detach())?.eq(0.0)?, 0.0)?
+            } else {
+                grad
+            })])
         }))
     }
 
@@ -145,27 +154,30 @@ impl Tensor {
         };
         let extra = Extra { args: args(p, 1.0 / p), ..Extra::default() };
         let out = reduce_float(op, self, &over, keepdim, extra)?;
-        let (x, y) = (self.detach(), out.clone());
-        Ok(autograd::attach("norm", out, &[self], move |g, _| {
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
+            let (x, y) = (x.get(wants)?, y.get(wants)?);
             let (g, y) = (over.spread(g)?, over.spread(&y)?);
+            // Where something is zero, or largest, does not change with it.
+            let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
                 x.zeros_like()?
             } else if p == 1.0 {
                 g.mul(&x.sign()?)?
             } else if p.is_infinite() {
-                let mask = x.abs()?.eq(&y)?.to_dtype(x.dtype())?;
+                let mask = fixed.abs()?.eq(&whole)?.to_dtype(x.dtype())?;
                 let ties = mask.sum_to(&over.kept)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {
                 // A norm of zero has a gradient of zero, as in PyTorch.
-                g.mul(&x)?.div(&y)?.masked_fill(&y.eq(0.0)?, 0.0)?
+                g.mul(&x)?.div(&y)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             } else if p < 1.0 {
                 // x |x|^(p - 2) is infinite at zero, where PyTorch has no gradient.
-                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&x.eq(0.0)?, 0.0)?;
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&fixed.eq(0.0)?, 0.0)?;
                 slope.mul(&g)?.mul(&y.pow(1.0 - p)?)?
             } else {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
-                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&y.eq(0.0)?, 0.0)?
+                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             };
             Ok(smallvec![Some(grad)])
         }))
@@ -183,8 +195,9 @@ impl Tensor {
         let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;
         let extra = Extra { center: Some(&largest), ..Extra::default() };
         let out = reduce_float(&LOGSUMEXP, self, &over, keepdim, extra)?;
-        let (x, y) = (self.detach(), out.clone());
-        Ok(autograd::attach("logsumexp", out, &[self], move |g, _| {
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        Ok(autograd::attach_twice("logsumexp", out, &[self], move |g, wants| {
+            let (x, y) = (x.get(wants)?, y.get(wants)?);
             let weight = x.sub(&over.spread(&y)?)?.exp()?;
             Ok(smallvec![Some(over.spread(g)?.mul(&weight)?)])
         }))

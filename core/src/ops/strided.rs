@@ -3,6 +3,8 @@
 //! A view that repeats elements and a sum of all that lies on one element are each other's gradients: `im2col` and `unfold` are
 //! views, `col2im` is the sum, and one kernel serves all of them without atomics.
 
+use std::sync::Arc;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
@@ -70,9 +72,12 @@ fn windows(
 ) -> Tensor {
     let view = x.with_layout(make(x.strides(), x.layout().offset()));
     let shape: Dims = x.shape().into();
-    autograd::attach(op, view, &[x], move |g, _| {
+    let make = Arc::new(make);
+    let again = make.clone();
+    let forward = move |x: &Tensor| Ok(x.with_layout(again(x.strides(), x.layout().offset())));
+    autograd::attach_linear(op, view, x, forward, move |g| {
         let layout = make(&contiguous_strides(&shape), 0);
-        Ok(smallvec![Some(strided_sum(op, g, &layout, 0, numel(&shape))?.reshape(&shape[..])?)])
+        strided_sum(op, g, &layout, 0, numel(&shape))?.reshape(&shape[..])
     })
 }
 
@@ -184,18 +189,33 @@ impl Tensor {
         }
         let own = self.layout().clone();
         let view = self.with_layout(layout.clone());
-        Ok(autograd::attach(OP, view, &[self], move |g, _| {
+        let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
             let (start, len) = (own.offset(), own.end().saturating_sub(own.offset()));
-            let sum = strided_sum(OP, g, &layout, start, len)?;
+            let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if own.overlaps() {
                 let one = Tensor::ones(&[], g.dtype(), g.device())?.broadcast_to(own.shape())?;
                 // Between elements of `self` nothing counts, and nothing is asked for.
-                sum.div(&strided_sum(OP, &one, &own, start, len)?.maximum(1.0)?)?
+                sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
             } else {
                 sum
             };
-            Ok(smallvec![Some(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))])
-        }))
+            Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
+        };
+        // What the view sees beside this tensor's elements is no function of them.
+        let inside = !own.overlaps() && layout.offset() >= own.offset() && layout.end() <= own.end();
+        if !inside {
+            return Ok(autograd::attach(OP, view, &[self], move |g, _| {
+                Ok(smallvec![Some(back(g, &own, &layout)?)])
+            }));
+        }
+        let (place, seen) = (own.clone(), layout.clone());
+        let forward = move |x: &Tensor| {
+            let (start, len) = (place.offset(), place.end().saturating_sub(place.offset()));
+            let memory = Tensor::zeros(&[len], x.dtype(), x.device())?;
+            x.copy_into(&memory.with_layout(Layout::new(place.shape(), place.strides(), 0)))?;
+            Ok(memory.with_layout(Layout::new(seen.shape(), seen.strides(), seen.offset() - start)))
+        };
+        Ok(autograd::attach_linear(OP, view, self, forward, move |g| back(g, &own, &layout)))
     }
 
     /// All windows of `size` neighbours along a dimension, `step` apart, as a view: `dim` counts them, and their elements are a new
@@ -311,10 +331,12 @@ impl Tensor {
             smallvec![images, channels, size[0] + 2 * blocks.padding[0], size[1] + 2 * blocks.padding[1]];
         let layout = blocks.layout(images, channels, counts, &contiguous_strides(&padded), 0);
         let sum = strided_sum(OP, &x, &layout, 0, numel(&padded))?.reshape(&padded[..])?;
-        let sum = autograd::attach(OP, sum, &[&x], move |g, _| {
+        let (again, size_padded) = (layout.clone(), padded.clone());
+        let forward =
+            move |x: &Tensor| strided_sum(OP, x, &again, 0, numel(&size_padded))?.reshape(&size_padded[..]);
+        let sum = autograd::attach_linear(OP, sum, &x, forward, move |g| {
             let g = g.contiguous()?;
-            let at = Layout::new(layout.shape(), layout.strides(), g.layout().offset());
-            Ok(smallvec![Some(g.with_layout(at))])
+            Ok(g.with_layout(Layout::new(layout.shape(), layout.strides(), g.layout().offset())))
         });
         let out = sum.narrow(2, blocks.padding[0], size[0])?.narrow(3, blocks.padding[1], size[1])?;
         if self.rank() == 2 { out.squeeze(0) } else { Ok(out) }

@@ -194,7 +194,7 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
         Some(std::mem::replace(&mut pass.before, Arc::downgrade(&away)))
     });
     let before = before.unwrap_or_default();
-    Ok(autograd::attach("segment", out.detach(), &[&out], move |g, _| {
+    Ok(autograd::attach_twice("segment", out.detach(), &[&out], move |g, _| {
         away.fetch()?;
         if let Some(before) = before.upgrade() {
             before.fetch()?;

@@ -37,6 +37,16 @@ struct Inner {
     meta: Option<Meta>,
 }
 
+/// A tensor that this does not keep alive.
+#[derive(Clone)]
+pub(crate) struct WeakTensor(Weak<Inner>);
+
+impl WeakTensor {
+    pub(crate) fn upgrade(&self) -> Option<Tensor> {
+        Some(Tensor { inner: self.0.upgrade()? })
+    }
+}
+
 /// Whether somebody still has a tensor's memory.
 pub(crate) struct Life(Weak<Storage>);
 
@@ -169,6 +179,11 @@ impl Tensor {
         Self {
             inner: Arc::new(Inner { storage: storage.clone(), layout: layout.clone(), dtype: *dtype, meta }),
         }
+    }
+
+    /// The same tensor, which this does not keep alive.
+    pub(crate) fn downgrade(&self) -> WeakTensor {
+        WeakTensor(Arc::downgrade(&self.inner))
     }
 
     /// Another view of the same memory, without history.

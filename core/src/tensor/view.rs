@@ -1,5 +1,7 @@
 //! Views: other shapes and strides over the same memory, and the copy that makes one contiguous.
 
+use std::sync::Arc;
+
 use smallvec::smallvec;
 
 use super::layout::{normalize_dim, numel};
@@ -51,7 +53,7 @@ impl Tensor {
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::attach(op, self.with_layout(layout), &[self], move |g, _| {
+        autograd::attach_twice(op, self.with_layout(layout), &[self], move |g, _| {
             Ok(smallvec![Some(back(g)?)] as Grads)
         })
     }
@@ -63,12 +65,24 @@ impl Tensor {
         layout: Layout,
         part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
+        let view = self.with_layout(layout);
+        if !autograd::wanted(&[self]) {
+            return view;
+        }
         let shape: Dims = self.shape().into();
-        self.view_as(op, layout, move |g| {
-            let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
-            g.copy_into(&part(&whole)?)?;
-            Ok(whole)
-        })
+        let part = Arc::new(part);
+        let again = part.clone();
+        autograd::attach_linear(
+            op,
+            view,
+            self,
+            move |x| again(x),
+            move |g| {
+                let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
+                g.copy_into(&part(&whole)?)?;
+                Ok(whole)
+            },
+        )
     }
 
     /// The same elements in another shape: a view where the strides allow it, else a copy.
@@ -468,7 +482,7 @@ impl Tensor {
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
         self.copy_into(&out)?;
-        Ok(autograd::attach("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
+        Ok(autograd::attach_twice("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
     }
 
     /// Whether the strides repeat an element somewhere.

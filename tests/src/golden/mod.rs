@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use forebay::autograd::GradOptions;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
@@ -253,7 +254,9 @@ fn make(
     }
     let inputs: Vec<Tensor> = call.grads.keys().map(|k| args.tensor(k).cloned()).collect::<Result<_>>()?;
     let mut grads = Vec::new();
-    for (key, grad) in call.grads.keys().zip(forebay::autograd::grad(&roots, &seeds, &inputs)?) {
+    let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
+    for (key, grad) in call.grads.keys().zip(forebay::autograd::grad_allow_unused(&roots, &inputs, &options)?)
+    {
         grads.push(grad.with_context(|| format!("no gradient reached {key}"))?);
     }
     let outs = outs.iter().map(Tensor::detach).collect();

@@ -1,7 +1,7 @@
 //! Attention without its matrix, against the matrix: values and gradients for every option, size and layout.
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{self, checkpoint};
+use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
@@ -441,19 +441,17 @@ fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
         let x = leaf(&normal(&[2, 40, 3 * 64], DType::BF16, device)?)?;
         let g = normal(&[2, 40, 64], DType::BF16, device)?;
         let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
-        let once = || -> CoreResult<(Tensor, Vec<Option<Tensor>>)> {
+        let once = || -> CoreResult<(Tensor, Vec<Tensor>)> {
             let out = x.qkv_attention(1, 1, &options)?;
-            let grads = autograd::grad(
-                std::slice::from_ref(&out),
-                std::slice::from_ref(&g),
-                std::slice::from_ref(&x),
-            )?;
+            let seeds =
+                GradOptions { grad_outputs: Some(std::slice::from_ref(&g)), ..GradOptions::default() };
+            let grads = autograd::grad(std::slice::from_ref(&out), std::slice::from_ref(&x), &seeds)?;
             Ok((out.detach(), grads))
         };
         let mut all = Vec::new();
-        let mut note = |(out, grads): &(Tensor, Vec<Option<Tensor>>)| -> Result<()> {
+        let mut note = |(out, grads): &(Tensor, Vec<Tensor>)| -> Result<()> {
             all.push(out.to_f64s()?);
-            for grad in grads.iter().flatten() {
+            for grad in grads {
                 all.push(grad.to_f64s()?);
             }
             Ok(())

@@ -28,6 +28,7 @@ mod faulty;
 mod float8;
 mod fusion;
 mod gpt;
+mod hooks;
 mod host;
 mod linalg;
 mod linear;
@@ -45,6 +46,7 @@ mod resize;
 mod rows;
 mod runs;
 mod scaler;
+mod second;
 mod streams;
 mod tensors;
 mod training;
@@ -73,6 +75,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
     ("autograd", autograd::TESTS),
+    ("second", second::TESTS),
+    ("hooks", hooks::TESTS),
     ("amp", amp::TESTS),
     ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),

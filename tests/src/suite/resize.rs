@@ -3,6 +3,7 @@
 use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
+use forebay::autograd::GradOptions;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
@@ -244,9 +245,10 @@ fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
     let options = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[7, 9]) };
     let run = || -> forebay::error::Result<(Tensor, Tensor)> {
         let y = x.interpolate(&options)?.im2col(2, 1, 1, 1)?;
-        let seed = y.detach().cos()?;
-        let grads = forebay::autograd::grad(from_ref(&y), &[seed], from_ref(&x))?;
-        Ok((y.detach(), grads.into_iter().flatten().next().unwrap_or(y)))
+        let seed = [y.detach().cos()?];
+        let options = GradOptions { grad_outputs: Some(&seed), ..GradOptions::default() };
+        let grads = forebay::autograd::grad(from_ref(&y), from_ref(&x), &options)?;
+        Ok((y.detach(), grads.into_iter().next().unwrap_or(y)))
     };
     let eager = run()?;
     let mut step = device.capture(run)?;

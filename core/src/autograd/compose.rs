@@ -1,0 +1,102 @@
+//! Operations whose gradients are kernels, and have gradients all the same.
+
+use std::sync::Arc;
+
+use smallvec::{SmallVec, smallvec};
+
+use super::walk::{Options, Targets, run_to};
+use super::{Grads, Meta, SavedTensor, Wants, attach_twice, no_grad, wanted};
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+type Map = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
+
+/// Puts a linear operation of `x` on the tape, that is `forward`: its gradient is `transpose`, whose gradient is `forward`
+/// again. Both run without recording, as kernels do.
+#[must_use]
+#[track_caller]
+pub fn attach_linear(
+    op: &'static str,
+    out: Tensor,
+    x: &Tensor,
+    forward: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    transpose: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Tensor {
+    if wanted(&[x]) { linear(op, out, x, Arc::new(forward), Arc::new(transpose)) } else { out }
+}
+
+fn linear(op: &'static str, out: Tensor, x: &Tensor, forward: Map, transpose: Map) -> Tensor {
+    attach_twice(op, out, &[x], move |g, _| {
+        if !wanted(&[g]) {
+            return Ok(smallvec![Some(transpose(g)?)]);
+        }
+        let back = {
+            let _no_grad = no_grad();
+            transpose(&g.detach())?
+        };
+        Ok(smallvec![Some(linear(op, back, g, transpose.clone(), forward.clone()))])
+    })
+}
+
+/// Puts an operation on the tape whose `backward` is kernels, as with [`attach`](super::attach). With `create_graph` they do not
+/// run: the gradients are then those of `composed`, which makes the same result of the inputs, given as `saved`, by
+/// differentiable operations. `saved` names memory that `backward` keeps anyway.
+#[must_use]
+#[track_caller]
+pub fn attach_composed(
+    op: &'static str,
+    out: Tensor,
+    inputs: &[&Tensor],
+    saved: SmallVec<[SavedTensor; 4]>,
+    composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+) -> Tensor {
+    attach_twice(op, out, inputs, move |g, wants| {
+        let inputs = saved.iter().map(|t| t.get(wants)).collect::<Result<SmallVec<[Tensor; 4]>>>()?;
+        match wants.again() {
+            true => gradients(&inputs, g, wants, &composed),
+            false => backward(g, wants),
+        }
+    })
+}
+
+/// The gradients of what `body` makes of `inputs`, on the tape.
+pub(super) fn gradients(
+    inputs: &[Tensor],
+    g: &Tensor,
+    wants: &[bool],
+    body: &(impl Fn(&[Tensor]) -> Result<Tensor> + ?Sized),
+) -> Result<Grads> {
+    let aliases = aliases(inputs, wants);
+    let out = body(&aliases)?.to_dtype(g.dtype())?;
+    let targets =
+        Targets::only(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
+    let mut found =
+        run_to(&[(out, g.clone())], Options { retain_graph: true, create_graph: true }, Some(&targets))?;
+    take(&aliases, wants, |t| found.remove(&t))
+}
+
+/// Views of `inputs` at which a walk can end: of those that are wanted.
+pub(super) fn aliases(inputs: &[Tensor], wants: &[bool]) -> SmallVec<[Tensor; 4]> {
+    let alias = |t: &Tensor| attach_twice("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
+    inputs.iter().zip(wants).map(|(t, &want)| if want { alias(t) } else { t.clone() }).collect()
+}
+
+/// The gradients that `found` has of tensors, zero where there is none.
+pub(super) fn take(
+    tensors: &[Tensor],
+    wants: &[bool],
+    mut found: impl FnMut(u64) -> Option<Tensor>,
+) -> Result<Grads> {
+    let mut grads = Grads::new();
+    for (t, &want) in tensors.iter().zip(wants) {
+        grads.push(match t.meta() {
+            Some(Meta::Node(node)) if want => Some(match found(node.id) {
+                Some(grad) => grad,
+                None => t.zeros_like()?,
+            }),
+            _ => None,
+        });
+    }
+    Ok(grads)
+}

@@ -1,0 +1,183 @@
+//! Functions of a user that see gradients on their way.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+
+use super::{Meta, lock};
+use crate::error::{Error, Result};
+use crate::tensor::{Tensor, WeakTensor};
+
+type See = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
+type After = dyn Fn(&Tensor) -> Result<()> + Send + Sync;
+
+/// How many hooks there are on leaves: without one, no walk counts what comes to a leaf.
+static ON_LEAVES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether there is a hook on some leaf.
+pub(super) fn on_leaves() -> bool {
+    ON_LEAVES.load(Ordering::Relaxed) > 0
+}
+
+#[derive(Clone)]
+enum Hook {
+    See(Arc<See>),
+    After(Arc<After>, WeakTensor),
+}
+
+/// A hook in its place, counted while it is there.
+struct Entry {
+    id: u64,
+    hook: Hook,
+    on_leaf: bool,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        ON_LEAVES.fetch_sub(usize::from(self.on_leaf), Ordering::Relaxed);
+    }
+}
+
+/// The hooks of one tensor, in the order of their registration.
+#[derive(Default)]
+pub(super) struct Hooks(Mutex<Vec<Entry>>);
+
+impl Hooks {
+    fn push(self: &Arc<Self>, hook: Hook, on_leaf: bool) -> HookHandle {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        ON_LEAVES.fetch_add(usize::from(on_leaf), Ordering::Relaxed);
+        lock(&self.0).push(Entry { id, hook, on_leaf });
+        HookHandle { hooks: Arc::downgrade(self), id }
+    }
+
+    /// They may register and remove others while they run.
+    fn all(&self) -> Vec<Hook> {
+        lock(&self.0).iter().map(|entry| entry.hook.clone()).collect()
+    }
+
+    /// The gradient as the hooks leave it.
+    pub(super) fn see(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
+        for hook in self.all() {
+            let Hook::See(see) = hook else { continue };
+            let Some(other) = see(&grad)? else { continue };
+            if other.shape() != grad.shape() || other.dtype() != grad.dtype() {
+                return Err(Error::Backward(format!(
+                    "a hook on {of} returned {} {:?} in place of a gradient of {} {:?}",
+                    other.dtype(),
+                    other.shape(),
+                    grad.dtype(),
+                    grad.shape()
+                )));
+            }
+            grad.same_device("register_hook", &other)?;
+            grad = other;
+        }
+        Ok(grad)
+    }
+
+    /// The leaf has its gradient.
+    pub(super) fn after(&self) -> Result<()> {
+        for hook in self.all() {
+            if let Hook::After(after, leaf) = hook
+                && let Some(leaf) = leaf.upgrade()
+            {
+                after(&leaf)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What takes a hook away again. Dropping it leaves the hook where it is, until its tensor is gone.
+#[derive(Clone)]
+pub struct HookHandle {
+    hooks: Weak<Hooks>,
+    id: u64,
+}
+
+impl HookHandle {
+    /// Takes the hook away.
+    pub fn remove(&self) {
+        let Some(hooks) = self.hooks.upgrade() else { return };
+        let removed = {
+            let mut entries = lock(&hooks.0);
+            entries.iter().position(|entry| entry.id == self.id).map(|at| entries.remove(at))
+        };
+        // What it holds is dropped without the lock.
+        drop(removed);
+    }
+}
+
+impl fmt::Debug for HookHandle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "HookHandle({})", self.id)
+    }
+}
+
+impl Tensor {
+    /// Calls `hook` with the gradient of this tensor in every backward pass that reaches it, once all parts of it are summed.
+    /// What it returns takes the gradient's place, here and for all that it flows on to.
+    ///
+    /// A parameter that several [`checkpoint`](super::checkpoint)s capture has a sum for each of them.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// let handle = x.register_hook(|grad| grad.clamp(-1.0, 1.0).map(Some))?;
+    /// x.exp()?.sum_all()?.backward()?;
+    /// handle.remove();
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The tensor requires no gradient.
+    pub fn register_hook(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        let (hooks, on_leaf) = match self.meta() {
+            Some(Meta::Leaf(leaf)) => (leaf.hooks.get_or_init(Arc::default), true),
+            Some(Meta::Node(node)) => (node.hooks.get_or_init(Arc::default), false),
+            None => return Err(Error::argument("register_hook", "the tensor does not require a gradient")),
+        };
+        Ok(hooks.push(Hook::See(Arc::new(hook)), on_leaf))
+    }
+
+    /// Calls `hook` with this leaf when a backward pass has added all it has to its gradient. An optimiser that steps here,
+    /// and frees the gradient, never has all gradients in memory at once.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let w = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// w.register_post_accumulate_grad_hook(|w| {
+    ///     if let Some(grad) = w.grad() {
+    ///         w.sub_(&grad.mul(0.1)?)?; // nothing is recorded here
+    ///     }
+    ///     w.set_grad(None);
+    ///     Ok(())
+    /// })?;
+    /// w.exp()?.sum_all()?.backward()?;
+    /// assert!(w.grad().is_none());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// It is called as long as this handle of the tensor, or a clone of it, is there.
+    ///
+    /// # Errors
+    /// The tensor is no leaf that requires a gradient.
+    pub fn register_post_accumulate_grad_hook(
+        &self,
+        hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
+    ) -> Result<HookHandle> {
+        let Some(Meta::Leaf(leaf)) = self.meta() else {
+            return Err(Error::argument(
+                "register_post_accumulate_grad_hook",
+                "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`",
+            ));
+        };
+        Ok(leaf.hooks.get_or_init(Arc::default).push(Hook::After(Arc::new(hook), self.downgrade()), true))
+    }
+}

@@ -1,0 +1,535 @@
+//! The walk from results back to what they came from.
+
+use std::cell::RefCell;
+use std::cmp::Ordering;
+use std::collections::BinaryHeap;
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::{Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, lock, no_grad};
+use crate::amp;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::Tensor;
+
+/// A node that waits for its turn; the newest first.
+struct Ready(Arc<Node>);
+
+impl PartialEq for Ready {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+impl Eq for Ready {}
+impl PartialOrd for Ready {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+impl Ord for Ready {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.0.id.cmp(&other.0.id)
+    }
+}
+
+/// How [`run`] ends.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Options {
+    /// Keep the tape for another pass.
+    pub(crate) retain_graph: bool,
+    /// Record the pass itself.
+    pub(crate) create_graph: bool,
+}
+
+/// Where a walk ends: the sums that come to these are asked for.
+#[derive(Default)]
+pub(super) struct Targets {
+    nodes: FxHashSet<u64>,
+    leaves: FxHashSet<u64>,
+    /// Whether it goes everywhere else as well.
+    and_all: bool,
+}
+
+impl Targets {
+    /// These tensors, and nothing that does not lead to one.
+    pub(super) fn only(tensors: &[&Tensor]) -> Self {
+        let mut targets = Self::default();
+        for t in tensors {
+            match t.meta() {
+                Some(Meta::Node(node)) => targets.nodes.insert(node.id),
+                Some(Meta::Leaf(leaf)) => targets.leaves.insert(leaf.id),
+                None => false,
+            };
+        }
+        targets
+    }
+
+    /// These tensors, on a walk that goes everywhere but beyond them.
+    pub(super) fn with_all(tensors: &[&Tensor]) -> Self {
+        Self { and_all: true, ..Self::only(tensors) }
+    }
+}
+
+thread_local! {
+    /// While [`grad`] runs: the gradient of every leaf reached, by the leaf's id, instead of the leaf's own. Also what
+    /// a checkpoint reaches inside.
+    pub(super) static SINK: RefCell<Option<FxHashMap<u64, Tensor>>> = const { RefCell::new(None) };
+}
+
+/// Takes the gradient that a leaf was given, wherever it went.
+pub(super) fn take_grad(t: &Tensor) -> Option<Tensor> {
+    let Some(Meta::Leaf(leaf)) = t.meta() else { return None };
+    let collected = SINK.with(|s| s.borrow_mut().as_mut()?.remove(&leaf.id));
+    collected.or_else(|| lock(&leaf.grad).take())
+}
+
+/// What is known of the tape before the walk: only where it does not go everywhere, or a leaf has a hook.
+#[derive(Default)]
+struct Ahead {
+    /// The nodes that lead to a target; all, if there are no targets.
+    needed: Option<FxHashSet<u64>>,
+    /// How many gradients a leaf with a hook still gets.
+    left: FxHashMap<u64, usize>,
+}
+
+impl Ahead {
+    fn look(roots: &[(Tensor, Tensor)], targets: Option<&Targets>) -> Self {
+        let targets = targets.filter(|targets| !targets.and_all);
+        if targets.is_none() && !hooks::on_leaves() {
+            return Self::default();
+        }
+        let mut seen: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
+        let mut stack: Vec<Arc<Node>> = Vec::new();
+        let nodes = |meta: Option<&Meta>| match meta {
+            Some(Meta::Node(node)) => Some(node.clone()),
+            _ => None,
+        };
+        stack.extend(roots.iter().filter_map(|(root, _)| nodes(root.meta())));
+        while let Some(node) = stack.pop() {
+            if seen.insert(node.id, node.clone()).is_none() {
+                stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.as_ref())));
+            }
+        }
+        // Inputs are older than what is made of them.
+        let mut order: Vec<&Arc<Node>> = seen.values().collect();
+        order.sort_unstable_by_key(|node| node.id);
+        let mut ahead = Self::default();
+        if let Some(targets) = targets {
+            let mut needed = FxHashSet::default();
+            for node in &order {
+                let leads = node.kind == Kind::Checkpoint
+                    || node.inputs.iter().flatten().any(|edge| match edge {
+                        Meta::Leaf(leaf) => targets.leaves.contains(&leaf.id),
+                        Meta::Node(input) => needed.contains(&input.id) || targets.nodes.contains(&input.id),
+                    });
+                if leads {
+                    needed.insert(node.id);
+                }
+            }
+            ahead.needed = Some(needed);
+        }
+        let walked = order.iter().filter(|node| ahead.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
+        let edges = walked
+            .flat_map(|node| node.inputs.iter().flatten())
+            .chain(roots.iter().filter_map(|(t, _)| t.meta()));
+        let mut left: FxHashMap<u64, usize> = FxHashMap::default();
+        for edge in edges {
+            if let Meta::Leaf(leaf) = edge
+                && leaf.hooks.get().is_some()
+                && targets.is_none_or(|targets| targets.leaves.contains(&leaf.id))
+            {
+                *left.entry(leaf.id).or_default() += 1;
+            }
+        }
+        ahead.left = left;
+        ahead
+    }
+}
+
+/// A walk on its way.
+struct Walk<'a> {
+    options: Options,
+    targets: Option<&'a Targets>,
+    ahead: Ahead,
+    /// The sums that have come to nodes, and to leaves that wait for all of theirs.
+    pending: FxHashMap<u64, Tensor>,
+    heap: BinaryHeap<Ready>,
+    /// What came to the targets that are nodes.
+    found: FxHashMap<u64, Tensor>,
+}
+
+impl Walk<'_> {
+    /// Whether somebody waits for what goes this way.
+    fn goes(&self, edge: &Meta) -> bool {
+        let Some(needed) = &self.ahead.needed else { return true };
+        match edge {
+            Meta::Leaf(leaf) => self.targets.is_some_and(|targets| targets.leaves.contains(&leaf.id)),
+            Meta::Node(node) => {
+                needed.contains(&node.id)
+                    || self.targets.is_some_and(|targets| targets.nodes.contains(&node.id))
+            }
+        }
+    }
+
+    /// `sum += more`, in place where nobody else sees `sum`, and nothing records it.
+    fn accumulate(&self, sum: Tensor, more: Tensor) -> Result<Tensor> {
+        if !self.options.create_graph && sum.is_unique() && sum.is_contiguous() {
+            sum.add_(&more)?;
+            return Ok(sum);
+        }
+        sum.add(&more)
+    }
+
+    fn deliver(&mut self, edge: &Meta, grad: Tensor) -> Result<()> {
+        match edge {
+            Meta::Leaf(leaf) => match self.ahead.left.get_mut(&leaf.id) {
+                None => self.collect(leaf, grad),
+                Some(left) => {
+                    *left -= 1;
+                    let last = *left == 0;
+                    let sum = match self.pending.remove(&leaf.id) {
+                        Some(sum) => self.accumulate(sum, grad)?,
+                        None => grad,
+                    };
+                    if !last {
+                        self.pending.insert(leaf.id, sum);
+                        return Ok(());
+                    }
+                    self.finish(leaf, sum)
+                }
+            },
+            Meta::Node(node) => {
+                let sum = match self.pending.remove(&node.id) {
+                    Some(sum) => self.accumulate(sum, grad)?,
+                    None => {
+                        self.heap.push(Ready(node.clone()));
+                        grad
+                    }
+                };
+                self.pending.insert(node.id, sum);
+                Ok(())
+            }
+        }
+    }
+
+    /// A leaf with hooks has got all of its gradient.
+    fn finish(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
+        let Some(hooks) = leaf.hooks.get() else { return self.collect(leaf, sum) };
+        self.collect(leaf, hooks.see("a leaf", sum)?)?;
+        if SINK.with_borrow(Option::is_some) { Ok(()) } else { hooks.after() }
+    }
+
+    /// Gives a leaf its gradient, or the sink if there is one.
+    fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor) -> Result<()> {
+        // The sum is taken out while it is added to: operations must not find the sink borrowed.
+        let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
+        let Some(before) = before else { return leaf.add(grad, self.options.create_graph) };
+        let sum = match before {
+            Some(sum) if sum.is_same(&grad) => sum,
+            Some(sum) => self.accumulate(sum, grad)?,
+            None => grad,
+        };
+        SINK.with(|s| s.borrow_mut().as_mut().map(|sink| sink.insert(leaf.id, sum)));
+        Ok(())
+    }
+
+    /// The gradients of a node's inputs.
+    fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<Grads> {
+        let backward = lock(&node.backward).take().ok_or_else(|| {
+            Error::Backward(format!(
+                "`{}` was already walked, and what it saved is freed; use `backward_retain`, or `retain_graph`, for the \
+                 first pass",
+                node.op
+            ))
+        })?;
+        let wanted: SmallVec<[bool; 4]> =
+            node.inputs.iter().map(|edge| edge.as_ref().is_some_and(|edge| self.goes(edge))).collect();
+        // What nobody records runs without recording, and its results say so when they are asked for gradients.
+        let once = self.options.create_graph && node.kind == Kind::Once;
+        let again = self.options.create_graph && !once;
+        let wants = Wants { wanted, node, again, pending: RefCell::new(&mut self.pending) };
+        let grads = match once {
+            false => backward(grad, &wants),
+            true => {
+                let _no_grad = no_grad();
+                backward(&grad.detach(), &wants)
+            }
+        };
+        if self.options.retain_graph || self.options.create_graph {
+            *lock(&node.backward) = Some(backward);
+        } else {
+            drop(backward);
+        }
+        let grads = grads?;
+        Ok(if once { grads.into_iter().map(|g| g.map(|g| refused(node, grad, &g))).collect() } else { grads })
+    }
+
+    fn visit(&mut self, node: &Arc<Node>, mut grad: Tensor, looks: bool) -> Result<()> {
+        if let Some(hooks) = node.hooks.get() {
+            grad = hooks.see(&format!("the result of `{}`", node.op), grad)?;
+        }
+        if let Some(targets) = self.targets.filter(|targets| targets.nodes.contains(&node.id)) {
+            self.found.insert(node.id, grad.clone());
+            if targets.and_all {
+                return Ok(());
+            }
+        }
+        if self.ahead.needed.as_ref().is_some_and(|needed| !needed.contains(&node.id)) {
+            return Ok(());
+        }
+        // Until the gradients are delivered: one that must be copied or summed is this node's as well.
+        let _scope = memory::scope::enter_scope(memory::scope::Scope {
+            module: node.module,
+            tag: Tag::Gradient,
+            op: node.op,
+            site: node.site,
+        });
+        let grads = self.gradients(node, &grad)?;
+        if looks {
+            anomaly::look(node, &grad, &grads)?;
+        }
+        drop(grad);
+        if grads.len() != node.inputs.len() {
+            return Err(Error::Backward(format!(
+                "`{}` returned {} gradients for {} inputs",
+                node.op,
+                grads.len(),
+                node.inputs.len()
+            )));
+        }
+        for (edge, grad) in node.inputs.iter().zip(grads) {
+            let Some(edge) = edge.as_ref().filter(|edge| self.goes(edge)) else { continue };
+            let Some(mut grad) = grad else {
+                return Err(Error::Backward(format!(
+                    "`{}` lost a gradient: an input requires one and got none",
+                    node.op
+                )));
+            };
+            if !self.options.create_graph && grad.requires_grad() {
+                grad = grad.detach();
+            }
+            self.deliver(edge, grad)?;
+        }
+        Ok(())
+    }
+}
+
+/// A gradient whose own gradient would be missing a term: an error, if it is asked for.
+fn refused(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
+    let edges = std::iter::once(given.meta().cloned()).chain(node.inputs.iter().cloned()).collect();
+    let refuse: Box<Backward> = Box::new(|_, wants| Err(wants.node.refusal()));
+    grad.with_meta(Some(Meta::Node(Node::new(node.op, edges, Kind::Twice, refuse))))
+}
+
+/// Walks the tape back from `roots` with their gradients, to all leaves.
+pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
+    run_to(roots, options, None).map(|_| ())
+}
+
+/// Walks the tape back from `roots` with their gradients; gives the gradients of the targets that are nodes.
+pub(super) fn run_to(
+    roots: &[(Tensor, Tensor)],
+    options: Options,
+    targets: Option<&Targets>,
+) -> Result<FxHashMap<u64, Tensor>> {
+    let (_no_grad, _grad) = match options.create_graph {
+        false => (Some(no_grad()), None),
+        true => (None, Some(enable_grad())),
+    };
+    // Each operation's gradient is computed in the types that the forward pass has chosen.
+    let _as_given = amp::suspend();
+    let looks = anomaly::looks()?;
+    let mut walk = Walk {
+        options,
+        targets,
+        ahead: Ahead::look(roots, targets),
+        pending: FxHashMap::default(),
+        heap: BinaryHeap::new(),
+        found: FxHashMap::default(),
+    };
+    for (root, seed) in roots {
+        let Some(meta) = root.meta() else {
+            return Err(Error::Backward("the tensor does not require a gradient".into()));
+        };
+        if walk.goes(meta) {
+            walk.deliver(meta, seed.clone())?;
+        }
+    }
+    while let Some(Ready(node)) = walk.heap.pop() {
+        if let Some(grad) = walk.pending.remove(&node.id) {
+            walk.visit(&node, grad, looks)?;
+        }
+    }
+    Ok(walk.found)
+}
+
+/// What [`backward`] and [`grad`] take besides tensors; the defaults are PyTorch's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct GradOptions<'a> {
+    /// The gradients of the outputs, one each; ones, if there are none: then the outputs are scalars.
+    pub grad_outputs: Option<&'a [Tensor]>,
+    /// Keep what the tape has saved for another walk. `None`: as `create_graph`.
+    pub retain_graph: Option<bool>,
+    /// Record the walk, so that the gradients have gradients. The tape is then kept as well.
+    pub create_graph: bool,
+}
+
+impl GradOptions<'_> {
+    /// Those of gradients that have gradients.
+    #[must_use]
+    pub fn create_graph() -> Self {
+        Self { create_graph: true, ..Self::default() }
+    }
+
+    fn options(&self) -> Options {
+        Options {
+            retain_graph: self.retain_graph.unwrap_or(self.create_graph),
+            create_graph: self.create_graph,
+        }
+    }
+
+    /// The outputs with their gradients.
+    fn roots(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
+        let Some(grads) = self.grad_outputs else {
+            return outputs.iter().map(|t| Ok((t.clone(), t.seed()?))).collect();
+        };
+        if grads.len() != outputs.len() {
+            return Err(Error::Backward(format!("{} gradients for {} outputs", grads.len(), outputs.len())));
+        }
+        outputs
+            .iter()
+            .zip(grads)
+            .map(|(t, grad)| {
+                t.check_seed(grad)?;
+                // Recorded, a gradient that is given has a history as well.
+                Ok((t.clone(), if self.create_graph { grad.clone() } else { grad.detach() }))
+            })
+            .collect()
+    }
+}
+
+/// Adds the gradients of `outputs` to every leaf they came from: `torch.autograd.backward`.
+///
+/// With `create_graph` the leaves' gradients have a history, which has the leaves: take them out (`set_grad(None)`) when they are
+/// not needed any more, or use [`grad`], or nothing of it is freed.
+///
+/// # Errors
+/// As [`Tensor::backward`].
+#[track_caller]
+pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
+    run(&options.roots(outputs)?, options.options())
+}
+
+/// The gradients of `outputs` with respect to `inputs`, which may be leaves or results on the way, without touching the leaves'
+/// accumulated ones: `torch.autograd.grad`. Only what leads to an input is walked.
+///
+/// ```
+/// # use forebay_core::{autograd::{self, GradOptions}, device::Device, dtype::DType, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::full(&[1], 2.0, DType::F32, &device)?.requires_grad_()?;
+/// let y = x.pow(3.0)?;
+/// let slope = autograd::grad(&[y], &[x.clone()], &GradOptions::create_graph())?; // 3x² = 12
+/// let curve = autograd::grad(&slope, &[x], &GradOptions::default())?; // 6x = 12
+/// # assert_eq!(curve[0].shape(), [1]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`Tensor::backward`]; an input requires no gradient, or no path leads to it ([`grad_allow_unused`] allows that); with
+/// `create_graph`, a later walk through an operation whose gradient has none.
+#[track_caller]
+pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) -> Result<Vec<Tensor>> {
+    let found = grad_allow_unused(outputs, inputs, options)?;
+    let all = found.into_iter().enumerate().map(|(k, grad)| {
+        grad.ok_or_else(|| {
+            Error::Backward(format!(
+                "`grad`: no path leads from the outputs to input {k}; leave it out, or use `grad_allow_unused`"
+            ))
+        })
+    });
+    all.collect()
+}
+
+/// As [`grad`], with `None` where no path leads.
+///
+/// # Errors
+/// As [`grad`].
+#[track_caller]
+pub fn grad_allow_unused(
+    outputs: &[Tensor],
+    inputs: &[Tensor],
+    options: &GradOptions<'_>,
+) -> Result<Vec<Option<Tensor>>> {
+    if let Some(k) = inputs.iter().position(|t| !t.requires_grad()) {
+        return Err(Error::Backward(format!("`grad`: input {k} does not require a gradient")));
+    }
+    let roots = options.roots(outputs)?;
+    let targets = Targets::only(&inputs.iter().collect::<Vec<_>>());
+    let around = SINK.with(|s| s.replace(Some(FxHashMap::default())));
+    let walked = run_to(&roots, options.options(), Some(&targets));
+    let sink = SINK.with(|s| s.replace(around)).unwrap_or_default();
+    let found = walked?;
+    Ok(inputs
+        .iter()
+        .map(|t| match t.meta()? {
+            Meta::Leaf(leaf) => sink.get(&leaf.id).cloned(),
+            Meta::Node(node) => found.get(&node.id).cloned(),
+        })
+        .collect())
+}
+
+impl Tensor {
+    /// Adds the gradient of this scalar to every leaf it came from, and frees the tape.
+    ///
+    /// # Errors
+    /// It is not a scalar, has no history, or was walked before; what the tape kept was changed in place; or memory runs out.
+    #[track_caller]
+    pub fn backward(&self) -> Result<()> {
+        self.backward_with(&self.seed()?)
+    }
+
+    /// As [`backward`](Self::backward), and keeps the tape for another pass.
+    ///
+    /// # Errors
+    /// As [`backward`](Self::backward).
+    #[track_caller]
+    pub fn backward_retain(&self) -> Result<()> {
+        run(&[(self.clone(), self.seed()?)], Options { retain_graph: true, ..Options::default() })
+    }
+
+    /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`. [`backward`] has all options.
+    ///
+    /// # Errors
+    /// `grad` has another shape or dtype, or as [`backward`](Self::backward).
+    pub fn backward_with(&self, grad: &Tensor) -> Result<()> {
+        self.check_seed(grad)?;
+        run(&[(self.clone(), grad.detach())], Options::default())
+    }
+
+    fn check_seed(&self, grad: &Tensor) -> Result<()> {
+        if grad.shape() == self.shape() && grad.dtype() == self.dtype() {
+            return Ok(());
+        }
+        Err(Error::Backward(format!(
+            "the gradient is {} {:?}, the tensor {} {:?}",
+            grad.dtype(),
+            grad.shape(),
+            self.dtype(),
+            self.shape()
+        )))
+    }
+
+    #[track_caller]
+    fn seed(&self) -> Result<Tensor> {
+        if self.numel() != 1 {
+            return Err(Error::Backward(format!(
+                "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
+                self.shape()
+            )));
+        }
+        let _scope = memory::scope::tag(Tag::Gradient);
+        Tensor::ones(self.shape(), self.dtype(), self.device())
+    }
+}

@@ -1,0 +1,271 @@
+//! What looks at gradients on their way, and what is refused when tensors change under them: hooks, anomalies, versions.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use anyhow::{Context, Result, ensure};
+use forebay::autograd::{self, GradOptions, checkpoint};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+
+use super::host::expect;
+use super::tests;
+
+tests![
+    hooks_see_whole_gradients_and_replace_them,
+    hooks_are_removed,
+    hooks_on_results_change_what_flows_on,
+    hooks_of_recorded_walks_are_recorded,
+    an_optimiser_in_the_backward_pass_frees_gradients,
+    hooks_run_inside_checkpoints,
+    a_hook_that_returns_another_shape_is_an_error,
+    a_saved_tensor_that_was_changed_is_an_error,
+    what_is_not_saved_may_change,
+    the_first_nan_is_named,
+    the_forward_pass_is_looked_at,
+];
+
+fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+}
+
+fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0], device)?;
+    let seen = Arc::new(Mutex::new(Vec::new()));
+    let note = seen.clone();
+    let handle = x.register_hook(move |grad| {
+        note.lock().unwrap_or_else(|e| e.into_inner()).push(grad.to_f64s()?);
+        grad.mul(10.0).map(Some)
+    })?;
+    // Three paths: 3 + 2x.
+    x.mul(3.0)?.add(&x.mul(&x)?)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[50.0, 70.0])?;
+    // The second pass is seen by itself, and adds up.
+    x.mul(1.0)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[60.0, 80.0])?;
+    // `grad` gives what the hook left.
+    let found = autograd::grad(&[x.sum_all()?], &[x.clone()], &GradOptions::default())?;
+    expect(&found[0], &[10.0, 10.0])?;
+    let seen = seen.lock().unwrap_or_else(|e| e.into_inner()).clone();
+    ensure!(seen == [[5.0, 7.0], [1.0, 1.0], [1.0, 1.0]], "{seen:?}");
+    handle.remove();
+    Ok(())
+}
+
+fn hooks_are_removed(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0], device)?;
+    let handles = [2.0, 3.0].map(|by| x.register_hook(move |grad| grad.mul(by).map(Some)));
+    let [two, three] = handles;
+    let step = || -> Result<f64> {
+        x.set_grad(None);
+        x.sum_all()?.backward()?;
+        Ok(x.grad().context("no gradient")?.item()?)
+    };
+    let (two, three) = (two?, three?);
+    ensure!(step()? == 6.0);
+    two.remove();
+    two.remove();
+    ensure!(step()? == 3.0);
+    three.remove();
+    ensure!(step()? == 1.0);
+    Ok(())
+}
+
+fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0], device)?;
+    let y = x.mul(2.0)?;
+    let calls = Arc::new(AtomicUsize::new(0));
+    let count = calls.clone();
+    y.register_hook(move |_| {
+        count.fetch_add(1, Ordering::Relaxed);
+        Ok(None)
+    })?;
+    y.register_hook(|grad| grad.clamp(-1.0, 1.0).map(Some))?;
+    y.mul(5.0)?.sub(&y.mul(2.0)?)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[2.0, 2.0])?;
+    ensure!(calls.load(Ordering::Relaxed) == 1, "the hook gets the sum, once");
+    let plain = Tensor::ones(&[2], DType::F32, device)?;
+    ensure!(plain.register_hook(|_| Ok(None)).is_err(), "there is no gradient to see");
+    Ok(())
+}
+
+fn hooks_of_recorded_walks_are_recorded(device: &Device) -> Result<()> {
+    let x = leaf(&[3.0], device)?;
+    let handle = x.register_hook(|grad| grad.mul(grad).map(Some))?;
+    // (2x)², whose gradient is 8x, and the hook squares that as well.
+    let first = autograd::grad(&[x.mul(&x)?.sum_all()?], &[x.clone()], &GradOptions::create_graph())?;
+    expect(&first[0], &[36.0])?;
+    handle.remove();
+    expect(&autograd::grad(&[first[0].sum_all()?], &[x], &GradOptions::default())?[0], &[24.0])
+}
+
+fn an_optimiser_in_the_backward_pass_frees_gradients(device: &Device) -> Result<()> {
+    const N: usize = 1 << 14;
+    let peak = |stepping: bool| -> Result<(u64, Vec<f64>)> {
+        let weights = (0..6)
+            .map(|_| Tensor::ones(&[N], DType::F32, device)?.requires_grad_())
+            .collect::<Result<Vec<_>, _>>()?;
+        let update = |w: &Tensor| {
+            if let Some(grad) = w.grad() {
+                let _no_grad = autograd::no_grad();
+                w.sub_(&grad.mul(0.5)?)?;
+            }
+            w.set_grad(None);
+            Ok(())
+        };
+        let mut handles = Vec::new();
+        if stepping {
+            for w in &weights {
+                handles.push(w.register_post_accumulate_grad_hook(update)?);
+            }
+        }
+        let mut y = Tensor::ones(&[N], DType::F32, device)?;
+        for w in &weights {
+            y = y.add(w)?;
+        }
+        let loss = y.sum_all()?;
+        drop(y);
+        device.pool().reset_peak_stats();
+        let before = device.memory().allocated();
+        loss.backward()?;
+        let peak = device.memory().peak_allocated() - before;
+        if !stepping {
+            weights.iter().try_for_each(update)?;
+        }
+        ensure!(weights.iter().all(|w| w.grad().is_none()));
+        handles.iter().for_each(autograd::HookHandle::remove);
+        let mut values = Vec::new();
+        for w in &weights {
+            values.push(w.narrow(0, 0, 1)?.to_f64s()?[0]);
+        }
+        Ok((peak, values))
+    };
+    let (plain, expected) = peak(false)?;
+    let (stepping, values) = peak(true)?;
+    ensure!(values == expected && values == [0.5; 6], "{values:?}, expected {expected:?}");
+    let one = 4 * N as u64;
+    ensure!(plain >= stepping + 3 * one, "peaks of {plain} and {stepping} bytes, a gradient is {one}");
+    Ok(())
+}
+
+fn hooks_run_inside_checkpoints(device: &Device) -> Result<()> {
+    let (w, x) = (leaf(&[3.0, 4.0], device)?, leaf(&[5.0, 6.0], device)?);
+    let (outer, inner) = (Arc::new(AtomicUsize::new(0)), w.clone());
+    let count = outer.clone();
+    w.register_post_accumulate_grad_hook(move |w| {
+        count.fetch_add(1, Ordering::Relaxed);
+        let grad = w.grad().map(|g| g.mul(2.0)).transpose()?;
+        w.set_grad(grad);
+        Ok(())
+    })?;
+    checkpoint(&[&x], move |t| t[0].mul(&inner)?.mul(&inner))?.sum_all()?.backward()?;
+    ensure!(outer.load(Ordering::Relaxed) == 1);
+    expect(&w.grad().context("no gradient")?, &[60.0, 96.0])
+}
+
+fn a_hook_that_returns_another_shape_is_an_error(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0], device)?;
+    x.register_hook(|grad| grad.sum_all().map(Some))?;
+    let error = x.exp()?.sum_all()?.backward().err().context("it was taken")?.to_string();
+    ensure!(
+        error == "backward: a hook on a leaf returned f32 [] in place of a gradient of f32 [2]",
+        "{error}"
+    );
+    Ok(())
+}
+
+fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0, 3.0], device)?;
+    let refused = |y: &Tensor| -> Result<String> {
+        Ok(y.sum_all()?.backward().err().context("a changed tensor was used")?.to_string())
+    };
+    let y = x.exp()?;
+    y.detach().mul_(2.0)?;
+    let error = refused(&y)?;
+    for part in ["`exp`", "its result, f32 [3]", "changed in place", "hooks.rs", "it is at version"] {
+        ensure!(error.contains(part), "{error}");
+    }
+    // By another view of the same memory.
+    let w = leaf(&[1.0, 2.0, 3.0], device)?;
+    let y = x.mul(&w)?;
+    w.detach().narrow(0, 1, 2)?.add_(7.0)?;
+    let error = refused(&y)?;
+    ensure!(error.contains("`mul`") && error.contains("a tensor that it keeps, f32 [3]"), "{error}");
+    // Operations with kernels of their own.
+    let m = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let weight = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
+    let changes: [(&str, Tensor); 4] = [
+        ("`linear`", m.linear(&weight, None)?),
+        ("`matmul`", m.matmul(&weight.t()?)?),
+        ("`softmax`", weight.softmax(-1)?),
+        ("`layer_norm`", weight.layer_norm(&[3], None, None, 1e-5)?),
+    ];
+    m.add_(1.0)?;
+    changes[2].1.detach().add_(1.0)?;
+    {
+        let _no_grad = autograd::no_grad();
+        weight.add_(1.0)?;
+    }
+    for (name, y) in &changes {
+        let error = refused(y)?;
+        ensure!(error.contains(name), "{name}: {error}");
+    }
+    Ok(())
+}
+
+fn what_is_not_saved_may_change(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0], device)?;
+    // Of a sum nothing is kept, of a product only the other factor.
+    let (y, other) = (x.add(1.0)?, Tensor::full(&[2], 3.0, DType::F32, device)?);
+    let z = y.mul(&other)?;
+    y.detach().add_(9.0)?;
+    z.detach().add_(9.0)?;
+    z.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
+    // Behind the pass, parameters change in place, and the next pass keeps what they are then.
+    for _ in 0..2 {
+        x.exp()?.sum_all()?.backward()?;
+        let _no_grad = autograd::no_grad();
+        x.sub_(0.1)?;
+    }
+    Ok(())
+}
+
+fn the_first_nan_is_named(device: &Device) -> Result<()> {
+    let x = leaf(&[0.0, 1.0], device)?;
+    // 0 · ∞: the gradient of the square root is infinite where the product's is zero.
+    let run = || -> Result<Tensor> { Ok(x.mul(0.0)?.sqrt()?.mul(0.0)?.sum_all()?) };
+    run()?.backward()?;
+    ensure!(x.grad().context("no gradient")?.to_f64s()?[0].is_nan());
+    let guard = autograd::detect_anomaly();
+    let loss = run()?;
+    let error = loss.backward().err().context("nothing was found")?.to_string();
+    for part in
+        ["anomaly: the gradient of input 0 of `sqrt`", "hooks.rs", "the gradient of its result has none"]
+    {
+        ensure!(error.contains(part), "{error}");
+    }
+    drop(guard);
+    run()?.backward()?;
+    autograd::set_detect_anomaly(true);
+    let found = run().and_then(|loss| Ok(loss.backward()?));
+    autograd::set_detect_anomaly(false);
+    ensure!(found.is_err(), "nothing was found");
+    Ok(())
+}
+
+fn the_forward_pass_is_looked_at(device: &Device) -> Result<()> {
+    let x = leaf(&[0.0, 1.0], device)?;
+    let guard = autograd::detect_anomaly().with_forward();
+    let y = x.add(1.0)?;
+    ensure!(guard.first().is_none());
+    let y = y.sub(1.0)?.log()?.exp()?.sum_all()?;
+    let first = guard.first().context("nothing was found")?;
+    ensure!(first.contains("`log`") && first.contains("hooks.rs"), "{first}");
+    let error = y.backward().err().context("nothing was said")?.to_string();
+    ensure!(error.contains("in the forward pass, `log`"), "{error}");
+    drop(guard);
+    x.log()?.exp()?.sum_all()?.backward()?;
+    Ok(())
+}
