@@ -41,7 +41,7 @@ enum Command {
         /// Small sizes: does it run at all.
         #[arg(long)]
         tiny: bool,
-        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
+        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, copies, mlp, vision, gpt.
@@ -86,7 +86,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 10] = [
+            let groups: [(&str, Group); 9] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
@@ -96,12 +96,14 @@ fn main() -> Result<()> {
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
-                ("vision", vision::vision),
             ];
             for (name, group) in groups {
                 if wanted(name) {
                     group(&bench)?;
                 }
+            }
+            if wanted("vision") {
+                vision::vision(&bench, profile.as_deref())?;
             }
             if wanted("gpt") { gpt::gpt(&bench, profile.as_deref()) } else { Ok(()) }
         }

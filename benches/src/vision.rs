@@ -1,6 +1,8 @@
 //! Training steps on images: ResNet-50 and ViT-B/16, 64 images of 224 x 224 a step.
 
-use anyhow::Result;
+use std::path::Path;
+
+use anyhow::{Context, Result};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -8,6 +10,7 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Module, SelfAttention};
 use forebay::ops::{Pool2d, cat};
 use forebay::optim::{Optimizer, Sgd};
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
@@ -39,6 +42,10 @@ impl ConvBn {
     fn forward(&self, x: &Tensor) -> CoreResult<Tensor> {
         self.norm.forward(&self.conv.forward(x)?)
     }
+
+    fn forward_relu(&self, x: &Tensor) -> CoreResult<Tensor> {
+        self.norm.forward_relu(&self.conv.forward(x)?)
+    }
 }
 
 /// A quarter of the channels between two that change their number, beside what came in.
@@ -64,7 +71,7 @@ impl Bottleneck {
     }
 
     fn forward(&self, x: &Tensor) -> CoreResult<Tensor> {
-        let h = self.conv.forward(&self.reduce.forward(x)?.relu()?)?.relu()?;
+        let h = self.conv.forward_relu(&self.reduce.forward_relu(x)?)?;
         let aside = self.down.as_ref().map_or_else(|| Ok(x.clone()), |down| down.forward(x))?;
         self.expand.forward(&h)?.add(&aside)?.relu()
     }
@@ -161,7 +168,7 @@ trait Net: Module {
 impl Net for ResNet {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor> {
         let window = Pool2d { stride: [2; 2], padding: [1; 2], ..Pool2d::new(3) };
-        let x = self.stem.forward(x)?.relu()?.max_pool2d(window)?;
+        let x = self.stem.forward_relu(x)?.max_pool2d(window)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
         self.head.forward(&x.mean(&[2, 3], false)?)
     }
@@ -177,14 +184,14 @@ impl Net for Vit {
     }
 }
 
-/// One line for each model and way.
-pub(crate) fn vision(b: &Bench<'_>) -> Result<()> {
+/// One line for each model and way; profiles of one eager step of each, if wanted, beside `profile`.
+pub(crate) fn vision(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
     let (batch, side) = if b.tiny { (2, 32) } else { (64, 224) };
-    row(b, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
+    row(b, profile, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
         true => ResNet::new(&[1, 1], 8, device),
         false => ResNet::new(&[3, 4, 6, 3], 64, device),
     })?;
-    row(b, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
+    row(b, profile, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
         true => Vit::new(side, 2, 32, 2, device),
         false => Vit::new(side, 12, 768, 12, device),
     })
@@ -192,6 +199,7 @@ pub(crate) fn vision(b: &Bench<'_>) -> Result<()> {
 
 fn row<N: Net>(
     b: &Bench<'_>,
+    profile: Option<&Path>,
     name: &str,
     shape: [usize; 4],
     net: impl Fn(&Device) -> CoreResult<N>,
@@ -236,6 +244,15 @@ fn row<N: Net>(
                 "peak_mem_mb": memory.peak_allocated() as f64 / f64::from(1 << 20),
             }),
         );
+        if let Some(path) = profile.filter(|_| !capture) {
+            let path = path.with_file_name(format!("{name}_{variant}.json"));
+            let profiler = Profiler::start(device)?;
+            step()?;
+            let profile = profiler.finish()?;
+            eprintln!("{name} {variant}\n{profile}");
+            std::fs::write(&path, profile.chrome_trace())
+                .with_context(|| format!("writing {}", path.display()))?;
+        }
     }
     Ok(())
 }

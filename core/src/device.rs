@@ -13,6 +13,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
+use crate::ops::conv_windows::Switch;
 use crate::ops::fuse;
 use crate::profile::{Recording, Work};
 use crate::stream::{Copies, Lanes};
@@ -37,6 +38,7 @@ struct Inner {
     random: Mutex<RandomState>,
     recording: Recording,
     tape: Tape,
+    windows: Switch,
     name: String,
 }
 
@@ -150,6 +152,7 @@ impl Device {
             random,
             recording: Recording::default(),
             tape: Tape::default(),
+            windows: Switch::configured(),
             name,
         });
         // The only one who sets it.
@@ -195,6 +198,11 @@ impl Device {
                 Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
             Pool::new(source, config).named(format!("{} (host)", self.inner.name))
         })
+    }
+
+    /// What was said of the windows of convolutions.
+    pub(crate) fn windows_switch(&self) -> &Switch {
+        &self.inner.windows
     }
 
     pub(crate) fn lanes(&self) -> &Lanes {

@@ -311,6 +311,10 @@ mod tests {
             for mode in ["packed", "scattered"] {
                 valid(&KernelSpec::new("copy").def("size", size).def("mode", mode));
             }
+            for rank in 1..=8usize {
+                let runs = KernelSpec::new("copy").def("size", size).def("mode", "runs");
+                valid(&runs.def("rank", rank).def("quick", rank > 4));
+            }
         }
     }
 

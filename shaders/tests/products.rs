@@ -82,3 +82,21 @@ fn convolutions_are_valid() {
         }
     }
 }
+
+#[test]
+fn windows_are_valid() {
+    for rank in [2usize, 3] {
+        for quick in [false, true] {
+            for size in [2usize, 4] {
+                valid(&KernelSpec::new("windows").def("size", size).def("rank", rank).def("quick", quick));
+            }
+            for dtype in ["f32", "f16", "bf16"] {
+                let spec =
+                    KernelSpec::new("windows_sum").def("from", "f32").def("dtype", dtype).def("rank", rank);
+                let spec = spec.def("quick", quick).def("kernel_x", 3).def("kernel_y", 1).def("kernel_z", 2);
+                let spec = spec.def("stride_x", 2).def("stride_y", 2).def("stride_z", 1);
+                valid(&spec.def("dilation_x", 1).def("dilation_y", 2).def("dilation_z", 1));
+            }
+        }
+    }
+}

@@ -161,13 +161,7 @@ fn normalisations() {
     for (dtype, weight, bias) in
         [("f32", "f32", "f32"), ("f16", "f32", ""), ("bf16", "bf16", "bf16"), ("f32", "", "")]
     {
-        for (pass, given, sums) in [
-            ("forward", false, false),
-            ("forward", true, false),
-            ("backward", false, false),
-            ("backward", true, false),
-            ("backward", true, true),
-        ] {
+        for pass in ["forward", "backward"] {
             for rms in [false, true] {
                 for (lanes, across, width) in [(1usize, false, 1usize), (8, true, 1), (256, false, 4)] {
                     let spec = KernelSpec::new("norm")
@@ -176,8 +170,6 @@ fn normalisations() {
                         .def("weight", weight)
                         .def("bias", if pass == "forward" { bias } else { "" })
                         .def("rms", rms)
-                        .def("given", given)
-                        .def("sums", sums)
                         .def("flat", rms)
                         .def("lanes", lanes)
                         .def("across", across)
@@ -193,6 +185,43 @@ fn normalisations() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn batch_normalisations() {
+    for (dtype, weight, bias) in
+        [("f32", "f32", "f32"), ("f16", "f32", ""), ("bf16", "bf16", "bf16"), ("f32", "", "")]
+    {
+        for (pass, relu) in
+            ["moments", "forward", "sums", "backward"].into_iter().flat_map(|p| [(p, false), (p, true)])
+        {
+            for (width, single, lanes) in [(4, false, 256), (1, false, 1), (1, true, 32)] {
+                let spec = KernelSpec::new("batch_norm")
+                    .def("pass", pass)
+                    .def("dtype", dtype)
+                    .def("weight", weight)
+                    .def("bias", bias)
+                    .def("relu", relu)
+                    .def("quick", relu)
+                    .def("width", width);
+                let spec = match pass {
+                    "moments" | "sums" => {
+                        spec.def("hold", 3).def("single", single).def("lanes", lanes).def("across", single)
+                    }
+                    _ => spec.def("even", lanes == 256).def("fixed", single),
+                };
+                valid(&spec);
+            }
+        }
+        valid(
+            &KernelSpec::new("batch_norm")
+                .def("pass", "finish")
+                .def("mean", weight)
+                .def("var", weight)
+                .def("lanes", 8)
+                .def("quick", false),
+        );
     }
 }
 

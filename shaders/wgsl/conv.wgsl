@@ -56,19 +56,7 @@ struct Params {
 fn a_base(z: u32) -> u32 { return z; }
 fn b_base(z: u32) -> u32 { return z; }
 
-// Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
-fn divide(a: u32, b: u32) -> vec2<u32> {
-    {% if quick %}
-    let q = u32(f32(a) / f32(b));
-    let r = bitcast<i32>(a - q * b);
-    let n = bitcast<i32>(b);
-    let low = r < 0;
-    let high = r >= n;
-    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low), bitcast<u32>(select(select(r, r - n, high), r + n, low)));
-    {% else %}
-    return vec2<u32>(a / b, a % b);
-    {% endif %}
-}
+{{ t.divide(quick) }}
 
 {% macro gather(from_size, channels, places) %}
 {# `spot`: a place; `tap`: of the filter; both are taken apart from the last axis on. #}

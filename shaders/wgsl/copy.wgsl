@@ -1,7 +1,9 @@
 {#-
 Moves elements by their bits, whatever their type: out[strides of out][i] = in[strides of in][i].
 
-size: bytes of an element (1, 2, 4, 8) · mode: `packed` (the output is contiguous from its start) or `scattered`
+size: bytes of an element (1, 2, 4, 8) · mode: `packed` (the output is contiguous from its start), `scattered`, or `runs`: packed, of
+whole vectors of 16 bytes, which a thread has one of, from neighbours along the last of `rank` dimensions; quick: no quotient
+reaches 2^20
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -16,24 +18,82 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set word = "vec2<u32>" if size == 8 else "u32" %}
-{% set lanes = 4 // size if size < 4 else 1 %}
+{% set lanes = 16 // size if mode == "runs" else 4 // size if size < 4 else 1 %}
+{% set part = 4 // size if size < 4 else 1 %}
 {% set mask = "0xffffu" if size == 2 else "0xffu" %}
-{% set out_word = "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
+{% set out_word = "vec4<u32>" if mode == "runs" else "atomic<u32>" if lanes > 1 and mode == "scattered" else word %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
 @group(0) @binding(1) var<storage, read_write> output: array<{{ out_word }}>;
 
 fn element(i: u32) -> {{ word }} {
-    {% if lanes > 1 %}
-    return (input[i / {{ lanes }}u] >> ((i % {{ lanes }}u) * {{ size * 8 }}u)) & {{ mask }};
+    {% if part > 1 %}
+    return (input[i / {{ part }}u] >> ((i % {{ part }}u) * {{ size * 8 }}u)) & {{ mask }};
     {% else %}
     return input[i];
     {% endif %}
 }
+{% if mode == "runs" %}
+{{ t.divide(quick) }}
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    {% if mode == "runs" %}
+    {% macro of(array, d) %}p.{{ array }}[{{ d // 4 }}u][{{ d % 4 }}u]{% endmacro %}
+    if start >= p.n { return; }
+    var from0 = p.in_offset;
+    var left = start;
+    {% for d in range(rank - 1, 0, -1) %}
+    let parts{{ d }} = divide(left, {{ of("shape", d) }});
+    var at{{ d }} = parts{{ d }}.y;
+    left = parts{{ d }}.x;
+    from0 += at{{ d }} * {{ of("in_strides", d) }};
+    {% endfor %}
+    var at0 = left;
+    from0 += left * {{ of("in_strides", 0) }};
+    {% if size == 2 %}
+    // Eight neighbours are in five words, or in four.
+    if at{{ rank - 1 }} + 8u <= {{ of("shape", rank - 1) }} {
+        let word = from0 >> 1u;
+        let odd = (from0 & 1u) * 16u;
+        let back = 31u - odd;
+        let w0 = input[word];
+        let w1 = input[word + 1u];
+        let w2 = input[word + 2u];
+        let w3 = input[word + 3u];
+        let w4 = input[word + select(3u, 4u, odd != 0u)];
+        output[start >> 3u] = (vec4<u32>(w0, w1, w2, w3) >> vec4<u32>(odd)) | ((vec4<u32>(w1, w2, w3, w4) << vec4<u32>(1u)) << vec4<u32>(back));
+        return;
+    }
+    {% endif %}
+    {% for k in range(lanes) %}
+    let v{{ k }} = element(from0);
+    {% if not loop.last %}
+    from0 += 1u;
+    at{{ rank - 1 }} += 1u;
+    {% for d in range(rank - 1, 0, -1) %}
+    if at{{ d }} == {{ of("shape", d) }} {
+        at{{ d }} = 0u;
+        from0 += {{ of("in_strides", d - 1) }} - {{ of("shape", d) }} * {{ of("in_strides", d) }};
+        at{{ d - 1 }} += 1u;
+    {% endfor %}
+    {{ "}" * (rank - 1) }}
+    {% endif %}
+    {% endfor %}
+    output[start / {{ lanes }}u] = vec4<u32>(
+        {%- for w in range(4) -%}
+        {%- if size == 8 -%}v{{ w // 2 }}.{{ "xy"[w % 2] }}
+        {%- else -%}
+        {%- for k in range(part) -%}
+        {{ "v" ~ (w * part + k) }}{{ " << " ~ (k * size * 8) ~ "u" if k else "" }}{{ " | " if not loop.last else "" }}
+        {%- endfor -%}
+        {%- endif -%}
+        {{ ", " if not loop.last else "" }}
+        {%- endfor -%}
+    );
+    {% else %}
     {% if lanes > 1 and mode == "packed" %}
     var packed = 0u;
     {% endif %}
@@ -63,5 +123,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% if lanes > 1 and mode == "packed" %}
     if start < p.n { output[start / {{ lanes }}u] = packed; }
+    {% endif %}
     {% endif %}
 }

@@ -1,12 +1,11 @@
 {#-
 Normalisation of rows, forward and the gradient of the input. What a row is, and which weight an element has, is
-said by numbers, so that one kernel serves layer, group, instance, batch and RMS normalisation:
+said by numbers, so that one kernel serves layer, group, instance and RMS normalisation:
   element e of row r lies at r * row_stride + (e / run) * step + e % run,
   and has weight (r % weight_rows) * weight_row + (e / run) * weight_step + (e % run) * weight_inner.
 
 pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: their dtypes, or ""
-rms: no mean is taken off · given: the statistics are read (batch normalisation), else made and written here
-sums: backward with `given`: the sums over the row of g times the normalised x, and of g, are read: dtype f32, [2, rows]
+rms: no mean is taken off
 flat: a row is one run, so that nothing is divided · lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
 -#}
 {%- import "types" as t -%}
@@ -23,9 +22,6 @@ struct Params {
     weight_row: u32,
     weight_step: u32,
     weight_inner: u32,
-    splits: u32,
-    chunk: u32,
-    unused: u32,
     eps: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
@@ -44,7 +40,7 @@ struct Params {
 {{ t.input(next.binding, "bias", bias) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{% set stored = pass == "forward" and not given %}
+{% set stored = pass == "forward" %}
 {% for name in (["rstd"] if rms else ["mean", "rstd"]) %}
 {% if stored %}
 {{ t.output(next.binding, name, "f32") }}
@@ -53,10 +49,6 @@ struct Params {
 {% endif %}
 {% set next.binding = next.binding + 1 %}
 {% endfor %}
-{% if sums %}
-{{ t.input(next.binding, "sums", "f32") }}
-{% set next.binding = next.binding + 1 %}
-{% endif %}
 {{ t.output(next.binding, "result", dtype, "packed" if width == 4 else "scattered") }}
 {{ rows.functions(lanes, across) }}
 
@@ -75,11 +67,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let index = row_of(group_index(group, groups), thread);
     let row = index % p.rows;
-    let live = index < p.rows * p.splits;
-    // A part of the row where the statistics are given; threads without a row stay for the barriers.
-    let begin = (index / p.rows) * p.chunk;
-    let end = select(0u, min(begin + p.chunk, p.extent), live);
-    let first = begin + lane_of(thread) * {{ width }}u;
+    let live = index < p.rows;
+    // Threads without a row stay for the barriers.
+    let end = select(0u, p.extent, live);
+    let first = lane_of(thread) * {{ width }}u;
     let n = f32(p.extent);
     {% if stored %}
     {% if not rms %}
@@ -111,7 +102,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = {{ "0.0" if rms else "mean_at(row)" }};
     let rstd = rstd_at(row);
     {% endif %}
-    {% if pass == "backward" and not given %}
+    {% if pass == "backward" %}
     var plain = 0.0;
     var scaled = 0.0;
     for (var e = first; e < end; e += {{ lanes * width }}u) {
@@ -124,14 +115,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let mean_plain = {{ "0.0" if rms else "row_sum(plain, thread) / n" }};
     let mean_scaled = row_sum(scaled, thread) / n;
-    {% elif sums %}
-    let one_weight = {{ "weight_at(weight_place(row, 0u))" if weight else "1.0" }};
-    let mean_scaled = sums_at(row) * one_weight / n;
-    let mean_plain = sums_at(p.rows + row) * one_weight / n;
-    {% elif pass == "backward" %}
-    // The statistics are constants: only the scale is left.
-    let mean_scaled = 0.0;
-    let mean_plain = 0.0;
     {% endif %}
     for (var e = first; e < end; e += {{ lanes * width }}u) {
         {% if width == 4 %}

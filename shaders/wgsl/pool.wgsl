@@ -1,10 +1,11 @@
 {#-
-Pooling of planes, one invocation an element: of the result (`forward`), or of the input (`backward`, which gathers from
-every window that covers it, so that no two invocations write one place).
+Pooling of planes, element by element (of 16 bits by fours): of the result (`forward`), or of the input (`backward`, which gathers
+from every window that covers it, so that no two invocations write one place).
 
 dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, whatever its extents · pass
 -#}
 {%- import "types" as t -%}
+{%- set lanes = 4 if dtype in ["f16", "bf16"] else 1 -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {
@@ -20,11 +21,11 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% if pass == "forward" %}
 {{ t.input(0, "input", dtype) }}
-{{ t.output(1, "out", dtype, "scattered") }}
+{{ t.output(1, "out", dtype, "packed") }}
 {% if kind == "max" %}@group(0) @binding(2) var<storage, read_write> places: array<i32>;{% endif %}
 {% else %}
 {{ t.input(0, "grad", dtype) }}
-{{ t.output(1, "out", dtype, "scattered") }}
+{{ t.output(1, "out", dtype, "packed") }}
 {% if kind == "max" %}@group(0) @binding(2) var<storage, read> places: array<i32>;{% endif %}
 {% endif %}
 
@@ -71,11 +72,7 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
 }
 {% endif %}
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
-    if i >= p.n { return; }
+fn value_at(i: u32) -> f32 {
     {% if pass == "forward" %}
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
     let rows = rows_of((i / p.extents.w) % p.extents.z);
@@ -99,10 +96,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     {% if kind == "max" %}
-    out_put(i, best);
     places[i] = place;
+    return best;
     {% else %}
-    out_put(i, best / divisor_of(rows, cols));
+    return best / divisor_of(rows, cols);
     {% endif %}
     {% else %}
     let base = (i / (p.extents.x * p.extents.y)) * p.extents.z * p.extents.w;
@@ -127,6 +124,20 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endif %}
         }
     }
-    out_put(i, sum);
+    return sum;
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    if start >= p.n { return; }
+    {% if lanes == 4 %}
+    var values: array<f32, 4>;
+    for (var k = 0u; k < 4u; k++) { values[k] = value_at(min(start + k, p.n - 1u)); }
+    out_put4(start, values, p.n);
+    {% else %}
+    out_put(start, value_at(start));
     {% endif %}
 }

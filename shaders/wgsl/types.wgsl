@@ -278,3 +278,20 @@ fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x
 {%- else -%}{{ op }}({{ front }}, {{ behind }})
 {%- endif -%}
 {%- endmacro -%}
+
+{#- fn divide(a, b): quotient and remainder. `quick`: no quotient reaches 2^20, and no number 2^31. -#}
+{%- macro divide(quick) %}
+// Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
+fn divide(a: u32, b: u32) -> vec2<u32> {
+    {% if quick %}
+    let q = u32(f32(a) / f32(b));
+    let r = bitcast<i32>(a - q * b);
+    let n = bitcast<i32>(b);
+    let low = r < 0;
+    let high = r >= n;
+    return vec2<u32>(q + select(0u, 1u, high) - select(0u, 1u, low), bitcast<u32>(select(select(r, r - n, high), r + n, low)));
+    {% else %}
+    return vec2<u32>(a / b, a % b);
+    {% endif %}
+}
+{% endmacro -%}

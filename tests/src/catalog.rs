@@ -292,6 +292,9 @@ const GROUPS: &[&[Case]] = &[
         smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
         }),
+        smooth("batch_norm_relu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
+            x[0].batch_norm_relu(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
+        }),
         smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))),
         smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))),
         smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3])),

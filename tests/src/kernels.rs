@@ -137,6 +137,7 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
     }
     stored(&device, &types)?;
     chains(&device)?;
+    windows(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled())
@@ -170,6 +171,25 @@ fn chains(device: &Device) -> Result<()> {
         }
     }
     device.set_fusion(None);
+    Ok(())
+}
+
+/// Convolutions over windows, of two and three dimensions, and the sums of windows.
+fn windows(device: &Device) -> Result<()> {
+    device.set_windows(Some(1 << 28));
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for shape in [&[1, 4, 5, 5][..], &[1, 4, 5, 5, 5], &[1, 4, 1 << 20]] {
+            let of = |shape: &[usize]| Tensor::zeros(shape, dtype, device)?.requires_grad_();
+            let (x, w) = (of(shape)?, of(&[&[4, 4][..], &vec![3; shape.len() - 2]].concat())?);
+            let y = match shape.len() {
+                3 => x.conv1d(&w, None, 2, 1, 1, 1),
+                4 => x.conv2d(&w, None, 2, 1, 1, 1),
+                _ => x.conv3d(&w, None, 2, 1, 1, 1),
+            }?;
+            y.backward_with(&y.ones_like()?)?;
+        }
+    }
+    device.set_windows(None);
     Ok(())
 }
 

@@ -179,12 +179,15 @@ impl BatchNorm {
         })
     }
 
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
         self.scope.run(|| {
             let training = self.training.load(Ordering::Relaxed);
             let running = Some((&self.running_mean, &self.running_var));
             let (weight, bias) = (Some(&self.weight), Some(&self.bias));
-            let out = x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?;
+            let out = match relu {
+                true => x.batch_norm_relu(running, weight, bias, training, self.momentum, self.eps)?,
+                false => x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?,
+            };
             if training {
                 let _no_grad = autograd::no_grad();
                 self.num_batches_tracked.add_(1)?;
@@ -232,10 +235,25 @@ macro_rules! batch_norm {
             /// The channels of `x` are not the layer's; a channel has one element, in training; memory runs out.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                if !matches!(x.rank(), $ranks) {
-                    return Err(Error::shape(stringify!($name), concat!("takes ", $takes), &[x.shape()]));
+                Self::check(x)?;
+                self.0.forward(x, false)
+            }
+
+            /// Normalises `x`, and puts 0 for what is below it, in one pass: see [`Tensor::batch_norm_relu`].
+            ///
+            /// # Errors
+            /// As [`forward`](Self::forward).
+            #[track_caller]
+            pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
+                Self::check(x)?;
+                self.0.forward(x, true)
+            }
+
+            fn check(x: &Tensor) -> Result<()> {
+                match x.rank() {
+                    $ranks => Ok(()),
+                    _ => Err(Error::shape(stringify!($name), concat!("takes ", $takes), &[x.shape()])),
                 }
-                self.0.forward(x)
             }
         }
 

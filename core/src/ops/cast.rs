@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, GROUP, Params, VECTOR};
 use super::pointwise;
 use crate::autograd;
 use crate::backend::Command;
@@ -67,8 +67,17 @@ impl Tensor {
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;
-        let mode = if fresh { "packed" } else { "scattered" };
-        let spec = KernelSpec::new("copy").def("size", size).def("mode", mode);
+        // Whole vectors of a result, from neighbours.
+        let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR);
+        let spec = KernelSpec::new("copy").def("size", size);
+        let spec = match (runs, fresh) {
+            (true, _) => {
+                let lines = n / shape.last().copied().unwrap_or(1);
+                spec.def("mode", "runs").def("rank", shape.len()).def("quick", lines < 1 << 20 && n < 1 << 31)
+            }
+            (_, true) => spec.def("mode", "packed"),
+            (..) => spec.def("mode", "scattered"),
+        };
         let params = Params::new()
             .size(n)
             .size(shape.len())
@@ -77,7 +86,7 @@ impl Tensor {
             .dims(&shape)
             .dims(&strides[1])
             .dims(&strides[0]);
-        let lanes = (4 / size).max(1);
+        let lanes = if runs { VECTOR / size } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * GROUP))
     }
 

@@ -18,33 +18,33 @@ use crate::tensor::{Dims, Tensor};
 /// A convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights \[y_channels,
 /// x_channels / groups, ..\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Geometry {
-    op: &'static str,
+pub(super) struct Geometry {
+    pub(super) op: &'static str,
     /// Spatial dimensions: 2 or 3; the third number of those below is 1 or 0 where there are two.
-    rank: usize,
-    images: usize,
-    groups: usize,
-    x_channels: usize,
-    y_channels: usize,
-    x: [usize; 3],
-    y: [usize; 3],
-    kernel: [usize; 3],
-    stride: [usize; 3],
-    padding: [usize; 3],
-    dilation: [usize; 3],
+    pub(super) rank: usize,
+    pub(super) images: usize,
+    pub(super) groups: usize,
+    pub(super) x_channels: usize,
+    pub(super) y_channels: usize,
+    pub(super) x: [usize; 3],
+    pub(super) y: [usize; 3],
+    pub(super) kernel: [usize; 3],
+    pub(super) stride: [usize; 3],
+    pub(super) padding: [usize; 3],
+    pub(super) dilation: [usize; 3],
 }
 
 impl Geometry {
     fn shape(&self, first: usize, second: usize, extents: &[usize; 3]) -> Dims {
         [first, second].into_iter().chain(extents[..self.rank].iter().copied()).collect()
     }
-    fn x_shape(&self) -> Dims {
+    pub(super) fn x_shape(&self) -> Dims {
         self.shape(self.images, self.x_channels, &self.x)
     }
-    fn y_shape(&self) -> Dims {
+    pub(super) fn y_shape(&self) -> Dims {
         self.shape(self.images, self.y_channels, &self.y)
     }
-    fn w_shape(&self) -> Dims {
+    pub(super) fn w_shape(&self) -> Dims {
         self.shape(self.y_channels, self.x_channels / self.groups, &self.kernel)
     }
 
@@ -63,6 +63,9 @@ impl Geometry {
 
     /// y of x and w.
     fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if self.by_windows(x) {
+            return self.windows_forward(x, w, bias);
+        }
         let extents = Extents {
             m: self.y_channels / self.groups,
             n: self.images * places(&self.y),
@@ -72,8 +75,22 @@ impl Geometry {
         self.run("forward", extents, places(&self.y), w, x, bias, &self.y_shape())
     }
 
-    /// The gradient of x, from that of y.
+    /// The gradients of x, from w, and of w, from x, where they are given, from that of y.
+    fn backward(&self, dy: &Tensor, w: Option<&Tensor>, x: Option<&Tensor>) -> Result<[Option<Tensor>; 2]> {
+        if self.by_windows(dy) {
+            return self.windows_backward(dy, w, x, None);
+        }
+        let dx = w.map(|w| self.input(dy, w, None)).transpose()?;
+        let dw = x.map(|x| self.weight(dy, x)).transpose()?;
+        Ok([dx, dw])
+    }
+
+    /// The gradient of x, from that of y: a transposed convolution of y, which may have a bias.
     fn input(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if self.by_windows(dy) {
+            let [dx, _] = self.windows_backward(dy, Some(w), None, bias)?;
+            return dx.ok_or(Error::argument(self.op, "no gradient was asked for"));
+        }
         let extents = Extents {
             m: self.x_channels / self.groups,
             n: self.images * places(&self.x),
@@ -85,6 +102,10 @@ impl Geometry {
 
     /// The gradient of w, from that of y.
     fn weight(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+        if self.by_windows(dy) {
+            let [_, dw] = self.windows_backward(dy, None, Some(x), None)?;
+            return dw.ok_or(Error::argument(self.op, "no gradient was asked for"));
+        }
         let n = self.x_channels / self.groups * places(&self.kernel);
         let extents = Extents {
             m: self.y_channels / self.groups,
@@ -153,7 +174,7 @@ impl Geometry {
     }
 }
 
-fn places(extents: &[usize; 3]) -> usize {
+pub(super) fn places(extents: &[usize; 3]) -> usize {
     extents.iter().product()
 }
 
@@ -350,13 +371,20 @@ fn recorded(
     let kept_w = x.requires_grad().then(|| SavedTensor::of(weight));
     autograd::attach_twice(geometry.op, out, &inputs, move |g, wants| {
         let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.get(wants)).transpose();
-        let into_x = if transposed { Product::Output } else { Product::Input };
-        let dx = get(&kept_w)?.map(|w| product(geometry, into_x, g, &w));
-        let dw = get(&kept_x)?.map(|x| {
-            let (y, x) = if transposed { (&x, g) } else { (g, &x) };
-            product(geometry, Product::Weight, y, x)
-        });
-        let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
+        let (x, w) = (get(&kept_x)?, get(&kept_w)?);
+        let [dx, dw] = if transposed || wants.again() {
+            let into_x = if transposed { Product::Output } else { Product::Input };
+            let dx = w.map(|w| product(geometry, into_x, g, &w)).transpose()?;
+            let dw = x.map(|x| {
+                let (y, x) = if transposed { (&x, g) } else { (g, &x) };
+                product(geometry, Product::Weight, y, x)
+            });
+            [dx, dw.transpose()?]
+        } else {
+            // Both share what is made of g.
+            geometry.backward(g, w.as_ref(), x.as_ref())?
+        };
+        let mut grads: Grads = smallvec![dx, dw];
         if let Some(&want) = wants.get(2) {
             grads.push(want.then(|| bias_gradient(g)).transpose()?);
         }

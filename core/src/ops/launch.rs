@@ -17,6 +17,9 @@ use crate::tensor::Tensor;
 /// Invocations in a workgroup of the kernels that handle elements one by one.
 pub(crate) const GROUP: usize = 256;
 
+/// Bytes that a thread reads or writes at once, at most.
+pub(crate) const VECTOR: usize = 16;
+
 /// Dimensions that kernels index by; more must collapse into these.
 pub(crate) const MAX_RANK: usize = 8;
 

@@ -6,9 +6,11 @@
 mod activation;
 pub(crate) mod attention;
 mod bags;
+mod batch_norm;
 mod binary;
 mod cast;
 mod conv;
+pub(crate) mod conv_windows;
 mod cross;
 mod cross_entropy;
 mod ctc;

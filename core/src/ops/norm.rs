@@ -1,8 +1,8 @@
-//! Normalisations: layer, RMS, group, instance and batch, of one family of kernels.
+//! Normalisations: layer, RMS, group and instance, of one family of kernels.
 //!
 //! Statistics are kept in f32, whatever the element type. The forward kernel saves mean and reciprocal deviation of
 //! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias. Rows of layer and
-//! RMS normalisation that are short enough are [`layer_norm`](super::layer_norm)'s.
+//! RMS normalisation that are short enough are [`layer_norm`](super::layer_norm)'s; batches are [`batch_norm`](super::batch_norm)'s.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -126,14 +126,8 @@ struct Norm {
 }
 
 impl Norm {
-    /// The kernel for the elements: forward, or backward with the gradient `g`. `given`: the statistics are not made.
-    fn elements(
-        &self,
-        g: Option<&Tensor>,
-        statistics: &Statistics,
-        given: bool,
-        sums: Option<&Tensor>,
-    ) -> Result<Tensor> {
+    /// The kernel for the elements: forward, or backward with the gradient `g`.
+    fn elements(&self, g: Option<&Tensor>, statistics: &Statistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
         if out.numel() == 0 {
@@ -141,8 +135,6 @@ impl Norm {
         }
         let across = at.run == 1 && at.rows > 1;
         let lanes = lanes(at.extent, across);
-        let (splits, chunk) =
-            if given { parts(at.rows, at.extent, lanes) } else { (1, at.extent.next_multiple_of(4)) };
         let fours = [at.run, at.step, at.row_stride].iter().all(|n| n.is_multiple_of(4));
         let width = if x.dtype().size() == 2 && fours && !across { 4 } else { 1 };
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
@@ -153,8 +145,6 @@ impl Norm {
             .def("weight", name(self.weight.as_ref()))
             .def("bias", name(bias))
             .def("rms", self.rms)
-            .def("given", given)
-            .def("sums", sums.is_some())
             .def("flat", at.run >= at.extent)
             .def("lanes", lanes)
             .def("across", across)
@@ -162,7 +152,7 @@ impl Norm {
         let [weight_row, weight_step, weight_inner] = at.weight_of;
         let params = Params::new().size(at.rows).size(at.extent).size(at.run).size(at.step);
         let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
-        let params = params.size(weight_inner).size(splits).size(chunk).size(0).f32(self.eps as f32);
+        let params = params.size(weight_inner).f32(self.eps as f32);
         let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
         tensors.extend(g);
         tensors.push(x);
@@ -170,9 +160,8 @@ impl Norm {
         tensors.extend(bias);
         tensors.extend(statistics.mean.as_ref());
         tensors.push(&statistics.rstd);
-        tensors.extend(sums);
         tensors.push(&out);
-        launch::launch(&spec, &tensors, params, (at.rows * splits).div_ceil(GROUP / lanes))?;
+        launch::launch(&spec, &tensors, params, at.rows.div_ceil(GROUP / lanes))?;
         drop(tensors);
         Ok(out)
     }
@@ -207,29 +196,13 @@ impl Norm {
         partial.sum(&[0], false)
     }
 
-    /// The gradients of the input, and of weight and bias where there are such. `row_sums`: those of the input need
-    /// the sums over rows that are those of the weights.
-    fn backward(
-        &self,
-        g: &Tensor,
-        statistics: &Statistics,
-        wants: &[bool],
-        given: bool,
-        row_sums: bool,
-    ) -> Result<Grads> {
+    /// The gradients of the input, and of weight and bias where there are such.
+    fn backward(&self, g: &Tensor, statistics: &Statistics, wants: &[bool]) -> Result<Grads> {
         let g = dense(g)?;
         let inputs = 1 + usize::from(self.weight.is_some());
-        let sums = if wants[1..].contains(&true) || (row_sums && wants[0]) {
-            Some(self.sums(&g, statistics)?)
-        } else {
-            None
-        };
+        let sums = wants[1..].contains(&true).then(|| self.sums(&g, statistics)).transpose()?;
         let mut grads = Grads::new();
-        grads.push(if wants[0] {
-            Some(self.elements(Some(&g), statistics, given, sums.as_ref().filter(|_| row_sums))?)
-        } else {
-            None
-        });
+        grads.push(wants[0].then(|| self.elements(Some(&g), statistics)).transpose()?);
         for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
             let Some(t) = t else { continue };
             let slot = if k == 0 { 1 } else { inputs };
@@ -255,11 +228,11 @@ impl Norm {
         let stored = || Tensor::empty(&[self.geometry.rows], DType::F32, x.device());
         let mean = if self.rms { None } else { Some(stored()?) };
         let statistics = Statistics { mean, rstd: stored()? };
-        let out = self.elements(None, &statistics, false, None)?;
+        let out = self.elements(None, &statistics)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
         let saved = self.saved(&inputs);
         Ok(autograd::attach_composed(self.op, out, &inputs, saved, composed, move |g, wants| {
-            self.backward(g, &statistics, wants, false, false)
+            self.backward(g, &statistics, wants)
         }))
     }
 
@@ -311,14 +284,14 @@ pub(super) fn parameter(
 }
 
 /// Batch, channels and the rest of a tensor of at least two dimensions.
-fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
+pub(super) fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
     match x.shape() {
         [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
         _ => Err(Error::shape(op, "the input is [batch, channels, ...]", &[x.shape()])),
     }
 }
 
-fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: usize) -> Result<()> {
+pub(super) fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: usize) -> Result<()> {
     for t in [running.0, running.1] {
         if t.shape() != [n] {
             return Err(Error::shape(
@@ -515,95 +488,6 @@ impl Tensor {
             follow(var, &v.mean(&[0], false)?, momentum)?;
         }
         self.norm_groups("instance_norm", n.max(1), [weight, bias], eps)
-    }
-
-    /// Each channel of [batch, channels, ...] normalised over everything else. In `training`, by the batch's own mean
-    /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
-    /// `running`.
-    ///
-    /// # Errors
-    /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
-    /// statistics outside it.
-    #[track_caller]
-    pub fn batch_norm(
-        &self,
-        running: Option<(&Tensor, &Tensor)>,
-        weight: Option<&Tensor>,
-        bias: Option<&Tensor>,
-        training: bool,
-        momentum: f64,
-        eps: f64,
-    ) -> Result<Tensor> {
-        const OP: &str = "batch_norm";
-        let _op = memory::scope::op(OP);
-        check_float(OP, self)?;
-        let (batch, n, space) = if let [n] = self.shape() { (1, *n, 1) } else { channels(OP, self)? };
-        if let Some(running) = running {
-            same_statistics(OP, running, n)?;
-        }
-        let count = batch * space;
-        if training && count == 1 {
-            return Err(Error::shape(
-                OP,
-                "training needs more than one element for each channel",
-                &[self.shape()],
-            ));
-        }
-        let x = dense(self)?;
-        let norm = Norm {
-            op: OP,
-            geometry: Geometry::channels(batch, n, space),
-            rms: false,
-            eps,
-            weight: parameter(OP, weight, self, &[n])?,
-            bias: parameter(OP, bias, self, &[n])?,
-            x: x.clone(),
-        };
-        let statistics = {
-            let _no_grad = autograd::no_grad();
-            let (mean, var) = match running {
-                _ if training => {
-                    let (var, mean) = x.reshape([batch, n, space])?.moments(&[0, 2])?;
-                    if let Some((running_mean, running_var)) = running {
-                        follow(running_mean, &mean, momentum)?;
-                        let unbiased = var.mul(count as f64 / (count as f64 - 1.0))?;
-                        follow(running_var, &unbiased, momentum)?;
-                    }
-                    (mean, var)
-                }
-                Some((mean, var)) => {
-                    (mean.detach().to_dtype(DType::F32)?, var.detach().to_dtype(DType::F32)?)
-                }
-                None => {
-                    return Err(Error::argument(
-                        OP,
-                        "takes running statistics, or makes them from the batch in training; there is neither",
-                    ));
-                }
-            };
-            // Running statistics change with the next batch; the tape keeps these.
-            let mean = if training { mean } else { mean.copy()? };
-            Statistics { mean: Some(dense(&mean)?), rstd: var.add(eps)?.rsqrt()? }
-        };
-        let out = norm.elements(None, &statistics, true, None)?;
-        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-        let (whole, weighs, saved): (Dims, _, _) =
-            (self.shape().into(), weight.is_some(), norm.saved(&inputs));
-        let given = statistics.clone();
-        let composed = move |t: &[Tensor]| {
-            let x = t[0].reshape([batch, n, space])?;
-            let x = match &given.mean {
-                Some(mean) if !training => {
-                    let x = x.to_dtype(DType::F32)?.sub(&mean.reshape([n, 1])?)?;
-                    x.mul(&given.rstd.reshape([n, 1])?)?
-                }
-                _ => normalized(&x, &[0, 2], false, eps)?,
-            };
-            weighed(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])
-        };
-        Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
-            norm.backward(g, &statistics, wants, true, training)
-        }))
     }
 
     /// Each element over (k + alpha · the mean of the squares of `size` channels around it)^beta, of \[batch, channels, ..\]: PyTorch's

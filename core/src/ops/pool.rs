@@ -170,7 +170,8 @@ impl Plan {
         for pair in [plane(&self.input), plane(&self.output), w.kernel, w.stride, w.padding, w.dilation] {
             params = params.size(pair[0]).size(pair[1]);
         }
-        let groups = to.numel().div_ceil(GROUP);
+        let lanes = if to.dtype().size() == 2 { 4 } else { 1 };
+        let groups = to.numel().div_ceil(lanes * GROUP);
         match places {
             Some(places) => launch::launch(&spec, &[from, to, places], params, groups),
             None => launch::launch(&spec, &[from, to], params, groups),

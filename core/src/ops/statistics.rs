@@ -59,16 +59,6 @@ impl Tensor {
         reduce(&MEAN, self, over, true, self.dtype(), dtype, extra)
     }
 
-    /// The variance (biased) and the mean over the dimensions, in f32 also for halves. Not recorded.
-    #[track_caller]
-    pub(super) fn moments(&self, dims: &[isize]) -> Result<(Tensor, Tensor)> {
-        let over = Over::new("var", self.shape(), dims)?;
-        let center = self.center(&over)?;
-        let extra = Extra { center: Some(&center), args: args(over.extent as f64, 0.0), ..Extra::default() };
-        let var = reduce(&VAR, self, &over, false, self.dtype(), center.dtype(), extra)?;
-        Ok((var, center.reshape(&over.result(false)[..])?))
-    }
-
     #[track_caller]
     fn deviation(
         &self,

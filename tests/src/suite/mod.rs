@@ -20,6 +20,7 @@ mod amp;
 mod attention;
 mod autograd;
 mod capture;
+mod convolutions;
 mod costs;
 mod custom;
 mod errors;
@@ -96,6 +97,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("training", training::TESTS),
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
+    ("convolutions", convolutions::TESTS),
     ("losses", losses::TESTS),
     ("optim", optim::TESTS),
     ("modules", modules::TESTS),

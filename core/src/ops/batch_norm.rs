@@ -1,0 +1,331 @@
+//! Batch normalisation: each channel over everything else.
+//!
+//! Forward is one read for the statistics and one for the result, backward two reads of the gradient and of the input; what
+//! follows from sums is made in one short kernel. Statistics are kept in f32, whatever the element type.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use super::launch::{self, GROUP, Params};
+use super::norm::{channels, normalized, parameter, same_statistics, weighed};
+use super::reduce::dense;
+use super::shape::cat;
+use super::softmax::{check_float, lanes};
+use super::spread::QUAD;
+use crate::autograd::{self, Grads, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::{Dims, Tensor};
+
+/// Steps of a channel that a thread holds, at most.
+const HOLD: usize = 8;
+/// Workgroups that share the sums of a gradient.
+const GROUPS: usize = 1024;
+
+/// One normalisation of one tensor, with what all of its kernels need.
+#[derive(Clone)]
+struct BatchNorm {
+    op: &'static str,
+    relu: bool,
+    eps: f64,
+    channels: usize,
+    /// Elements of a channel side by side, and in all.
+    run: usize,
+    extent: usize,
+    /// Contiguous from the start of their storages.
+    x: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+/// How the elements of each channel are shared out.
+struct Parts {
+    lanes: usize,
+    width: usize,
+    hold: usize,
+    splits: usize,
+    chunk: usize,
+}
+
+impl BatchNorm {
+    /// `hold`: a part is what its threads hold.
+    fn parts(&self, hold: bool) -> Parts {
+        let width = if self.run.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let steps = self.extent / width;
+        let lanes = lanes(steps, self.across());
+        if hold {
+            let hold = steps.div_ceil(lanes).min(HOLD);
+            let chunk = lanes * hold * width;
+            return Parts { lanes, width, hold, splits: self.extent.div_ceil(chunk), chunk };
+        }
+        let groups = self.channels.div_ceil(GROUP / lanes);
+        let splits = (GROUPS / groups).clamp(1, steps.div_ceil(lanes * HOLD));
+        let chunk = steps.div_ceil(splits).next_multiple_of(lanes) * width;
+        Parts { lanes, width, hold: 0, splits: self.extent.div_ceil(chunk), chunk }
+    }
+
+    /// Whether neighbours in memory are of neighbouring channels.
+    fn across(&self) -> bool {
+        self.run == 1 && self.channels > 1
+    }
+
+    /// A kernel over all parts of all channels.
+    fn reduce(
+        &self,
+        pass: &'static str,
+        g: Option<&Tensor>,
+        statistics: Option<&Tensor>,
+    ) -> Result<(Tensor, Parts)> {
+        let parts = self.parts(pass == "moments");
+        let partial = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
+        };
+        let relu = self.relu && g.is_some();
+        let spec = self
+            .spec(pass, relu, relu)
+            .def("width", parts.width)
+            .def("hold", parts.hold)
+            .def("single", self.run == 1)
+            .def("lanes", parts.lanes)
+            .def("across", self.across());
+        let tensors = self.tensors(g, statistics, relu, relu, &[&partial]);
+        let groups = (self.channels * parts.splits).div_ceil(GROUP / parts.lanes);
+        launch::launch(&spec, &tensors, self.params(parts.splits, parts.chunk, 0.0), groups)?;
+        drop(tensors);
+        Ok((partial, parts))
+    }
+
+    /// A kernel over all elements.
+    fn elements(&self, g: Option<&Tensor>, statistics: &Tensor, sums: Option<&Tensor>) -> Result<Tensor> {
+        let out = Tensor::empty(self.x.shape(), self.x.dtype(), self.x.device())?;
+        let n = out.numel();
+        let width = if n.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let bias = g.is_none() || self.relu;
+        let spec = self
+            .spec(if g.is_some() { "backward" } else { "forward" }, true, bias)
+            .def("width", width)
+            .def("even", self.run.is_multiple_of(QUAD))
+            .def("fixed", sums.is_none());
+        let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
+        let tensors = self.tensors(g, Some(statistics), true, bias, &last);
+        launch::launch(&spec, &tensors, self.params(1, self.extent, 0.0), n.div_ceil(width * GROUP))?;
+        drop((tensors, last));
+        Ok(out)
+    }
+
+    /// The mean and the reciprocal deviation of each channel, as f32 of [2, channels]. Running ones follow them.
+    fn statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
+        let (partial, parts) = self.reduce("moments", None, None)?;
+        let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
+        let plain = running.map(|(mean, var)| Ok::<_, Error>((dense(mean)?, dense(var)?))).transpose()?;
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
+        let lanes = lanes(parts.splits, false).min(32);
+        let spec = KernelSpec::new("batch_norm")
+            .def("pass", "finish")
+            .def("mean", name(plain.as_ref().map(|p| &p.0)))
+            .def("var", name(plain.as_ref().map(|p| &p.1)))
+            .def("lanes", lanes)
+            .def("quick", false);
+        let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::from_slice(&[&partial, &statistics]);
+        if let Some((mean, var)) = &plain {
+            tensors.extend([mean, var]);
+        }
+        let params = self.params(parts.splits, parts.chunk, momentum);
+        launch::launch(&spec, &tensors, params, self.channels.div_ceil(GROUP / lanes))?;
+        drop(tensors);
+        if let (Some((mean, var)), Some(plain)) = (running, plain) {
+            // Views were copied, and follow by a copy.
+            for (running, made) in [(mean, plain.0), (var, plain.1)] {
+                if !(running.is_contiguous() && running.layout().offset() == 0) {
+                    running.copy_(&made)?;
+                }
+            }
+        }
+        Ok(statistics)
+    }
+
+    fn backward(&self, g: &Tensor, statistics: &Tensor, wants: &[bool], training: bool) -> Result<Grads> {
+        let g = dense(g)?;
+        let sums = if wants[1..].contains(&true) || (training && wants[0]) {
+            Some(match self.x.numel() {
+                0 => Tensor::zeros(&[2, self.channels], DType::F32, g.device())?,
+                _ => self.reduce("sums", Some(&g), Some(statistics))?.0.sum(&[0], false)?,
+            })
+        } else {
+            None
+        };
+        let mut grads = Grads::new();
+        let dx = || self.elements(Some(&g), statistics, sums.as_ref().filter(|_| training));
+        grads.push(wants[0].then(dx).transpose()?);
+        for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
+            let Some(t) = t else { continue };
+            let wanted = wants[grads.len()];
+            let grad =
+                sums.as_ref().filter(|_| wanted).map(|sums| sums.select(0, k as isize)?.to_dtype(t.dtype()));
+            grads.push(grad.transpose()?);
+        }
+        Ok(grads)
+    }
+
+    fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
+        // Elements are divided by runs, whatever they are: the quotients are numbers of planes.
+        let planes = self.x.numel() / self.run.max(1);
+        KernelSpec::new("batch_norm")
+            .def("pass", pass)
+            .def("dtype", name(Some(&self.x)))
+            .def("weight", name(self.weight.as_ref().filter(|_| weight)))
+            .def("bias", name(self.bias.as_ref().filter(|_| bias)))
+            .def("relu", self.relu)
+            .def("quick", planes < 1 << 20 && self.x.numel() < 1 << 31)
+    }
+
+    fn params(&self, splits: usize, chunk: usize, momentum: f64) -> Params {
+        let Self { channels, run, extent, .. } = *self;
+        let params = Params::new().size(self.x.numel()).size(channels).size(run).size(extent);
+        params.size(splits).size(chunk).f32(self.eps as f32).f32(momentum as f32)
+    }
+
+    /// What a kernel binds, in order.
+    fn tensors<'a>(
+        &'a self,
+        g: Option<&'a Tensor>,
+        statistics: Option<&'a Tensor>,
+        weight: bool,
+        bias: bool,
+        last: &[&'a Tensor],
+    ) -> SmallVec<[&'a Tensor; 8]> {
+        let weight = self.weight.as_ref().filter(|_| weight);
+        let bias = self.bias.as_ref().filter(|_| bias);
+        let first = g.into_iter().chain([&self.x]).chain(statistics).chain(weight).chain(bias);
+        first.chain(last.iter().copied()).collect()
+    }
+}
+
+impl Tensor {
+    /// Each channel of \[batch, channels, ...\] normalised over everything else. In `training`, by the batch's own mean
+    /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
+    /// `running`.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
+    /// statistics outside it.
+    #[track_caller]
+    pub fn batch_norm(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.normalized_batch("batch_norm", running, [weight, bias], training, momentum, eps)
+    }
+
+    /// [`batch_norm`](Self::batch_norm) and then [`relu`](Self::relu), without a pass of its own in either direction.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[8, 16, 4, 4], DType::F32, &device)?;
+    /// assert_eq!(x.batch_norm_relu(None, None, None, true, 0.1, 1e-5)?.shape(), x.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`batch_norm`](Self::batch_norm).
+    #[track_caller]
+    pub fn batch_norm_relu(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.normalized_batch("batch_norm_relu", running, [weight, bias], training, momentum, eps)
+    }
+
+    #[track_caller]
+    fn normalized_batch(
+        &self,
+        op: &'static str,
+        running: Option<(&Tensor, &Tensor)>,
+        [weight, bias]: [Option<&Tensor>; 2],
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        check_float(op, self)?;
+        let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
+        if let Some(running) = running {
+            same_statistics(op, running, n)?;
+        }
+        let extent = batch * run;
+        if training && extent == 1 {
+            return Err(Error::shape(
+                op,
+                "training needs more than one element for each channel",
+                &[self.shape()],
+            ));
+        }
+        let norm = BatchNorm {
+            op,
+            relu: op == "batch_norm_relu",
+            eps,
+            channels: n,
+            run,
+            extent,
+            x: dense(self)?,
+            weight: parameter(op, weight, self, &[n])?,
+            bias: parameter(op, bias, self, &[n])?,
+        };
+        let statistics = {
+            let _no_grad = autograd::no_grad();
+            match running {
+                // Of nothing: NaN, as in PyTorch, which nobody reads.
+                _ if training && norm.x.numel() == 0 => {
+                    Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
+                }
+                _ if training => norm.statistics(running, momentum)?,
+                // Running statistics change with the next batch; the tape keeps these.
+                Some((mean, var)) => {
+                    let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
+                    cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?
+                }
+                None => {
+                    return Err(Error::argument(
+                        op,
+                        "takes running statistics, or makes them from the batch in training; there is neither",
+                    ));
+                }
+            }
+        };
+        let out = norm.elements(None, &statistics, None)?;
+        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
+        let made = [Some(&norm.x), norm.weight.as_ref(), norm.bias.as_ref()];
+        let saved =
+            made.into_iter().flatten().zip(&inputs).map(|(made, t)| SavedTensor::copy(made, t)).collect();
+        let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.relu);
+        let given = statistics.clone();
+        let composed = move |t: &[Tensor]| {
+            let x = t[0].reshape([batch, n, run])?;
+            let x = if training {
+                normalized(&x, &[0, 2], false, eps)?
+            } else {
+                let [mean, rstd] = [0, 1].map(|k| given.select(0, k)?.reshape([n, 1]));
+                x.to_dtype(DType::F32)?.sub(&mean?)?.mul(&rstd?)?
+            };
+            let out = weighed(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
+            if relu { out.relu() } else { Ok(out) }
+        };
+        Ok(autograd::attach_composed(norm.op, out, &inputs, saved, composed, move |g, wants| {
+            norm.backward(g, &statistics, wants, training)
+        }))
+    }
+}

@@ -1,0 +1,506 @@
+//! Convolutions as products of the vendor's library, over windows of images that are written to scratch memory.
+//!
+//! Windows are matrices: a line for each channel and tap of the filter, a column for each place. Images lie `apart`, a matrix
+//! for each, where the library takes lines of their places well and there is one group; else `together`, side by side in the
+//! lines of one matrix for each group, which ends with zeros. Windows of one tap that lie apart are the images themselves.
+//!
+//! - The result is the product of the weights with windows of the input.
+//! - The gradient of the input, for strides of 1, is that of turned weights with turned windows of the result's gradient; else
+//!   the windows' gradient is a product, whose sums over what lies on one element are the input's.
+//! - The gradient of the weights is the product of one side's places with the other's windows: with the turned windows, where
+//!   the input's gradient has made them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::conv::{Geometry, places};
+use super::launch::{self, GROUP, Params, VECTOR};
+use super::matmul::multiply_into;
+use super::shape::PadMode;
+use crate::device::Device;
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::{self, Tag};
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// Bytes of windows that are there at a time on devices that were not told otherwise.
+const CHUNK: u64 = 256 << 20;
+/// Bytes of the images' gradients of the weights, in f32, which are then added up.
+const PARTS: usize = 64 << 20;
+/// Channels of the result, and lines of windows, of a group from which on its products are worth their windows.
+const CHANNELS: usize = 4;
+const LINES: usize = 16;
+
+/// Windows of images \[images, groups · channels, from..\].
+#[derive(Clone, Copy, Debug)]
+struct Windows {
+    rank: usize,
+    groups: usize,
+    /// Of a group.
+    channels: usize,
+    from: [usize; 3],
+    to: [usize; 3],
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    /// From tap to tap, and the first: modulo 2^32.
+    step: [u32; 3],
+    start: [u32; 3],
+}
+
+/// How the images of a chunk lie, and which they are.
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    first: usize,
+    images: usize,
+    together: bool,
+}
+
+impl Windows {
+    /// Of the input, for the result.
+    fn of_input(g: &Geometry) -> Self {
+        Self {
+            rank: g.rank,
+            groups: g.groups,
+            channels: g.x_channels / g.groups,
+            from: g.x,
+            to: g.y,
+            kernel: g.kernel,
+            stride: g.stride,
+            step: g.dilation.map(|d| d as u32),
+            start: g.padding.map(|p| (p as u32).wrapping_neg()),
+        }
+    }
+
+    /// Of the result's gradient, for the input's: a tap reaches the other way. The stride is 1.
+    fn turned(g: &Geometry) -> Self {
+        Self {
+            channels: g.y_channels / g.groups,
+            from: g.y,
+            to: g.x,
+            step: g.dilation.map(|d| (d as u32).wrapping_neg()),
+            start: g.padding.map(|p| p as u32),
+            ..Self::of_input(g)
+        }
+    }
+
+    /// Of single places.
+    fn places_of(self, channels: usize) -> Self {
+        let (kernel, stride, start) = ([1; 3], [1; 3], [0; 3]);
+        Self { channels, from: self.to, kernel, stride, start, ..self }
+    }
+
+    fn places(&self) -> usize {
+        places(&self.to)
+    }
+
+    /// Lines of a group that have taps.
+    fn taken(&self) -> usize {
+        self.channels * places(&self.kernel)
+    }
+
+    /// Whether an image is its own windows.
+    fn are_images(&self) -> bool {
+        let still = self.kernel[..self.rank].iter().chain(&self.stride[..self.rank]).all(|&n| n == 1);
+        still && self.start[..self.rank].iter().all(|&n| n == 0) && self.from == self.to
+    }
+
+    /// Lines of a group: those behind the taps are zeros.
+    fn depth(&self, dtype: DType, together: bool) -> usize {
+        let taken = self.taken();
+        if self.are_images() || (together && places(&self.kernel) == 1) {
+            return taken;
+        }
+        taken.next_multiple_of(VECTOR / dtype.size())
+    }
+
+    /// The images of a batch, in chunks.
+    fn chunks(&self, images: &Tensor, dtype: DType, together: bool) -> impl Iterator<Item = Chunk> + use<> {
+        let (most, images) = (images.device().windows() as usize, images.shape()[0]);
+        let bytes = self.groups * self.depth(dtype, together) * self.places() * dtype.size();
+        let most = if self.are_images() && !together { images } else { most / bytes.max(1) };
+        // Every chunk begins at a whole vector of the images.
+        let image = self.groups * self.channels * places(&self.from);
+        let unit = if image.is_multiple_of(VECTOR) { 1 } else { VECTOR };
+        let most = (most / unit * unit).max(unit);
+        (0..images.div_ceil(most)).map(move |k| Chunk {
+            first: k * most,
+            images: most.min(images - k * most),
+            together,
+        })
+    }
+
+    /// The windows of some images of contiguous ones: \[images, lines, places\], or \[groups, lines, columns\] together.
+    fn of(&self, images: &Tensor, chunk: Chunk) -> Result<Tensor> {
+        let (dtype, places) = (images.dtype(), self.places());
+        let part = images.narrow(0, chunk.first, chunk.images)?;
+        if self.are_images() && !chunk.together {
+            return part.reshape([chunk.images, self.channels, places]);
+        }
+        let lanes = VECTOR / dtype.size();
+        let depth = self.depth(dtype, chunk.together);
+        let (outer, live) = if chunk.together { (1, chunk.images * places) } else { (chunk.images, places) };
+        let vectors = live.div_ceil(lanes);
+        let blocks = outer * self.groups;
+        let out = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
+        };
+        if self.are_images() && live == vectors * lanes {
+            let shape = [chunk.images, self.groups * self.channels, places];
+            part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
+            return Ok(out);
+        }
+        let last = self.kernel[self.rank - 1];
+        let rows = self.taken() / last;
+        let threads = blocks * rows * vectors;
+        let quick =
+            [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
+        let spec =
+            KernelSpec::new("windows").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
+        let params = Params::new()
+            .size(threads)
+            .size(vectors)
+            .size(rows)
+            .size(self.groups)
+            .size(depth)
+            .size(self.taken())
+            .size(live)
+            .size(places)
+            .size(self.channels * self.groups)
+            .size(self.channels)
+            .size(super::conv::places(&self.from))
+            .size(self.kernel[..self.rank - 1].iter().product())
+            .size(part.layout().offset());
+        let params = axes(params, [&self.from, &self.to, &self.kernel, &self.stride]);
+        let params = axes(params, [&self.step, &self.start].map(|n| n.map(|n| n as usize)).each_ref());
+        launch::launch(&spec, &[&part, &out], params, threads.div_ceil(GROUP))?;
+        Ok(out)
+    }
+}
+
+/// Numbers of axes as `vec4<u32>`.
+fn axes<const N: usize>(params: Params, numbers: [&[usize; 3]; N]) -> Params {
+    numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
+}
+
+/// Whether lines of so many elements are whole vectors.
+fn whole(elements: usize, dtype: DType) -> bool {
+    (elements * dtype.size()).is_multiple_of(VECTOR)
+}
+
+impl Geometry {
+    /// Whether windows and products make this convolution: where the vendor's library multiplies, in types of at most 32 bits, for
+    /// groups that are not a few numbers. A filter for each channel alone has little to multiply, and as many windows as others.
+    pub(super) fn by_windows(&self, x: &Tensor) -> bool {
+        let taps = places(&self.kernel);
+        let lines = |channels: usize| channels / self.groups * taps;
+        let most = (lines(self.x_channels) + VECTOR) * self.groups * places(&self.y);
+        let turned = (lines(self.y_channels) + VECTOR) * self.groups * places(&self.x);
+        matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
+            && self.y_channels / self.groups >= CHANNELS
+            && lines(self.x_channels) >= LINES
+            && self.images * self.x_channels * places(&self.x) * places(&self.y) > 0
+            && most.max(if self.steps_by_one() { turned } else { 0 }) < 1 << 31
+            && x.device().windows() > 0
+    }
+
+    /// Whether a tap's step is one place.
+    fn steps_by_one(&self) -> bool {
+        self.stride[..self.rank].iter().all(|&s| s == 1)
+    }
+
+    /// Weights as \[groups, y channels, x channels · taps\].
+    fn lines_of(&self, w: &Tensor) -> Result<Tensor> {
+        let taken = self.x_channels / self.groups * places(&self.kernel);
+        w.reshape([self.groups, self.y_channels / self.groups, taken])
+    }
+
+    /// Weights \[groups, y channels, x channels, taps\] or their gradients with both sides exchanged.
+    fn exchanged(&self, w: &Tensor, from: usize, to: usize) -> Result<Tensor> {
+        let [from, to] = [from, to].map(|channels| channels / self.groups);
+        let w = w.reshape([self.groups, from, to, places(&self.kernel)])?;
+        w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * places(&self.kernel)])
+    }
+
+    /// Whether images lie together in the windows for a product with `channels` lines for each group.
+    fn together(&self, windows: &Windows, dtype: DType) -> bool {
+        self.groups > 1 || !whole(windows.places(), dtype)
+    }
+
+    /// y of x and w, by windows.
+    pub(super) fn windows_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let (x, w) = (x.contiguous()?, w.contiguous()?);
+        let windows = Windows::of_input(self);
+        let out = Tensor::empty(&self.y_shape(), x.dtype(), x.device())?;
+        let together = self.together(&windows, x.dtype());
+        let lines = self.deep(&self.lines_of(&w)?, &windows, together)?;
+        for chunk in windows.chunks(&x, x.dtype(), together) {
+            self.product(&lines, &windows.of(&x, chunk)?, &windows, chunk, &out)?;
+        }
+        add_bias(out, bias)
+    }
+
+    /// The gradients of x, from w, and of w, from x, by windows. `bias`: added to that of x, which is then a transposed
+    /// convolution's result.
+    pub(super) fn windows_backward(
+        &self,
+        dy: &Tensor,
+        w: Option<&Tensor>,
+        x: Option<&Tensor>,
+        bias: Option<&Tensor>,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let dy = dy.contiguous()?;
+        let [w, x] = [w, x].map(|t| t.map(Tensor::contiguous).transpose());
+        let (w, x) = (w?, x?);
+        let dtype = dy.dtype();
+        let by_turned = w.as_ref().filter(|_| self.steps_by_one());
+        let mut dx = match &w {
+            Some(w) if by_turned.is_none() => Some(self.spread(&dy, w)?),
+            Some(_) => Some(Tensor::empty(&self.x_shape(), dtype, dy.device())?),
+            None => None,
+        };
+        let windows = if by_turned.is_some() { Windows::turned(self) } else { Windows::of_input(self) };
+        let [of, other] = if by_turned.is_some() { [Some(&dy), x.as_ref()] } else { [x.as_ref(), Some(&dy)] };
+        let mut sums = None;
+        if let Some(of) = of {
+            let heights = [self.x_channels, self.y_channels];
+            let height = if by_turned.is_some() { heights[0] } else { heights[1] };
+            let parts = self.images * height * windows.taken() * 4;
+            let together = self.together(&windows, dtype) || (x.is_some() && parts > PARTS);
+            let turned =
+                by_turned.map(|w| self.exchanged(w, self.y_channels, self.x_channels)).transpose()?;
+            let turned = turned.map(|lines| self.deep(&lines, &windows, together)).transpose()?;
+            let mut total = Sum { total: None, rounded: dtype };
+            for chunk in windows.chunks(&dy, dtype, together) {
+                let made = windows.of(of, chunk)?;
+                if let (Some(lines), Some(dx)) = (&turned, &dx) {
+                    self.product(lines, &made, &windows, chunk, dx)?;
+                }
+                if let (Some(other), true) = (other, x.is_some()) {
+                    let lines = windows.places_of(height / self.groups).of(other, chunk)?;
+                    total.add(self, &lines, &made, chunk)?;
+                }
+            }
+            sums = total.total;
+        }
+        let dw = sums.map(|sums| {
+            let sums = sums.narrow(2, 0, windows.taken())?;
+            let sums = match by_turned {
+                Some(_) => self.exchanged(&sums, self.x_channels, self.y_channels)?,
+                None => sums,
+            };
+            sums.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+        });
+        if let Some(made) = dx.take() {
+            dx = Some(add_bias(made, bias)?);
+        }
+        Ok([dx, dw.transpose()?])
+    }
+
+    /// The lines of a product's first operand, as deep as the windows.
+    fn deep(&self, lines: &Tensor, windows: &Windows, together: bool) -> Result<Tensor> {
+        let more = windows.depth(lines.dtype(), together) - windows.taken();
+        if more == 0 {
+            return Ok(lines.clone());
+        }
+        let _tag = memory::scope::tag(Tag::Workspace);
+        lines.pad(&[0, more as isize], PadMode::Constant(0.0))
+    }
+
+    /// Writes lines · windows to a chunk's images of `out`.
+    fn product(
+        &self,
+        lines: &Tensor,
+        windows: &Tensor,
+        of: &Windows,
+        chunk: Chunk,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (channels, places) = (lines.shape()[1], of.places());
+        let out = out.narrow(0, chunk.first, chunk.images)?;
+        if !chunk.together {
+            return multiply_into(
+                self.op,
+                lines,
+                windows,
+                &out.reshape([chunk.images, channels, places])?,
+                false,
+            );
+        }
+        let all = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
+        };
+        multiply_into(self.op, lines, windows, &all, false)?;
+        let columns = all.shape()[2];
+        let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
+        let each = Layout::new(shape.clone(), smallvec![places, columns, 1], all.layout().offset());
+        all.with_layout(each).copy_into(&out.reshape(&shape[..])?)
+    }
+
+    /// The gradient of x by the windows' gradient, which is summed over what lies on one element.
+    fn spread(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let windows = Windows::of_input(self);
+        let dtype = dy.dtype();
+        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let lines = self.lines_of(w)?.transpose(-2, -1)?;
+        let together = self.together(&windows, dtype);
+        let from = windows.places_of(self.y_channels / self.groups);
+        for chunk in windows.chunks(dy, DType::F32, together) {
+            let places = from.of(dy, chunk)?;
+            let all = {
+                let _tag = memory::scope::tag(Tag::Workspace);
+                let blocks = if together { self.groups } else { chunk.images };
+                Tensor::empty(&[blocks, windows.taken(), places.shape()[2]], DType::F32, dy.device())?
+            };
+            multiply_into(self.op, &lines, &places, &all, false)?;
+            self.sum_windows(&all, &windows, chunk, &out)?;
+        }
+        Ok(out)
+    }
+
+    /// Writes a chunk's images of `out` as sums of windows.
+    fn sum_windows(&self, all: &Tensor, windows: &Windows, chunk: Chunk, out: &Tensor) -> Result<()> {
+        let columns = all.shape()[2];
+        let part = out.narrow(0, chunk.first, chunk.images)?;
+        let n = part.numel();
+        let image = if chunk.together { windows.places() } else { windows.taken() * columns };
+        let quick = n / self.x[self.rank - 1] < 1 << 20 && n < 1 << 31;
+        let spec = KernelSpec::new("windows_sum")
+            .def("from", all.dtype().name())
+            .def("dtype", part.dtype().name())
+            .def("rank", self.rank)
+            .def("quick", quick);
+        let names = [
+            ["kernel_x", "kernel_y", "kernel_z"],
+            ["stride_x", "stride_y", "stride_z"],
+            ["dilation_x", "dilation_y", "dilation_z"],
+        ];
+        let numbers = names.iter().zip([self.kernel, self.stride, self.dilation]);
+        let spec = numbers.fold(spec, |spec, (names, numbers)| {
+            names
+                .iter()
+                .zip(numbers)
+                .take(self.rank)
+                .fold(spec, |spec, (name, number)| spec.def(name, number))
+        });
+        let params = Params::new()
+            .size(n)
+            .size(all.layout().offset())
+            .size(image)
+            .size(columns)
+            .size(self.x_channels)
+            .size(places(&self.kernel))
+            .size(part.layout().offset());
+        let params = axes(params, [&self.x, &self.y, &self.padding]);
+        launch::launch(&spec, &[all, &part], params, n.div_ceil(4 * GROUP))
+    }
+}
+
+/// Adds a bias to each channel, in place.
+fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if let Some(bias) = bias {
+        let mut channels: Dims = smallvec![1; out.rank()];
+        channels[1] = bias.numel();
+        out.add_(&bias.reshape(&channels[..])?)?;
+    }
+    Ok(out)
+}
+
+/// The gradient of weights, chunk by chunk.
+struct Sum {
+    /// \[groups, height, lines\], in f32, or rounded where one chunk is all.
+    total: Option<Tensor>,
+    rounded: DType,
+}
+
+impl Sum {
+    /// Adds lines · windows^T.
+    fn add(&mut self, g: &Geometry, lines: &Tensor, windows: &Tensor, chunk: Chunk) -> Result<()> {
+        let transposed = windows.transpose(-2, -1)?;
+        let [blocks, height, _] = [0, 1, 2].map(|d| lines.shape()[d]);
+        let wide = windows.shape()[1];
+        let one = chunk.images == g.images && (chunk.together || chunk.images == 1);
+        let dtype = if one { self.rounded } else { DType::F32 };
+        let made = || Tensor::empty(&[blocks, height, wide], dtype, lines.device());
+        if chunk.together || chunk.images == 1 {
+            let (total, add) = match self.total.take() {
+                Some(total) => (total, true),
+                None => (made()?, false),
+            };
+            multiply_into(g.op, lines, &transposed, &total, add)?;
+            self.total = Some(total);
+            return Ok(());
+        }
+        let each = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            made()?
+        };
+        multiply_into(g.op, lines, &transposed, &each, false)?;
+        let sum = each.sum(&[0], true)?;
+        match &self.total {
+            Some(total) => total.add_(&sum),
+            None => {
+                self.total = Some(sum);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a device was told of windows: bytes at a time, 0 for never, `DEFAULT` for nothing.
+#[derive(Debug)]
+pub(crate) struct Switch(AtomicU64);
+
+const DEFAULT: u64 = u64::MAX;
+
+impl Switch {
+    /// What the environment says.
+    pub(crate) fn configured() -> Self {
+        let told = std::env::var("FOREBAY_WINDOWS").ok().and_then(|text| {
+            let bytes = text.trim().parse().ok();
+            if bytes.is_none() {
+                log::warn!("FOREBAY_WINDOWS={text:?}: expected the most bytes of windows, or 0 for none");
+            }
+            bytes
+        });
+        Self(AtomicU64::new(told.unwrap_or(DEFAULT)))
+    }
+}
+
+impl Device {
+    /// The most bytes of windows that convolutions write at a time on this device; 0 where they write none. See
+    /// [`set_windows`](Self::set_windows).
+    #[must_use]
+    pub fn windows(&self) -> u64 {
+        match self.windows_switch().0.load(Ordering::Relaxed) {
+            DEFAULT if self.backend().multiplies() => CHUNK,
+            DEFAULT => 0,
+            told => told,
+        }
+    }
+
+    /// Has convolutions run as matrix products over windows of their images, of which at most so many bytes are written to scratch
+    /// memory at a time (of one image at least); with 0 by kernels that gather windows where they lie. Results differ by the order
+    /// of their sums.
+    ///
+    /// `None`: what the environment's `FOREBAY_WINDOWS` would be without a word, 256 MiB where the vendor's library multiplies
+    /// matrices, else 0. Groups of less than four channels of
+    /// the result, or of less than sixteen lines of windows, and f64, are gathered always. A dry run must be told the same.
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// device.set_windows(Some(1 << 20));
+    /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
+    /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
+    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
+    /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    pub fn set_windows(&self, most: Option<u64>) {
+        self.windows_switch().0.store(most.unwrap_or(DEFAULT), Ordering::Relaxed);
+    }
+}

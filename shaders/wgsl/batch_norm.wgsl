@@ -1,0 +1,223 @@
+{#-
+Batch normalisation of [batch, channels, run], in passes over all elements:
+  `moments`   the sum of each part of a channel, and that of the squares of its distances from the part's mean: held in registers
+  `finish`    mean and reciprocal deviation of each channel from those, which the running statistics follow
+  `forward`   y = (x - mean) * rstd * weight + bias, and no less than 0 with `relu`
+  `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
+  `backward`  the gradient of x; `fixed`: the statistics are constants
+
+dtype: of x, y and their gradients · weight, bias: their dtypes, or "" · mean, var: of running statistics, or "" (finish)
+relu: of elements whose y would be below 0, the gradient is 0 · width: elements of a step, 4 or 1 (moments, sums: of one channel)
+even: a step's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
+hold: steps in a thread's registers (moments) · lanes, across: see rows · quick: no quotient reaches 2^20
+-#}
+{%- import "types" as t -%}
+{%- import "rows" as rows -%}
+{% include "math/base" %}
+{{ t.prelude() }}
+struct Params {
+    // Elements; channels; elements of a run; of a channel.
+    n: u32,
+    channels: u32,
+    run: u32,
+    extent: u32,
+    // Parts of a channel, and their elements.
+    splits: u32,
+    chunk: u32,
+    eps: f32,
+    momentum: f32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.divide(quick) }}
+{% set b = namespace(next=0) %}
+{% macro buffer(kind, name, type) %}
+{% if kind == "in" %}{{ rows.input(b.next, name, type, 1) }}{% elif kind == "out" %}{{ t.output(b.next, name, type) }}
+{% elif kind == "steps" %}{{ rows.input(b.next, name, type, width) }}{% else %}{{ rows.output(b.next, name, type, width) }}{% endif %}
+{% set b.next = b.next + 1 %}
+{% endmacro %}
+{% if pass == "finish" %}
+{{ buffer("in", "partial", "f32") }}
+{{ buffer("out", "statistics", "f32") }}
+{% if mean %}
+{{ buffer("out", "running_mean", mean) }}
+{{ buffer("out", "running_var", var) }}
+{% endif %}
+{{ rows.functions(lanes, false) }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let channel = row_of(group_index(group, groups), thread);
+    let live = channel < p.channels;
+    let end = select(0u, p.splits, live);
+    let n = f32(p.extent);
+    var total = 0.0;
+    for (var part = lane_of(thread); part < end; part += {{ lanes }}u) {
+        total += partial_at(part * 2u * p.channels + channel);
+    }
+    let mean = row_sum(total, thread) / n;
+    var squares = 0.0;
+    for (var part = lane_of(thread); part < end; part += {{ lanes }}u) {
+        let at = part * 2u * p.channels + channel;
+        let count = f32(min(p.chunk, p.extent - part * p.chunk));
+        let away = partial_at(at) / count - mean;
+        squares += partial_at(at + p.channels) + count * (away * away);
+    }
+    let all = row_sum(squares, thread);
+    if live && lane_of(thread) == 0u {
+        statistics_put(channel, mean);
+        statistics_put(p.channels + channel, m_rsqrt(all / n + p.eps));
+        {% if mean %}
+        running_mean_put(channel, (1.0 - p.momentum) * running_mean_at(channel) + p.momentum * mean);
+        running_var_put(channel, (1.0 - p.momentum) * running_var_at(channel) + p.momentum * (all / (n - 1.0)));
+        {% endif %}
+    }
+}
+{% else %}
+{% if pass in ["sums", "backward"] %}
+{{ buffer("steps", "g", dtype) }}
+{% endif %}
+{{ buffer("steps", "x", dtype) }}
+{% if pass != "moments" %}
+{{ buffer("in", "statistics", "f32") }}
+{% if weight %}
+{{ buffer("in", "weight", weight) }}
+{% endif %}
+{% if bias %}
+{{ buffer("in", "bias", bias) }}
+{% endif %}
+{% endif %}
+{% if pass == "backward" and not fixed %}
+{{ buffer("in", "sums", "f32") }}
+{% endif %}
+{{ rows.steps(width) }}
+{% macro scaled(x, mean, rstd, weight_value, bias_value) -%}
+({{ x }} - {{ mean }}) * {{ rstd }}{{ " * " ~ weight_value if weight else "" }}{{ " + " ~ bias_value if bias else "" }}
+{%- endmacro %}
+
+{% if pass in ["moments", "sums"] %}
+{{ buffer("out", "partial", "f32") }}
+{{ rows.functions(lanes, across) }}
+
+fn place(channel: u32, e: u32) -> u32 {
+    {% if single %}
+    return e * p.channels + channel;
+    {% else %}
+    let parts = divide(e, p.run);
+    return (parts.x * p.channels + channel) * p.run + parts.y;
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let index = row_of(group_index(group, groups), thread);
+    let blocks = divide(index, p.channels);
+    let channel = blocks.y;
+    let part = blocks.x;
+    let live = part < p.splits;
+    let begin = part * p.chunk;
+    let end = select(0u, min(begin + p.chunk, p.extent), live);
+    let first = begin + lane_of(thread) * {{ width }}u;
+    {% if pass == "moments" %}
+    var sum = 0.0;
+    {% for k in range(hold) %}
+    var v{{ k }} = Step(0.0);
+    if first + {{ k * lanes * width }}u < end {
+        v{{ k }} = x_step(place(channel, first + {{ k * lanes * width }}u));
+        sum += step_sum(v{{ k }});
+    }
+    {% endfor %}
+    let all = row_sum(sum, thread);
+    let mean = all / f32(max(end, begin + 1u) - begin);
+    var squares = 0.0;
+    {% for k in range(hold) %}
+    if first + {{ k * lanes * width }}u < end {
+        let d = v{{ k }} - Step(mean);
+        squares += step_sum(d * d);
+    }
+    {% endfor %}
+    let other = row_sum(squares, thread);
+    {% else %}
+    let at = min(channel, p.channels - 1u);
+    let mean = statistics_at(at);
+    let rstd = statistics_at(p.channels + at);
+    {% if relu %}
+    let w = Step({{ "weight_at(at)" if weight else "1.0" }});
+    let b = Step({{ "bias_at(at)" if bias else "0.0" }});
+    {% endif %}
+    var plain = Step(0.0);
+    var with_x = Step(0.0);
+    for (var e = first; e < end; e += {{ lanes * width }}u) {
+        let i = place(channel, e);
+        let x = x_step(i);
+        {% if relu %}
+        let g = select(Step(0.0), g_step(i), {{ scaled("x", "Step(mean)", "Step(rstd)", "w", "b") }} > Step(0.0));
+        {% else %}
+        let g = g_step(i);
+        {% endif %}
+        plain += g;
+        with_x += g * ((x - Step(mean)) * Step(rstd));
+    }
+    let both = row_sums(vec2<f32>(step_sum(with_x), step_sum(plain)), thread);
+    let all = both.x;
+    let other = both.y;
+    {% endif %}
+    if live && lane_of(thread) == 0u {
+        partial_put(part * 2u * p.channels + channel, all);
+        partial_put((part * 2u + 1u) * p.channels + channel, other);
+    }
+}
+{% else %}
+{{ buffer("steps_out", "result", dtype) }}
+
+fn element(x: f32, g: f32, channel: u32) -> f32 {
+    let mean = statistics_at(channel);
+    let rstd = statistics_at(p.channels + channel);
+    {% if weight %}
+    let w = weight_at(channel);
+    {% endif %}
+    {% if bias %}
+    let b = bias_at(channel);
+    {% endif %}
+    {% if pass == "forward" or relu %}
+    let y = {{ scaled("x", "mean", "rstd", "w", "b") }};
+    {% endif %}
+    {% if pass == "forward" %}
+    return {{ "m_max(y, 0.0)" if relu else "y" }};
+    {% else %}
+    let kept = {{ "select(0.0, g, y > 0.0)" if relu else "g" }};
+    let scale = rstd{{ " * w" if weight else "" }};
+    {% if fixed %}
+    return kept * scale;
+    {% else %}
+    let n = f32(p.extent);
+    return scale * ((kept - sums_at(p.channels + channel) / n) - (x - mean) * rstd * (sums_at(channel) / n));
+    {% endif %}
+    {% endif %}
+}
+
+fn channel_of(i: u32) -> u32 { return divide(divide(i, p.run).x, p.channels).y; }
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = (group_index(group, groups) * 256u + thread) * {{ width }}u;
+    if i >= p.n { return; }
+    let x = x_step(i);
+    let g = {{ "g_step(i)" if pass == "backward" else "x" }};
+    {% if width == 4 %}
+    {% for k in ["x", "y", "z", "w"] %}
+    {% if even and not loop.first %}
+    let at_{{ k }} = at_x;
+    {% else %}
+    let at_{{ k }} = channel_of(i + {{ loop.index0 }}u);
+    {% endif %}
+    {% endfor %}
+    result_put_step(i, vec4<f32>(element(x.x, g.x, at_x), element(x.y, g.y, at_y), element(x.z, g.z, at_z), element(x.w, g.w, at_w)));
+    {% else %}
+    result_put_step(i, element(x, g, channel_of(i)));
+    {% endif %}
+}
+{% endif %}
+{% endif %}

@@ -1,0 +1,135 @@
+{#-
+Windows of images as a matrix, by their bits: a line for each channel and tap of a filter, a column for each place that the
+filter stands at. A thread has the columns of one vector of 16 bytes, and writes them for all taps along the last axis: what
+they have in common is found once.
+
+Element [outer, group, line, column] of the result is that of image outer + column / places at place column % places; lines
+behind the last tap and columns behind the last place are zeros.
+
+size: bytes of an element, 2 or 4 · rank: spatial dimensions, 2 or 3 · quick: no quotient reaches 2^20
+-#}
+{%- import "types" as t -%}
+{%- set lanes = 16 // size -%}
+{%- set axes = ["x", "y", "z"][:rank] -%}
+{%- set last = axes[rank - 1] -%}
+{%- set parts = ["x", "y", "z", "w"] -%}
+{{ t.prelude() }}
+struct Params {
+    // Threads; vectors of a line; taps along all axes but the last, of all channels of a group; groups.
+    n: u32,
+    vectors: u32,
+    rows: u32,
+    groups: u32,
+    // Lines of a group; of these, with taps; columns of places; places of an image of the result.
+    depth: u32,
+    taken: u32,
+    live: u32,
+    places: u32,
+    // Channels in all, and of a group; places of an image; taps along all axes but the last.
+    channels: u32,
+    group: u32,
+    from_places: u32,
+    taps: u32,
+    in_offset: u32,
+    unused0: u32,
+    unused1: u32,
+    unused2: u32,
+    // Extents of an image, of the places, of a filter; steps of places and of taps, and the start: modulo 2^32.
+    from_size: vec4<u32>,
+    to_size: vec4<u32>,
+    kernel: vec4<u32>,
+    stride: vec4<u32>,
+    step: vec4<u32>,
+    start: vec4<u32>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+@group(0) @binding(0) var<storage, read> input: array<u32>;
+@group(0) @binding(1) var<storage, read_write> output: array<vec4<u32>>;
+{{ t.divide(quick) }}
+
+// The bits of element i, or zeros.
+fn element(i: u32, inside: bool) -> u32 {
+    let at = select(0u, i, inside);
+    {% if size == 2 %}
+    return select(0u, (input[at >> 1u] >> ((at & 1u) * 16u)) & 0xffffu, inside);
+    {% else %}
+    return select(0u, input[at], inside);
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let thread = group_index(group, groups) * 256u + lane;
+    if thread >= p.n { return; }
+    let lines = divide(thread, p.vectors);
+    let blocks = divide(lines.x, p.rows);
+    let outer = divide(blocks.x, p.groups);
+    let taps = divide(blocks.y, p.taps);
+    let columns = divide(lines.y * {{ lanes }}u, p.places);
+    {% if rank == 3 %}
+    let tap_yz = divide(taps.y, p.kernel.y);
+    let tap = vec2<u32>(tap_yz.x, tap_yz.y);
+    let at_yz = divide(columns.y, p.to_size.z);
+    let at_xy = divide(at_yz.x, p.to_size.y);
+    var at = vec3<u32>(at_xy.x, at_xy.y, at_yz.y);
+    {% else %}
+    let tap = vec2<u32>(taps.y, 0u);
+    var at = divide(columns.y, p.to_size.y);
+    {% endif %}
+    {% for axis in axes[:-1] %}
+    let shift_{{ axis }} = tap.{{ axis }} * p.step.{{ axis }} + p.start.{{ axis }};
+    {% endfor %}
+    let image_step = p.channels * p.from_places;
+    let channel = outer.y * p.group + taps.x;
+    var plane = p.in_offset + (outer.x + columns.x) * image_step + channel * p.from_places;
+    let column = lines.y * {{ lanes }}u;
+    {% for k in range(lanes) %}
+    var row{{ k }} = 0u;
+    var in{{ k }} = column + {{ k }}u < p.live;
+    {% for axis in axes[:-1] %}
+    let from{{ k }}_{{ axis }} = at.{{ axis }} * p.stride.{{ axis }} + shift_{{ axis }};
+    in{{ k }} = in{{ k }} & (from{{ k }}_{{ axis }} < p.from_size.{{ axis }});
+    row{{ k }} = (row{{ k }} + from{{ k }}_{{ axis }}) * p.from_size.{{ axes[loop.index] }};
+    {% endfor %}
+    row{{ k }} += plane;
+    let along{{ k }} = at.{{ last }} * p.stride.{{ last }} + p.start.{{ last }};
+    {% if not loop.last %}
+    at.{{ last }} += 1u;
+    {% for axis in (axes | reverse) %}
+    {% if not loop.last %}
+    if at.{{ axis }} == p.to_size.{{ axis }} {
+        at.{{ axis }} = 0u;
+        at.{{ (axes | reverse | list)[loop.index] }} += 1u;
+    }
+    {% else %}
+    if at.{{ axis }} == p.to_size.{{ axis }} {
+        at.{{ axis }} = 0u;
+        plane += image_step;
+    }
+    {% endif %}
+    {% endfor %}
+    {% endif %}
+    {% endfor %}
+    let line = blocks.x * p.depth + blocks.y * p.kernel.{{ last }};
+    var to = line * p.vectors + lines.y;
+    var shift = 0u;
+    for (var tap_at = 0u; tap_at < p.kernel.{{ last }}; tap_at++) {
+        {% for k in range(lanes) %}
+        let i{{ k }} = along{{ k }} + shift;
+        let v{{ k }} = element(row{{ k }} + i{{ k }}, in{{ k }} & (i{{ k }} < p.from_size.{{ last }}));
+        {% endfor %}
+        {% if size == 2 %}
+        output[to] = vec4<u32>(v0 | (v1 << 16u), v2 | (v3 << 16u), v4 | (v5 << 16u), v6 | (v7 << 16u));
+        {% else %}
+        output[to] = vec4<u32>(v0, v1, v2, v3);
+        {% endif %}
+        to += p.vectors;
+        shift += p.step.{{ last }};
+    }
+    if blocks.y + 1u == p.rows {
+        for (var behind = p.taken; behind < p.depth; behind++) {
+            output[(blocks.x * p.depth + behind) * p.vectors + lines.y] = vec4<u32>(0u);
+        }
+    }
+}

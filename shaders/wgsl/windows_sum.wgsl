@@ -1,0 +1,88 @@
+{#-
+Images as sums of windows, `windows` turned round: an element is the sum of all elements of the matrix that its windows have of
+it, from the last window that covers it on. Each thread finds those of its own elements, so that no two write one place.
+
+from: dtype of the matrix, whose element of image i, line l and place q lies at i * image + l * line + q · dtype: of the images
+rank: spatial dimensions, 2 or 3 · kernel_x, stride_x, dilation_x and those of y and z · quick: no quotient reaches 2^20
+-#}
+{%- import "types" as t -%}
+{%- set T = t.value(dtype) -%}
+{%- set axes = ["x", "y", "z"][:rank] -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    in_offset: u32,
+    // Steps in the matrix: from image to image, from line to line.
+    image: u32,
+    line: u32,
+    channels: u32,
+    taps: u32,
+    // Of the first element, a multiple of four.
+    out_offset: u32,
+    unused: u32,
+    // Extents of an image, of the places.
+    size: vec4<u32>,
+    places: vec4<u32>,
+    padding: vec4<u32>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.input(0, "input", from) }}
+{{ t.output(1, "out", dtype, "packed") }}
+{{ t.divide(quick) }}
+const KERNEL = vec{{ rank }}<u32>({{ kernel_x }}u, {{ kernel_y }}u{{ ", " ~ kernel_z ~ "u" if rank == 3 else "" }});
+const STRIDE = vec{{ rank }}<u32>({{ stride_x }}u, {{ stride_y }}u{{ ", " ~ stride_z ~ "u" if rank == 3 else "" }});
+const DILATION = vec{{ rank }}<u32>({{ dilation_x }}u, {{ dilation_y }}u{{ ", " ~ dilation_z ~ "u" if rank == 3 else "" }});
+
+// Of the element at a place of an image whose lines begin at `base`.
+fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
+    var total = {{ T }}(0);
+    {% set ns = namespace(line="0u", place="0u") %}
+    {% for axis in axes %}
+    let edge_{{ axis }} = at.{{ axis }} + p.padding.{{ axis }};
+    {% endfor %}
+    {% for axis in axes %}
+    for (var tap_{{ axis }} = edge_{{ axis }} % STRIDE.{{ axis }}; tap_{{ axis }} <= min((KERNEL.{{ axis }} - 1u) * DILATION.{{ axis }}, edge_{{ axis }}); tap_{{ axis }} += STRIDE.{{ axis }}) {
+    let place_{{ axis }} = (edge_{{ axis }} - tap_{{ axis }}) / STRIDE.{{ axis }};
+    if (place_{{ axis }} >= p.places.{{ axis }}) | (tap_{{ axis }} % DILATION.{{ axis }} != 0u) { continue; }
+    {% set ns.line = "(" ~ ns.line ~ " * KERNEL." ~ axis ~ " + tap_" ~ axis ~ " / DILATION." ~ axis ~ ")" %}
+    {% set ns.place = "(" ~ ns.place ~ " * p.places." ~ axis ~ " + place_" ~ axis ~ ")" %}
+    {% endfor %}
+    total += input_at(base + {{ ns.line }} * p.line + {{ ns.place }});
+    {% for axis in axes %}
+    }
+    {% endfor %}
+    return total;
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_index(group, groups) * 256u + lane) * 4u;
+    if start >= p.n { return; }
+    var left = start;
+    var at: vec{{ rank }}<u32>;
+    {% for axis in axes | reverse %}
+    let parts_{{ axis }} = divide(left, p.size.{{ axis }});
+    at.{{ axis }} = parts_{{ axis }}.y;
+    left = parts_{{ axis }}.x;
+    {% endfor %}
+    let planes = divide(left, p.channels);
+    var image = planes.x;
+    var channel = planes.y;
+    var sums: array<{{ T }}, 4>;
+    {% for k in range(4) %}
+    sums[{{ k }}] = sum_at(p.in_offset + image * p.image + channel * p.taps * p.line, at);
+    {% if not loop.last %}
+    // Behind the last element the place stays.
+    if start + {{ k + 1 }}u < p.n {
+        at.{{ axes[rank - 1] }} += 1u;
+        {% for d in range(rank - 1, 0, -1) %}
+        if at.{{ axes[d] }} == p.size.{{ axes[d] }} { at.{{ axes[d] }} = 0u; at.{{ axes[d - 1] }} += 1u; }
+        {% endfor %}
+        if at.x == p.size.x { at.x = 0u; channel += 1u; }
+        if channel == p.channels { channel = 0u; image += 1u; }
+    }
+    {% endif %}
+    {% endfor %}
+    out_put4(p.out_offset + start, sums, p.out_offset + p.n);
+}

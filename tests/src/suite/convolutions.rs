@@ -1,0 +1,288 @@
+//! What networks of images are made of: convolutions by products over windows, beside the kernels that gather windows where they
+//! lie; batch norms, beside the operations they are made of.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use forebay::backend::null::Profile;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::plan::dry_run;
+use forebay::tensor::Tensor;
+
+use super::host::{close, same_bits};
+use super::tests;
+
+tests![
+    windows_give_what_gathering_does,
+    windows_take_the_predicted_bytes,
+    windows_are_captured,
+    windows_round_once_and_repeat_their_bits,
+    batch_norms_are_what_they_are_made_of,
+    running_statistics_follow_in_place,
+];
+
+/// Bytes of windows: all at once, some images at a time, an image at a time.
+const CHUNKS: [u64; 3] = [1 << 28, 40_000, 1];
+
+/// A convolution, or a transposed one with its padding of the output.
+#[derive(Clone, Copy, Debug)]
+struct Case {
+    x: &'static [usize],
+    w: &'static [usize],
+    stride: usize,
+    padding: usize,
+    dilation: usize,
+    groups: usize,
+    transposed: Option<usize>,
+}
+
+impl Case {
+    const fn of(x: &'static [usize], w: &'static [usize]) -> Self {
+        Self { x, w, stride: 1, padding: 0, dilation: 1, groups: 1, transposed: None }
+    }
+
+    fn run(&self, x: &Tensor, w: &Tensor, b: &Tensor) -> CoreResult<Tensor> {
+        let Self { stride: s, padding: p, dilation: d, groups: g, .. } = *self;
+        match (self.x.len(), self.transposed) {
+            (3, None) => x.conv1d(w, Some(b), s, p, d, g),
+            (4, None) => x.conv2d(w, Some(b), s, p, d, g),
+            (_, None) => x.conv3d(w, Some(b), s, p, d, g),
+            (3, Some(more)) => x.conv_transpose1d(w, Some(b), s, p, more, g, d),
+            (4, Some(more)) => x.conv_transpose2d(w, Some(b), s, p, more, g, d),
+            (_, Some(more)) => x.conv_transpose3d(w, Some(b), s, p, more, g, d),
+        }
+    }
+
+    /// The result, and the gradients of all three.
+    fn all(&self, dtype: DType, device: &Device) -> CoreResult<Vec<Tensor>> {
+        let channels = if self.transposed.is_some() { self.w[1] * self.groups } else { self.w[0] };
+        let of = |shape: &[usize], seed| digits(shape, seed, dtype, device)?.requires_grad_();
+        let (x, w, b) = (of(self.x, 1)?, of(self.w, 2)?, of(&[channels], 3)?);
+        let y = self.run(&x, &w, &b)?;
+        y.backward_with(&digits(y.shape(), 4, dtype, device)?)?;
+        Ok([Some(y.detach()), x.grad(), w.grad(), b.grad()].into_iter().flatten().collect())
+    }
+}
+
+const CASES: [Case; 17] = [
+    // One tap: no windows, lines of whole vectors; then not.
+    Case::of(&[3, 20, 4, 8], &[6, 20, 1, 1]),
+    Case::of(&[3, 17, 7, 7], &[6, 17, 1, 1]),
+    Case { stride: 2, ..Case::of(&[2, 18, 7, 6], &[5, 18, 1, 1]) },
+    Case { padding: 1, ..Case::of(&[2, 16, 5, 5], &[4, 16, 1, 1]) },
+    Case { padding: 1, ..Case::of(&[3, 4, 8, 8], &[6, 4, 3, 3]) },
+    Case { padding: 1, ..Case::of(&[9, 4, 7, 7], &[6, 4, 3, 3]) },
+    Case { padding: 1, stride: 2, ..Case::of(&[3, 4, 16, 8], &[6, 4, 3, 3]) },
+    Case { padding: 3, stride: 2, ..Case::of(&[2, 3, 13, 12], &[4, 3, 7, 7]) },
+    Case { stride: 4, ..Case::of(&[2, 3, 16, 16], &[8, 3, 4, 4]) },
+    Case { padding: 2, dilation: 2, groups: 2, ..Case::of(&[3, 8, 9, 7], &[12, 4, 3, 2]) },
+    Case { padding: 1, stride: 3, dilation: 2, ..Case::of(&[2, 4, 17, 15], &[5, 4, 3, 3]) },
+    Case { padding: 2, ..Case::of(&[3, 4, 19], &[6, 4, 5]) },
+    Case { padding: 1, stride: 2, ..Case::of(&[2, 4, 5, 6, 7], &[5, 4, 3, 3, 3]) },
+    Case { padding: 1, ..Case::of(&[2, 4, 4, 4, 8], &[4, 4, 3, 1, 3]) },
+    Case { padding: 1, stride: 2, transposed: Some(1), ..Case::of(&[3, 4, 5, 8], &[4, 6, 3, 3]) },
+    Case { transposed: Some(0), ..Case::of(&[2, 8, 6, 5], &[8, 4, 2, 2]) },
+    Case { stride: 2, groups: 2, transposed: Some(0), ..Case::of(&[2, 8, 9], &[8, 4, 5]) },
+];
+
+/// Numbers from -1 to 1 whose products and sums are exact in every type, so that no order of a sum is another one's.
+fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreResult<Tensor> {
+    let n: usize = shape.iter().product();
+    let values: Vec<f32> =
+        (0..n).map(|i| [-1.0, 0.0, 1.0, 0.0, 0.5][(i * i * 31 + i * 7 * seed + seed) / 3 % 5]).collect();
+    Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
+}
+
+/// The device with a pool and switches of its own.
+fn own(device: &Device) -> Device {
+    Device::with_config(Arc::clone(device.backend()), device.pool().config())
+}
+
+fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
+    let device = &own(device);
+    for case in CASES {
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            device.set_windows(Some(0));
+            let expected = case.all(dtype, device)?;
+            ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
+            for most in CHUNKS {
+                device.set_windows(Some(most));
+                let made = case.all(dtype, device)?;
+                ensure!(made.len() == 4, "{case:?} {dtype} {most}: a gradient is missing");
+                for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
+                {
+                    ensure!(
+                        expected.abs()?.sum_all()?.item()? > 0.0,
+                        "{case:?}: {what} is nothing but zeros"
+                    );
+                    close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
+                        .with_context(|| format!("{case:?} {dtype} {most}: {what}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
+    let profile = Profile::of(device);
+    for case in CASES {
+        for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
+            let predicted = dry_run(&profile, |dry| {
+                dry.set_windows(Some(most));
+                case.all(dtype, dry)
+            })?;
+            let real = own(device);
+            real.set_windows(Some(most));
+            case.all(dtype, &real)?;
+            let (predicted, measured) = (predicted.peak_allocated, real.memory().peak_allocated());
+            ensure!(predicted == measured, "{case:?} {dtype}: predicted {predicted}, measured {measured}");
+        }
+    }
+    Ok(())
+}
+
+fn windows_are_captured(device: &Device) -> Result<()> {
+    let device = &own(device);
+    device.set_windows(Some(CHUNKS[1]));
+    let case = CASES[6];
+    let of = |shape: &[usize], seed| digits(shape, seed, DType::F32, device);
+    let (x, w) = (of(case.x, 1)?.requires_grad_()?, of(case.w, 2)?.requires_grad_()?);
+    let b = of(&[case.w[0]], 3)?;
+    let step = || -> CoreResult<Tensor> {
+        let y = case.run(&x, &w, &b)?;
+        y.square()?.sum_all()?.backward()?;
+        Ok(y.detach())
+    };
+    let expected = step()?;
+    let gradients =
+        || [&x, &w].into_iter().map(|t| t.grad().context("no gradient")?.copy().map_err(Into::into));
+    let once = gradients().collect::<Result<Vec<Tensor>>>()?;
+    let mut captured = device.capture(step)?;
+    same_bits(&captured.replay()?, &expected)?;
+    // Made by hand, made and recorded by the capture, and replayed.
+    for (now, once) in gradients().zip(&once) {
+        let times = now?.sum_all()?.item()? / once.sum_all()?.item()?;
+        ensure!(times == 4.0, "gradients are {times} times those of a step");
+    }
+    Ok(())
+}
+
+fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
+    let device = &own(device);
+    device.set_windows(Some(CHUNKS[1]));
+    for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
+        let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.requires_grad_();
+        let (x, w) = (of(case.x)?, of(case.w)?);
+        let none = Tensor::zeros(&[6], DType::BF16, device)?;
+        let g = Tensor::randn(case.run(&x, &w, &none)?.shape(), DType::BF16, device)?;
+        let run = |dtype: DType| -> Result<Vec<Tensor>> {
+            let of = |t: &Tensor| t.detach().to_dtype(dtype)?.requires_grad_();
+            let (x, w) = (of(&x)?, of(&w)?);
+            let y = case.run(&x, &w, &none.to_dtype(dtype)?)?;
+            y.backward_with(&g.to_dtype(dtype)?)?;
+            let [dx, dw] = [&x, &w].map(|t| t.grad().context("no gradient"));
+            Ok(vec![y.detach(), dx?, dw?])
+        };
+        let (one, other, exact) = (run(DType::BF16)?, run(DType::BF16)?, run(DType::F32)?);
+        for ((one, other), exact) in one.iter().zip(&other).zip(&exact) {
+            same_bits(one, other)?;
+            // Half a unit in the last place of eight bits, and what f32 itself is off where terms cancel.
+            let off = one.to_dtype(DType::F32)?.sub(exact)?.abs()?;
+            let allowed = exact.abs()?.mul(1.0 / 256.0)?.add(1e-4)?;
+            let beyond = off.gt(&allowed)?.to_dtype(DType::F32)?.sum_all()?.item()?;
+            ensure!(beyond == 0.0, "{case:?}: {beyond} elements are not rounded once");
+        }
+    }
+    Ok(())
+}
+
+/// The normalised x and its gradients, made of single operations in f32.
+fn by_parts(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreResult<Tensor> {
+    let dims: Vec<isize> = (0..x.rank() as isize).filter(|&d| d != 1).collect();
+    let mut each = vec![1; x.rank()];
+    each[1] = w.numel();
+    let away = x.sub(&x.mean(&dims, true)?)?;
+    let rstd = away.square()?.mean(&dims, true)?.add(1e-5)?.rsqrt()?;
+    let y = away.mul(&rstd)?.mul(&w.reshape(&each[..])?)?.add(&b.reshape(&each[..])?)?;
+    if relu { y.relu() } else { Ok(y) }
+}
+
+fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
+    // Runs of fours and not, of one element; more than one part of a channel; odd numbers in all.
+    let shapes: [&[usize]; 8] = [
+        &[5, 3, 4, 6],
+        &[4, 5, 7, 7],
+        &[3, 5, 3],
+        &[64, 12],
+        &[33, 5],
+        &[9, 2, 40, 40],
+        &[3, 1, 77, 51],
+        &[7, 40, 2],
+    ];
+    for shape in shapes {
+        let x = Tensor::randn(shape, DType::F32, device)?.mul(3.0)?.add(20.0)?.detach();
+        let channels = [shape[1]];
+        let w = Tensor::randn(&channels, DType::F32, device)?.detach();
+        let b = Tensor::randn(&channels, DType::F32, device)?.detach();
+        let g = Tensor::randn(shape, DType::F32, device)?;
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            for relu in [false, true] {
+                let run = |x: &Tensor, parts: bool| -> Result<Vec<Tensor>> {
+                    let [x, w, b] = [x, &w, &b].map(|t| t.detach().requires_grad_());
+                    let (x, w, b) = (x?, w?, b?);
+                    let y = match (parts, relu) {
+                        (true, _) => by_parts(&x, &w, &b, relu)?,
+                        (_, false) => x.batch_norm(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
+                        (_, true) => x.batch_norm_relu(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
+                    };
+                    y.backward_with(&g.to_dtype(dtype)?.to_dtype(y.dtype())?)?;
+                    let gradients = [&x, &w, &b].map(|t| t.grad().context("no gradient"));
+                    [Ok(y.detach())].into_iter().chain(gradients).collect()
+                };
+                let x = x.to_dtype(dtype)?;
+                let (made, expected) = (run(&x, false)?, run(&x.to_dtype(DType::F32)?, true)?);
+                for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
+                {
+                    let unit = match made.dtype() {
+                        DType::BF16 => 1.0 / 256.0,
+                        DType::F16 => 1.0 / 2048.0,
+                        _ => 0.0,
+                    };
+                    // Sums of that many terms of f32, and x near 20, whose mean is off by its unit.
+                    let off = 2e-5 * (g.numel() as f64 / channels[0] as f64).sqrt() + 1e-5;
+                    close(&made.to_f64s()?, &expected.to_f64s()?, unit + 1e-5, off)
+                        .with_context(|| format!("{shape:?} {dtype}, relu {relu}: {what}"))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 6.0, 10.0, 10.0, 30.0, 30.0], &[2, 2, 2], device)?;
+    // Channel 0: 1, 2, 10, 10; channel 1: 3, 6, 30, 30. Unbiased variances 24.25 and 218.25.
+    let expected = [[5.75, 17.25], [24.25, 218.25]];
+    for dtype in [DType::F32, DType::F16] {
+        let all =
+            Tensor::from_slice(&[9.0f32, 4.0, 8.0, 9.0, 2.0, 16.0], &[2, 3], device)?.to_dtype(dtype)?;
+        // As views with an offset, and as tensors of their own.
+        let views = [all.select(0, 0)?.narrow(0, 1, 2)?, all.select(0, 1)?.narrow(0, 1, 2)?];
+        let own = [views[0].copy()?, views[1].copy()?];
+        for [mean, var] in [&views, &own] {
+            let before = [mean.to_f64s()?, var.to_f64s()?];
+            x.batch_norm(Some((mean, var)), None, None, true, 0.25, 1e-5)?;
+            for ((now, before), batch) in [mean, var].iter().zip(&before).zip(expected) {
+                let followed: Vec<f64> =
+                    before.iter().zip(batch).map(|(old, new)| 0.75 * old + 0.25 * new).collect();
+                close(&now.to_f64s()?, &followed, if dtype == DType::F32 { 1e-6 } else { 1e-3 }, 0.0)?;
+            }
+        }
+        let first = all.to_f64s()?;
+        ensure!([first[0], first[3]] == [9.0, 9.0], "elements beside the running statistics changed");
+    }
+    Ok(())
+}
