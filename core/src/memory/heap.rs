@@ -62,15 +62,15 @@ impl Arena {
     /// elsewhere; in plain segments one that has been split already.
     #[inline]
     fn fit(&self, size: u64, most_active: u64) -> Option<&Entry> {
+        let near = size + size / NEAR;
+        if self.low_fit && self.range.is_some() {
+            return self.bins.low_fit(size, near);
+        }
         let best = self.bins.best_fit(size)?;
-        if !self.low_fit || best.size <= size + size / NEAR {
-            return Some(best);
+        if self.low_fit && best.whole && best.size > near && best.size >= most_active / LARGE {
+            return self.bins.best_part(best.size).or(Some(best));
         }
-        if self.range.is_some() {
-            return Some(self.bins.lowest_fit(best));
-        }
-        let part = (best.whole && best.size >= most_active / LARGE).then(|| self.bins.best_part(best.size));
-        part.flatten().or(Some(best))
+        Some(best)
     }
 
     /// Whether a block of `size` bytes is split for a request of `need`.
@@ -290,10 +290,10 @@ impl Heap {
         if arena.splits(&self.rules, need.size, size) {
             let rest = self.slab.split(slot, need.size);
             let (size, address) = (size - need.size, address + need.size / MIN_BLOCK);
-            arena.bins.replace(slot, size + need.size, Entry { size, address, slot: rest, whole: false });
+            arena.bins.replace(slot, Entry { size, address, slot: rest, whole: false });
             come = arena.part(false, size);
         } else {
-            arena.bins.remove(slot, size);
+            arena.bins.remove(slot);
         }
         self.counters.resplit(arena.small, gone, come);
         Some(self.hold(slot, need))
@@ -414,22 +414,22 @@ impl Heap {
         if let Some(size) = self.slab.free_size(next) {
             gone = arena.part(false, size);
             self.slab.absorb(at, next);
-            neighbour = Some((next, size));
+            neighbour = Some(next);
         }
         if let Some(size) = self.slab.free_size(prev) {
-            if let Some((next, size)) = neighbour {
-                arena.bins.remove(next, size);
+            if let Some(next) = neighbour {
+                arena.bins.remove(next);
             }
             gone = gone + arena.part(false, size);
             self.slab.absorb(prev, at);
             at = prev;
-            neighbour = Some((prev, size));
+            neighbour = Some(prev);
         }
         let slot = &mut self.slab[at];
         slot.state = State::Free;
         let entry = slot.entry(at);
         match neighbour {
-            Some((slot, size)) => arena.bins.replace(slot, size, entry),
+            Some(slot) => arena.bins.replace(slot, entry),
             None => arena.bins.insert(entry),
         }
         self.counters.resplit(arena.small, gone, arena.part(entry.whole, entry.size));
@@ -487,7 +487,7 @@ impl Heap {
     pub(super) fn unlist(&mut self, at: u32) {
         let entry = self.slab[at].entry(at);
         let arena = &mut self.arenas[usize::from(self.slab[at].arena)];
-        arena.bins.remove(at, entry.size);
+        arena.bins.remove(at);
         self.counters.resplit(arena.small, arena.part(entry.whole, entry.size), Parts::default());
     }
 
