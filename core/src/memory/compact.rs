@@ -108,11 +108,22 @@ impl State {
         free: &[Entry],
     ) -> Result<bool> {
         let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
+        if least >= most {
+            return Ok(false);
+        }
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-        let gaps = found.iter().map(|found| planner.gap(need.size, *found)).filter(Gap::is_eviction);
-        let sizes = gaps.map(|gap| (planner.missing(&gap, free, 0).next_multiple_of(ROUND).max(least), gap));
-        let best = sizes.min_by_key(|(size, _)| *size).filter(|(size, _)| *size < most);
-        let found = best.filter(|(size, gap)| planner.fits(gap, free, *size));
+        let mut best: Option<(u64, Gap)> = None;
+        for gap in found.iter().map(|found| planner.gap(need.size, *found)).filter(Gap::is_eviction) {
+            let size = planner.missing(&gap, free, 0).next_multiple_of(ROUND).max(least);
+            if best.as_ref().is_none_or(|best| size < best.0) {
+                best = Some((size, gap));
+            }
+            // None is smaller.
+            if size == least {
+                break;
+            }
+        }
+        let found = best.filter(|(size, gap)| *size < most && planner.fits(gap, free, *size));
         let Some((size, gap)) = found else { return Ok(false) };
         Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
     }
