@@ -342,10 +342,12 @@ impl State {
         let page = self.virtual_memory?.granularity;
         let segment = self.heap.arenas[need.arena as usize].range?;
         let mut best: Option<Placement> = None;
+        let (mut gap, mut offsets) = (Vec::new(), Vec::new());
         // A gap without a hole is one free block, which the search has seen.
         for &hole in &self.heap.segment(segment).range.as_ref()?.holes {
-            let gap = self.gap(hole);
-            for offset in candidates(&gap, need.size) {
+            self.gap(hole, &mut gap);
+            candidates(&gap, need.size, &mut offsets);
+            for &offset in &offsets {
                 let holes = holes(&gap, offset, need.size, page);
                 let (missing, count) =
                     holes.clone().fold((0, 0), |(sum, count), h| (sum + h.size, count + 1));
@@ -359,19 +361,18 @@ impl State {
     }
 
     /// The blocks around a hole that are not in use, by address.
-    fn gap(&self, hole: u32) -> Vec<Part> {
+    fn gap(&self, hole: u32, gap: &mut Vec<Part>) {
         let unused = |at: u32| at != NONE && matches!(self.heap.slot(at).state, Is::Free | Is::Unmapped);
         let mut at = hole;
         while unused(self.heap.slot(at).prev) {
             at = self.heap.slot(at).prev;
         }
-        let mut gap = Vec::new();
+        gap.clear();
         while unused(at) {
             let slot = self.heap.slot(at);
             gap.push(Part { offset: slot.offset, size: slot.size, mapped: slot.state == Is::Free });
             at = slot.next;
         }
-        gap
     }
 
     /// Brings memory to where it is missing at a place, donors first, then new memory, of that maybe `more`, and serves
@@ -509,19 +510,19 @@ impl State {
 }
 
 /// Offsets worth trying in a gap: from its start, from the start of each mapped part, and up to the end of each.
-fn candidates(gap: &[Part], size: u64) -> Vec<u64> {
-    let (Some(first), Some(last)) = (gap.first(), gap.last()) else { return Vec::new() };
+fn candidates(gap: &[Part], size: u64, offsets: &mut Vec<u64>) {
+    offsets.clear();
+    let (Some(first), Some(last)) = (gap.first(), gap.last()) else { return };
     let (start, end) = (first.offset, last.offset + last.size);
     if end - start < size {
-        return Vec::new();
+        return;
     }
-    let mut offsets = vec![start];
+    offsets.push(start);
     for part in gap.iter().filter(|p| p.mapped) {
         offsets.push(part.offset);
         offsets.extend((part.offset + part.size).checked_sub(size));
     }
     offsets.retain(|o| (start..=end - size).contains(o));
-    offsets
 }
 
 /// What has to be mapped for a request at an offset of a gap.
