@@ -345,11 +345,16 @@ impl State {
 
     /// The whole extents between two offsets of a free block; `None` if there are none.
     pub(super) fn extents(&self, near: u32, from: u64, to: u64) -> Option<Idle> {
+        // None is smaller than a page.
+        if to.saturating_sub(from) < self.virtual_memory.map_or(1, |v| v.granularity) {
+            return None;
+        }
         let range = self.heap.segment(self.heap.slot(near).segment).range.as_ref()?;
-        let offset = range.extents.get(range.extents.partition_point(|e| e.0 < from))?.0;
-        let last = range.extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
-        let end = range.extents[last].0 + range.extents[last].1;
-        (offset < end).then(|| Idle { size: end - offset, what: Idler::Extents { near, offset } })
+        let extents = &range.extents[range.extents.partition_point(|e| e.0 < from)..];
+        let offset = extents.first()?.0;
+        let last = extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
+        let end = extents[last].0 + extents[last].1;
+        Some(Idle { size: end - offset, what: Idler::Extents { near, offset } })
     }
 
     /// The last extents of these that make up `bytes`, or all.
