@@ -62,7 +62,7 @@ impl Arena {
     /// elsewhere; in plain segments one that has been split already.
     #[inline]
     fn fit(&self, size: u64, most_active: u64) -> Option<&Entry> {
-        let near = size + size / NEAR;
+        let near = size.saturating_add(size / NEAR);
         if self.low_fit && self.range.is_some() {
             return self.bins.low_fit(size, near);
         }
