@@ -268,8 +268,12 @@ mod tests {
         prop_assert!(low.is_none_or(|l| model.contains(&l)));
         prop_assert_eq!(found(bins.best_part(size)), fits().find(|l| l.1 % 3000 != 0).copied());
         prop_assert_eq!(bins.largest().map(|e| e.size), model.last().map(|e| e.0));
-        let all: Vec<_> = bins.sorted().iter().map(|e| (e.size, e.address)).collect();
+        let all: Vec<_> = bins.sorted_if(|_| true).iter().map(|e| (e.size, e.address)).collect();
         prop_assert_eq!(all, model.iter().copied().collect::<Vec<_>>());
+        let mut sorted = bins.sorted();
+        prop_assert!(sorted.is_sorted_by_key(|e| e.size));
+        sorted.sort_by_key(|e| e.address);
+        prop_assert!(sorted.windows(2).all(|w| w[0].address < w[1].address) && sorted.len() == model.len());
         Ok(())
     }
 
