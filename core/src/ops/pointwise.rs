@@ -237,6 +237,8 @@ impl Pointwise {
     fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
         match compute {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
+            // What rounds says how in `expr`; its plain form is for integers.
+            DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
             _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
             _ if self.math.is_empty() => Ok((self.expr, &[])),
