@@ -5,7 +5,7 @@
 Every call of golden.json is made by PyTorch on the CPU with its f32 tensors rounded to the type, and again in f32 from the same rounded
 numbers. Kept is, where it is more than 1e-5, the least absolute tolerance that with PyTorch's relative one for the type lets all results and
 gradients pass: sums that cancel, and steps of an operation that are each rounded, are not the type's last digit any more.
-`null` stands for a call that PyTorch does not make in the type. Needs PyTorch 2.9 or later, safetensors and expecttest.
+`null` stands for a call that PyTorch does not make in the type. Written with PyTorch 2.15; needs safetensors and expecttest.
 """
 import json
 import math
