@@ -47,6 +47,11 @@ struct Params {
 {{ t.output(inputs | length - first, "result", out, mode) }}
 {% endif %}
 
+{% if "towards_zero(" in expr or "near(" in expr %}
+// Of integers, which a division has rounded already, and of f64.
+fn towards_zero(v: {{ T }}) -> {{ T }} { return {{ "trunc(v)" if T == "f64" else "v" }}; }
+fn near(v: {{ T }}) -> {{ T }} { return {{ "round(v)" if T == "f64" else "v" }}; }
+{% endif %}
 fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if not loop.last }}{% endfor %}) -> {{ R }} {
     {% for scalar in scalars %}
     {% set k = loop.index0 %}

@@ -409,6 +409,11 @@ const RESIZE: &[Case] = &[
     smooth("diff", &[Signed(&[3, 6]), Signed(&[3, 2])], |x| x[0].diff(2, 1, Some(&x[1]), None)),
     smooth("trace", &[Signed(&[4, 5])], |x| x[0].trace()),
     smooth("cross", &[Signed(&[4, 3, 2]), Positive(&[3, 1])], |x| x[0].cross(&x[1], Some(1))),
+    Case { halves: false, ..smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals()) },
+    Case {
+        halves: false,
+        ..smooth("nuclear norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true))
+    },
     rough("cdist of 0", &[Signed(&[3, 4]), Signed(&[5, 4])], |x| x[0].cdist(&x[1], 0.0)),
     rough("cdist of 1", &[Signed(&[2, 3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 1.0)),
     smooth("cdist of 2", &[Signed(&[2, 3, 4]), Positive(&[2, 5, 4])], |x| x[0].cdist(&x[1], 2.0)),

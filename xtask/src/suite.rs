@@ -118,6 +118,14 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
                 &["golden", "--device", "wgpu"],
                 &environment,
             )?);
+            for dtype in ["bf16", "f16"] {
+                let title = format!("golden in {dtype} on {name}");
+                stages.push(program(
+                    &title,
+                    &["golden", "--device", "wgpu", "--dtype", dtype],
+                    &environment,
+                )?);
+            }
             if std::mem::take(&mut once) {
                 stages.push(program(
                     &format!("curves on {name}"),

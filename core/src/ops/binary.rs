@@ -81,9 +81,9 @@ binary! {
     remainder: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    floor_divide: Number, "m_floor_div(a, b)" | "near((a - ((a % b) + b) % b) / b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
-    trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
+    trunc_divide: Number, "m_trunc_div(a, b)" | "towards_zero(a / b)", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
     copysign: Float, "m_copysign(a, b)", ["base"], [
         Expr("select(g * m_copysign(1.0, b) * select(-1.0, 1.0, a > 0.0), 0.0, a == 0.0)", &[A, B]), Zero];

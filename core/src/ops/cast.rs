@@ -59,7 +59,8 @@ impl Tensor {
         }
         let size = self.dtype().size();
         let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
-        let fresh = target.is_contiguous() && target.layout().offset() == 0;
+        // Whole words are written only where nothing else lies in the last of them.
+        let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
             let work = || Work::bytes("copy", 2 * bound[1].bytes);

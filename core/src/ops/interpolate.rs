@@ -179,6 +179,8 @@ impl Axis {
             Nearest if self.to == 2 * self.from => one(o / 2),
             Nearest => nearest(0.0),
             NearestExact => nearest(0.5),
+            // As in PyTorch, a side that stays as long is left alone, whatever the factor was.
+            _ if options.antialias && self.from == self.to => one(o),
             _ if options.antialias => self.antialiased(o, options),
             Linear | Bilinear | Trilinear if self.from == self.to => one(o),
             Linear | Bilinear | Trilinear => {

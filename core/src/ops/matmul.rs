@@ -61,7 +61,12 @@ pub(super) fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
 
 /// a · b of tensors of at least two dimensions, whose batch dimensions broadcast, with its gradient.
 fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let out = multiply(op, &a.detach(), &b.detach())?;
+    product_as(op, a, b, a.dtype())
+}
+
+/// The same in `dtype`: the operands', or f32 for 16-bit ones.
+fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
     if !autograd::wanted(&[a, b]) {
         return Ok(out);
     }
@@ -74,19 +79,36 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
             Some(kept) => transposed(&kept.get(wants)?).map(Some),
             None => Ok(None),
         };
-        let da = of(&right, 0)?.map(|b| product(op, g, &b)?.sum_to(&a_shape)).transpose()?;
-        let db = of(&left, 1)?.map(|a| product(op, &a, g)?.sum_to(&b_shape)).transpose()?;
+        // Gradients of products that were left in f32 are multiplied in the operands' type.
+        let da = of(&right, 0)?.map(|b| product_summed(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
+        let db = of(&left, 1)?.map(|a| product_summed(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
         Ok(smallvec![da, db] as Grads)
     }))
 }
 
+/// The type in which products of this one are summed: halves are rounded once, behind the sum.
+fn summed_in(dtype: DType) -> DType {
+    if dtype.size() == 2 { DType::F32 } else { dtype }
+}
+
+/// a · b summed to a shape, with its gradient.
+fn product_summed(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let whole = Product::new(op, a, b)?.shape.as_slice() == shape;
+    let dtype = if whole { a.dtype() } else { summed_in(a.dtype()) };
+    product_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
+}
+
 /// a · b, without a gradient.
 pub(super) fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    multiply_as(op, a, b, a.dtype())
+}
+
+fn multiply_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let product = Product::new(op, a, b)?;
     if product.is_empty() {
-        return Tensor::zeros(&product.shape, a.dtype(), a.device());
+        return Tensor::zeros(&product.shape, dtype, a.device());
     }
-    let out = Tensor::empty(&product.shape, a.dtype(), a.device())?;
+    let out = Tensor::empty(&product.shape, dtype, a.device())?;
     product.write(&out, false)?;
     Ok(out)
 }
@@ -395,6 +417,21 @@ pub(super) fn add_scaled(
     pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
 }
 
+/// The same with the product of two matrices or batches of them, which is rounded to their type with the sum.
+#[track_caller]
+fn add_product(
+    op: &'static str,
+    input: &Tensor,
+    (a, b): (&Tensor, &Tensor),
+    beta: f64,
+    alpha: f64,
+) -> Result<Tensor> {
+    let _op = memory::scope::op(op);
+    let product = product_as(op, a, b, summed_in(a.dtype()))?;
+    let out = add_scaled(op, input, &product, beta, alpha)?;
+    if input.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
+}
+
 /// Fails if a tensor has another number of dimensions than an operation takes.
 fn ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
     if pairs.iter().all(|(t, rank)| t.rank() == *rank) {
@@ -546,7 +583,8 @@ impl Tensor {
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
-        add_scaled("addmm", self, &a.mm(b)?, beta, alpha)
+        ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
+        add_product("addmm", self, (a, b), beta, alpha)
     }
 
     /// beta · self + alpha · (matrix · vector); `self` broadcasts, and is ignored if beta is 0.
@@ -566,7 +604,9 @@ impl Tensor {
     #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
-        add_scaled("addr", self, &a.outer(b)?, beta, alpha)
+        let wide = summed_in(a.dtype());
+        let out = add_scaled("addr", self, &a.to_dtype(wide)?.outer(&b.to_dtype(wide)?)?, beta, alpha)?;
+        if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
     }
 
     /// beta · self + alpha · (a · b) of batches of matrices; `self` broadcasts, and is ignored if beta is 0.
@@ -576,7 +616,11 @@ impl Tensor {
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
-        add_scaled("baddbmm", self, &a.bmm(b)?, beta, alpha)
+        ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
+        if a.shape()[0] != b.shape()[0] {
+            return Err(Error::shape("baddbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
+        }
+        add_product("baddbmm", self, (a, b), beta, alpha)
     }
 
     /// beta · self + alpha · Σ (a · b) over a batch of matrices; `self` broadcasts, and is ignored if beta is 0.
@@ -594,7 +638,7 @@ impl Tensor {
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
         let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
-        add_scaled("addbmm", self, &long.mm(&tall)?, beta, alpha)
+        add_product("addbmm", self, (&long, &tall), beta, alpha)
     }
 }
 

@@ -206,13 +206,15 @@ fn number(s: Scalar) -> f64 {
     }
 }
 
-/// The two words of a number in the uniform block, for the type that the kernel computes in.
-fn scalar_words(s: Scalar, compute: DType) -> [u32; 2] {
+/// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
+/// computed with in f32; only where it is `compared` with them it is rounded as they are.
+fn scalar_words(s: Scalar, compute: DType, compared: bool) -> [u32; 2] {
     let float = number(s);
     let int = if let Scalar::Int(v) = s { v } else { float as i64 };
     match compute {
         // Nothing computes in a type that is only stored.
         DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
+        DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
         DType::F64 => {
@@ -237,6 +239,8 @@ impl Pointwise {
     fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
         match compute {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
+            // What rounds says how in `expr`; its plain form is for integers.
+            DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
             _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
             _ if self.math.is_empty() => Ok((self.expr, &[])),
@@ -418,7 +422,8 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
                 if call.numbers.len() >= 4 {
                     return Err(Error::argument(recipe.op, "takes at most four numbers"));
                 }
-                call.numbers.push((input.name, scalar_words(s, recipe.compute)));
+                call.numbers
+                    .push((input.name, scalar_words(s, recipe.compute, recipe.result == DType::Bool)));
             }
         }
     }
@@ -461,8 +466,10 @@ pub(crate) fn pointwise(
         tensors[0].same_device(op.name, t)?;
     }
     for (k, arg) in args.iter().enumerate() {
+        // What is no float has no gradient to lose: as in PyTorch, it just has no history.
         if let Operand::Tensor(t) = arg
             && matches!(op.grads.get(k), None | Some(Grad::None))
+            && result.is_float()
         {
             autograd::refuse(op.name, &[t])?;
         }

@@ -167,7 +167,9 @@ impl Tensor {
         };
         let (at, shape): (_, Dims) = (place.clone(), self.shape().into());
         let value = autograd::attach_twice(op, value, &[self], move |g, _| {
-            Ok(smallvec![Some(scatter_back(g, &at, &shape, dim, true)?)])
+            // Many gradients meet in one element: halves are rounded once.
+            let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
+            Ok(smallvec![Some(scatter_back(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
         });
         Ok((value, place))
     }

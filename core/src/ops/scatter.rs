@@ -169,10 +169,9 @@ impl Reduce {
                 (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
             Some(Kept { x, src, out }) => {
-                let (mut mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
-                if !self.include_self {
-                    mine = self.marked(&mine, 0.0)?;
-                }
+                // A number that is not among the reduced but equal to the result takes its share of the gradient, which is lost:
+                // so it is in PyTorch.
+                let (mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
                 let ties = self.added(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
                 let share = g.div(&ties)?;
                 // What nobody reached, or no number did, is no tie.
@@ -221,6 +220,27 @@ fn inverse(order: &[isize]) -> SmallVec<[isize; 6]> {
     back
 }
 
+/// With a mask of rank 0 as one of a new dimension of extent 1: the tensor with that, the indices, and where it is.
+#[allow(clippy::type_complexity)]
+fn with_mask_dimension(
+    x: &Tensor,
+    indices: &[Option<&Tensor>],
+) -> Result<Option<(Tensor, Vec<Option<Tensor>>, isize)>> {
+    let flat = |t: &Tensor| t.dtype() == DType::Bool && t.rank() == 0;
+    let Some(at) = indices.iter().position(|index| index.is_some_and(flat)) else { return Ok(None) };
+    let covered = |index: &Option<&Tensor>| match index {
+        Some(t) if t.dtype() == DType::Bool => t.rank(),
+        _ => 1,
+    };
+    let d: usize = indices[..at].iter().map(covered).sum();
+    if d > x.rank() {
+        return Ok(None);
+    }
+    let mut all: Vec<Option<Tensor>> = indices.iter().map(|index| index.cloned()).collect();
+    all[at] = indices[at].map(|mask| mask.reshape([1])).transpose()?;
+    Ok(Some((x.unsqueeze(d as isize)?, all, d as isize)))
+}
+
 impl Chosen {
     #[track_caller]
     fn new(op: &'static str, x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Self> {
@@ -238,7 +258,7 @@ impl Chosen {
                 continue;
             }
             let covered = x.shape().get(d..d + index.rank());
-            if index.rank() == 0 || covered != Some(index.shape()) {
+            if covered != Some(index.shape()) {
                 return Err(Error::shape(
                     op,
                     format!("a mask has the extents of the dimensions that it stands for, here from {d} on"),
@@ -376,7 +396,8 @@ impl Tensor {
     }
 
     /// The elements that index tensors choose: PyTorch's `x[indices]`. An index (i64, i32, u32) stands for one dimension,
-    /// a mask (bool) for as many as it has, `None` for one that is taken whole; dimensions beyond them are. Indices
+    /// a mask (bool) for as many as it has (of rank 0 for a new one, of extent 1 or 0), `None` for one that is taken whole; dimensions
+    /// beyond them are. Indices
     /// broadcast; their dimensions replace the indexed ones if those lie side by side, else they come first. The host reads how
     /// many elements of a mask are true.
     ///
@@ -385,6 +406,9 @@ impl Tensor {
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
         let _op = memory::scope::op("index");
+        if let Some((x, indices, _)) = with_mask_dimension(self, indices)? {
+            return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
+        }
         let chosen = Chosen::new("index", self, indices)?;
         chosen.result(&chosen.matrix(self)?.index_select(0, &chosen.rows)?)
     }
@@ -410,6 +434,10 @@ impl Tensor {
             return Err(Error::dtype(OP, values.dtype(), rule));
         }
         self.same_device(OP, values)?;
+        if let Some((x, indices, d)) = with_mask_dimension(self, indices)? {
+            let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
+            return x.index_put(&indices, values, accumulate)?.squeeze(d);
+        }
         if accumulate && self.dtype().size() == 2 {
             let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);
             return x.index_put(indices, &values, true)?.to_dtype(self.dtype());

@@ -127,11 +127,10 @@ impl Tensor {
     /// how many there are.
     ///
     /// # Errors
-    /// An input requires a gradient, which there is none of; the step is being captured; memory runs out.
+    /// The step is being captured; memory runs out.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         let _op = memory::scope::op("nonzero");
-        autograd::refuse("nonzero", &[self])?;
         places("nonzero", self)
     }
 
@@ -261,7 +260,6 @@ impl Tensor {
         sorter: Option<&Tensor>,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        autograd::refuse(op, &[self, values])?;
         self.same_device(op, values)?;
         if values.dtype() != self.dtype() {
             let rule = format!(

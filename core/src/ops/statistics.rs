@@ -146,8 +146,11 @@ impl Tensor {
         let out = reduce_float(op, self, &over, keepdim, extra)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
-            let (x, y) = (x.get(wants)?, y.get(wants)?);
-            let (g, y) = (over.spread(g)?, over.spread(&y)?);
+            // Powers leave the range of halves.
+            let dtype = g.dtype();
+            let wide = |t: &Tensor| if dtype.size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) };
+            let (x, y) = (wide(&x.get(wants)?)?, wide(&y.get(wants)?)?);
+            let (g, y) = (over.spread(&wide(g)?)?, over.spread(&y)?);
             // Where something is zero, or largest, does not change with it.
             let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
@@ -169,7 +172,7 @@ impl Tensor {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
                 slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             };
-            Ok(smallvec![Some(grad)])
+            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
         }))
     }
 

@@ -14,6 +14,8 @@ tests![
     views_by_hand,
     views_read_what_their_layout_says,
     odd_offsets_of_small_types,
+    a_part_that_ends_within_a_word_is_written_alone,
+    rounding_rounds_every_float,
     broadcasting_follows_the_rule,
     in_place_changes_only_its_view,
     in_place_equals_out_of_place,
@@ -94,6 +96,45 @@ fn odd_offsets_of_small_types(device: &Device) -> Result<()> {
                 expect(&part, &all[start..start + length]).with_context(place)?;
                 same_bits(&part.copy()?, &part).with_context(place)?;
             }
+        }
+    }
+    Ok(())
+}
+
+fn a_part_that_ends_within_a_word_is_written_alone(device: &Device) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16, DType::U8, DType::Bool, DType::F32] {
+        for n in 1..7 {
+            let whole = Tensor::ones(&[1, 8], dtype, device)?;
+            whole.narrow(1, 0, n)?.copy_(&Tensor::zeros(&[1, n], dtype, device)?)?;
+            let expected: Vec<f64> = (0..8).map(|i| f64::from(u8::from(i >= n))).collect();
+            let got = whole.to_f64s()?;
+            ensure!(got == expected, "{dtype}, {n} of 8: {got:?}");
+        }
+    }
+    Ok(())
+}
+
+/// As Rust does, ties to even; of integers nothing is left to round.
+fn rounding_rounds_every_float(device: &Device) -> Result<()> {
+    let values = [-2.5f32, -1.75, -1.0, -0.25, 0.5, 1.5, 2.25, 1e6];
+    let round = |f: fn(f32) -> f32| values.map(|v| f64::from(f(v)));
+    for dtype in computed(device).filter(|dtype| dtype.is_float() && *dtype != DType::F16) {
+        let x = Tensor::from_slice(&values, &[values.len()], device)?.to_dtype(dtype)?;
+        let half = Tensor::from_slice(&[0.5f32], &[1], device)?.to_dtype(dtype)?;
+        let exact = x.to_f64s()?;
+        let divided = |f: fn(f64) -> f64| exact.iter().map(|v| f(v / 0.5)).collect::<Vec<f64>>();
+        for (name, got, expected) in [
+            ("floor", x.floor()?, round(f32::floor).to_vec()),
+            ("ceil", x.ceil()?, round(f32::ceil).to_vec()),
+            ("trunc", x.trunc()?, round(f32::trunc).to_vec()),
+            ("round", x.round()?, round(f32::round_ties_even).to_vec()),
+            ("trunc_divide", x.trunc_divide(&half)?, divided(f64::trunc)),
+            ("floor_divide", x.floor_divide(&half)?, divided(f64::floor)),
+        ] {
+            // bf16 has no million: what is compared is what it has.
+            let (got, n) =
+                (got.to_f64s()?, if dtype == DType::BF16 { values.len() - 1 } else { values.len() });
+            ensure!(got[..n] == expected[..n], "{name} of {dtype}: {got:?}, not {expected:?}");
         }
     }
     Ok(())

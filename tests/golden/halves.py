@@ -1,0 +1,90 @@
+"""Writes halves.json: how far PyTorch's own results in f16 and bf16 are from those in f32, call by call.
+
+    python tests/golden/halves.py > tests/golden/halves.json
+
+Every call of golden.json is made by PyTorch on the CPU with its f32 tensors rounded to the type, and again in f32 from the same rounded
+numbers. Kept is, where it is more than 1e-5, the least absolute tolerance that with PyTorch's relative one for the type lets all results and
+gradients pass: sums that cancel, and steps of an operation that are each rounded, are not the type's last digit any more.
+`null` stands for a call that PyTorch does not make in the type. Written with PyTorch 2.15; needs safetensors and expecttest.
+"""
+import json
+import math
+import os
+import warnings
+
+import torch
+from safetensors.torch import load_file
+from torch.testing._internal.common_methods_invocations import op_db
+
+warnings.simplefilter("ignore")
+here = os.path.dirname(os.path.abspath(__file__))
+calls = json.load(open(os.path.join(here, "golden.json")))["calls"]
+tensors = load_file(os.path.join(here, "golden.safetensors"))
+ops = {(op.name, op.variant_test_name): op for op in op_db}
+DTYPES = {"f16": (torch.float16, 1e-3), "bf16": (torch.bfloat16, 1.6e-2)}
+
+
+def decode(value, leaves):
+    if isinstance(value, dict):
+        if "t" in value:
+            return leaves[value["t"]]
+        if "l" in value:
+            return [decode(v, leaves) for v in value["l"]]
+        if "slice" in value:
+            return slice(*value["slice"])
+        if "dtype" in value:
+            return getattr(torch, value["dtype"])
+        if "float" in value:
+            return float(value["float"])
+        return Ellipsis
+    return [decode(v, leaves) for v in value] if isinstance(value, list) else value
+
+
+def keys(value):
+    if isinstance(value, dict):
+        return [value["t"]] if "t" in value else [k for v in value.get("l", []) for k in keys(v)]
+    return [k for v in value for k in keys(v)] if isinstance(value, list) else []
+
+
+def flat(out):
+    return [t for o in out for t in flat(o)] if isinstance(out, (tuple, list)) else [out]
+
+
+def make(call, cast):
+    leaves = {}
+    for key in keys(list(call["args"]) + list(call["kwargs"].values())):
+        t = tensors[key]
+        leaves[key] = (cast(t) if t.dtype == torch.float32 else t.clone()).requires_grad_(key in call.get("grads", {}))
+    args = decode(call["args"], leaves)
+    kwargs = {k: decode(v, leaves) for k, v in call["kwargs"].items()}
+    torch.manual_seed(0)
+    outs = [t for t in flat(ops[call["op"], call.get("variant", "")](*args, **kwargs)) if isinstance(t, torch.Tensor)]
+    grads = []
+    if call.get("grads"):
+        roots = [outs[i] for i in call["diff_outs"]]
+        seeds = [cast(tensors[k]).to(r.dtype) for k, r in zip(call["cotangents"], roots)]
+        grads = torch.autograd.grad(roots, [leaves[k] for k in call["grads"]], seeds)
+    return [t.detach() for t in [*outs, *grads]]
+
+
+def least(low, exact, rtol):
+    low, exact = low.double(), exact.double()
+    off = (low - exact).abs() - rtol * exact.abs()
+    off = off[torch.isfinite(exact) & torch.isfinite(low)]
+    return off.max().item() if off.numel() else 0.0
+
+
+found = {name: {} for name in DTYPES}
+for call in calls:
+    name = call["op"] + ("." + call["variant"] if call.get("variant") else "") + f" #{call['sample']}"
+    for dtype, (to, rtol) in DTYPES.items():
+        try:
+            low = make(call, lambda t: t.to(to))
+            exact = make(call, lambda t: t.to(to).float())
+        except (RuntimeError, NotImplementedError, KeyError, TypeError) as e:
+            found[dtype][name] = None
+            continue
+        error = max((least(a, b, rtol) for a, b in zip(low, exact) if a.dtype.is_floating_point), default=0.0)
+        if error > 1e-5:
+            found[dtype][name] = float(f"{error:.2g}")
+print(json.dumps(found, indent=0).replace("\n", " ").replace('", "', '",\n"').replace(', "', ',\n"'))
