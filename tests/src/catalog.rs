@@ -246,9 +246,11 @@ const GROUPS: &[&[Case]] = &[
         smooth("linear", &[Signed(&[2, 3, 4]), Signed(&[5, 4]), Signed(&[5])], |x| {
             x[0].linear(&x[1], Some(&x[2]))
         }),
-        smooth("mlp", &[Signed(&[2, 3, 4]), Signed(&[8, 4]), Small(&[8]), Signed(&[5, 8]), Small(&[5])], |x| {
-            x[0].mlp(&x[1], &x[2], &x[3], &x[4])
-        }),
+        smooth(
+            "mlp",
+            &[Signed(&[2, 3, 4]), Signed(&[8, 4]), Small(&[8]), Signed(&[5, 8]), Small(&[5])],
+            |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4]),
+        ),
         smooth("bilinear", &[Signed(&[2, 3]), Signed(&[2, 4]), Signed(&[5, 3, 4]), Small(&[5])], |x| {
             x[0].bilinear(&x[1], &x[2], Some(&x[3]))
         }),
@@ -320,7 +322,8 @@ const GROUPS: &[&[Case]] = &[
             x[0].sigmoid()?.binary_cross_entropy(&x[1].sigmoid()?, None, Reduction::Mean)
         }),
         smooth("cross_entropy of probabilities", &[Signed(&[4, 5, 2]), Positive(&[4, 5, 2])], |x| {
-            let options = CrossEntropy { label_smoothing: 0.2, reduction: Reduction::Sum, ..CrossEntropy::default() };
+            let options =
+                CrossEntropy { label_smoothing: 0.2, reduction: Reduction::Sum, ..CrossEntropy::default() };
             x[0].cross_entropy_with(&x[1], &options)
         }),
         smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
@@ -368,6 +371,11 @@ const GROUPS: &[&[Case]] = &[
                 )
             },
         ),
+        smooth("rotary_embedding", &[Signed(&[2, 4, 6])], |x| {
+            let angles =
+                Tensor::from_slice(&[0.1f32, 0.5, -0.7, 1.3, 0.9, -0.2, 2.0, 0.4], &[4, 2], x[0].device())?;
+            x[0].rotary_embedding(&angles.cos()?, &angles.sin()?, false)
+        }),
         smooth("attention of one projection", &[Signed(&[2, 5, 4 * 6])], |x| {
             x[0].qkv_attention(2, 1, &Attention { is_causal: true, ..Attention::default() })
         }),

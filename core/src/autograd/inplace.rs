@@ -30,7 +30,8 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
         return Err(Error::argument(op, rule));
     }
     if base.as_ref().is_some_and(|base| base.leaf().is_some()) {
-        let rule = "a view of a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
+        let rule =
+            "a view of a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
         return Err(Error::argument(op, rule));
     }
     let seen = [Some(target), base.as_ref()].into_iter().flatten();
@@ -65,17 +66,23 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
         target.layout().offset().saturating_sub(base.layout().offset()),
     );
     let part = at.clone();
-    let whole = attach_twice(op, base.detach(), &[&before, &made.detach().with_meta(made.meta())], move |g, wants| {
-        let g = g.contiguous()?;
-        let part = part.clone();
-        let own = match wants[0] {
-            true => Some(without(op, &g, part.clone())?),
-            false => None,
-        };
-        let start = g.layout().offset() + part.offset();
-        let view = wants[1].then(|| g.as_strided(part.shape(), part.strides(), Some(start))).transpose()?;
-        Ok(smallvec![own, view])
-    });
+    let whole = attach_twice(
+        op,
+        base.detach(),
+        &[&before, &made.detach().with_meta(made.meta())],
+        move |g, wants| {
+            let g = g.contiguous()?;
+            let part = part.clone();
+            let own = match wants[0] {
+                true => Some(without(op, &g, part.clone())?),
+                false => None,
+            };
+            let start = g.layout().offset() + part.offset();
+            let view =
+                wants[1].then(|| g.as_strided(part.shape(), part.strides(), Some(start))).transpose()?;
+            Ok(smallvec![own, view])
+        },
+    );
     base.adopt(whole.meta());
     let offset = base.layout().offset() + at.offset();
     target.adopt(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());

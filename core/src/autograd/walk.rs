@@ -8,7 +8,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::{Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad};
+use super::{
+    Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad,
+};
 use crate::amp;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};

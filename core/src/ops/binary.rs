@@ -136,8 +136,14 @@ static MASKED_FILL_: Pointwise = Pointwise {
     grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
 };
 
-static FILL_: Pointwise =
-    Pointwise { name: "fill_", expr: "b", plain: "", types: Types::Any, math: &[], grads: &[Zero, Expr("g", &[])] };
+static FILL_: Pointwise = Pointwise {
+    name: "fill_",
+    expr: "b",
+    plain: "",
+    types: Types::Any,
+    math: &[],
+    grads: &[Zero, Expr("g", &[])],
+};
 
 static CLAMP: Pointwise = Pointwise {
     name: "clamp",

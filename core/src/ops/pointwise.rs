@@ -627,6 +627,13 @@ pub(crate) fn pointwise_(
             _ => Ok(None),
         })
         .collect::<Result<_>>()?;
+    // A gradient by what was there before needs a copy of it; others need none.
+    let given: SmallVec<[Operand<'_>; 4]> =
+        std::iter::once(target.into()).chain(rest.iter().copied()).collect();
+    let before = match recorded && needs(op, &given, Var::A) {
+        true => Some(copy(target)?),
+        false => None,
+    };
     let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
     for (arg, copy) in rest.iter().zip(&copies) {
         args.push(copy.as_ref().map_or(*arg, Operand::Tensor));
@@ -643,22 +650,16 @@ pub(crate) fn pointwise_(
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }
     let (expr, math) = op.body(compute)?;
-    // A gradient by what was there before needs a copy of it; others need none.
-    let before = match recorded && needs(op, &args, Var::A) {
-        true => Some(copy(target)?),
-        false => None,
-    };
     let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs: inputs(&args, attrs) };
     run(&recipe, op.types, target, true)?;
     if !recorded {
         return Ok(());
     }
-    let mut given: SmallVec<[Operand<'_>; 4]> = args.iter().map(|&arg| arg).collect();
-    if let (Some(before), Some(first)) = (&before, given.first_mut()) {
-        *first = Operand::Tensor(before);
+    if let Some(before) = &before {
+        args[0] = Operand::Tensor(before);
     }
-    let tensors: SmallVec<[&Tensor; 4]> = given.iter().filter_map(Operand::tensor).collect();
-    let made = record(op, &given, attrs, compute, target.detach(), &tensors);
+    let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::tensor).collect();
+    let made = record(op, &args, attrs, compute, target.detach(), &tensors);
     autograd::overwritten(op.name, target, &made)
 }
 

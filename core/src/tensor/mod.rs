@@ -46,7 +46,13 @@ struct Inner {
 }
 
 impl Inner {
-    fn new(storage: Arc<Storage>, layout: Layout, dtype: DType, meta: Option<Meta>, base: Weak<Inner>) -> Arc<Self> {
+    fn new(
+        storage: Arc<Storage>,
+        layout: Layout,
+        dtype: DType,
+        meta: Option<Meta>,
+        base: Weak<Inner>,
+    ) -> Arc<Self> {
         let writes = AtomicU32::new(storage.writes.load(Ordering::Relaxed));
         Arc::new(Self { storage, layout, dtype, meta, later: OnceLock::new(), writes, base })
     }

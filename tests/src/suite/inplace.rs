@@ -38,7 +38,11 @@ const FORMS: &[(&str, In, Out)] = &[
     ("copy_", |x, y| x.copy_(y), |x, y| x.mul(0.0)?.add(y)),
     ("fill_", |x, _| x.fill_(3.0), |x, _| x.mul(0.0)?.add(3.0)),
     ("zero_", |x, _| x.zero_(), |x, _| x.mul(0.0)),
-    ("masked_fill_", |x, y| x.masked_fill_(&y.detach().gt(1.0)?, 4.0), |x, y| x.masked_fill(&y.detach().gt(1.0)?, 4.0)),
+    (
+        "masked_fill_",
+        |x, y| x.masked_fill_(&y.detach().gt(1.0)?, 4.0),
+        |x, y| x.masked_fill(&y.detach().gt(1.0)?, 4.0),
+    ),
     ("clamp_", |x, y| x.clamp_(0.7, y), |x, y| x.clamp(0.7, y)),
     ("addcmul_", |x, y| x.addcmul_(y, y, 0.5), |x, y| x.addcmul(y, y, 0.5)),
     ("addcdiv_", |x, y| x.addcdiv_(1.0, y, 0.5), |x, y| x.addcdiv(1.0, y, 0.5)),
@@ -84,7 +88,9 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
             Ok([made.detach(), grad(&x)?, grad(&y)?])
         };
         let (got, expected) = (run(true)?, run(false).with_context(|| format!("{name}, not in place"))?);
-        for (what, (a, b)) in ["value", "gradient", "gradient of the operand"].iter().zip(got.iter().zip(&expected)) {
+        for (what, (a, b)) in
+            ["value", "gradient", "gradient of the operand"].iter().zip(got.iter().zip(&expected))
+        {
             close(&a.to_f64s()?, &b.to_f64s()?, 1e-6, 1e-6).with_context(|| format!("{name}: the {what}"))?;
         }
         // Where nothing is recorded, leaves change as well.
@@ -101,10 +107,16 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
 fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
     let w = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
     let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
-    ensure!(error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`", "{error}");
+    ensure!(
+        error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
+        "{error}"
+    );
     for changed in [w.narrow(0, 1, 2)?.zero_(), w.reshape([2, 2])?.t()?.copy_(&w.reshape([2, 2])?)] {
         let error = changed.err().context("a view of a leaf was changed")?.to_string();
-        ensure!(error.contains("a view of a leaf that requires a gradient cannot be changed in place"), "{error}");
+        ensure!(
+            error.contains("a view of a leaf that requires a gradient cannot be changed in place"),
+            "{error}"
+        );
     }
     expect(&w, &[1.0; 4])
 }
@@ -218,6 +230,9 @@ fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
         Ok(device.memory().peak_allocated() - before)
     };
     let (plain, inplace) = (peak(false)?, peak(true)?);
-    ensure!(plain >= inplace + 4 * N as u64, "peaks of {plain} and {inplace} bytes over the input of the activation");
+    ensure!(
+        plain >= inplace + 4 * N as u64,
+        "peaks of {plain} and {inplace} bytes over the input of the activation"
+    );
     Ok(())
 }
