@@ -1,8 +1,8 @@
 //! Recorded operations that overwrite a tensor: PyTorch's rules for leaves, views and what else sees the memory.
 //!
 //! The handle that was written through gets the operation's history, and with it all its clones. Where it is a view, so does
-//! the tensor that it is a view of: a part of that one is now the operation's result. Other views know nothing of it; what is
-//! made of them, or walked back from them, is an error.
+//! the tensor that it is a view of: a part of that one is now the operation's result. Other handles on the memory know nothing
+//! of it, with a history or without one; what is recorded of them, or walked back from them, is an error.
 
 use smallvec::smallvec;
 
@@ -38,7 +38,7 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
     if !seen.clone().chain(others.iter().copied()).any(Tensor::requires_grad) {
         return Ok(false);
     }
-    if seen.into_iter().any(|t| t.requires_grad() && !t.is_of_now()) {
+    if seen.into_iter().any(|t| !t.is_of_now()) {
         return Err(outdated(op));
     }
     if base.is_some_and(|base| !base.is_contiguous()) {

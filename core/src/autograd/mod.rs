@@ -338,7 +338,7 @@ fn record(
         return out;
     }
     let edges = inputs.iter().map(|t| t.meta()).collect();
-    let backward: Box<Backward> = match inputs.iter().all(|t| !t.has_meta() || t.is_of_now()) {
+    let backward: Box<Backward> = match inputs.iter().all(|t| t.is_of_now()) {
         true => Box::new(backward),
         false => Box::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
     };

@@ -166,6 +166,12 @@ fn views_of_what_was_overwritten_are_refused(device: &Device) -> Result<()> {
     refused(early.exp()?.sum_all()?.backward())?;
     refused(early.backward_with(&early.detach().ones_like()?))?;
     refused(early.add_(1.0))?;
+    // Nor does a view without a history know that the memory has one.
+    let plain = Tensor::zeros(&[4], DType::F32, device)?;
+    let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
+    drop(plain);
+    written.copy_(&x.narrow(0, 0, 2)?)?;
+    refused(beside.mul(&x.narrow(0, 2, 2)?)?.sum_all()?.backward())?;
     // A view that is made behind it is right.
     base.narrow(0, 0, 2)?.sum_all()?.backward()?;
     expect(&x.grad().context("no gradient")?, &[3.0, 3.0, 0.0, 0.0])
