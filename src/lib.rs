@@ -43,6 +43,8 @@ mod documents {
     struct Readme;
     #[doc = include_str!("../docs/architecture.md")]
     struct Architecture;
+    #[doc = include_str!("../docs/autograd.md")]
+    struct Autograd;
     #[doc = include_str!("../docs/devices.md")]
     struct Devices;
     #[doc = include_str!("../docs/kernels.md")]

@@ -246,6 +246,14 @@ const GROUPS: &[&[Case]] = &[
         smooth("linear", &[Signed(&[2, 3, 4]), Signed(&[5, 4]), Signed(&[5])], |x| {
             x[0].linear(&x[1], Some(&x[2]))
         }),
+        smooth(
+            "mlp",
+            &[Signed(&[2, 3, 4]), Signed(&[8, 4]), Small(&[8]), Signed(&[5, 8]), Small(&[5])],
+            |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4]),
+        ),
+        smooth("bilinear", &[Signed(&[2, 3]), Signed(&[2, 4]), Signed(&[5, 3, 4]), Small(&[5])], |x| {
+            x[0].bilinear(&x[1], &x[2], Some(&x[3]))
+        }),
         smooth("large matmul", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
     ],
     &[
@@ -313,6 +321,19 @@ const GROUPS: &[&[Case]] = &[
         smooth("binary_cross_entropy_with_logits", &[Signed(S), Small(S)], |x| {
             x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)
         }),
+        smooth("binary_cross_entropy", &[Signed(S), Small(S)], |x| {
+            x[0].sigmoid()?.binary_cross_entropy(&x[1].sigmoid()?, None, Reduction::Mean)
+        }),
+        smooth("cross_entropy of probabilities", &[Signed(&[4, 5, 2]), Positive(&[4, 5, 2])], |x| {
+            let options =
+                CrossEntropy { label_smoothing: 0.2, reduction: Reduction::Sum, ..CrossEntropy::default() };
+            x[0].cross_entropy_with(&x[1], &options)
+        }),
+        smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
+            let mean = Tensor::full(&[3], 0.3, DType::F32, x[0].device())?;
+            let var = Tensor::full(&[3], 1.7, DType::F32, x[0].device())?;
+            x[0].batch_norm(Some((&mean, &var)), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)
+        }),
         smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum)),
         smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8)),
     ],
@@ -353,6 +374,14 @@ const GROUPS: &[&[Case]] = &[
                 )
             },
         ),
+        smooth("rotary_embedding", &[Signed(&[2, 4, 6])], |x| {
+            let angles =
+                Tensor::from_slice(&[0.1f32, 0.5, -0.7, 1.3, 0.9, -0.2, 2.0, 0.4], &[4, 2], x[0].device())?;
+            x[0].rotary_embedding(&angles.cos()?, &angles.sin()?, false)
+        }),
+        smooth("attention of one projection", &[Signed(&[2, 5, 4 * 6])], |x| {
+            x[0].qkv_attention(2, 1, &Attention { is_causal: true, ..Attention::default() })
+        }),
         smooth("einsum", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
             einsum("bij,jik->bk", &[&x[0], &x[1]])
         }),

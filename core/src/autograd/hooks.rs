@@ -138,8 +138,8 @@ impl Tensor {
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
         let (hooks, on_leaf) = match self.meta() {
-            Some(Meta::Leaf(leaf)) => (leaf.hooks.get_or_init(Arc::default), true),
-            Some(Meta::Node(node)) => (node.hooks.get_or_init(Arc::default), false),
+            Some(Meta::Leaf(leaf)) => (leaf.hooks.get_or_init(Arc::default).clone(), true),
+            Some(Meta::Node(node)) => (node.hooks.get_or_init(Arc::default).clone(), false),
             None => return Err(Error::argument("register_hook", "the tensor does not require a gradient")),
         };
         Ok(hooks.push(Hook::See(Arc::new(hook)), on_leaf))
@@ -172,7 +172,7 @@ impl Tensor {
         &self,
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
-        let Some(Meta::Leaf(leaf)) = self.meta() else {
+        let Some(leaf) = self.leaf() else {
             return Err(Error::argument(
                 "register_post_accumulate_grad_hook",
                 "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`",

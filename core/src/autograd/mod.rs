@@ -28,6 +28,7 @@ mod checkpoint;
 mod compose;
 pub mod functional;
 mod hooks;
+mod inplace;
 mod saved;
 mod walk;
 
@@ -36,6 +37,7 @@ pub use checkpoint::checkpoint;
 pub use compose::{attach_composed, attach_linear};
 pub use hooks::HookHandle;
 use hooks::Hooks;
+pub(crate) use inplace::{may_overwrite, overwritten};
 pub use saved::SavedTensor;
 use walk::SINK;
 pub use walk::{GradOptions, backward, grad, grad_allow_unused};
@@ -272,18 +274,12 @@ pub fn wanted(inputs: &[&Tensor]) -> bool {
 
 /// Names a leaf among all there ever were; `None` for other tensors.
 pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
-    match t.meta() {
-        Some(Meta::Leaf(leaf)) => Some(leaf.id),
-        _ => None,
-    }
+    t.leaf().map(|leaf| leaf.id)
 }
 
 /// What a leaf has of a 16-bit copy; `None` for other tensors.
 pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
-    match t.meta() {
-        Some(Meta::Leaf(leaf)) => Some(lock(&leaf.copy)),
-        _ => None,
-    }
+    t.leaf().map(|leaf| lock(&leaf.copy))
 }
 
 /// Fails if an input of an operation that has no gradient requires one.
@@ -341,8 +337,12 @@ fn record(
     if !wanted(inputs) {
         return out;
     }
-    let edges = inputs.iter().map(|t| t.meta().cloned()).collect();
-    let node = Node::new(op, edges, kind, Box::new(backward));
+    let edges = inputs.iter().map(|t| t.meta()).collect();
+    let backward: Box<Backward> = match inputs.iter().all(|t| t.is_of_now()) {
+        true => Box::new(backward),
+        false => Box::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
+    };
+    let node = Node::new(op, edges, kind, backward);
     anomaly::made(&node, &out);
     out.with_meta(Some(Meta::Node(node)))
 }
@@ -438,7 +438,7 @@ impl Tensor {
     /// Whether a gradient flows to or through this tensor.
     #[must_use]
     pub fn requires_grad(&self) -> bool {
-        self.meta().is_some()
+        self.has_meta()
     }
 
     /// Whether it is a leaf: made by the user, not by a recorded operation.
@@ -456,16 +456,13 @@ impl Tensor {
     /// The gradient accumulated in this leaf, if there is one.
     #[must_use]
     pub fn grad(&self) -> Option<Tensor> {
-        match self.meta() {
-            Some(Meta::Leaf(leaf)) => lock(&leaf.grad).clone(),
-            _ => None,
-        }
+        self.leaf()?.grad()
     }
 
     /// Replaces the gradient of this leaf; `None` frees it.
     pub fn set_grad(&self, grad: Option<Tensor>) {
-        if let Some(Meta::Leaf(leaf)) = self.meta() {
-            *lock(&leaf.grad) = grad;
+        if let Some(leaf) = self.leaf() {
+            leaf.set(grad);
         }
     }
 }

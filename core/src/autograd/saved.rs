@@ -26,7 +26,7 @@ impl SavedTensor {
     /// Keeps a copy of an input, or another view of the same elements, instead of the input itself.
     #[must_use]
     pub fn copy(copy: &Tensor, input: &Tensor) -> Self {
-        let tensor = copy.with_meta(input.meta().cloned());
+        let tensor = copy.with_meta(input.meta());
         Self { version: copy.version(), tensor, is_result: false }
     }
 

@@ -8,7 +8,9 @@ use std::sync::Arc;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::{Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, lock, no_grad};
+use super::{
+    Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad,
+};
 use crate::amp;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -80,7 +82,7 @@ thread_local! {
 
 /// Takes the gradient that a leaf was given, wherever it went.
 pub(super) fn take_grad(t: &Tensor) -> Option<Tensor> {
-    let Some(Meta::Leaf(leaf)) = t.meta() else { return None };
+    let leaf = t.leaf()?;
     let collected = SINK.with(|s| s.borrow_mut().as_mut()?.remove(&leaf.id));
     collected.or_else(|| lock(&leaf.grad).take())
 }
@@ -102,14 +104,14 @@ impl Ahead {
         }
         let mut seen: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         let mut stack: Vec<Arc<Node>> = Vec::new();
-        let nodes = |meta: Option<&Meta>| match meta {
-            Some(Meta::Node(node)) => Some(node.clone()),
+        let nodes = |meta: Option<Meta>| match meta {
+            Some(Meta::Node(node)) => Some(node),
             _ => None,
         };
         stack.extend(roots.iter().filter_map(|(root, _)| nodes(root.meta())));
         while let Some(node) = stack.pop() {
             if seen.insert(node.id, node.clone()).is_none() {
-                stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.as_ref())));
+                stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.clone())));
             }
         }
         // Inputs are older than what is made of them.
@@ -131,9 +133,8 @@ impl Ahead {
             ahead.needed = Some(needed);
         }
         let walked = order.iter().filter(|node| ahead.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
-        let edges = walked
-            .flat_map(|node| node.inputs.iter().flatten())
-            .chain(roots.iter().filter_map(|(t, _)| t.meta()));
+        let edges = walked.flat_map(|node| node.inputs.iter().flatten().cloned());
+        let edges = edges.chain(roots.iter().filter_map(|(t, _)| t.meta()));
         let mut left: FxHashMap<u64, usize> = FxHashMap::default();
         for edge in edges {
             if let Meta::Leaf(leaf) = edge
@@ -318,7 +319,7 @@ impl Walk<'_> {
 
 /// A gradient whose own gradient would be missing a term: an error, if it is asked for.
 fn refused(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
-    let edges = std::iter::once(given.meta().cloned()).chain(node.inputs.iter().cloned()).collect();
+    let edges = std::iter::once(given.meta()).chain(node.inputs.iter().cloned()).collect();
     let refuse: Box<Backward> = Box::new(|_, wants| Err(wants.node.refusal()));
     grad.with_meta(Some(Meta::Node(Node::new(node.op, edges, Kind::Twice, refuse))))
 }
@@ -353,8 +354,11 @@ pub(super) fn run_to(
         let Some(meta) = root.meta() else {
             return Err(Error::Backward("the tensor does not require a gradient".into()));
         };
-        if walk.goes(meta) {
-            walk.deliver(meta, seed.clone())?;
+        if !root.is_of_now() {
+            return Err(inplace::outdated("a walk back from it"));
+        }
+        if walk.goes(&meta) {
+            walk.deliver(&meta, seed.clone())?;
         }
     }
     while let Some(Ready(node)) = walk.heap.pop() {

@@ -12,7 +12,6 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::autograd::Meta;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -209,10 +208,7 @@ fn walk<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, Slot<'_>)) {
 
 /// What two handles of one parameter have in common.
 pub(crate) fn leaf(t: &Tensor) -> Option<usize> {
-    match t.meta() {
-        Some(Meta::Leaf(leaf)) => Some(Arc::as_ptr(leaf) as usize),
-        _ => None,
-    }
+    t.leaf().map(|leaf| Arc::as_ptr(leaf) as usize)
 }
 
 /// One error for everything that does not fit.

@@ -5,7 +5,7 @@ use forebay_shaders::KernelSpec;
 use super::launch::{self, Params};
 use super::pointwise::Grad::Expr;
 use super::pointwise::Var::{A, B, Y};
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
 use super::spread::{self, QUAD};
 use super::unary::unary;
 use crate::dtype::DType;
@@ -17,21 +17,21 @@ use crate::tensor::Tensor;
 // `m_max` and `m_min` look at the bits.
 unary! {
     /// max(a, 0).
-    relu(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(T(0), g, y > T(0))", &[Y]);
+    relu / relu_(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(T(0), g, y > T(0))", &[Y]);
     /// min(max(a, 0), 6).
-    relu6(): Number, "m_min(m_max(a, 0.0), 6.0)" | "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", ["base"],
+    relu6 / relu6_(): Number, "m_min(m_max(a, 0.0), 6.0)" | "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", ["base"],
         Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
     /// a for a > 0, else negative_slope · a.
-    leaky_relu(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
+    leaky_relu / leaky_relu_(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
         Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
     /// a for a > 0, else alpha · (eᵃ - 1).
-    elu(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+    elu / elu_(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
         Expr("select(g * alpha * m_exp(min(a, 0.0)), g, a > 0.0)", &[A]);
     /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
-    celu(alpha): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
+    celu / celu_(alpha): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
         Expr("select(g * m_exp(min(a, 0.0) / alpha), g, a > 0.0)", &[A]);
     /// The self-normalising elu (Klambauer et al., 2017).
-    selu(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+    selu / selu_(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
         Expr("g * 1.0507009873554805 * select(1.6732632423543772 * m_exp(min(a, 0.0)), 1.0, a > 0.0)", &[A]);
     /// a · Φ(a) with the normal distribution's Φ (Hendrycks and Gimpel, 2016), by erf.
     gelu(): Float, "m_gelu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_gelu_grad(a)", &[A]);
@@ -39,9 +39,9 @@ unary! {
     gelu_tanh(): Float, "m_gelu_tanh(a)", ["base", "exp", "log", "erf", "activation"],
         Expr("g * m_gelu_tanh_grad(a)", &[A]);
     /// a · sigmoid(a).
-    silu(): Float, "m_silu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_silu_grad(a)", &[A]);
+    silu / silu_(): Float, "m_silu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_silu_grad(a)", &[A]);
     /// a · tanh(softplus(a)).
-    mish(): Float, "m_mish(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_mish_grad(a)", &[A]);
+    mish / mish_(): Float, "m_mish(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_mish_grad(a)", &[A]);
     /// log(sigmoid(a)).
     logsigmoid(): Float, "m_logsigmoid(a)", ["base", "exp", "log", "erf", "activation"],
         Expr("g * m_sigmoid(-a)", &[A]);
@@ -59,17 +59,17 @@ unary! {
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a held between min_val and max_val.
-    hardtanh(min_val, max_val): Number, "m_max(m_min(a, max_val), min_val)"
+    hardtanh / hardtanh_(min_val, max_val): Number, "m_max(m_min(a, max_val), min_val)"
         | "select(select(a, max_val, a > max_val), min_val, a < min_val)", ["base"],
         Expr("select(T(0), g, a > min_val && a < max_val)", &[A]);
     /// min(max(a/6 + 1/2, 0), 1).
-    hardsigmoid(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
+    hardsigmoid / hardsigmoid_(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(T(0), g / 6.0, a > -3.0 && a < 3.0)", &[A]);
     /// a · hardsigmoid(a).
-    hardswish(): Float, "select(select(a * (a + 3.0) / 6.0, a, a >= 3.0), T(0), a <= -3.0)", [],
+    hardswish / hardswish_(): Float, "select(select(a * (a + 3.0) / 6.0, a, a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
     /// a above threshold, else value.
-    threshold(threshold, value): Number, "select(a, value, a <= threshold)", [],
+    threshold / threshold_(threshold, value): Number, "select(a, value, a <= threshold)", [],
         Expr("select(T(0), g, a > threshold)", &[A]);
 }
 

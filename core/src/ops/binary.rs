@@ -35,7 +35,8 @@ macro_rules! binary {
                     /// The same in place.
                     ///
                     /// # Errors
-                    /// `other` does not broadcast to this shape; a gradient would be lost; a dtype is not taken.
+                    /// `other` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on; a
+                    /// dtype is not taken.
                     #[track_caller]
                     pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
                         pointwise_(&$name, self, &[other.into()], &[])
@@ -58,7 +59,7 @@ binary! {
     /// a / b, as floats.
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * y / b", &[Y, B])];
     /// a to the power of b.
-    pow: Float, "m_pow(a, b)", ["base", "exp", "log", "pow"], [
+    pow / pow_: Float, "m_pow(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
     /// The larger, NaN if either is; equal operands share the gradient.
@@ -75,10 +76,10 @@ binary! {
     /// √(a² + b²).
     hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / y", &[A, Y]), Expr("g * b / y", &[B, Y])];
     /// The remainder of a / b rounded towards zero, as C's fmod.
-    fmod: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
+    fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
     /// The remainder of a / b rounded down, with the sign of b.
-    remainder: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+    remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
     floor_divide: Number, "m_floor_div(a, b)" | "near((a - ((a % b) + b) % b) / b)", ["base", "mod"], [Zero, Zero];
@@ -123,6 +124,25 @@ static WHERE: Pointwise = Pointwise {
     types: Types::Any,
     math: &[],
     grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
+};
+
+// The tensor itself comes first, as in everything in place.
+static MASKED_FILL_: Pointwise = Pointwise {
+    name: "masked_fill_",
+    expr: "select(a, c, b != T(0))",
+    plain: "",
+    types: Types::Any,
+    math: &[],
+    grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
+};
+
+static FILL_: Pointwise = Pointwise {
+    name: "fill_",
+    expr: "b",
+    plain: "",
+    types: Types::Any,
+    math: &[],
+    grads: &[Zero, Expr("g", &[])],
 };
 
 static CLAMP: Pointwise = Pointwise {
@@ -228,5 +248,78 @@ impl Tensor {
     #[track_caller]
     pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
         pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
+    }
+
+    /// [`masked_fill`](Self::masked_fill) in place.
+    ///
+    /// # Errors
+    /// `mask` or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
+    #[track_caller]
+    pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
+        pointwise_(&MASKED_FILL_, self, &[mask.into(), value.into()], &[])
+    }
+
+    /// Every element replaced by `value`, a number or a tensor without dimensions.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
+        pointwise_(&FILL_, self, &[value.into()], &[])
+    }
+
+    /// Every element replaced by zero.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn zero_(&self) -> Result<()> {
+        self.fill_(false)
+    }
+
+    /// [`clamp`](Self::clamp) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
+        pointwise_(&CLAMP, self, &[min.into(), max.into()], &[])
+    }
+
+    /// [`addcmul`](Self::addcmul) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn addcmul_<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<()> {
+        pointwise_(&ADDCMUL, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// [`addcdiv`](Self::addcdiv) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn addcdiv_<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<()> {
+        pointwise_(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// [`lerp`](Self::lerp) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
+        pointwise_(&LERP, self, &[end.into(), weight.into()], &[])
     }
 }

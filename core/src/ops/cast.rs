@@ -94,25 +94,27 @@ impl Tensor {
     /// Replaces the elements by those of `source`, which broadcasts and is cast.
     ///
     /// # Errors
-    /// `source` does not broadcast to this shape; `self` requires a gradient and recording is on.
+    /// `source` does not broadcast to this shape; `self` is a leaf that requires a gradient, or a view of one, and recording is on.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
-        if autograd::is_enabled() && self.requires_grad() {
-            return Err(Error::argument(
-                "copy_",
-                "a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
-            ));
-        }
+        let _op = memory::scope::op("copy_");
         if self.layout().overlaps() {
             return Err(Error::argument(
                 "copy_",
                 "the tensor repeats elements (it was expanded); copy it first",
             ));
         }
-        autograd::refuse("copy_", &[source])?;
-        let source = source.detach();
+        let recorded = autograd::may_overwrite("copy_", self, &[source])?;
         // Overlapping views would be read while they are written.
-        let source = if source.shares_storage(self) { source.copy()? } else { source };
-        source.to_dtype(self.dtype())?.broadcast_to(self.shape())?.copy_into(&self.detach())
+        let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };
+        let source = source.to_dtype(self.dtype())?.broadcast_to(self.shape())?;
+        source.detach().copy_into(&self.detach())?;
+        if !recorded {
+            return Ok(());
+        }
+        let made = autograd::attach_twice("copy_", self.detach(), &[self, &source], |g, wants| {
+            Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
+        });
+        autograd::overwritten("copy_", self, &made)
     }
 }

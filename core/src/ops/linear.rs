@@ -198,15 +198,16 @@ impl Tensor {
         }
         // x is kept for the weight's gradient alone.
         let kept = weight.requires_grad().then(|| SavedTensor::of(&flat));
-        let low = x.requires_grad().then(|| SavedTensor::copy(&layer.low, weight));
+        // In its own type, in which its gradient comes; what is multiplied is the layer's.
+        let own = x.requires_grad().then(|| SavedTensor::of(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
             let g = rows(g)?;
             let kept = kept.as_ref().map(|x| x.get(wants)).transpose()?;
-            let low = low.as_ref().map(|w| w.get(wants)).transpose()?;
+            let own = own.as_ref().map(|w| w.get(wants)).transpose()?;
             if wants.again() {
-                return layer.recorded(&g, kept, low, &x_shape, wants);
+                return layer.recorded(&g, kept, own, &x_shape, wants);
             }
             let dx = match wants[0] {
                 true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),

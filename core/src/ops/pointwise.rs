@@ -502,6 +502,14 @@ enum Kept {
     Scalar(Scalar),
 }
 
+/// Whether the gradients that these operands require keep a variable.
+fn needs(op: &Pointwise, args: &[Operand<'_>], var: Var) -> bool {
+    op.grads.iter().enumerate().any(|(k, grad)| {
+        matches!(grad, Grad::Expr(_, vars) if vars.contains(&var))
+            && matches!(args[k], Operand::Tensor(t) if t.requires_grad())
+    })
+}
+
 fn record(
     op: &'static Pointwise,
     args: &[Operand<'_>],
@@ -522,12 +530,7 @@ fn record(
             Operand::Scalar(_) => None,
         })
         .collect();
-    let used = |var: Var| {
-        op.grads.iter().enumerate().any(|(k, grad)| {
-            matches!(grad, Grad::Expr(_, vars) if vars.contains(&var))
-                && matches!(args[k], Operand::Tensor(t) if t.requires_grad())
-        })
-    };
+    let used = |var: Var| needs(op, args, var);
     let vars = [Var::A, Var::B, Var::C];
     let kept: SmallVec<[(Var, &'static str, Kept); 4]> = vars
         .iter()
@@ -617,29 +620,35 @@ pub(crate) fn pointwise_(
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
     let _op = memory::scope::op(op.name);
-    if autograd::is_enabled() && target.requires_grad() {
-        return Err(Error::argument(
-            op.name,
-            "a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
-        ));
-    }
     if target.layout().overlaps() {
         return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
     }
     // Another view of the same memory would be read while it is written.
+    let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::tensor).collect();
+    let recorded = autograd::may_overwrite(op.name, target, &others)?;
+    let copy = |t: &Tensor| Ok::<_, Error>(t.detach().copy()?.with_meta(t.meta()));
     let copies: SmallVec<[Option<Tensor>; 3]> = rest
         .iter()
         .map(|a| match a {
-            Operand::Tensor(t) if t.shares_storage(target) => t.detach().copy().map(Some),
+            Operand::Tensor(t) if t.shares_storage(target) => copy(t).map(Some),
             _ => Ok(None),
         })
         .collect::<Result<_>>()?;
+    // A gradient by what was there before needs a copy of it; others need none.
+    let given: SmallVec<[Operand<'_>; 4]> =
+        std::iter::once(target.into()).chain(rest.iter().copied()).collect();
+    let before = match recorded && needs(op, &given, Var::A) {
+        true => Some(copy(target)?),
+        false => None,
+    };
     let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
     for (arg, copy) in rest.iter().zip(&copies) {
         args.push(copy.as_ref().map_or(*arg, Operand::Tensor));
     }
-    for arg in rest {
-        if let Operand::Tensor(t) = arg {
+    for (k, arg) in args.iter().enumerate() {
+        if let Operand::Tensor(t) = arg
+            && matches!(op.grads.get(k), None | Some(Grad::None))
+        {
             autograd::refuse(op.name, &[t])?;
         }
     }
@@ -649,7 +658,16 @@ pub(crate) fn pointwise_(
     }
     let (expr, math) = op.body(compute)?;
     let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs: inputs(&args, attrs) };
-    run(&recipe, op.types, target, true)
+    run(&recipe, op.types, target, true)?;
+    if !recorded {
+        return Ok(());
+    }
+    if let Some(before) = &before {
+        args[0] = Operand::Tensor(before);
+    }
+    let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::tensor).collect();
+    let made = record(op, &args, attrs, compute, target.detach(), &tensors);
+    autograd::overwritten(op.name, target, &made)
 }
 
 /// A conversion, by the family's kernel: the expression is the input itself.

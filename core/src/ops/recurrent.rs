@@ -11,7 +11,7 @@ use super::launch::{self, GROUP, Params};
 use super::shape::stack;
 use super::softmax::check_float;
 use crate::amp::recast;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -307,7 +307,11 @@ pub(crate) fn recurrent(of: &Recurrent<'_>) -> Result<States> {
     }
     let (from, last) = if of.reverse { (0, 0) } else { (1, steps) };
     let states = run.states.clone();
-    let states = autograd::attach(op, states, &order, move |g, wants| run.backward(g, wants));
+    let kept = [SavedTensor::of(of.state), SavedTensor::of(of.weight)];
+    let states = autograd::attach(op, states, &order, move |g, wants| {
+        kept.iter().try_for_each(|t| t.get(wants).map(drop))?;
+        run.backward(g, wants)
+    });
     Ok(States {
         all: states.narrow(0, from, steps)?,
         last: states.select(0, last as isize)?,

@@ -1,7 +1,8 @@
 //! Rotary position embeddings.
 
+use std::sync::Arc;
+
 use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use crate::autograd;
@@ -95,6 +96,8 @@ impl Tensor {
         }
         let turn = Turn { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
         let out = turn.run(&self.detach(), 1.0)?;
-        Ok(autograd::attach(OP, out, &[self], move |g, _| Ok(smallvec![Some(turn.run(g, -1.0)?)])))
+        let turn = Arc::new(turn);
+        let again = turn.clone();
+        Ok(autograd::attach_linear(OP, out, self, move |x| again.run(x, 1.0), move |g| turn.run(g, -1.0)))
     }
 }

@@ -137,10 +137,11 @@ fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
             return Ok(smallvec![Some(run(op, g, Some(&y), dim)?)]);
         }
         // Rounded to the type at the end, as the kernel does.
-        let (g32, y) = (g.to_dtype(DType::F32)?, y.to_dtype(DType::F32)?);
+        let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
         let grad = match op {
-            "softmax" => y.mul(&g32.sub(&g32.mul(&y)?.sum(&[dim], true)?)?)?,
-            _ => g32.sub(&y.exp()?.mul(&g32.sum(&[dim], true)?)?)?,
+            "softmax" => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
+            _ => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
         };
         Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
     }))

@@ -2,14 +2,28 @@
 
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, Y};
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradient.
+/// One entry an operation: documentation, name (and that in place), types, expression (and the plain one), files of math, gradient.
 macro_rules! unary {
-    ($($(#[$doc:meta])* $name:ident($($attr:ident),*): $types:ident, $expr:literal $(| $plain:literal)?,
+    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*): $types:ident, $expr:literal $(| $plain:literal)?,
         [$($math:literal),*], $grad:expr;)*) => {
+        #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
+        mod records {
+            use super::*;
+            $(
+                pub(super) static $name: Pointwise = Pointwise {
+                    name: stringify!($name),
+                    expr: $expr,
+                    plain: concat!($($plain)?),
+                    types: Types::$types,
+                    math: &[$($math),*],
+                    grads: &[$grad],
+                };
+            )*
+        }
         impl Tensor {
             $(
                 $(#[$doc])*
@@ -18,17 +32,21 @@ macro_rules! unary {
                 /// The dtype is not taken; memory runs out.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
-                    static OP: Pointwise = Pointwise {
-                        name: stringify!($name),
-                        expr: $expr,
-                        plain: concat!($($plain)?),
-                        types: Types::$types,
-                        math: &[$($math),*],
-                        grads: &[$grad],
-                    };
-                    pointwise(&OP, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
+                    pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
+                unary!(@inplace $($inplace)?, $name, $($attr),*);
             )*
+        }
+    };
+    (@inplace , $name:ident, $($attr:ident),*) => {};
+    (@inplace $inplace:ident, $name:ident, $($attr:ident),*) => {
+        /// The same in place.
+        ///
+        /// # Errors
+        /// The result is a float and the tensor is not; a leaf that requires a gradient is changed while recording is on.
+        #[track_caller]
+        pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
+            pointwise_(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
 }
@@ -37,37 +55,37 @@ pub(super) use unary;
 
 unary! {
     /// |a|.
-    abs(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
+    abs / abs_(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
     /// -a.
-    neg(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
+    neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
     sign(): Number, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
     /// a².
-    square(): Number, "a * a", [], Expr("g * 2.0 * a", &[A]);
+    square / square_(): Number, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
-    reciprocal(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
+    reciprocal / reciprocal_(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
     /// √a.
-    sqrt(): Float, "sqrt(a)", [], Expr("g * 0.5 / y", &[Y]);
+    sqrt / sqrt_(): Float, "sqrt(a)", [], Expr("g * 0.5 / y", &[Y]);
     /// 1/√a.
-    rsqrt(): Float, "m_rsqrt(a)" | "1.0 / sqrt(a)", ["base"], Expr("-0.5 * g * y * y * y", &[Y]);
+    rsqrt / rsqrt_(): Float, "m_rsqrt(a)" | "1.0 / sqrt(a)", ["base"], Expr("-0.5 * g * y * y * y", &[Y]);
     /// eᵃ.
-    exp(): Float, "m_exp(a)", ["base", "exp"], Expr("g * y", &[Y]);
+    exp / exp_(): Float, "m_exp(a)", ["base", "exp"], Expr("g * y", &[Y]);
     /// 2ᵃ.
     exp2(): Float, "m_exp2(a)", ["base", "exp"], Expr("g * y * 0.6931471805599453", &[Y]);
     /// eᵃ - 1, accurate near 0.
-    expm1(): Float, "m_expm1(a)", ["base", "exp"], Expr("g * (y + 1.0)", &[Y]);
+    expm1 / expm1_(): Float, "m_expm1(a)", ["base", "exp"], Expr("g * (y + 1.0)", &[Y]);
     /// The natural logarithm.
-    log(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
+    log / log_(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
     /// The logarithm to base 2.
     log2(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
     /// The logarithm to base 10.
     log10(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
     /// log(1 + a), accurate near 0.
-    log1p(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
+    log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
     /// The sine of radians.
-    sin(): Float, "m_sin(a)", ["base", "trig"], Expr("g * m_cos(a)", &[A]);
+    sin / sin_(): Float, "m_sin(a)", ["base", "trig"], Expr("g * m_cos(a)", &[A]);
     /// The cosine of radians.
-    cos(): Float, "m_cos(a)", ["base", "trig"], Expr("-g * m_sin(a)", &[A]);
+    cos / cos_(): Float, "m_cos(a)", ["base", "trig"], Expr("-g * m_sin(a)", &[A]);
     /// The tangent of radians.
     tan(): Float, "m_tan(a)", ["base", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
     /// The arc sine, in radians.
@@ -81,7 +99,7 @@ unary! {
     /// The hyperbolic cosine.
     cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
     /// The hyperbolic tangent.
-    tanh(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
+    tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
     /// The inverse hyperbolic sine.
     asinh(): Float, "m_asinh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
     /// The inverse hyperbolic cosine.
@@ -99,15 +117,15 @@ unary! {
     /// The inverse of the error function.
     erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
     /// 1 / (1 + e⁻ᵃ).
-    sigmoid(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
+    sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// The largest integer not above a.
-    floor(): Number, "floor(a)" | "a", [], Zero;
+    floor / floor_(): Number, "floor(a)" | "a", [], Zero;
     /// The smallest integer not below a.
-    ceil(): Number, "ceil(a)" | "a", [], Zero;
+    ceil / ceil_(): Number, "ceil(a)" | "a", [], Zero;
     /// The nearest integer, halves to even.
-    round(): Number, "round(a)" | "a", [], Zero;
+    round / round_(): Number, "round(a)" | "a", [], Zero;
     /// The integer part.
-    trunc(): Number, "trunc(a)" | "a", [], Zero;
+    trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
     /// The fractional part, with the sign of a.
     frac(): Float, "a - trunc(a)", [], Expr("g", &[]);
     /// Degrees from radians.

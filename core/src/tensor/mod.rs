@@ -1,9 +1,10 @@
 //! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::Meta;
+use crate::autograd::{Leaf, Meta};
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -34,7 +35,27 @@ struct Inner {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
+    /// What it was made by.
     meta: Option<Meta>,
+    /// What a recorded operation in place has made of it since.
+    later: OnceLock<Mutex<Option<Meta>>>,
+    /// How many recorded operations had written to its memory when its history was right.
+    writes: AtomicU32,
+    /// The tensor that this is a view of.
+    base: Weak<Inner>,
+}
+
+impl Inner {
+    fn new(
+        storage: Arc<Storage>,
+        layout: Layout,
+        dtype: DType,
+        meta: Option<Meta>,
+        base: Weak<Inner>,
+    ) -> Arc<Self> {
+        let writes = AtomicU32::new(storage.writes.load(Ordering::Relaxed));
+        Arc::new(Self { storage, layout, dtype, meta, later: OnceLock::new(), writes, base })
+    }
 }
 
 /// A tensor that this does not keep alive.
@@ -93,7 +114,7 @@ impl Tensor {
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::made(&storage);
         device.tape().born(&storage);
-        Ok(Self { inner: Arc::new(Inner { storage, layout: Layout::contiguous(shape), dtype, meta: None }) })
+        Ok(Self { inner: Inner::new(storage, Layout::contiguous(shape), dtype, None, Weak::new()) })
     }
 
     /// The extents.
@@ -170,15 +191,55 @@ impl Tensor {
         self.inner.storage.bytes() as usize / self.dtype().size()
     }
 
-    pub(crate) fn meta(&self) -> Option<&Meta> {
-        self.inner.meta.as_ref()
+    pub(crate) fn meta(&self) -> Option<Meta> {
+        match self.inner.later.get() {
+            None => self.inner.meta.clone(),
+            Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
+        }
     }
 
-    pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
-        let Inner { storage, layout, dtype, .. } = &*self.inner;
-        Self {
-            inner: Arc::new(Inner { storage: storage.clone(), layout: layout.clone(), dtype: *dtype, meta }),
+    /// Whether it has a history, or is a leaf.
+    pub(crate) fn has_meta(&self) -> bool {
+        self.inner.later.get().map_or(self.inner.meta.is_some(), |_| self.meta().is_some())
+    }
+
+    /// The leaf that it is. Leaves are not written to by recorded operations.
+    pub(crate) fn leaf(&self) -> Option<&Arc<Leaf>> {
+        match &self.inner.meta {
+            Some(Meta::Leaf(leaf)) => Some(leaf),
+            _ => None,
         }
+    }
+
+    /// The same memory with another history; a tensor without one is nobody's view.
+    pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
+        let Inner { storage, layout, dtype, base, .. } = &*self.inner;
+        let base = if meta.is_some() { base.clone() } else { Weak::new() };
+        Self { inner: Inner::new(storage.clone(), layout.clone(), *dtype, meta, base) }
+    }
+
+    /// The tensor that this is a view of, if somebody still has it.
+    pub(crate) fn base(&self) -> Option<Tensor> {
+        Some(Self { inner: self.inner.base.upgrade()? })
+    }
+
+    /// Tells that a recorded operation has written to the memory: every history of it is of the past.
+    pub(crate) fn written(&self) {
+        self.inner.storage.writes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives this handle, and its clones, the history of what the memory holds now.
+    pub(crate) fn adopt(&self, meta: Option<Meta>) {
+        let later = self.inner.later.get_or_init(Mutex::default);
+        let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
+        // Without the lock: it may be the last to know of a whole tape.
+        drop(before);
+        self.inner.writes.store(self.inner.storage.writes.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    /// Whether its history is that of what the memory holds.
+    pub(crate) fn is_of_now(&self) -> bool {
+        self.inner.writes.load(Ordering::Relaxed) == self.inner.storage.writes.load(Ordering::Relaxed)
     }
 
     /// The same tensor, which this does not keep alive.
@@ -188,8 +249,10 @@ impl Tensor {
 
     /// Another view of the same memory, without history.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        let Inner { storage, dtype, .. } = &*self.inner;
-        Self { inner: Arc::new(Inner { storage: storage.clone(), layout, dtype: *dtype, meta: None }) }
+        let Inner { storage, dtype, base, .. } = &*self.inner;
+        // A view of a view is one of the whole.
+        let base = if base.strong_count() > 0 { base.clone() } else { Arc::downgrade(&self.inner) };
+        Self { inner: Inner::new(storage.clone(), layout, *dtype, None, base) }
     }
 
     /// Whether no other tensor sees this memory.

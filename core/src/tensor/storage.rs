@@ -1,6 +1,6 @@
 //! The memory behind tensors: a block of the device, or for a while a copy of it in memory of the host.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::backend::Slice;
@@ -15,6 +15,8 @@ use crate::stream::{Access, Gate, Uses};
 pub(crate) struct Storage {
     pub(super) device: Device,
     bytes: u64,
+    /// How many recorded operations have written to it in place.
+    pub(super) writes: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -89,6 +91,7 @@ impl Storage {
         Ok(Self {
             device: device.clone(),
             bytes,
+            writes: AtomicU32::new(0),
             state: Mutex::new(State {
                 place: Place::Here(block),
                 uses,

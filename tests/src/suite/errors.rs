@@ -150,7 +150,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     says(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
     says(
         x.requires_grad_()?.add_(1.0),
-        "add: a tensor that requires a gradient cannot be changed in place; do it under `no_grad`",
+        "add: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
     )?;
     let text = message(x.transpose(0, 2))?;
     ensure!(text.starts_with("transpose: dimension 2 "), "{text}");
@@ -180,7 +180,7 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     y.backward_with(&y.ones_like()?)?;
     says(
         y.backward_with(&y.ones_like()?),
-        "backward: `exp` was already walked, and what it saved is freed; use `backward_retain` for the first pass",
+        "backward: `exp` was already walked, and what it saved is freed; use `backward_retain`, or `retain_graph`, for the first pass",
     )
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{self, GradOptions};
+use forebay::autograd::GradOptions;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::ops::CustomOp;
@@ -101,8 +101,10 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
                 device,
             )?;
             let seed = if across { seed.transpose(0, 1)? } else { seed };
-            let options = GradOptions { grad_outputs: Some(&[seed]), ..GradOptions::default() };
-            let grad = autograd::grad(&[y.clone()], std::slice::from_ref(&leaf), &options)?.remove(0);
+            let seeds = [seed];
+            let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
+            let grad =
+                forebay::autograd::grad(&[y.clone()], std::slice::from_ref(&leaf), &options)?.remove(0);
             let row_major = |t: &Tensor| -> Result<Vec<f64>> {
                 Ok(if across { t.transpose(0, 1)?.copy()? } else { t.detach() }.to_vec::<f64>()?)
             };
@@ -226,8 +228,9 @@ fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
         let x = with_values(&values, m, n, DType::F32, device)?.requires_grad_()?;
         let weights = [0.3, -1.0, 0.7, 0.2, 0.5];
         let g = tensor(&weights[..m.min(n)], &[m.min(n)], DType::F32, device)?;
-        let options = GradOptions { grad_outputs: Some(&[g]), ..GradOptions::default() };
-        let grad = autograd::grad(&[x.svdvals()?], std::slice::from_ref(&x), &options)?;
+        let seeds = [g];
+        let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
+        let grad = forebay::autograd::grad(&[x.svdvals()?], std::slice::from_ref(&x), &options)?;
         // U diag(g) V^T: the values of H diag G are signed columns of the reflections.
         let (h, r) = (reflection(m, 1), reflection(n, 2));
         let entry =

@@ -31,6 +31,7 @@ mod fusion;
 mod gpt;
 mod hooks;
 mod host;
+mod inplace;
 mod linalg;
 mod linear;
 mod losses;
@@ -78,6 +79,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autograd", autograd::TESTS),
     ("second", second::TESTS),
     ("hooks", hooks::TESTS),
+    ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),
     ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
 use forebay::autograd::{self, GradOptions, checkpoint, functional};
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -23,6 +24,7 @@ tests![
     a_gradient_penalty_trains_as_in_pytorch,
     a_hessian_times_a_vector_is_pytorchs,
     a_step_inside_a_step_is_pytorchs,
+    under_autocast_second_gradients_have_their_types,
     third_gradients_follow,
     leaves_add_up_recorded_gradients,
     results_on_the_way_have_gradients,
@@ -245,6 +247,31 @@ fn a_step_inside_a_step_is_pytorchs(device: &Device) -> Result<()> {
     let after = loss(&w.sub(&slope[0].mul(0.5)?)?, 3)?;
     after.backward()?;
     pytorchs("inner_step", &[&after, &w.grad().context("no gradient")?])
+}
+
+fn under_autocast_second_gradients_have_their_types(device: &Device) -> Result<()> {
+    let run = |low: bool| -> Result<Vec<Tensor>> {
+        let (x, w) = (numbers(0, &[6, 4], device)?, numbers(1, &[8, 4], device)?);
+        let (b, scale) = (numbers(2, &[8], device)?, numbers(3, &[8], device)?);
+        let y = {
+            let _low = if low { Some(autocast(DType::BF16)?) } else { None };
+            x.linear(&w, Some(&b))?.tanh()?.layer_norm(&[8], Some(&scale), None, 1e-5)?.matmul(&w)?
+        };
+        let y = y.to_dtype(DType::F32)?.square()?.mean_all()?;
+        let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
+        ensure!(slope[0].dtype() == DType::F32);
+        slope[0].square()?.sum_all()?.backward()?;
+        let leaves = [x, w, b, scale];
+        let grads: Vec<Tensor> = leaves.iter().filter_map(Tensor::grad).collect();
+        ensure!(grads.len() == 4 && grads.iter().all(|g| g.dtype() == DType::F32), "{grads:?}");
+        Ok(grads)
+    };
+    for (k, (low, plain)) in run(true)?.iter().zip(run(false)?).enumerate() {
+        let expected = plain.to_f64s()?;
+        let scale = expected.iter().fold(0.0f64, |most, v| most.max(v.abs()));
+        close(&low.to_f64s()?, &expected, 0.0, 0.05 * scale).with_context(|| format!("input {k}"))?;
+    }
+    Ok(())
 }
 
 fn third_gradients_follow(device: &Device) -> Result<()> {

@@ -1,0 +1,101 @@
+//! Recorded operations that overwrite a tensor: PyTorch's rules for leaves, views and what else sees the memory.
+//!
+//! The handle that was written through gets the operation's history, and with it all its clones. Where it is a view, so does
+//! the tensor that it is a view of: a part of that one is now the operation's result. Other handles on the memory know nothing
+//! of it, with a history or without one; what is recorded of them, or walked back from them, is an error.
+
+use smallvec::smallvec;
+
+use super::{attach_linear, attach_twice, is_enabled};
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Layout, Tensor};
+
+/// The memory of a tensor with a history is not what it was.
+pub(super) fn outdated(what: &str) -> Error {
+    Error::Backward(format!(
+        "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
+         or through its base; make the view again behind the operation, or change a copy (`copy`)"
+    ))
+}
+
+/// Fails where an operation in place, on these operands as well, cannot be recorded; whether it is to be.
+pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor]) -> Result<bool> {
+    if !is_enabled() {
+        return Ok(false);
+    }
+    let base = target.base();
+    if target.leaf().is_some() {
+        let rule = "a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
+        return Err(Error::argument(op, rule));
+    }
+    if base.as_ref().is_some_and(|base| base.leaf().is_some()) {
+        let rule =
+            "a view of a leaf that requires a gradient cannot be changed in place; do it under `no_grad`";
+        return Err(Error::argument(op, rule));
+    }
+    let seen = [Some(target), base.as_ref()].into_iter().flatten();
+    if !seen.clone().chain(others.iter().copied()).any(Tensor::requires_grad) {
+        return Ok(false);
+    }
+    if seen.into_iter().any(|t| !t.is_of_now()) {
+        return Err(outdated(op));
+    }
+    if base.is_some_and(|base| !base.is_contiguous()) {
+        let rule = "the tensor is a view of one that is not contiguous: what was written cannot be told from the rest; \
+                    change a copy (`copy`), or do it under `no_grad`";
+        return Err(Error::argument(op, rule));
+    }
+    Ok(true)
+}
+
+/// Gives `target` the history of `made`, which lies in the same memory, and its base as well.
+pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
+    let _op = memory::scope::op(op);
+    let base = target.base();
+    target.written();
+    let Some(base) = base else {
+        target.adopt(made.meta());
+        return Ok(());
+    };
+    // As of now: what was recorded before this is what this is recorded on.
+    let before = base.detach().with_meta(base.meta());
+    let at = Layout::new(
+        target.shape(),
+        target.strides(),
+        target.layout().offset().saturating_sub(base.layout().offset()),
+    );
+    let part = at.clone();
+    let whole = attach_twice(
+        op,
+        base.detach(),
+        &[&before, &made.detach().with_meta(made.meta())],
+        move |g, wants| {
+            let g = g.contiguous()?;
+            let part = part.clone();
+            let own = match wants[0] {
+                true => Some(without(op, &g, part.clone())?),
+                false => None,
+            };
+            let start = g.layout().offset() + part.offset();
+            let view =
+                wants[1].then(|| g.as_strided(part.shape(), part.strides(), Some(start))).transpose()?;
+            Ok(smallvec![own, view])
+        },
+    );
+    base.adopt(whole.meta());
+    let offset = base.layout().offset() + at.offset();
+    target.adopt(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());
+    Ok(())
+}
+
+/// A copy with zeros in a part: its own transpose.
+fn without(op: &'static str, g: &Tensor, part: Layout) -> Result<Tensor> {
+    let clear = move |g: &Tensor| {
+        let kept = g.detach().copy()?;
+        let there = kept.with_layout(part.clone());
+        Tensor::zeros(part.shape(), g.dtype(), g.device())?.copy_into(&there)?;
+        Ok(kept)
+    };
+    Ok(attach_linear(op, clear(g)?, g, clear.clone(), clear))
+}

@@ -1,0 +1,244 @@
+//! Operations in place: the same values and gradients as those that make a new tensor, PyTorch's rules for leaves and views, and
+//! the memory that they save.
+
+use std::slice::from_ref;
+
+use anyhow::{Context, Result, ensure};
+use forebay::autograd::{self, GradOptions};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::tensor::Tensor;
+
+use super::host::{close, expect};
+use super::tests;
+
+tests![
+    forms_in_place_are_those_that_make_a_tensor,
+    leaves_and_their_views_are_refused,
+    a_view_writes_into_its_base,
+    parts_of_a_buffer_are_written,
+    views_of_what_was_overwritten_are_refused,
+    what_was_kept_and_overwritten_is_refused,
+    second_gradients_go_through_what_was_overwritten,
+    an_activation_in_place_saves_its_memory,
+];
+
+type In = fn(&Tensor, &Tensor) -> CoreResult<()>;
+type Out = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
+
+/// In place, and not; of numbers between 0.5 and 2.
+const FORMS: &[(&str, In, Out)] = &[
+    ("add_", |x, y| x.add_(y), |x, y| x.add(y)),
+    ("sub_", |x, y| x.sub_(y), |x, y| x.sub(y)),
+    ("mul_", |x, y| x.mul_(y), |x, y| x.mul(y)),
+    ("mul_ by itself", |x, _| x.mul_(x), |x, _| x.mul(x)),
+    ("div_", |x, y| x.div_(y), |x, y| x.div(y)),
+    ("pow_", |x, y| x.pow_(y), |x, y| x.pow(y)),
+    ("copy_", |x, y| x.copy_(y), |x, y| x.mul(0.0)?.add(y)),
+    ("fill_", |x, _| x.fill_(3.0), |x, _| x.mul(0.0)?.add(3.0)),
+    ("zero_", |x, _| x.zero_(), |x, _| x.mul(0.0)),
+    (
+        "masked_fill_",
+        |x, y| x.masked_fill_(&y.detach().gt(1.0)?, 4.0),
+        |x, y| x.masked_fill(&y.detach().gt(1.0)?, 4.0),
+    ),
+    ("clamp_", |x, y| x.clamp_(0.7, y), |x, y| x.clamp(0.7, y)),
+    ("addcmul_", |x, y| x.addcmul_(y, y, 0.5), |x, y| x.addcmul(y, y, 0.5)),
+    ("addcdiv_", |x, y| x.addcdiv_(1.0, y, 0.5), |x, y| x.addcdiv(1.0, y, 0.5)),
+    ("lerp_", |x, y| x.lerp_(y, 0.3), |x, y| x.lerp(y, 0.3)),
+    ("relu_", |x, _| x.relu_(), |x, _| x.relu()),
+    ("leaky_relu_", |x, _| x.leaky_relu_(0.1), |x, _| x.leaky_relu(0.1)),
+    ("silu_", |x, _| x.silu_(), |x, _| x.silu()),
+    ("sigmoid_", |x, _| x.sigmoid_(), |x, _| x.sigmoid()),
+    ("tanh_", |x, _| x.tanh_(), |x, _| x.tanh()),
+    ("exp_", |x, _| x.exp_(), |x, _| x.exp()),
+    ("log_", |x, _| x.log_(), |x, _| x.log()),
+    ("sqrt_", |x, _| x.sqrt_(), |x, _| x.sqrt()),
+    ("neg_", |x, _| x.neg_(), |x, _| x.neg()),
+    ("floor_", |x, _| x.floor_(), |x, _| x.floor()),
+    ("square_", |x, _| x.square_(), |x, _| x.square()),
+];
+
+fn operands(device: &Device) -> Result<[Tensor; 2]> {
+    let at = |i: usize, by: f32| 0.5 + 1.5 * ((i as f32 * 0.618_034 + by).fract());
+    let x: Vec<f32> = (0..15).map(|i| at(i, 0.11)).collect();
+    let y: Vec<f32> = (0..5).map(|i| at(i, 0.48)).collect();
+    Ok([Tensor::from_slice(&x, &[3, 5], device)?, Tensor::from_slice(&y, &[5], device)?])
+}
+
+fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
+    let [x, y] = operands(device)?;
+    let weights = x.cos()?;
+    for (name, inplace, out) in FORMS {
+        let run = |overwrite: bool| -> Result<[Tensor; 3]> {
+            let (x, y) = (x.copy()?.requires_grad_()?, y.copy()?.requires_grad_()?);
+            let made = x.mul(1.0)?;
+            let made = match overwrite {
+                true => {
+                    let handle = made.clone();
+                    inplace(&made, &y)?;
+                    ensure!(handle.requires_grad() && !handle.is_leaf(), "a clone is the same tensor");
+                    handle
+                }
+                false => out(&made, &y)?,
+            };
+            made.mul(&weights)?.sum_all()?.backward()?;
+            let grad = |t: &Tensor| t.grad().map_or_else(|| t.zeros_like(), Ok);
+            Ok([made.detach(), grad(&x)?, grad(&y)?])
+        };
+        let (got, expected) = (run(true)?, run(false).with_context(|| format!("{name}, not in place"))?);
+        for (what, (a, b)) in
+            ["value", "gradient", "gradient of the operand"].iter().zip(got.iter().zip(&expected))
+        {
+            close(&a.to_f64s()?, &b.to_f64s()?, 1e-6, 1e-6).with_context(|| format!("{name}: the {what}"))?;
+        }
+        // Where nothing is recorded, leaves change as well.
+        let x = x.copy()?.requires_grad_()?;
+        let before = x.to_f64s()?;
+        let _no_grad = autograd::no_grad();
+        inplace(&x, &y).with_context(|| format!("{name} of a leaf"))?;
+        ensure!(x.is_leaf() && x.requires_grad(), "{name}: it is a leaf no more");
+        ensure!(*name == "relu_" || *name == "leaky_relu_" || x.to_f64s()? != before, "{name} did nothing");
+    }
+    Ok(())
+}
+
+fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
+    let w = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let error = w.mul_(2.0).err().context("a leaf was changed")?.to_string();
+    ensure!(
+        error == "mul: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
+        "{error}"
+    );
+    for changed in [w.narrow(0, 1, 2)?.zero_(), w.reshape([2, 2])?.t()?.copy_(&w.reshape([2, 2])?)] {
+        let error = changed.err().context("a view of a leaf was changed")?.to_string();
+        ensure!(
+            error.contains("a view of a leaf that requires a gradient cannot be changed in place"),
+            "{error}"
+        );
+    }
+    expect(&w, &[1.0; 4])
+}
+
+fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?.requires_grad_()?;
+    let w = Tensor::from_slice(&[10.0f32, 20.0], &[2], device)?.requires_grad_()?;
+    let base = x.mul(1.0)?;
+    let column = base.t()?.select(0, 1)?;
+    column.mul_(&w)?;
+    expect(&base, &[1.0, 20.0, 3.0, 80.0])?;
+    let c = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
+    // The base and the view both have the history.
+    base.mul(&c)?.sum_all()?.add(&column.sum_all()?)?.backward()?;
+    expect(&x.grad().context("no gradient of x")?, &[1.0, 30.0, 3.0, 100.0])?;
+    expect(&w.grad().context("no gradient of w")?, &[6.0, 20.0])
+}
+
+fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.requires_grad_()?;
+    let buffer = Tensor::zeros(&[3, 2], DType::F32, device)?;
+    buffer.select(0, 0)?.copy_(&x)?;
+    buffer.select(0, 2)?.copy_(&x.mul(&x)?)?;
+    ensure!(buffer.requires_grad() && !buffer.is_leaf());
+    expect(&buffer, &[1.0, 2.0, 0.0, 0.0, 1.0, 4.0])?;
+    buffer.mul(3.0)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[9.0, 15.0])?;
+    // A part that is written again gives its gradient to the last.
+    x.set_grad(None);
+    let buffer = Tensor::zeros(&[2], DType::F32, device)?;
+    buffer.copy_(&x)?;
+    buffer.narrow(0, 0, 1)?.fill_(7.0)?;
+    buffer.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[0.0, 1.0])
+}
+
+fn views_of_what_was_overwritten_are_refused(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    let base = x.mul(1.0)?;
+    let early = base.narrow(0, 0, 2)?;
+    base.mul_(3.0)?;
+    let refused = |result: CoreResult<()>| -> Result<()> {
+        let error = result.err().context("a history of the past was used")?.to_string();
+        ensure!(error.contains("whose memory was overwritten by a recorded operation"), "{error}");
+        Ok(())
+    };
+    refused(early.exp()?.sum_all()?.backward())?;
+    refused(early.backward_with(&early.detach().ones_like()?))?;
+    refused(early.add_(1.0))?;
+    // Nor does a view without a history know that the memory has one.
+    let plain = Tensor::zeros(&[4], DType::F32, device)?;
+    let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
+    drop(plain);
+    written.copy_(&x.narrow(0, 0, 2)?)?;
+    refused(beside.mul(&x.narrow(0, 2, 2)?)?.sum_all()?.backward())?;
+    // A view that is made behind it is right.
+    base.narrow(0, 0, 2)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[3.0, 3.0, 0.0, 0.0])
+}
+
+fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+    // The exponential keeps its result.
+    let y = x.exp()?;
+    y.mul_(2.0)?;
+    let error = y.sum_all()?.backward().err().context("a changed tensor was used")?.to_string();
+    ensure!(error.contains("`exp`") && error.contains("changed in place since"), "{error}");
+    // A sum keeps nothing.
+    let y = x.add(1.0)?;
+    y.mul_(2.0)?;
+    y.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[2.0; 4])
+}
+
+fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.requires_grad_()?;
+    let y = x.mul(&x)?;
+    // x⁴ in the second place, x² in the first.
+    y.narrow(0, 1, 1)?.square_()?;
+    let first = autograd::grad(&[y.sum_all()?], from_ref(&x), &GradOptions::create_graph())?;
+    expect(&first[0], &[2.0, 32.0])?;
+    let second = autograd::grad(&[first[0].sum_all()?], from_ref(&x), &GradOptions::default())?;
+    expect(&second[0], &[2.0, 48.0])
+}
+
+fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
+    const N: usize = 1 << 12;
+    let kept = |inplace: bool| -> Result<(u64, Vec<f64>)> {
+        let x = Tensor::ones(&[8, N / 8], DType::F32, device)?.requires_grad_()?;
+        let before = device.memory().allocated();
+        let mut y = x.mul(2.0)?;
+        for _ in 0..4 {
+            let z = y.add(0.5)?;
+            y = match inplace {
+                true => {
+                    z.relu_()?;
+                    z
+                }
+                false => z.relu()?,
+            };
+        }
+        let kept = device.memory().allocated() - before;
+        y.sum_all()?.backward()?;
+        Ok((kept, x.grad().context("no gradient")?.to_f64s()?))
+    };
+    let ((plain, expected), (inplace, got)) = (kept(false)?, kept(true)?);
+    ensure!(got == expected);
+    // Each result of `relu` is kept either way; what it was made of is the same memory.
+    ensure!(inplace <= plain, "{inplace} bytes are kept in place, {plain} otherwise");
+    let peak = |inplace: bool| -> Result<u64> {
+        let x = Tensor::ones(&[N], DType::F32, device)?.requires_grad_()?;
+        let z = x.mul(2.0)?;
+        device.pool().reset_peak_stats();
+        let before = device.memory().allocated();
+        let y = if inplace { z.relu_().map(|()| z.clone()) } else { z.relu() }?;
+        y.sum_all()?.backward()?;
+        Ok(device.memory().peak_allocated() - before)
+    };
+    let (plain, inplace) = (peak(false)?, peak(true)?);
+    ensure!(
+        plain >= inplace + 4 * N as u64,
+        "peaks of {plain} and {inplace} bytes over the input of the activation"
+    );
+    Ok(())
+}
