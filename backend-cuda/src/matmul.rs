@@ -8,7 +8,6 @@
 //! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns; sums of b over k, as it counts, are
 //! those of the core's a.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
@@ -21,6 +20,7 @@ use cudarc::cublaslt::sys::{
 };
 use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
 use forebay_core::dtype::DType;
+use rustc_hash::FxHashMap;
 
 use crate::algorithms::{self, Choices};
 use crate::context::{Context, Stream};
@@ -251,7 +251,7 @@ fn address(operand: &MatrixOperand) -> u64 {
 #[derive(Debug)]
 struct Library {
     /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
-    plans: HashMap<Problem, Option<Plan>>,
+    plans: FxHashMap<Problem, Option<Plan>>,
     handle: Owned<sys::cublasLtHandle_t>,
     workspace: Option<Workspace>,
     choices: Choices,
@@ -280,7 +280,7 @@ impl Library {
         let workspace =
             Workspace::new(context).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
         let choices = Choices::new(&context.device.name().unwrap_or_default(), version);
-        Some(Self { plans: HashMap::new(), handle, workspace, choices })
+        Some(Self { plans: FxHashMap::default(), handle, workspace, choices })
     }
 
     fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {

@@ -141,12 +141,13 @@ impl Tool {
         let named = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
         let path = named.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
         let broken = |reason: String| NvtxUnavailable::Broken { path: path.clone(), reason };
+        let load = |named| {
+            // SAFETY: the user asked for this library; a tool's initialisers are its own affair.
+            unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))
+        };
         let library = match (ahead(), &named) {
             (Some(library), _) => library,
-            // SAFETY: the user asked for this library; a tool's initialisers are its own affair.
-            (None, Some(named)) => {
-                unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))?
-            }
+            (None, Some(named)) => load(named)?,
             (None, None) => return Err(NvtxUnavailable::NoTool),
         };
         // SAFETY: the name has one meaning, and this is its type.

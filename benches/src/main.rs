@@ -15,6 +15,7 @@ mod attention;
 mod compare;
 mod copies;
 mod curve;
+mod eager;
 mod gpt;
 mod mlp;
 mod operations;
@@ -44,7 +45,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, copies, mlp, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, eager, copies, mlp, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -86,7 +87,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 9] = [
+            let groups: [(&str, Group); 10] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
@@ -94,6 +95,7 @@ fn main() -> Result<()> {
                 ("resize", resize::resize),
                 ("attention", attention::attention),
                 ("alloc", operations::alloc),
+                ("eager", eager::eager),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
             ];

@@ -247,25 +247,31 @@ impl MatmulCall {
         self.dtype.is_float() && self.dtype_b == self.dtype && (self.out == self.dtype || widened)
     }
 
-    /// Whether the library takes the epilogue, which wants 16-bit floats in lines of 16 bytes: its matrix units.
+    /// Whether the library takes the epilogue, which wants lines of 16 bytes: of 16-bit floats, for its matrix units, and of f32
+    /// for a bias or sums.
     #[must_use]
     pub fn takes_epilogue(&self) -> bool {
-        let line = |o: &MatrixOperand| {
-            (o.row_stride.max(o.col_stride) * 2).is_multiple_of(16) && o.offset.is_multiple_of(16)
-        };
-        let aligned = || {
-            [&self.a, &self.b, &self.c].into_iter().all(line)
-                && self.n.is_multiple_of(8)
-                && self.m.is_multiple_of(8)
-        };
         if self.dtype.is_stored() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
             return self.takes_scales();
         }
+        let line = |o: &MatrixOperand| {
+            (o.row_stride.max(o.col_stride) * self.dtype.size() as u64).is_multiple_of(16)
+                && o.offset.is_multiple_of(16)
+        };
+        let aligned = || {
+            [&self.a, &self.b, &self.c].into_iter().all(line)
+                && self.n.is_multiple_of(16 / self.dtype.size() as u64)
+                && self.m.is_multiple_of(16 / self.dtype.size() as u64)
+        };
+        let wide = self.dtype == DType::F32 && !matches!(self.epilogue, Epilogue::GeluBias { .. });
         match self.epilogue {
             Epilogue::None => true,
             // Sums of rows are not there beside results of another type.
             Epilogue::RowSums(_) if self.out != self.dtype => false,
-            _ => self.batch == 1 && self.dtype.size() == 2 && self.dtype.is_float() && aligned(),
+            _ => {
+                let narrow = self.dtype.size() == 2 && self.dtype.is_float();
+                self.batch == 1 && (narrow || wide) && aligned()
+            }
         }
     }
 

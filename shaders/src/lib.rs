@@ -126,7 +126,7 @@ impl KernelSpec {
     #[must_use]
     pub fn new(template: &'static str) -> Self {
         // On the heap: it is handed on by value with each definition.
-        Self { template, defs: Vec::with_capacity(14) }
+        Self { template, defs: Vec::with_capacity(16) }
     }
 
     /// Adds a definition.

@@ -115,7 +115,7 @@ mod tests {
         let y = {
             let _net = scope::module("fc1");
             let _tag = scope::tag(Tag::Activation);
-            x.exp().unwrap().sum().unwrap()
+            x.exp().unwrap().sum(&[], false).unwrap()
         };
         y.backward().unwrap();
         let last = scope::module("last");
