@@ -18,6 +18,7 @@ mod curve;
 mod gpt;
 mod mlp;
 mod operations;
+mod recurrent;
 mod resize;
 mod timing;
 mod vision;
@@ -44,7 +45,7 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), and prints its kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, copies, mlp, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, copies, mlp, recurrent, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -96,6 +97,7 @@ fn main() -> Result<()> {
                 ("alloc", operations::alloc),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
+                ("recurrent", recurrent::recurrent),
                 ("vision", vision::vision),
             ];
             for (name, group) in groups {
