@@ -87,7 +87,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 10] = [
+            let groups: [(&str, Group); 11] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
