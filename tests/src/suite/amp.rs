@@ -85,7 +85,7 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("cdist", |m, _| m.cdist(m, 2.0)),
     ("cosh", |m, _| m.cosh()),
-    ("cosine_embedding_loss", |m, v| m.cosine_embedding_loss(&m.square()?, &v.ones_like()?, 0.1, MEAN)),
+    ("cosine_embedding_loss", |m, v| m.cosine_embedding_loss(&m.t()?, &v.ones_like()?, 0.1, MEAN)),
     ("ctc_loss", |m, _| {
         let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, m.device());
         let (labels, steps, count) = (ints(&[1, 3], &[1, 2])?, ints(&[4], &[1])?, ints(&[2], &[1])?);
