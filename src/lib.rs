@@ -51,6 +51,8 @@ mod documents {
     struct Kernels;
     #[doc = include_str!("../docs/memory.md")]
     struct Memory;
+    #[doc = include_str!("../docs/modules.md")]
+    struct Modules;
     #[doc = include_str!("../docs/training.md")]
     struct Training;
 }

@@ -19,6 +19,7 @@ mod eager;
 mod gpt;
 mod mlp;
 mod operations;
+mod recurrent;
 mod resize;
 mod timing;
 mod vision;
@@ -45,7 +46,8 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, eager, copies, mlp, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, eager, copies, mlp, recurrent,
+        /// vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -87,7 +89,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 10] = [
+            let groups: [(&str, Group); 11] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
@@ -98,6 +100,7 @@ fn main() -> Result<()> {
                 ("eager", eager::eager),
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
+                ("recurrent", recurrent::recurrent),
             ];
             for (name, group) in groups {
                 if wanted(name) {

@@ -109,6 +109,23 @@ fn an_enum_is_the_variant_at_hand() -> Result<()> {
 }
 
 #[test]
+fn a_field_may_have_another_name_in_files() -> Result<()> {
+    #[derive(Module)]
+    #[module(crate = forebay_core)]
+    struct Renamed {
+        #[module(name = "self")]
+        inner: Linear,
+        #[module(name = "LayerNorm")]
+        norm: LayerNorm,
+    }
+    let device = device();
+    let model = Renamed { inner: Linear::new(2, 3, &device)?, norm: LayerNorm::new(&[3], &device)? };
+    let names: Vec<String> = model.state_dict().into_keys().collect();
+    assert_eq!(names, ["LayerNorm.bias", "LayerNorm.weight", "self.bias", "self.weight"]);
+    Ok(())
+}
+
+#[test]
 fn modules_learn_the_longest_path() -> Result<()> {
     let net = net(&device())?;
     let _ = net.blocks[1].parameters();

@@ -1,4 +1,4 @@
-//! The kernels of resizing, of windows, of distances and of bags are valid WGSL in every form that the core asks for.
+//! The kernels of resizing, of windows, of distances, of bags, of positions and of recurrent steps are valid WGSL in every form that the core asks for.
 
 use forebay_shaders::KernelSpec;
 
@@ -66,6 +66,33 @@ fn bags() {
                             .def("mode", mode)
                             .def("scaled", scaled),
                     );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rotary_embeddings() {
+    for dtype in ["f32", "f16", "bf16", "f64"] {
+        for table in ["f32", "f64"] {
+            for interleaved in [false, true] {
+                let spec = KernelSpec::new("rotary").def("dtype", dtype).def("table", table);
+                valid(&spec.def("interleaved", interleaved));
+            }
+        }
+    }
+}
+
+#[test]
+fn recurrent_steps() {
+    for kind in ["tanh", "relu", "lstm", "gru"] {
+        for dtype in ["f32", "f16", "bf16"] {
+            for lengths in ["", "i32"] {
+                for (pass, keep) in [("forward", false), ("forward", true), ("backward", true)] {
+                    let keep = keep && matches!(kind, "lstm" | "gru");
+                    let spec = KernelSpec::new("recurrent").def("kind", kind).def("pass", pass);
+                    valid(&spec.def("dtype", dtype).def("keep", keep).def("lengths", lengths));
                 }
             }
         }

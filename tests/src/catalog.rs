@@ -4,8 +4,8 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    Attention, BagMode, Bags, CrossEntropy, Interpolate, InterpolateMode, Interpolation, PadMode, Pool2d,
-    Reduction, ScatterReduce, cat, einsum, stack,
+    Attention, BagMode, Bags, CrossEntropy, Ctc, Interpolate, InterpolateMode, Interpolation, PadMode, Pool,
+    Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -387,6 +387,7 @@ const GROUPS: &[&[Case]] = &[
         }),
     ],
     RESIZE,
+    SEQUENCES,
 ];
 
 fn mode(mode: InterpolateMode) -> Interpolate {
@@ -472,6 +473,83 @@ const RESIZE: &[Case] = &[
         let bags = Bags { include_last_offset: true, mode: BagMode::Max, ..Bags::default() };
         x[0].embedding_bag(&x[1], &Bags { offsets: Some(&starts), ..bags })
     }),
+];
+
+/// One direction of a recurrent layer: products of the input, state, weight, bias and, of an LSTM, the cell; outputs and cells together.
+fn steps(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> Result<Tensor> {
+    let lengths = lengths.map(|n| Tensor::from_slice(n, &[n.len()], x[0].device())).transpose()?;
+    let of = Recurrent::new(kind, &x[0], &x[1], &x[2]);
+    let reverse = lengths.is_some();
+    let states =
+        Recurrent { bias: Some(&x[3]), cell: x.get(4), lengths: lengths.as_ref(), reverse, ..of }.run()?;
+    match &states.cell {
+        Some(cell) => cat(&[&states.all, &cell.unsqueeze(0)?], 0),
+        None => states.all.mul(&states.last),
+    }
+}
+
+/// Positions and recurrent layers; losses over paths and margins.
+const SEQUENCES: &[Case] = &[
+    smooth("rotary_embedding", &[Signed(&[2, 3, 5, 6])], |x| {
+        let table = Tensor::arange(0.0, 15.0, 1.0, DType::F32, x[0].device())?.reshape([5, 3])?;
+        x[0].rotary_embedding(&table.cos()?, &table.sin()?, false)
+    }),
+    smooth("rotary_embedding of neighbours", &[Signed(&[2, 5, 7])], |x| {
+        let table = Tensor::arange(0.0, 15.0, 1.0, DType::F32, x[0].device())?.reshape([5, 3])?;
+        x[0].rotary_embedding(&table.cos()?, &table.sin()?, true)
+    }),
+    smooth("rnn_tanh", &[Signed(&[4, 2, 3]), Small(&[2, 3]), Small(&[3, 3]), Small(&[3])], |x| {
+        steps(x, RecurrentKind::Tanh, None)
+    }),
+    rough("rnn_relu", &[Signed(&[4, 2, 3]), Small(&[2, 3]), Small(&[3, 3]), Small(&[3])], |x| {
+        steps(x, RecurrentKind::Relu, Some(&[4, 2]))
+    }),
+    smooth("gru", &[Signed(&[4, 2, 9]), Small(&[2, 3]), Small(&[9, 3]), Small(&[9])], |x| {
+        steps(x, RecurrentKind::Gru, None)
+    }),
+    smooth("gru of lengths", &[Signed(&[4, 2, 9]), Small(&[2, 3]), Small(&[9, 3]), Small(&[9])], |x| {
+        steps(x, RecurrentKind::Gru, Some(&[2, 4]))
+    }),
+    smooth(
+        "lstm",
+        &[Signed(&[4, 2, 12]), Small(&[2, 3]), Small(&[12, 3]), Small(&[12]), Small(&[2, 3])],
+        |x| steps(x, RecurrentKind::Lstm, None),
+    ),
+    smooth(
+        "lstm of lengths",
+        &[Signed(&[4, 2, 12]), Small(&[2, 3]), Small(&[12, 3]), Small(&[12]), Small(&[2, 3])],
+        |x| steps(x, RecurrentKind::Lstm, Some(&[3, 4])),
+    ),
+    smooth("ctc_loss", &[Signed(&[6, 2, 4])], |x| {
+        let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, x[0].device());
+        let (labels, steps, counts) =
+            (ints(&[1, 1, 3, 2], &[2, 2])?, ints(&[6, 5], &[2])?, ints(&[2, 1], &[2])?);
+        x[0].log_softmax(-1)?.ctc_loss(&Ctc::new(&labels, &steps, &counts))
+    }),
+    rough("multi_margin_loss", &[Signed(&[3, 5]), Index(&[3], 5), Positive(&[5])], |x| {
+        x[0].multi_margin_loss(&x[1], 2, 0.8, Some(&x[2]), Reduction::Mean)
+    }),
+    rough("multilabel_margin_loss", &[Signed(&[3, 5]), Index(&[3, 5], 5)], |x| {
+        x[0].multilabel_margin_loss(&x[1], Reduction::Sum)
+    }),
+    smooth("poisson_nll_loss", &[Signed(S), Positive(S)], |x| {
+        x[0].poisson_nll_loss(&x[1], true, false, 1e-8, Reduction::Mean)
+    }),
+    rough("cosine_embedding_loss", &[Signed(S), Positive(S)], |x| {
+        let signs = Tensor::from_slice(&[1f32, -1.0, 1.0], &[3], x[0].device())?.to_dtype(x[0].dtype())?;
+        x[0].cosine_embedding_loss(&x[1], &signs, 0.1, Reduction::Sum)
+    }),
+    rough("hinge_embedding_loss", &[Signed(S)], |x| {
+        x[0].hinge_embedding_loss(&x[0].detach().sign()?, 0.7, Reduction::Sum)
+    }),
+    rough("max_pool3d", &[Signed(&[2, 3, 4, 4])], |x| {
+        x[0].max_pool3d(Pool { stride: [1; 3], ..Pool3d::new(2) })
+    }),
+    smooth("avg_pool3d", &[Signed(&[2, 3, 4, 4])], |x| {
+        x[0].avg_pool3d(Pool { padding: [1; 3], ..Pool3d::new(2) })
+    }),
+    smooth("pixel_shuffle", &[Signed(&[1, 8, 2, 3])], |x| x[0].pixel_shuffle(2)),
+    smooth("channel_shuffle", &[Signed(&[1, 6, 2])], |x| x[0].channel_shuffle(2)),
 ];
 
 /// Every case.

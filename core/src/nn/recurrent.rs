@@ -6,8 +6,7 @@ use super::{Module, ModuleScope, Slot, init, join};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::recurrent::{Recurrent, RecurrentKind, recurrent};
-use crate::ops::{cat, stack};
+use crate::ops::{Recurrent, RecurrentKind, cat, stack};
 use crate::tensor::Tensor;
 
 /// What a recurrent layer is made of. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
@@ -109,7 +108,7 @@ impl Weights {
         let of =
             Recurrent { kind, input: &input, state, cell, weight: &self.hh, bias: bias_hh, lengths, reverse };
         let Some(hr) = &self.hr else {
-            let states = recurrent(&of)?;
+            let states = of.run()?;
             return Ok((states.all, states.last, states.cell));
         };
         // Every step waits for the projection of the one before.
@@ -118,13 +117,8 @@ impl Weights {
         for k in 0..steps {
             let t = if reverse { steps - 1 - k } else { k };
             let input = input.narrow(0, t, 1)?;
-            let step = recurrent(&Recurrent {
-                input: &input,
-                state: &state,
-                cell: cell.as_ref(),
-                lengths: None,
-                ..of
-            })?;
+            let step =
+                Recurrent { input: &input, state: &state, cell: cell.as_ref(), lengths: None, ..of }.run()?;
             let (mut next, mut next_cell) = (step.last.linear(hr, None)?, step.cell);
             if let Some(lengths) = lengths {
                 let ended = lengths.le(t as i64)?.unsqueeze(1)?;

@@ -133,7 +133,7 @@ impl Tensor {
         let (x, y) = with_batch(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.clamp_below()?;
         let missed = if p == 2 { missed.square()? } else { missed };
-        let own = y.reshape([-1])?.one_hot(x.shape()[1])?.ne(0)?;
+        let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
         of_one(weighted(losses, weight.as_ref(), reduction)?, self, reduction)

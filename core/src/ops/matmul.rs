@@ -80,8 +80,10 @@ fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<
             None => Ok(None),
         };
         // Gradients of products that were left in f32 are multiplied in the operands' type.
-        let da = of(&right, 0)?.map(|b| product_summed(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
-        let db = of(&left, 1)?.map(|a| product_summed(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
+        let da =
+            of(&right, 0)?.map(|b| product_summed(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
+        let db =
+            of(&left, 1)?.map(|a| product_summed(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
         Ok(smallvec![da, db] as Grads)
     }))
 }

@@ -19,7 +19,7 @@ use crate::tensor::Tensor;
 
 /// What a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum RecurrentKind {
+pub enum RecurrentKind {
     /// tanh of the sum.
     Tanh,
     /// The positive part of the sum.
@@ -32,7 +32,8 @@ pub(crate) enum RecurrentKind {
 
 impl RecurrentKind {
     /// Rows of a weight for each hidden feature.
-    pub(crate) fn gates(self) -> usize {
+    #[must_use]
+    pub fn gates(self) -> usize {
         match self {
             Self::Tanh | Self::Relu => 1,
             Self::Lstm => 4,
@@ -41,7 +42,7 @@ impl RecurrentKind {
     }
 
     /// PyTorch's name of the operation.
-    pub(crate) fn op(self) -> &'static str {
+    fn op(self) -> &'static str {
         match self {
             Self::Tanh => "rnn_tanh",
             Self::Relu => "rnn_relu",
@@ -60,32 +61,46 @@ impl RecurrentKind {
     }
 }
 
-/// What the steps of one direction take.
-#[derive(Clone, Copy)]
-pub(crate) struct Recurrent<'a> {
-    pub(crate) kind: RecurrentKind,
+/// One direction of one layer over all time steps, for layers of one's own; [`Lstm`](crate::nn::Lstm) and its like are made of these.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::{Recurrent, RecurrentKind}, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+/// let (input, state, weight) = (zeros(&[10, 2, 3 * 8])?, zeros(&[2, 8])?, zeros(&[3 * 8, 8])?);
+/// let states = Recurrent::new(RecurrentKind::Gru, &input, &state, &weight).run()?;
+/// assert_eq!((states.all.shape(), states.last.shape()), (&[10, 2, 8][..], &[2, 8][..]));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Recurrent<'a> {
+    /// What a step computes.
+    pub kind: RecurrentKind,
     /// Products of the input, with their bias: \[steps, batch, gates · hidden\].
-    pub(crate) input: &'a Tensor,
-    /// \[batch, hidden\]; of a single step, as wide as the weight says.
-    pub(crate) state: &'a Tensor,
-    /// \[batch, hidden\], of an LSTM.
-    pub(crate) cell: Option<&'a Tensor>,
-    /// \[gates · hidden, width of the state\].
-    pub(crate) weight: &'a Tensor,
-    pub(crate) bias: Option<&'a Tensor>,
-    /// \[batch\]: integers of at most `steps`, 1 at least.
-    pub(crate) lengths: Option<&'a Tensor>,
+    pub input: &'a Tensor,
+    /// The first state, \[batch, hidden\]; of a single step, as wide as the weight says.
+    pub state: &'a Tensor,
+    /// The first cell, \[batch, hidden\]: for an LSTM, and no other.
+    pub cell: Option<&'a Tensor>,
+    /// Of the state: \[gates · hidden, width of the state\].
+    pub weight: &'a Tensor,
+    /// Of the state's products: \[gates · hidden\].
+    pub bias: Option<&'a Tensor>,
+    /// After how many steps each sequence ends, \[batch\]: i32, at least 1.
+    pub lengths: Option<&'a Tensor>,
     /// From the last step to the first.
-    pub(crate) reverse: bool,
+    pub reverse: bool,
 }
 
-/// What they make.
-pub(crate) struct States {
+/// What a [`Recurrent`] makes.
+#[derive(Clone, Debug)]
+pub struct States {
     /// After each step, in the order of time: \[steps, batch, hidden\]. A sequence that has ended repeats its last.
-    pub(crate) all: Tensor,
+    pub all: Tensor,
     /// After the step that was made last: \[batch, hidden\].
-    pub(crate) last: Tensor,
-    pub(crate) cell: Option<Tensor>,
+    pub last: Tensor,
+    /// The cell then, of an LSTM.
+    pub cell: Option<Tensor>,
 }
 
 /// A run that may have to be walked back.
@@ -227,8 +242,25 @@ impl Run {
     }
 }
 
-/// Runs the steps of one direction of one layer.
-pub(crate) fn recurrent(of: &Recurrent<'_>) -> Result<States> {
+impl<'a> Recurrent<'a> {
+    /// From the first step to the last, without a cell, a bias and lengths.
+    #[must_use]
+    pub fn new(kind: RecurrentKind, input: &'a Tensor, state: &'a Tensor, weight: &'a Tensor) -> Self {
+        Self { kind, input, state, cell: None, weight, bias: None, lengths: None, reverse: false }
+    }
+
+    /// Makes the steps.
+    ///
+    /// # Errors
+    /// The shapes do not fit, the types differ or are no 16- or 32-bit floats; a cell is missing or too many; memory runs out.
+    #[track_caller]
+    pub fn run(&self) -> Result<States> {
+        let _op = memory::scope::op(self.kind.op());
+        recurrent(self)
+    }
+}
+
+fn recurrent(of: &Recurrent<'_>) -> Result<States> {
     let op = of.kind.op();
     recast!(op, [of.input, of.state, of.cell, of.weight, of.bias], |input, state, cell, weight, bias| {
         recurrent(&Recurrent {
@@ -240,7 +272,6 @@ pub(crate) fn recurrent(of: &Recurrent<'_>) -> Result<States> {
             ..*of
         })
     });
-    let _op = memory::scope::op(op);
     check_float(op, of.input)?;
     let (device, dtype) = (of.input.device(), of.input.dtype());
     for t in [Some(of.state), of.cell, Some(of.weight), of.bias].into_iter().flatten() {
@@ -266,6 +297,15 @@ pub(crate) fn recurrent(of: &Recurrent<'_>) -> Result<States> {
         return Err(Error::shape(op, "the states are [batch, hidden] and go with input and weight", &shapes));
     }
     let is_lstm = of.kind == RecurrentKind::Lstm;
+    if is_lstm != of.cell.is_some() {
+        return Err(Error::argument(op, "an LSTM takes a cell, and the others take none"));
+    }
+    if let Some(lengths) = of.lengths
+        && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
+    {
+        let rule = format!("lengths are i32, [{batch}]; these are {}", lengths.dtype());
+        return Err(Error::shape(op, rule, &[lengths.shape()]));
+    }
     let order: SmallVec<[&Tensor; 5]> =
         [Some(of.input), Some(of.state), Some(of.weight), of.bias, of.cell].into_iter().flatten().collect();
     let keeps = autograd::wanted(&order);

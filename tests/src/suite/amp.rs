@@ -7,7 +7,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Attention, Reduction, cat, einsum};
+use forebay::ops::{Attention, Ctc, Recurrent, RecurrentKind, Reduction, cat, einsum};
 use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
 use forebay::tensor::Tensor;
 
@@ -54,6 +54,22 @@ const CALLS: &[(&str, Call)] = &[
         m.reshape([4, 4, 1, 1])?.conv_transpose3d(&m.reshape([4, 4, 1, 1, 1])?, Some(v), 1, 0, 0, 1, 1)
     }),
     ("einsum", |m, v| einsum("ij,jk,k->i", &[m, m, v])),
+    ("gru", |m, v| {
+        let (input, weight) = (m.narrow(1, 0, 3)?.reshape([4, 1, 3])?, v.narrow(0, 0, 3)?.reshape([3, 1])?);
+        Ok(Recurrent::new(RecurrentKind::Gru, &input, &v.narrow(0, 0, 1)?.unsqueeze(0)?, &weight).run()?.all)
+    }),
+    ("lstm", |m, v| {
+        let state = v.narrow(0, 0, 1)?.unsqueeze(0)?;
+        let (input, weight) = (m.unsqueeze(1)?, v.unsqueeze(1)?);
+        let of = Recurrent::new(RecurrentKind::Lstm, &input, &state, &weight);
+        Ok(Recurrent { cell: Some(&state), bias: Some(v), ..of }.run()?.all)
+    }),
+    ("rnn_relu", |m, v| {
+        Ok(Recurrent::new(RecurrentKind::Relu, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.all)
+    }),
+    ("rnn_tanh", |m, v| {
+        Ok(Recurrent::new(RecurrentKind::Tanh, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.last)
+    }),
     ("linear", |m, v| m.linear(m, Some(v))),
     ("matmul", |m, v| m.matmul(v)),
     ("mm", |m, _| m.mm(m)),
@@ -69,6 +85,20 @@ const CALLS: &[(&str, Call)] = &[
     }),
     ("cdist", |m, _| m.cdist(m, 2.0)),
     ("cosh", |m, _| m.cosh()),
+    ("cosine_embedding_loss", |m, v| m.cosine_embedding_loss(&m.t()?, &v.ones_like()?, 0.1, MEAN)),
+    ("ctc_loss", |m, _| {
+        let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, m.device());
+        let (labels, steps, count) = (ints(&[1, 3], &[1, 2])?, ints(&[4], &[1])?, ints(&[2], &[1])?);
+        m.unsqueeze(1)?.ctc_loss(&Ctc::new(&labels, &steps, &count))
+    }),
+    ("hinge_embedding_loss", |m, v| m.hinge_embedding_loss(v, 1.0, MEAN)),
+    ("multi_margin_loss", |m, v| {
+        m.multi_margin_loss(&Tensor::zeros(&[4], DType::I64, m.device())?, 1, 1.0, Some(v), MEAN)
+    }),
+    ("multilabel_margin_loss", |m, _| {
+        m.multilabel_margin_loss(&Tensor::zeros(&[4, 4], DType::I64, m.device())?, MEAN)
+    }),
+    ("poisson_nll_loss", |m, v| m.poisson_nll_loss(v, true, false, 1e-8, MEAN)),
     ("cosine_similarity", |m, v| m.cosine_similarity(v, -1, 1e-8)),
     ("cross_entropy", |m, _| m.cross_entropy(m)),
     ("cumprod", |m, _| m.cumprod(0)),

@@ -58,7 +58,7 @@ const LAYER: TransformerOptions = TransformerOptions {
 cases! {
     "mha": |c| multihead(PLAIN, c.device), |m, x| one(m.forward(&x[0], &x[0], &x[0], &Masks::default()));
     "mha_batch_first": |c| multihead(BATCH_FIRST, c.device), |m, x| one(m.forward(&x[0], &x[0], &x[0], &Masks::causal()));
-    "mha_unbatched": |c| MultiheadAttention::new(8, 4, PLAIN, c.device),
+    "mha_unbatched": |c| multihead(PLAIN, c.device),
         |m, x| one(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
     "mha_cross": |c| multihead(MultiheadOptions { kdim: Some(5), vdim: Some(7), bias: false, ..BATCH_FIRST }, c.device),
         |m, x| one(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
