@@ -100,13 +100,6 @@ impl Reduce {
         scatter_into(OP, out, self.dim, index, self.index.shape(), source, (how, None))
     }
 
-    /// The places that the index names set to a number.
-    fn marked(&self, x: &Tensor, value: f64) -> Result<Tensor> {
-        let out = x.copy()?;
-        self.scatter(&out, &Source::Number(value), ScatterOp::Set)?;
-        Ok(out)
-    }
-
     fn added(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = to.copy()?;
         self.scatter(&out, &Source::Tensor(src, src.strides().into()), ScatterOp::Add)?;
