@@ -104,7 +104,7 @@ impl Bins {
     #[inline]
     pub(super) fn insert(&mut self, entry: Entry) {
         let at = self.entries.len();
-        if at % LANES == 0 {
+        if at.is_multiple_of(LANES) {
             self.runs.push(EMPTY);
         }
         self.entries.push(entry);
@@ -119,7 +119,7 @@ impl Bins {
         self.set(at, last);
         self.entries.pop();
         let end = self.entries.len();
-        if end % LANES == 0 {
+        if end.is_multiple_of(LANES) {
             self.runs.pop();
         } else {
             self.runs[end / LANES].sizes[end % LANES] = -1;
