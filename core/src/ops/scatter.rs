@@ -213,12 +213,11 @@ fn inverse(order: &[isize]) -> SmallVec<[isize; 6]> {
     back
 }
 
+/// A tensor, indices of it, and a dimension.
+type Unfolded = (Tensor, Vec<Option<Tensor>>, isize);
+
 /// With a mask of rank 0 as one of a new dimension of extent 1: the tensor with that, the indices, and where it is.
-#[allow(clippy::type_complexity)]
-fn with_mask_dimension(
-    x: &Tensor,
-    indices: &[Option<&Tensor>],
-) -> Result<Option<(Tensor, Vec<Option<Tensor>>, isize)>> {
+fn with_mask_dimension(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<Unfolded>> {
     let flat = |t: &Tensor| t.dtype() == DType::Bool && t.rank() == 0;
     let Some(at) = indices.iter().position(|index| index.is_some_and(flat)) else { return Ok(None) };
     let covered = |index: &Option<&Tensor>| match index {

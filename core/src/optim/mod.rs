@@ -3,6 +3,7 @@
 //! A step is one kernel over several parameters at a time, which reads the gradients and changes parameters and state
 //! in place; the state of parameters that are stepped together lies in one buffer. Corrections of bias are worked out
 //! on the host, in f64; or, from the first step that the device may skip on, by the device, which then counts the steps.
+//! Rules that need more of a parameter than its elements (LAMB, Adafactor, Muon) are made of tensor operations.
 //! Hyper-parameters are the program's; [`Optimizer::state_dict`] saves what training has made.
 
 use std::collections::BTreeMap;

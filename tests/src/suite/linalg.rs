@@ -104,7 +104,8 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
             let seeds = [seed];
             let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
             let grad =
-                forebay::autograd::grad(&[y.clone()], std::slice::from_ref(&leaf), &options)?.remove(0);
+                forebay::autograd::grad(std::slice::from_ref(&y), std::slice::from_ref(&leaf), &options)?
+                    .remove(0);
             let row_major = |t: &Tensor| -> Result<Vec<f64>> {
                 Ok(if across { t.transpose(0, 1)?.copy()? } else { t.detach() }.to_vec::<f64>()?)
             };
