@@ -175,16 +175,18 @@ impl MultiheadAttention {
         self.scope.run(|| {
             let dropout_p = self.dropout();
             let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
-            if plain && same(query, key) && same(query, value) {
-                if let Some(weight) = &self.in_proj_weight {
-                    let qkv = self.batched(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
-                    let length = qkv.shape()[1];
-                    let mask = self.mask(masks, [qkv.shape()[0], length, length])?;
-                    let is_causal = masks.is_causal && mask.is_none();
-                    let options =
-                        Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
-                    return self.output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
-                }
+            if plain
+                && same(query, key)
+                && same(query, value)
+                && let Some(weight) = &self.in_proj_weight
+            {
+                let qkv = self.batched(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
+                let length = qkv.shape()[1];
+                let mask = self.mask(masks, [qkv.shape()[0], length, length])?;
+                let is_causal = masks.is_causal && mask.is_none();
+                let options =
+                    Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
+                return self.output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
             }
             let (parts, mask) = self.parts([query, key, value], masks)?;
             let [q, k, v] = self.split(&parts)?;

@@ -80,8 +80,11 @@ fn tokenizer(folder: &Path) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
+/// A row for each sentence.
+type Rows = Vec<Vec<i32>>;
+
 /// Numbers of tokens, and 1 where they are no padding; a row for each sentence.
-fn tokens(tokenizer: &Tokenizer, sentences: &[String]) -> Result<(Vec<Vec<i32>>, Vec<Vec<i32>>)> {
+fn tokens(tokenizer: &Tokenizer, sentences: &[String]) -> Result<(Rows, Rows)> {
     let encoded = tokenizer.encode_batch(sentences.to_vec(), true).map_err(|e| anyhow!(e))?;
     let row = |numbers: &[u32]| numbers.iter().map(|&n| n as i32).collect();
     Ok(encoded.iter().map(|e| (row(e.get_ids()), row(e.get_attention_mask()))).unzip())
