@@ -39,6 +39,7 @@ const ONCE: &[&str] = &[
     "lgamma",
     "linear_cross_entropy",
     "scatter_reduce to products",
+    "svdvals",
     "rnn_tanh",
     "rnn_relu",
     "gru",
@@ -46,6 +47,9 @@ const ONCE: &[&str] = &[
     "lstm",
     "lstm of lengths",
 ];
+
+/// Operations of whose first gradients a step along the differences passes a kink: one element of what is rectified is near 0.
+const KINKED: &[&str] = &["batch_norm_relu"];
 
 fn leaves(case: &Case, device: &Device) -> Result<Vec<Tensor>> {
     let inputs = case.inputs(DType::F32, device)?;
@@ -137,6 +141,9 @@ fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<(
 
 fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.gradient && c.smooth && !ONCE.contains(&c.name)) {
+        if KINKED.contains(&case.name) {
+            continue;
+        }
         let inputs = leaves(case, device)?;
         let v = seed(case, &inputs, device)?.requires_grad_()?;
         let (_, sum) = first(case, &inputs, &v, &GradOptions::create_graph()).with_context(|| case.name)?;
