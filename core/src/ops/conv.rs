@@ -1,7 +1,8 @@
 //! Convolutions, as matrix products whose operands are gathered where they lie.
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
-//! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights.
+//! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights. Where the vendor's
+//! library multiplies matrices, [`conv_windows`](super::conv_windows) makes all three instead.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
@@ -75,21 +76,18 @@ impl Geometry {
         self.run("forward", extents, places(&self.y), w, x, bias, &self.y_shape())
     }
 
-    /// The gradients of x, from w, and of w, from x, where they are given, from that of y.
-    fn backward(&self, dy: &Tensor, w: Option<&Tensor>, x: Option<&Tensor>) -> Result<[Option<Tensor>; 2]> {
-        if self.by_windows(dy) {
-            return self.windows_backward(dy, w, x, None);
+    /// The gradients of x and of w, from that of y.
+    fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+        match self.by_windows(dy) {
+            true => self.windows_backward(dy, w, x),
+            false => Ok([self.input(dy, w, None)?, self.weight(dy, x)?]),
         }
-        let dx = w.map(|w| self.input(dy, w, None)).transpose()?;
-        let dw = x.map(|x| self.weight(dy, x)).transpose()?;
-        Ok([dx, dw])
     }
 
     /// The gradient of x, from that of y: a transposed convolution of y, which may have a bias.
     fn input(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.by_windows(dy) {
-            let [dx, _] = self.windows_backward(dy, Some(w), None, bias)?;
-            return dx.ok_or(Error::argument(self.op, "no gradient was asked for"));
+            return self.windows_input(dy, w, bias);
         }
         let extents = Extents {
             m: self.x_channels / self.groups,
@@ -103,8 +101,7 @@ impl Geometry {
     /// The gradient of w, from that of y.
     fn weight(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
         if self.by_windows(dy) {
-            let [_, dw] = self.windows_backward(dy, None, Some(x), None)?;
-            return dw.ok_or(Error::argument(self.op, "no gradient was asked for"));
+            return self.windows_weight(dy, x);
         }
         let n = self.x_channels / self.groups * places(&self.kernel);
         let extents = Extents {
@@ -371,18 +368,20 @@ fn recorded(
     let kept_w = x.requires_grad().then(|| SavedTensor::of(weight));
     autograd::attach_twice(geometry.op, out, &inputs, move |g, wants| {
         let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.get(wants)).transpose();
-        let (x, w) = (get(&kept_x)?, get(&kept_w)?);
-        let [dx, dw] = if transposed || wants.again() {
-            let into_x = if transposed { Product::Output } else { Product::Input };
-            let dx = w.map(|w| product(geometry, into_x, g, &w)).transpose()?;
-            let dw = x.map(|x| {
-                let (y, x) = if transposed { (&x, g) } else { (g, &x) };
-                product(geometry, Product::Weight, y, x)
-            });
-            [dx, dw.transpose()?]
-        } else {
-            // Both share what is made of g.
-            geometry.backward(g, w.as_ref(), x.as_ref())?
+        let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
+            // What both are made of is made once.
+            [Some(w), Some(x)] if !transposed && !wants.again() => {
+                geometry.backward(g, &w.detach(), &x.detach())?.map(Some)
+            }
+            [w, x] => {
+                let into_x = if transposed { Product::Output } else { Product::Input };
+                let dx = w.map(|w| product(geometry, into_x, g, &w));
+                let dw = x.map(|x| {
+                    let (y, x) = if transposed { (&x, g) } else { (g, &x) };
+                    product(geometry, Product::Weight, y, x)
+                });
+                [dx.transpose()?, dw.transpose()?]
+            }
         };
         let mut grads: Grads = smallvec![dx, dw];
         if let Some(&want) = wants.get(2) {
@@ -470,7 +469,8 @@ macro_rules! convolutions {
                     "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
                 ///
                 /// Stride, padding and dilation are one number or one for each dimension; padding is also
-                /// [`Padding::Same`] or [`Padding::Valid`]. No image is unfolded in memory.
+                /// [`Padding::Same`] or [`Padding::Valid`]. How it runs, and what scratch memory it takes:
+                /// [`Device::set_windows`](crate::device::Device::set_windows).
                 ///
                 /// # Errors
                 /// The shapes do not fit, the types differ or are no floats; memory runs out.

@@ -185,11 +185,6 @@ fn axes<const N: usize>(params: Params, numbers: [&[usize; 3]; N]) -> Params {
     numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
 }
 
-/// Whether lines of so many elements are whole vectors.
-fn whole(elements: usize, dtype: DType) -> bool {
-    (elements * dtype.size()).is_multiple_of(VECTOR)
-}
-
 impl Geometry {
     /// Whether windows and products make this convolution: where the vendor's library multiplies, in types of at most 32 bits, for
     /// groups that are not a few numbers. A filter for each channel alone has little to multiply, and as many windows as others.
@@ -224,9 +219,9 @@ impl Geometry {
         w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * places(&self.kernel)])
     }
 
-    /// Whether images lie together in the windows for a product with `channels` lines for each group.
+    /// Whether images lie together in the windows: for several groups, and where places are no whole vectors.
     fn together(&self, windows: &Windows, dtype: DType) -> bool {
-        self.groups > 1 || !whole(windows.places(), dtype)
+        self.groups > 1 || !(windows.places() * dtype.size()).is_multiple_of(VECTOR)
     }
 
     /// y of x and w, by windows.
@@ -242,61 +237,62 @@ impl Geometry {
         add_bias(out, bias)
     }
 
-    /// The gradients of x, from w, and of w, from x, by windows. `bias`: added to that of x, which is then a transposed
-    /// convolution's result.
-    pub(super) fn windows_backward(
-        &self,
-        dy: &Tensor,
-        w: Option<&Tensor>,
-        x: Option<&Tensor>,
-        bias: Option<&Tensor>,
-    ) -> Result<[Option<Tensor>; 2]> {
-        let dy = dy.contiguous()?;
-        let [w, x] = [w, x].map(|t| t.map(Tensor::contiguous).transpose());
-        let (w, x) = (w?, x?);
-        let dtype = dy.dtype();
-        let by_turned = w.as_ref().filter(|_| self.steps_by_one());
-        let mut dx = match &w {
-            Some(w) if by_turned.is_none() => Some(self.spread(&dy, w)?),
-            Some(_) => Some(Tensor::empty(&self.x_shape(), dtype, dy.device())?),
-            None => None,
-        };
-        let windows = if by_turned.is_some() { Windows::turned(self) } else { Windows::of_input(self) };
-        let [of, other] = if by_turned.is_some() { [Some(&dy), x.as_ref()] } else { [x.as_ref(), Some(&dy)] };
-        let mut sums = None;
-        if let Some(of) = of {
-            let heights = [self.x_channels, self.y_channels];
-            let height = if by_turned.is_some() { heights[0] } else { heights[1] };
-            let parts = self.images * height * windows.taken() * 4;
-            let together = self.together(&windows, dtype) || (x.is_some() && parts > PARTS);
-            let turned =
-                by_turned.map(|w| self.exchanged(w, self.y_channels, self.x_channels)).transpose()?;
-            let turned = turned.map(|lines| self.deep(&lines, &windows, together)).transpose()?;
-            let mut total = Sum { total: None, rounded: dtype };
-            for chunk in windows.chunks(&dy, dtype, together) {
-                let made = windows.of(of, chunk)?;
-                if let (Some(lines), Some(dx)) = (&turned, &dx) {
-                    self.product(lines, &made, &windows, chunk, dx)?;
-                }
-                if let (Some(other), true) = (other, x.is_some()) {
-                    let lines = windows.places_of(height / self.groups).of(other, chunk)?;
-                    total.add(self, &lines, &made, chunk)?;
-                }
+    /// The gradients of x and of w, by windows.
+    pub(super) fn windows_backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+        if !self.steps_by_one() {
+            return Ok([self.windows_input(dy, w, None)?, self.windows_weight(dy, x)?]);
+        }
+        let (dx, dw) = self.of_turned(dy, w, Some(x))?;
+        Ok([dx, dw.map_or_else(|| self.windows_weight(dy, x), Ok)?])
+    }
+
+    /// The gradient of x, or a transposed convolution's result, which may have a bias.
+    pub(super) fn windows_input(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let dx = if self.steps_by_one() { self.of_turned(dy, w, None)?.0 } else { self.spread(dy, w)? };
+        add_bias(dx, bias)
+    }
+
+    /// The gradient of x and, where x is given, that of w: both of the same turned windows.
+    fn of_turned(&self, dy: &Tensor, w: &Tensor, x: Option<&Tensor>) -> Result<(Tensor, Option<Tensor>)> {
+        let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
+        let x = x.map(Tensor::contiguous).transpose()?;
+        let (windows, dtype) = (Windows::turned(self), dy.dtype());
+        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let parts = x.as_ref().map_or(0, |_| self.images * self.x_channels * windows.taken());
+        let together = self.together(&windows, dtype) || 4 * parts > PARTS;
+        let lines = self.deep(&self.exchanged(w, self.y_channels, self.x_channels)?, &windows, together)?;
+        let places = windows.places_of(self.x_channels / self.groups);
+        let mut sum = Sum { total: None, rounded: dtype };
+        for chunk in windows.chunks(dy, dtype, together) {
+            let made = windows.of(dy, chunk)?;
+            self.product(&lines, &made, &windows, chunk, &out)?;
+            if let Some(x) = &x {
+                sum.add(self, &places.of(x, chunk)?, &made, chunk)?;
             }
-            sums = total.total;
         }
-        let dw = sums.map(|sums| {
-            let sums = sums.narrow(2, 0, windows.taken())?;
-            let sums = match by_turned {
-                Some(_) => self.exchanged(&sums, self.x_channels, self.y_channels)?,
-                None => sums,
-            };
-            sums.to_dtype(dtype)?.reshape(&self.w_shape()[..])
-        });
-        if let Some(made) = dx.take() {
-            dx = Some(add_bias(made, bias)?);
+        let finish = |sum: Tensor| {
+            let sum = sum.narrow(2, 0, windows.taken())?;
+            let sum = self.exchanged(&sum, self.x_channels, self.y_channels)?;
+            sum.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+        };
+        Ok((out, sum.total.map(finish).transpose()?))
+    }
+
+    /// The gradient of w, of windows of x.
+    pub(super) fn windows_weight(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
+        let (windows, dtype) = (Windows::of_input(self), dy.dtype());
+        let parts = self.images * self.y_channels * windows.taken();
+        let together = self.together(&windows, dtype) || 4 * parts > PARTS;
+        let places = windows.places_of(self.y_channels / self.groups);
+        let mut sum = Sum { total: None, rounded: dtype };
+        for chunk in windows.chunks(x, dtype, together) {
+            sum.add(self, &places.of(dy, chunk)?, &windows.of(x, chunk)?, chunk)?;
         }
-        Ok([dx, dw.transpose()?])
+        match sum.total {
+            Some(sum) => sum.narrow(2, 0, windows.taken())?.to_dtype(dtype)?.reshape(&self.w_shape()[..]),
+            None => Tensor::zeros(&self.w_shape(), dtype, dy.device()),
+        }
     }
 
     /// The lines of a product's first operand, as deep as the windows.
@@ -342,6 +338,7 @@ impl Geometry {
 
     /// The gradient of x by the windows' gradient, which is summed over what lies on one element.
     fn spread(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
         let windows = Windows::of_input(self);
         let dtype = dy.dtype();
         let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
@@ -417,20 +414,20 @@ struct Sum {
 }
 
 impl Sum {
-    /// Adds lines · windows^T.
-    fn add(&mut self, g: &Geometry, lines: &Tensor, windows: &Tensor, chunk: Chunk) -> Result<()> {
+    /// Adds places · windows^T.
+    fn add(&mut self, g: &Geometry, places: &Tensor, windows: &Tensor, chunk: Chunk) -> Result<()> {
         let transposed = windows.transpose(-2, -1)?;
-        let [blocks, height, _] = [0, 1, 2].map(|d| lines.shape()[d]);
+        let [blocks, height, _] = [0, 1, 2].map(|d| places.shape()[d]);
         let wide = windows.shape()[1];
         let one = chunk.images == g.images && (chunk.together || chunk.images == 1);
         let dtype = if one { self.rounded } else { DType::F32 };
-        let made = || Tensor::empty(&[blocks, height, wide], dtype, lines.device());
+        let made = || Tensor::empty(&[blocks, height, wide], dtype, places.device());
         if chunk.together || chunk.images == 1 {
             let (total, add) = match self.total.take() {
                 Some(total) => (total, true),
                 None => (made()?, false),
             };
-            multiply_into(g.op, lines, &transposed, &total, add)?;
+            multiply_into(g.op, places, &transposed, &total, add)?;
             self.total = Some(total);
             return Ok(());
         }
@@ -438,7 +435,7 @@ impl Sum {
             let _tag = memory::scope::tag(Tag::Workspace);
             made()?
         };
-        multiply_into(g.op, lines, &transposed, &each, false)?;
+        multiply_into(g.op, places, &transposed, &each, false)?;
         let sum = each.sum(&[0], true)?;
         match &self.total {
             Some(total) => total.add_(&sum),
