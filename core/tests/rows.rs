@@ -29,7 +29,7 @@ const ENOUGH: u64 = 256 << 20;
 /// A step of it.
 enum Net {
     Layers(Vec<Linear>),
-    Gpt(Gpt, usize),
+    Gpt(Box<Gpt>, usize),
 }
 
 impl Net {
@@ -41,7 +41,7 @@ impl Net {
             }
             &Model::Gpt(width, layers, context) => {
                 let options = GptOptions { vocabulary: 1000, context, layers, heads: 4, width, dropout: 0.0 };
-                Self::Gpt(Gpt::new(&options, device)?, context)
+                Self::Gpt(Box::new(Gpt::new(&options, device)?), context)
             }
         })
     }

@@ -93,7 +93,8 @@ fn accuracy_does_not_hang_on_a_drivers_functions() {
         "fract",
     ];
     for (file, text) in math_files() {
-        for line in text.lines() {
+        // What is said to be near takes what the device has.
+        for line in text.lines().filter(|line| !line.starts_with("fn m_near_")) {
             let code = line.split("//").next().unwrap_or_default();
             let words = code.split_inclusive(|c: char| !c.is_alphanumeric() && c != '_');
             for call in words.filter_map(|w| w.strip_suffix('(')) {

@@ -14,26 +14,35 @@ pub struct SavedTensor {
     tensor: Tensor,
     version: u64,
     is_result: bool,
+    /// Whether only a walk that is recorded reads it.
+    apart: bool,
 }
 
 impl SavedTensor {
     /// Keeps an input, or what differentiable operations have made of it.
     #[must_use]
     pub fn of(input: &Tensor) -> Self {
-        Self { tensor: input.clone(), version: input.version(), is_result: false }
+        Self { tensor: input.clone(), version: input.version(), is_result: false, apart: false }
+    }
+
+    /// Keeps an input of whose numbers the gradient has a copy of its own, such as a cast: that the input changes is an error only
+    /// where the walk is recorded, which reads it again.
+    #[must_use]
+    pub fn apart(input: &Tensor) -> Self {
+        Self { apart: true, ..Self::of(input) }
     }
 
     /// Keeps a copy of an input, or another view of the same elements, instead of the input itself.
     #[must_use]
     pub fn copy(copy: &Tensor, input: &Tensor) -> Self {
         let tensor = copy.with_meta(input.meta());
-        Self { version: copy.version(), tensor, is_result: false }
+        Self { version: copy.version(), tensor, is_result: false, apart: false }
     }
 
     /// Keeps the result, before it is attached.
     #[must_use]
     pub fn result(out: &Tensor) -> Self {
-        Self { tensor: out.detach(), version: out.version(), is_result: true }
+        Self { tensor: out.detach(), version: out.version(), is_result: true, apart: false }
     }
 
     /// The tensor, in the gradient that keeps it.
@@ -42,7 +51,7 @@ impl SavedTensor {
     /// It was changed in place since it was kept.
     pub fn get(&self, wants: &Wants<'_>) -> Result<Tensor> {
         let (now, t) = (self.tensor.version(), &self.tensor);
-        if now != self.version {
+        if now != self.version && (wants.again || !self.apart) {
             let what = if self.is_result { "its result" } else { "a tensor that it keeps" };
             return Err(Error::Backward(format!(
                 "{} needs {what}, {} {:?}, which was changed in place since: it is at version {now}, and was kept at version \

@@ -66,6 +66,15 @@ impl Layer {
         })
     }
 
+    /// One of its operands, as it is kept: what is multiplied may be a cast of it.
+    fn saved(&self, operand: &Tensor) -> SavedTensor {
+        if self.low.dtype() == operand.dtype() {
+            SavedTensor::of(operand)
+        } else {
+            SavedTensor::apart(operand)
+        }
+    }
+
     /// x · weightᵀ + bias of rows, without a gradient.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.low.t()?;
@@ -199,7 +208,7 @@ impl Tensor {
         // x is kept for the weight's gradient alone.
         let kept = weight.requires_grad().then(|| SavedTensor::of(&flat));
         // In its own type, in which its gradient comes; what is multiplied is the layer's.
-        let own = x.requires_grad().then(|| SavedTensor::of(weight));
+        let own = x.requires_grad().then(|| layer.saved(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
@@ -266,7 +275,9 @@ impl Tensor {
             return Ok(out);
         }
         let x_shape: Dims = x.shape().into();
-        let saved = inputs.iter().map(|t| SavedTensor::of(t)).collect();
+        let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
+            .map(|(layer, t)| layer.saved(t));
+        let saved = [SavedTensor::of(x), w1, b1, w2, b2].into_iter().collect();
         let composed = |t: &[Tensor]| {
             let low = |k: usize| t[k].to_dtype(t[0].dtype());
             t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))

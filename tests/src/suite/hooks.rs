@@ -45,7 +45,7 @@ fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
     x.mul(1.0)?.sum_all()?.backward()?;
     expect(&x.grad().context("no gradient")?, &[60.0, 80.0])?;
     // `grad` gives what the hook left.
-    let found = autograd::grad(&[x.sum_all()?], &[x.clone()], &GradOptions::default())?;
+    let found = autograd::grad(&[x.sum_all()?], std::slice::from_ref(&x), &GradOptions::default())?;
     expect(&found[0], &[10.0, 10.0])?;
     let seen = seen.lock().unwrap_or_else(|e| e.into_inner()).clone();
     ensure!(seen == [[5.0, 7.0], [1.0, 1.0], [1.0, 1.0]], "{seen:?}");
@@ -94,7 +94,8 @@ fn hooks_of_recorded_walks_are_recorded(device: &Device) -> Result<()> {
     let x = leaf(&[3.0], device)?;
     let handle = x.register_hook(|grad| grad.mul(grad).map(Some))?;
     // (2x)², whose gradient is 8x, and the hook squares that as well.
-    let first = autograd::grad(&[x.mul(&x)?.sum_all()?], &[x.clone()], &GradOptions::create_graph())?;
+    let first =
+        autograd::grad(&[x.mul(&x)?.sum_all()?], std::slice::from_ref(&x), &GradOptions::create_graph())?;
     expect(&first[0], &[36.0])?;
     handle.remove();
     expect(&autograd::grad(&[first[0].sum_all()?], &[x], &GradOptions::default())?[0], &[24.0])
