@@ -238,9 +238,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if not soft and not smooth %}
     let gain = whole * scale;
     {% endif %}
-    {% if near %}
-    let offset = (m + log_sum) * LOG2_E;
-    {% endif %}
     {% set turn = 4 %}
     {% if pass == "both" %}
     // The end of the row first: it was read last.
@@ -257,7 +254,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for k in range(turn) %}
         if in{{ k }} {
             {% if near %}
-            let e{{ k }} = step_near_exp2(x{{ k }} * LOG2_E - offset);
+            let e{{ k }} = step_near_exp2(((x{{ k }} - m) - log_sum) * LOG2_E);
             {% else %}
             let e{{ k }} = step_exp_down((x{{ k }} - m) - log_sum);
             {% endif %}

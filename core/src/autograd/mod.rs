@@ -348,6 +348,7 @@ fn record(
 }
 
 impl Node {
+    #[track_caller]
     fn new(
         op: &'static str,
         inputs: SmallVec<[Option<Meta>; 4]>,
@@ -392,7 +393,6 @@ impl Leaf {
         let mut slot = lock(&self.grad);
         grad.device().tape().graded(self, slot.as_ref());
         *slot = Some(match slot.take() {
-            None if recorded => grad,
             Some(sum) if recorded && sum.shape() == grad.shape() => sum.add(&grad)?,
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.

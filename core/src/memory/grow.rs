@@ -37,7 +37,7 @@ const SPARE: u64 = 8;
 const COMPACT_SLACK: f64 = 0.05;
 /// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
 /// for each other, or by being copied. And the pieces that a wait for the device counts as.
-const REQUESTED: u64 = 192;
+const REQUESTED: u64 = 24;
 const REQUESTED_COPIES: u64 = 8;
 const WAIT: u64 = 4;
 

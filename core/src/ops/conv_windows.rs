@@ -193,11 +193,15 @@ impl Geometry {
         let lines = |channels: usize| channels / self.groups * taps;
         let most = (lines(self.x_channels) + VECTOR) * self.groups * places(&self.y);
         let turned = (lines(self.y_channels) + VECTOR) * self.groups * places(&self.x);
+        // As many images as begin at a whole vector are the least that go together.
+        let aligned = |channels: usize, extents| (channels * places(extents)).is_multiple_of(VECTOR);
+        let whole = aligned(self.x_channels, &self.x) && aligned(self.y_channels, &self.y);
+        let together = if whole { 1 } else { VECTOR.min(self.images) };
         matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
             && self.y_channels / self.groups >= CHANNELS
             && lines(self.x_channels) >= LINES
             && self.images * self.x_channels * places(&self.x) * places(&self.y) > 0
-            && most.max(if self.steps_by_one() { turned } else { 0 }) < 1 << 31
+            && most.max(if self.steps_by_one() { turned } else { 0 }).saturating_mul(together) < 1 << 31
             && x.device().windows() > 0
     }
 

@@ -72,7 +72,8 @@ impl Tensor {
         let classes = target.to_dtype(DType::I32)?;
         let ignored = classes.eq(ignore_index)?;
         let classes = classes.masked_fill(&ignored, 0)?;
-        let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?;
+        // What is ignored may be infinite where it looks.
+        let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?.masked_fill(&ignored, 0.0)?;
         let share = match weight {
             Some(weight) => weight.index_select(0, &classes.reshape([-1])?)?.reshape(classes.shape())?,
             None => classes.ones_like()?.to_dtype(self.dtype())?,

@@ -117,7 +117,7 @@ impl Tensor {
         volume("adaptive_max_pool3d", self, images, |x| x.adaptive_max_pool2d([d, h * w]))
     }
 
-    /// The p-norm of each window of images: (Σ x^p)^(1/p), 0 where the sum is negative. Of the window, kernel, stride and `ceil_mode` count.
+    /// The p-norm of each window of images: (Σ x^p)^(1/p), NaN where a negative sum has no such root. Of the window, kernel, stride and `ceil_mode` count.
     ///
     /// # Errors
     /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded.
@@ -126,9 +126,17 @@ impl Tensor {
         if window.padding != [0; 2] {
             return Err(Error::argument("lp_pool2d", "takes windows without padding; `pad` the input"));
         }
+        if !p.is_finite() || p == 0.0 {
+            return Err(Error::argument(
+                "lp_pool2d",
+                format!(
+                    "takes a finite p other than 0, not {p}; `max_pool2d` of `abs` is the one of infinity"
+                ),
+            ));
+        }
         let area = (window.kernel[0] * window.kernel[1]) as f64;
         let mean = self.pow(p)?.avg_pool2d(window)?;
-        mean.relu()?.mul(area)?.pow(1.0 / p)
+        mean.mul(area)?.pow(1.0 / p)
     }
 
     /// [`lp_pool2d`](Self::lp_pool2d) of signals.

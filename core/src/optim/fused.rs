@@ -496,6 +496,9 @@ impl Fused {
                 let Some(step) = given.get(&format!("{k}.step")) else {
                     // This parameter had made no step.
                     self.pace.set_steps(k, 0);
+                    for view in group.views(rule, member, p.shape()) {
+                        view.zero_()?;
+                    }
                     continue;
                 };
                 expected.insert(format!("{k}.step"));

@@ -137,8 +137,10 @@ impl ReduceLrOnPlateau {
     }
 
     fn better(&self, value: f64, best: f64) -> bool {
-        let by = if self.absolute { self.threshold } else { self.threshold * best };
-        if self.max { value > best + by } else { value < best - by }
+        let by = if self.max { self.threshold } else { -self.threshold };
+        // Factors, not differences: an infinite best is beaten by any number.
+        let bound = if self.absolute { best + by } else { best * (1.0 + by) };
+        if self.max { value > bound } else { value < bound }
     }
 
     /// What it has seen.
