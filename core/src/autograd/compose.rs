@@ -25,6 +25,7 @@ pub fn attach_linear(
     if wanted(&[x]) { linear(op, out, x, Arc::new(forward), Arc::new(transpose)) } else { out }
 }
 
+#[track_caller]
 fn linear(op: &'static str, out: Tensor, x: &Tensor, forward: Map, transpose: Map) -> Tensor {
     attach_twice(op, out, &[x], move |g, _| {
         if !wanted(&[g]) {
