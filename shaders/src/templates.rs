@@ -29,6 +29,7 @@ templates! {
     "norm_weight",
     "batch_norm",
     "layer_norm",
+    "part_sums",
     "attention",
     "attention_delta",
     "cross_entropy",

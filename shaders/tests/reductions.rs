@@ -127,10 +127,10 @@ fn row_normalisations() {
                 [(false, 256usize, 4usize, 2usize), (true, 64, 1, 3), (false, 8, 4, 1)]
             {
                 for (pass, partial, more, inplace) in [
-                    ("forward", false, "", false),
-                    ("backward", true, "", false),
-                    ("backward", false, sum, false),
-                    ("backward", true, sum, true),
+                    ("forward", 0usize, "", false),
+                    ("backward", 2, "", false),
+                    ("backward", 0, sum, false),
+                    ("backward", 3, sum, true),
                 ] {
                     let forward = pass == "forward";
                     let spec = KernelSpec::new("layer_norm")
@@ -145,6 +145,7 @@ fn row_normalisations() {
                         .def("inplace", inplace)
                         .def("result", if forward { result } else { sum })
                         .def("partial", partial)
+                        .def("low", if partial == 3 && x != sum { x } else { "" })
                         .def("rms", rms)
                         .def("lanes", lanes)
                         .def("width", width)
@@ -276,6 +277,7 @@ fn rows_of_tables_and_what_losses_need() {
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
         valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width));
+        valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
         valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
     }
 }

@@ -2,9 +2,9 @@
 The gradient of picking rows of a table: out[index[i]] += g[i], for all i in order. No atomics on floats, so that two runs
 give the same bits, and no row of the table is touched that was not picked.
 
-Each workgroup is of one i, and of `columns` of a row. It looks through all indices for its own one, a tile at a time; if
-an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and adds those
-rows, sixteen on their way at a time.
+Each workgroup is of one i, and of 256 steps of a row. It looks through all indices for its own one, a tile at a time, all of which are on
+their way at once; if an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and
+adds those rows, sixteen on their way at a time.
 
 index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
 -#}
@@ -27,15 +27,37 @@ struct Params {
 {{ rows.output(2, "out", out, width) }}
 alias Step = {{ rows.step_type(width) }};
 {{ t.place(index) }}
-{% set tile = 1024 %}
+{% set tile = 4096 %}
+{% set most = 2048 %}
 // Which of a tile have the index, a bit for each, and which words of bits are not empty.
 var<workgroup> same: array<atomic<u32>, {{ tile // 32 }}>;
-var<workgroup> some: atomic<u32>;
-var<workgroup> list: array<u32, {{ 2 * tile }}>;
+var<workgroup> some: array<atomic<u32>, {{ tile // 1024 }}>;
+var<workgroup> list: array<u32, {{ most }}>;
 // How many are listed; all bits where an earlier one was found.
 var<workgroup> listed: u32;
 
 fn place_of(i: u32) -> u32 { return place(index_at(p.offset + i * p.stride), p.entries); }
+
+// Takes the first of a tile's bits off, up to the list's length, and lists what they stand for.
+fn list_some(start: u32) -> u32 {
+    var count = 0u;
+    for (var part = 0u; part < {{ tile // 1024 }}u; part++) {
+        var words = atomicLoad(&some[part]);
+        while words != 0u && count < {{ most }}u {
+            let word = part * 32u + firstTrailingBit(words);
+            var bits = atomicLoad(&same[word]);
+            while bits != 0u && count < {{ most }}u {
+                list[count] = start + word * 32u + firstTrailingBit(bits);
+                bits &= bits - 1u;
+                count += 1u;
+            }
+            atomicStore(&same[word], bits);
+            if bits == 0u { words &= words - 1u; }
+        }
+        atomicStore(&some[part], words);
+    }
+    return count;
+}
 
 // The sum of the listed rows, in order.
 fn sum_of(count: u32, column: u32) -> Step {
@@ -65,46 +87,37 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let n = select(0u, p.n, own < p.entries && own != p.skip);
     var total = Step(0.0);
     var mine = n > 0u;
-    if thread == 0u { listed = 0u; }
+    var first = true;
     for (var start = 0u; start < n; start += {{ tile }}u) {
         if thread < {{ tile // 32 }}u { atomicStore(&same[thread], 0u); }
-        if thread == 0u { atomicStore(&some, 0u); }
+        if thread < {{ tile // 1024 }}u { atomicStore(&some[thread], 0u); }
+        {% for u in range(tile // 256) %}
+        let j{{ u }} = start + {{ 256 * u }}u + thread;
+        let place{{ u }} = place_of(min(j{{ u }}, n - 1u));
+        {% endfor %}
         workgroupBarrier();
-        for (var k = thread; k < {{ tile }}u; k += 256u) {
-            let j = start + k;
-            if j < n {
-                if place_of(j) == own {
-                    atomicOr(&same[k >> 5u], 1u << (k & 31u));
-                    atomicOr(&some, 1u << (k >> 5u));
-                }
-            }
+        {% for u in range(tile // 256) %}
+        if place{{ u }} == own && j{{ u }} < n {
+            let k = {{ 256 * u }}u + thread;
+            atomicOr(&same[k >> 5u], 1u << (k & 31u));
+            atomicOr(&some[k >> 10u], 1u << ((k >> 5u) & 31u));
         }
+        {% endfor %}
         workgroupBarrier();
-        if thread == 0u {
-            var count = listed;
-            var words = atomicLoad(&some);
-            while words != 0u {
-                let word = firstTrailingBit(words);
-                words &= words - 1u;
-                var bits = atomicLoad(&same[word]);
-                while bits != 0u {
-                    list[count] = start + word * 32u + firstTrailingBit(bits);
-                    bits &= bits - 1u;
-                    count += 1u;
-                }
+        loop {
+            if thread == 0u {
+                let count = list_some(start);
+                listed = select(count, 0xffffffffu, first && count > 0u && list[0] < i);
             }
-            if count > 0u && list[0] < i { count = 0xffffffffu; }
-            listed = count;
-        }
-        let count = workgroupUniformLoad(&listed);
-        if count == 0xffffffffu {
-            mine = false;
-            break;
-        }
-        if count > {{ tile }}u || (count > 0u && start + {{ tile }}u >= n) {
+            let count = workgroupUniformLoad(&listed);
+            if count == 0u || count == 0xffffffffu { break; }
+            first = false;
             total += sum_of(count, near);
             workgroupBarrier();
-            if thread == 0u { listed = 0u; }
+        }
+        if workgroupUniformLoad(&listed) != 0u {
+            mine = false;
+            break;
         }
     }
     if mine && live { out_put_step(own * p.extent + column, out_step(own * p.extent + column) + total); }

@@ -5,10 +5,10 @@ written once: a thread holds its part of the row, `hold` steps of it.
 pass `forward`: sum = x + residual (if there is one), result = (sum - mean) * rstd * weight + bias, statistics [2, rows]:
 rstd and mean.
 pass `backward`: result = the gradient of x (or of the sum) from g, plus `more`, a gradient that it has from elsewhere.
-With `partial`, a workgroup takes rows `step` apart, and writes for each weight the sums over its rows, of g times the
-normalised x, and of g: partial [2, workgroups, extent].
+With `low`, that type's copy of the result is written too. With `partial` of two or three, a workgroup takes rows `step` apart, and writes
+for each weight the sums over its rows: of g times the normalised x, of g, and of the result: partial [workgroups, partial, extent].
 
-x, residual, sum, weight, bias, g, more, result: dtypes, or "" · rms: no mean is taken off · lanes: see rows
+x, residual, sum, weight, bias, g, more, result, low: dtypes, or "" · rms: no mean is taken off · lanes: see rows
 inplace: the result is written over `more`
 width: elements of a step, 4 where the extent is a multiple of four, else 1 · hold: steps that a thread holds
 -#}
@@ -44,6 +44,10 @@ struct Params {
 {% endif %}
 {% endif %}
 {{ rows.output(next.binding, "result", result, width) }}
+{% if low %}
+{% set next.binding = next.binding + 1 %}
+{{ rows.output(next.binding, "low", low, width) }}
+{% endif %}
 {% if partial %}
 {{ rows.output(next.binding + 1, "partial", "f32", width) }}
 var<workgroup> columns: array<Step, 256>;
@@ -120,6 +124,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if partial %}
     var scaled{{ k }} = Step(0.0);
     var plain{{ k }} = Step(0.0);
+    {% if partial == 3 %}
+    var given{{ k }} = Step(0.0);
+    {% endif %}
     {% endif %}
     {% endfor %}
     // The same number of turns in every thread, for the barriers.
@@ -151,16 +158,24 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             plain{{ k }} += g{{ k }};
             scaled{{ k }} += g{{ k }} * z{{ k }};
             {% endif %}
+            let d{{ k }} = rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x){{ " + more" ~ k if more else "" }};
+            {% if partial == 3 %}
+            given{{ k }} += d{{ k }};
+            {% endif %}
             if in{{ k }} {
-                result_put_step(base + at{{ k }}, rstd * ((h{{ k }}{{ "" if rms else " - sums.y" }}) - z{{ k }} * sums.x){{ " + more" ~ k if more else "" }});
+                result_put_step(base + at{{ k }}, d{{ k }});
+                {% if low %}
+                low_put_step(base + at{{ k }}, d{{ k }});
+                {% endif %}
             }
             {% endfor %}
         }
     }
     {% if partial %}
     // The rows of a workgroup, in order.
-    let to = number * p.extent;
-    {% for name, offset in [("scaled", "0u"), ("plain", "(p.step / " ~ 256 // lanes ~ "u) * p.extent")] %}
+    let to = number * p.extent * {{ partial }}u;
+    {% for name in ["scaled", "plain", "given"][:partial] %}
+    {% set offset = loop.index0 ~ "u * p.extent" %}
     {% for k in range(hold) %}
     {% if lanes == 256 %}
     if in{{ k }} { partial_put_step(to + {{ offset }} + at{{ k }}, {{ name }}{{ k }}); }

@@ -6,6 +6,7 @@ use super::launch::{self, Params};
 use super::pointwise::Grad::Expr;
 use super::pointwise::Var::{A, B, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use super::reduce;
 use super::spread::{self, QUAD};
 use super::unary::unary;
 use crate::dtype::DType;
@@ -103,7 +104,8 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
     let params = Params::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
-    Ok((again, partial.sum(&[0], false)?))
+    let [sums] = reduce::part_sums(&partial, extent)?;
+    Ok((again, sums))
 }
 
 impl Tensor {

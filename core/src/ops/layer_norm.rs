@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::norm::{normalized, parameter, weighed};
-use super::reduce::dense;
+use super::reduce::{dense, part_sums};
 use super::softmax::check_float;
 use super::spread::{Held, QUAD};
 use crate::amp;
@@ -33,6 +33,8 @@ pub(super) struct RowNorm {
     /// Contiguous from the start of their storages, as all that is normalised.
     weight: Option<Tensor>,
     bias: Option<Tensor>,
+    /// Of a sum with a residual, the other one's type, if it needs a gradient: in it the gradient comes too, with the sums of its columns.
+    branch: Option<DType>,
 }
 
 impl RowNorm {
@@ -45,7 +47,7 @@ impl RowNorm {
         [weight, bias]: [Option<Tensor>; 2],
     ) -> Option<Self> {
         let fits = Self::held(extent, FORWARD).hold > 0 && Self::held(extent, BACKWARD).hold > 0;
-        fits.then_some(Self { op, rows, extent, rms, eps, weight, bias })
+        fits.then_some(Self { op, rows, extent, rms, eps, weight, bias, branch: None })
     }
 
     fn held(extent: usize, most: usize) -> Held {
@@ -89,7 +91,8 @@ impl RowNorm {
             .def("residual", residual.map_or("", |t| t.dtype().name()))
             .def("sum", sum.map_or("", |t| t.dtype().name()))
             .def("result", result.name())
-            .def("partial", false);
+            .def("low", "")
+            .def("partial", 0usize);
         let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
         tensors.extend(residual);
         tensors.extend(&self.weight);
@@ -120,15 +123,19 @@ impl RowNorm {
             _ => Tensor::empty(x.shape(), x.dtype(), x.device())?,
         };
         let held = Self::held(self.extent, BACKWARD);
-        let groups =
-            if wants[1..].contains(&true) { held.few_groups(self.rows) } else { held.groups(self.rows) };
-        let partial = match wants[1..].contains(&true) {
+        let sums = wants[1..].contains(&true);
+        let groups = if sums { held.few_groups(self.rows) } else { held.groups(self.rows) };
+        // Sums of g times the normalised x, of g, and of the gradient.
+        let sections = if self.branch.is_some() { 3 } else { 2 };
+        let partial = match sums {
             true => {
                 let _tag = memory::scope::tag(Tag::Workspace);
-                Some(Tensor::empty(&[2, groups, self.extent], DType::F32, x.device())?)
+                Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, x.device())?)
             }
             false => None,
         };
+        let low = self.branch.filter(|&dtype| wants[0] && dtype != out.dtype());
+        let low = low.map(|dtype| Tensor::empty(x.shape(), dtype, x.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
             let spec = self
@@ -139,26 +146,40 @@ impl RowNorm {
                 .def("more", more.map_or("", |m| m.dtype().name()))
                 .def("inplace", inplace)
                 .def("result", out.dtype().name())
-                .def("partial", partial.is_some());
-            let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![&g, x];
+                .def("low", low.as_ref().map_or("", |t| t.dtype().name()))
+                .def("partial", if sums { sections } else { 0 });
+            let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![&g, x];
             tensors.extend(&self.weight);
             tensors.push(statistics);
             tensors.extend(more.filter(|_| !inplace));
             tensors.push(&out);
+            tensors.extend(&low);
             tensors.extend(&partial);
             launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
         }
+        let (scaled, plain, given) = match &partial {
+            None => (None, None, None),
+            Some(partial) if self.branch.is_some() => {
+                let [scaled, plain, given] = part_sums(partial, self.extent)?;
+                (Some(scaled), Some(plain), Some(given))
+            }
+            Some(partial) => {
+                let [scaled, plain] = part_sums(partial, self.extent)?;
+                (Some(scaled), Some(plain), None)
+            }
+        };
+        drop((partial, more));
+        let out = match (low, given) {
+            (None, None) => out,
+            (Some(low), given) => out.with_beside(Some(low.with_beside(None, given)), None),
+            (None, given) => out.with_beside(None, given),
+        };
         let mut grads: Grads = smallvec![wants[0].then_some(out)];
-        let parameters =
-            [&self.weight, &self.bias].into_iter().zip([0, 1]).filter_map(|(t, k)| Some((t.as_ref()?, k)));
-        for ((t, k), &want) in parameters.zip(&wants[1..]) {
-            grads.push(match &partial {
-                Some(partial) if want => {
-                    let sum = partial.select(0, k)?.sum(&[0], false)?;
-                    Some(sum.to_dtype(t.dtype())?.reshape(t.shape())?)
-                }
-                _ => None,
-            });
+        let parameters = [(&self.weight, scaled), (&self.bias, plain)];
+        let parameters = parameters.into_iter().filter_map(|(t, sum)| Some((t.as_ref()?, sum)));
+        for ((t, sum), &want) in parameters.zip(&wants[1..]) {
+            let sum = sum.filter(|_| want).map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape()));
+            grads.push(sum.transpose()?);
         }
         Ok(grads)
     }
@@ -231,7 +252,7 @@ impl Tensor {
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
         let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
-        let Some(norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
+        let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
             let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
             let normed = match rms {
                 true => sum.rms_norm(shape, weight, Some(eps))?,
@@ -240,12 +261,14 @@ impl Tensor {
             return Ok((sum, normed.to_dtype(result)?));
         };
         let kept = Tensor::empty(self.shape(), dtype, self.device())?;
+        norm.branch = self.requires_grad().then(|| self.dtype());
         let (normed, statistics) = norm.forward(&dense(self)?, Some((&dense(residual)?, &kept)), result)?;
         let types = [self.dtype(), residual.dtype()];
         let sum = autograd::attach_twice(op, kept.clone(), &[self, residual], move |g, wants| {
             let mut grads = Grads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
-                grads.push(if want { Some(g.to_dtype(dtype)?) } else { None });
+                let grad = || g.take_low(dtype).map_or_else(|| g.to_dtype(dtype), Ok);
+                grads.push(if want { Some(grad()?) } else { None });
             }
             Ok(grads)
         });

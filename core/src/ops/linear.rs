@@ -212,6 +212,7 @@ impl Tensor {
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
+            let sums = g.column_sums_beside();
             let g = rows(g)?;
             let kept = kept.as_ref().map(|x| x.get(wants)).transpose()?;
             let own = own.as_ref().map(|w| w.get(wants)).transpose()?;
@@ -222,7 +223,7 @@ impl Tensor {
                 true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
-            let [dw, db] = layer.backward(&g, kept.as_ref(), None, wants, 1)?;
+            let [dw, db] = layer.backward(&g, kept.as_ref(), sums, wants, 1)?;
             let mut grads: Grads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -283,12 +284,13 @@ impl Tensor {
             t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
         };
         Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
+            let given = g.column_sums_beside();
             let g = rows(g)?;
             // GELU's gradient not by the library's epilogue, which takes four times as long as the plain product
             // (docs/performance.md).
             let hidden = matmul::multiply(OP, &g, &second.low)?;
             let (wide, sums) = activation::gelu_tanh_again(&before, &hidden)?;
-            let [dw2, db2] = second.backward(&g, Some(&wide), None, wants, 3)?;
+            let [dw2, db2] = second.backward(&g, Some(&wide), given, wants, 3)?;
             drop((g, wide));
             let [dw1, db1] = first.backward(&hidden, Some(&flat), Some(sums), wants, 1)?;
             let dx = match wants[0] {

@@ -13,6 +13,7 @@ use crate::ops::fuse::Mark;
 use crate::ops::launch;
 use crate::stream::{Access, Gate};
 
+mod beside;
 mod create;
 pub(crate) mod float8;
 mod format;
@@ -22,6 +23,7 @@ pub(crate) mod storage;
 mod view;
 
 pub use layout::{Dims, Layout};
+use beside::Beside;
 use storage::Storage;
 pub use view::IntoShape;
 
@@ -43,6 +45,8 @@ struct Inner {
     writes: AtomicU32,
     /// The tensor that this is a view of.
     base: Weak<Inner>,
+    /// What was made of its numbers besides.
+    beside: Option<Arc<Beside>>,
 }
 
 impl Inner {
@@ -52,9 +56,9 @@ impl Inner {
         dtype: DType,
         meta: Option<Meta>,
         base: Weak<Inner>,
-    ) -> Arc<Self> {
+    ) -> Self {
         let writes = AtomicU32::new(storage.writes.load(Ordering::Relaxed));
-        Arc::new(Self { storage, layout, dtype, meta, later: OnceLock::new(), writes, base })
+        Self { storage, layout, dtype, meta, later: OnceLock::new(), writes, base, beside: None }
     }
 }
 
@@ -114,7 +118,8 @@ impl Tensor {
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::made(&storage);
         device.tape().born(&storage);
-        Ok(Self { inner: Inner::new(storage, Layout::contiguous(shape), dtype, None, Weak::new()) })
+        let inner = Inner::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
+        Ok(Self { inner: Arc::new(inner) })
     }
 
     /// The extents.
@@ -213,9 +218,11 @@ impl Tensor {
 
     /// The same memory with another history; a tensor without one is nobody's view.
     pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
-        let Inner { storage, layout, dtype, base, .. } = &*self.inner;
+        let Inner { storage, layout, dtype, base, beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
-        Self { inner: Inner::new(storage.clone(), layout.clone(), *dtype, meta, base) }
+        let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta, base);
+        inner.beside.clone_from(beside);
+        Self { inner: Arc::new(inner) }
     }
 
     /// The tensor that this is a view of, if somebody still has it.
@@ -252,7 +259,7 @@ impl Tensor {
         let Inner { storage, dtype, base, .. } = &*self.inner;
         // A view of a view is one of the whole.
         let base = if base.strong_count() > 0 { base.clone() } else { Arc::downgrade(&self.inner) };
-        Self { inner: Inner::new(storage.clone(), layout, *dtype, None, base) }
+        Self { inner: Arc::new(Inner::new(storage.clone(), layout, *dtype, None, base)) }
     }
 
     /// Whether no other tensor sees this memory.

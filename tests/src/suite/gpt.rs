@@ -20,7 +20,7 @@ use super::tests;
 tests![
     a_file_of_gpt2_gives_its_scores,
     a_file_that_does_not_fit_is_refused,
-    sums_that_wait_for_a_norm_change_no_bit,
+    sums_that_wait_for_a_norm_change_no_bit_but_of_biases,
 ];
 
 const SIZES: GptOptions =
@@ -139,7 +139,8 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
 }
 
 /// Without a plan, norms add what the block before has left; a plan cuts between them.
-fn sums_that_wait_for_a_norm_change_no_bit(device: &Device) -> Result<()> {
+/// A norm's pass back sums the columns of what it gives as well, in f32 and an order of its own: they are the biases' gradients.
+fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Result<()> {
     let net = Gpt::new(&SIZES, device)?;
     let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
     for low in [None, Some(DType::BF16)] {
@@ -157,9 +158,20 @@ fn sums_that_wait_for_a_norm_change_no_bit(device: &Device) -> Result<()> {
             seen.push(grads.chain([Ok(loss.detach())]).collect::<Result<_>>()?);
             parameters.iter().for_each(|p| p.set_grad(None));
         }
-        for way in [1, 2] {
-            for (k, (a, b)) in seen[way].iter().zip(&seen[0]).enumerate() {
-                same_bits(a, b).with_context(|| format!("{low:?}, way {way}, gradient {k}"))?;
+        let names: Vec<String> = net.named_parameters().into_iter().map(|(name, _)| name).collect();
+        let bound = if low.is_some() { 1e-2 } else { 1e-6 };
+        for (way, first) in [(1, 0), (2, 0), (2, 1)] {
+            for (k, (a, b)) in seen[way].iter().zip(&seen[first]).enumerate() {
+                let what = || format!("{low:?}, ways {way} and {first}, {:?}", names.get(k));
+                let own = first == 0 && names.get(k).is_some_and(|name| name.ends_with("c_proj.bias"));
+                match own {
+                    false => same_bits(a, b).with_context(what)?,
+                    true => {
+                        let apart = a.sub(b)?.abs()?.max_all()?.item()?;
+                        let size = b.abs()?.max_all()?.item()?;
+                        ensure!(apart <= bound * size, "{}: {apart} of {size}", what());
+                    }
+                }
             }
         }
     }

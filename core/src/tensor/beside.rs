@@ -1,0 +1,44 @@
+//! What a kernel has made on its way besides a tensor, of the same numbers: who wants that next need not read them again.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::{Inner, Tensor};
+use crate::dtype::DType;
+
+/// Good for as long as nobody writes to the tensor.
+pub(super) struct Beside {
+    version: u64,
+    made: Mutex<Made>,
+}
+
+#[derive(Default)]
+struct Made {
+    low: Option<Tensor>,
+    column_sums: Option<Tensor>,
+}
+
+impl Tensor {
+    /// The same tensor with what was made besides: itself in another type, and the sums over all dimensions but the last.
+    pub(crate) fn with_beside(&self, low: Option<Tensor>, column_sums: Option<Tensor>) -> Self {
+        let made = Mutex::new(Made { low, column_sums });
+        let Inner { storage, layout, dtype, meta, base, .. } = &*self.inner;
+        let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
+        inner.beside = Some(Arc::new(Beside { version: self.version(), made }));
+        Self { inner: Arc::new(inner) }
+    }
+
+    fn beside<R>(&self, take: impl FnOnce(&mut Made) -> Option<R>) -> Option<R> {
+        let beside = self.inner.beside.as_ref().filter(|beside| beside.version == self.version())?;
+        take(&mut beside.made.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The tensor in another type, if it was made besides; it is given once.
+    pub(crate) fn take_low(&self, dtype: DType) -> Option<Tensor> {
+        self.beside(|made| made.low.take_if(|low| low.dtype() == dtype))
+    }
+
+    /// The sums over all dimensions but the last, if they were made besides.
+    pub(crate) fn column_sums_beside(&self) -> Option<Tensor> {
+        self.beside(|made| made.column_sums.clone())
+    }
+}
