@@ -6,7 +6,7 @@ log-sum-exp: the largest logit, and the logarithm of the sum over it. The logits
 targets are soft or smoothed;
 `backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights), or
 `inplace` over the logits;
-`both` does both, over the logits: losses, and the gradient from what the row was found to be; workgroups take rows in turns
+`both` does both, over the logits: losses, and the gradient from what the row was found to be
 The rows are those from `first` on of `total`, which targets, losses, log-sum-exps and scales are of.
 dtype: of the logits (any strides) and their gradient · goal: of the targets · weight: dtype of the class weights, or ""
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
@@ -36,9 +36,6 @@ struct Params {
     // What smoothing leaves of a label, and what it gives to every class.
     keep: f32,
     share: f32,
-    // How often workgroups take rows, and how many take some at a time.
-    turns: u32,
-    step: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
@@ -112,16 +109,7 @@ fn shared_part(c: u32, dense: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    {% if pass == "both" %}
-    for (var turn = group_index(group, groups); turn < p.turns; turn += p.step) { rows_of(turn, thread); }
-    {% else %}
-    rows_of(group_index(group, groups), thread);
-    {% endif %}
-}
-
-// The rows of a workgroup, or of a turn of it.
-fn rows_of(turn: u32, thread: u32) {
-    let row = row_of(turn, thread);
+    let row = row_of(group_index(group, groups), thread);
     let live = row < p.rows;
     let place = p.first + min(row, p.rows - 1u);
     // Threads without a row stay for the barriers, with nothing to do.
@@ -253,8 +241,8 @@ fn rows_of(turn: u32, thread: u32) {
     {% set turn = 4 %}
     {% if pass == "both" %}
     // The end of the row first: it was read last.
-    for (var left = (max(extent, first) - first + {{ reach * turn - 1 }}u) / {{ reach * turn }}u; left > 0u; left--) {
-        let at = first + (left - 1u) * {{ reach * turn }}u;
+    for (var turn = (max(extent, first) - first + {{ reach * turn - 1 }}u) / {{ reach * turn }}u; turn > 0u; turn--) {
+        let at = first + (turn - 1u) * {{ reach * turn }}u;
     {% else %}
     for (var at = first; at < extent; at += {{ reach * turn }}u) {
     {% endif %}

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP};
+use super::launch;
 use super::loss::Reduction;
 use super::reduce::dense;
 use super::softmax::{Rows, check_float};
@@ -77,18 +77,6 @@ pub(super) enum Pass<'a> {
     Both(&'a Tensor, &'a Tensor),
 }
 
-/// Bytes of rows on their way at a time: a GPU's second cache still has them when they are looked at again.
-const CACHE: usize = 28 << 20;
-
-/// Workgroups for so many turns of so many bytes each, all with the same number of turns, or one less.
-fn in_cache(turns: usize, bytes: usize) -> usize {
-    let most = (CACHE / bytes.max(1)).max(FEW);
-    turns.div_ceil(turns.div_ceil(most).max(1))
-}
-
-/// Workgroups that keep a large GPU busy, whatever the cache has.
-const FEW: usize = 256;
-
 impl Example {
     pub(super) fn run(&self, pass: &Pass<'_>) -> Result<()> {
         let rows = Rows::new(OP, &self.x, self.dim)?;
@@ -128,12 +116,7 @@ impl Example {
         let params =
             rows.params(&self.x, [self.first, self.total]).u32(self.ignore as u32).size(scale_stride);
         let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32);
-        let turns = held.groups(rows.rows);
-        let groups = match pass {
-            Pass::Both(..) => in_cache(turns, rows.extent * self.x.dtype().size() * (GROUP / held.lanes)),
-            _ => turns,
-        };
-        launch::launch(&spec, &tensors, params.size(turns).size(groups), groups)
+        launch::launch(&spec, &tensors, params, held.groups(rows.rows))
     }
 
     /// The gradient of probabilities: what each class would have added to the loss.
