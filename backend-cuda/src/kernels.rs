@@ -14,7 +14,7 @@ use crate::graph::{Graph, Node};
 use crate::{nvrtc, toolkit, translate};
 
 /// Storage bindings in one kernel.
-pub(crate) const MAX_BINDINGS: usize = 16;
+pub(crate) const MAX_BINDINGS: usize = 32;
 /// Bytes that CUDA takes for all parameters of one launch, everywhere.
 const MAX_ARGUMENTS: usize = 4096;
 /// Bytes left for the uniform block: the pointers and the lengths go with it, and all may be padded to 16.

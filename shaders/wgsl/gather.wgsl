@@ -1,7 +1,7 @@
 {#-
 out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Moves bits, of any type.
 
-size: bytes of an element (1, 2, 4, 8) · index: dtype of the index, `i32`, `u32` or `i64w`
+size: bytes of an element (1, 2, 4, 8; 16 where so many neighbours move together) · index: dtype of the index, `i32`, `u32` or `i64w`
 The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Negative indices count from the end; those outside read as 0.
 -#}
 {%- import "types" as t -%}
@@ -20,7 +20,7 @@ struct Params {
     index_strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{% set word = "vec2<u32>" if size == 8 else "u32" %}
+{% set word = {8: "vec2<u32>", 16: "vec4<u32>"}[size] or "u32" %}
 {% set lanes = 4 // size if size < 4 else 1 %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
 {{ t.input(1, "index", index) }}

@@ -87,15 +87,26 @@ pub(super) fn gather_into(
     x.same_device(op, index)?;
     let (in_strides, dim_stride) = without(x.strides(), dim);
     let extent = x.shape().get(dim).copied().unwrap_or(1);
-    let (shape, strides) = collapse(out.shape(), &[&in_strides, index_strides]);
+    let (mut shape, mut strides) = collapse(out.shape(), &[&in_strides, index_strides]);
     launch::check_rank(op, shape.len())?;
-    let size = out.dtype().size();
-    let n = out.numel();
+    let mut size = out.dtype().size();
+    let (mut n, mut offset, mut dim_stride) = (out.numel(), x.layout().offset(), dim_stride);
+    // Neighbours of one index move together, 16 bytes of them, where they lie in whole such steps.
+    let together = 16 / size;
+    let whole = |k: &usize| k.is_multiple_of(together);
+    if let ([before @ .., 1], [.., 0], [.., last]) = (&strides[0][..], &strides[1][..], &shape[..])
+        && [last, &offset, &dim_stride].into_iter().chain(before).all(whole)
+    {
+        let rank = shape.len();
+        strides[0][..rank - 1].iter_mut().for_each(|s| *s /= together);
+        shape[rank - 1] /= together;
+        (n, offset, dim_stride, size) = (n / together, offset / together, dim_stride / together, 16);
+    }
     let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype(op, index)?);
     let params = Params::new()
         .size(n)
         .size(shape.len())
-        .size(x.layout().offset())
+        .size(offset)
         .size(index.layout().offset())
         .size(extent)
         .size(dim_stride)

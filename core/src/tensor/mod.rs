@@ -22,8 +22,8 @@ pub(crate) mod offload;
 pub(crate) mod storage;
 mod view;
 
-pub use layout::{Dims, Layout};
 use beside::Beside;
+pub use layout::{Dims, Layout};
 use storage::Storage;
 pub use view::IntoShape;
 
