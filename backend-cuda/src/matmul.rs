@@ -195,6 +195,13 @@ impl Problem {
         })
     }
 
+    /// Bytes from the first element of c to behind the last.
+    fn written(&self) -> u64 {
+        let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
+        let elements = step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
+        (elements + self.n) * self.out.size() as u64
+    }
+
     /// The types of the sums and of the factors.
     fn types(&self) -> (Compute, DataType) {
         match self.dtype {
@@ -253,7 +260,7 @@ struct Library {
     /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
     plans: FxHashMap<Problem, Option<Plan>>,
     handle: Owned<sys::cublasLtHandle_t>,
-    workspace: Option<Workspace>,
+    workspace: Option<Scratch>,
     choices: Choices,
 }
 
@@ -278,7 +285,7 @@ impl Library {
         };
         // Without one it works too, with fewer algorithms.
         let workspace =
-            Workspace::new(context).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
+            Scratch::new(context, WORKSPACE).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
         let choices = Choices::new(&context.device.name().unwrap_or_default(), version);
         Some(Self { plans: FxHashMap::default(), handle, workspace, choices })
     }
@@ -302,7 +309,7 @@ impl Library {
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
         let handle = self.handle.raw;
-        let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t| {
+        let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
             // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
             // workspace is used by this stream alone.
             unsafe {
@@ -317,7 +324,7 @@ impl Library {
                     plan.second.raw,
                     c as *const c_void,
                     plan.out.raw,
-                    c as *mut c_void,
+                    to as *mut c_void,
                     plan.out.raw,
                     algorithm,
                     workspace.0 as *mut c_void,
@@ -327,24 +334,23 @@ impl Library {
             }
         };
         let worth = 2 * call.m * call.n * call.k * call.batch >= algorithms::WORTH;
-        // A product that is added to c cannot be made again and again.
-        if !plan.settled && worth && call.beta == 0.0 && plan.algorithms.len() > 1 {
-            let key = format!("{problem:?}");
-            let known = self.choices.find(&key);
-            let known = known.and_then(|known| plan.algorithms.iter().position(|offered| *offered == known));
-            plan.chosen = match known {
-                Some(known) => known,
-                None if switches::is_set("FOREBAY_TUNE") == Some(false) => 0,
-                None => {
-                    let fastest =
-                        algorithms::fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm))?;
-                    self.choices.store(&key, &plan.algorithms[fastest]);
-                    fastest
-                }
-            };
+        if !plan.settled && worth && plan.algorithms.len() > 1 {
+            plan.chosen = self.choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
+                // A product that is added to c is made again and again elsewhere.
+                let elsewhere = (call.beta != 0.0).then(|| Scratch::new(&stream.context, problem.written()));
+                let to = match &elsewhere {
+                    None => c,
+                    Some(Ok(scratch)) => scratch.address,
+                    Some(Err(error)) => {
+                        log::debug!("no room to time algorithms of {problem:?}: {error}");
+                        return Ok(None);
+                    }
+                };
+                algorithms::fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm, to)).map(Some)
+            })?;
             plan.settled = true;
         }
-        let done = run(plan, &plan.algorithms[plan.chosen]);
+        let done = run(plan, &plan.algorithms[plan.chosen], c);
         match done {
             Ok(()) => Ok(true),
             // The heuristic was wrong, or the library's own code finds no room on a full device.
@@ -537,20 +543,20 @@ impl<T: Copy> Drop for Owned<T> {
     }
 }
 
-/// Memory for the library's intermediate results.
+/// Memory for the library's intermediate results, beside the pool.
 #[derive(Debug)]
-struct Workspace {
+struct Scratch {
     address: u64,
     context: Arc<Context>,
 }
 
-impl Workspace {
-    fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Ok(Self { address: context.alloc(WORKSPACE)?, context: Arc::clone(context) })
+impl Scratch {
+    fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, SourceError> {
+        Ok(Self { address: context.alloc(bytes)?, context: Arc::clone(context) })
     }
 }
 
-impl Drop for Workspace {
+impl Drop for Scratch {
     fn drop(&mut self) {
         // An error means that the device, and so the memory, is gone.
         let _ = self.context.free(self.address);
