@@ -13,8 +13,8 @@ use forebay_core::backend::{AttentionCall, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 
-use crate::context::{Context, Function, Module, Stream};
 use crate::compiling::Job;
+use crate::context::{Context, Function, Module, Stream};
 use crate::kernels::{Kernels, Making};
 use crate::switches;
 

@@ -127,9 +127,7 @@ impl Device {
                 true
             }
             Command::Matmul(call) => queue.matmul.run(stream, call)?,
-            Command::Attention(call) => {
-                self.attention.run(&self.context, &self.kernels, stream, call)?
-            }
+            Command::Attention(call) => self.attention.run(&self.context, &self.kernels, stream, call)?,
         };
         self.fences.enqueued();
         Ok(done)
@@ -140,7 +138,10 @@ impl Device {
 fn declined(command: &Command<'_>) -> Error {
     let (call, what) = match command {
         Command::Attention(_) => ("attention", "its kernel does not compile (a warning says why)"),
-        _ => ("cublasLtMatmul", "the library refuses a product that it offered algorithms for, perhaps on a full device"),
+        _ => (
+            "cublasLtMatmul",
+            "the library refuses a product that it offered algorithms for, perhaps on a full device",
+        ),
     };
     let detail = format!("{what}; the same step again runs on the portable kernels, or has more room");
     Error::Source(SourceError::Driver { call, detail })
