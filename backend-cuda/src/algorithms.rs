@@ -1,5 +1,8 @@
 //! Which of cuBLASLt's algorithms makes a product: its heuristic names some, the device's clock chooses, the disk remembers.
 
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::{
     self, cublasLtMatmulAlgo_t, cublasLtMatmulHeuristicResult_t, cublasStatus_t as Status,
@@ -8,6 +11,7 @@ use forebay_core::backend::SourceError;
 
 use crate::cache::{DiskCache, Key};
 use crate::context::{Event, Stream};
+use crate::switches;
 
 /// Algorithms that are timed.
 const CANDIDATES: usize = 8;
@@ -84,7 +88,11 @@ pub(crate) fn fastest(
     Ok(best.1)
 }
 
-/// Choices on disk. A choice is the algorithm itself: 64 bytes that mean something to one version of the library.
+/// What this process has chosen: all queues of a device sum in one order, whoever came first and whatever other processes
+/// write to the disk meanwhile.
+static CHOSEN: Mutex<Option<HashMap<Key, cublasLtMatmulAlgo_t>>> = Mutex::new(None);
+
+/// Choices, on disk too. A choice is the algorithm itself: 64 bytes that mean something to one version of the library.
 #[derive(Debug)]
 pub(crate) struct Choices {
     disk: DiskCache,
@@ -103,9 +111,40 @@ impl Choices {
         Key::new(&format!("{}: {problem}", self.place), 0)
     }
 
-    /// What was chosen for a problem in this place before.
-    pub(crate) fn find(&self, problem: &str) -> Option<cublasLtMatmulAlgo_t> {
-        let bytes = self.disk.find(self.key(problem), Some(self.version))?;
+    /// Which of the algorithms that are offered, at least one, makes a problem's products from now on, by number: the one
+    /// of this process, else that on disk, else the one that `time` finds the fastest. Where that can say nothing it is the first.
+    pub(crate) fn choose(
+        &self,
+        problem: &str,
+        offered: &[cublasLtMatmulAlgo_t],
+        time: impl FnOnce() -> Result<Option<usize>, SourceError>,
+    ) -> Result<usize, SourceError> {
+        let key = self.key(problem);
+        // Until it is chosen: another queue's products shall neither be timed beside these nor choose for themselves.
+        let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let chosen = chosen.get_or_insert_default();
+        let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
+        if let Some(number) = chosen.get(&key).copied().and_then(number) {
+            return Ok(number);
+        }
+        let number = match self.find(key).and_then(number) {
+            Some(number) => number,
+            None if switches::is_set("FOREBAY_TUNE") == Some(false) => 0,
+            None => match time()? {
+                Some(fastest) => {
+                    self.store(key, &offered[fastest]);
+                    fastest
+                }
+                None => 0,
+            },
+        };
+        chosen.entry(key).or_insert(offered[number]);
+        Ok(number)
+    }
+
+    /// What was chosen in this place before.
+    fn find(&self, key: Key) -> Option<cublasLtMatmulAlgo_t> {
+        let bytes = self.disk.find(key, Some(self.version))?;
         let mut algorithm = EMPTY.algo;
         if bytes.len() != 8 * algorithm.data.len() {
             return None;
@@ -116,9 +155,9 @@ impl Choices {
         Some(algorithm)
     }
 
-    pub(crate) fn store(&self, problem: &str, algorithm: &cublasLtMatmulAlgo_t) {
+    fn store(&self, key: Key, algorithm: &cublasLtMatmulAlgo_t) {
         let bytes: Vec<u8> = algorithm.data.iter().flat_map(|word| word.to_le_bytes()).collect();
-        self.disk.store(self.key(problem), self.version, &bytes);
+        self.disk.store(key, self.version, &bytes);
     }
 }
 
@@ -126,16 +165,58 @@ impl Choices {
 mod tests {
     use super::*;
 
+    fn algorithm(first: u64) -> cublasLtMatmulAlgo_t {
+        cublasLtMatmulAlgo_t { data: [first, 2, 3, 4, 5, 6, 7, u64::MAX] }
+    }
+
+    /// Choices in a folder that begins empty.
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("forebay-choices-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn choices(&self, place: &str) -> Choices {
+            Choices { disk: DiskCache::at(&self.0), ..Choices::new(place, 130_001) }
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
     #[test]
     fn choices_are_found_again_in_their_place_alone() {
-        let folder = std::env::temp_dir().join(format!("forebay-choices-{}", std::process::id()));
-        let choices = |place: &str| Choices { disk: DiskCache::at(&folder), ..Choices::new(place, 130_001) };
-        let mut algorithm = EMPTY.algo;
-        algorithm.data = [1, 2, 3, 4, 5, 6, 7, u64::MAX];
-        choices("card a").store("64x64", &algorithm);
-        assert_eq!(choices("card a").find("64x64").map(|a| a.data), Some(algorithm.data));
-        assert!(choices("card b").find("64x64").is_none());
-        assert!(choices("card a").find("64x65").is_none());
-        std::fs::remove_dir_all(&folder).unwrap();
+        let folder = Folder::new("place");
+        let find = |place: &str, problem: &str| {
+            let choices = folder.choices(place);
+            choices.find(choices.key(problem)).map(|a| a.data)
+        };
+        let choices = folder.choices("card a");
+        choices.store(choices.key("64x64"), &algorithm(1));
+        assert_eq!(find("card a", "64x64"), Some(algorithm(1).data));
+        assert!(find("card b", "64x64").is_none());
+        assert!(find("card a", "64x65").is_none());
+    }
+
+    #[test]
+    fn a_process_chooses_once_whatever_its_queues_find_faster_and_the_disk_says() {
+        let folder = Folder::new("once");
+        let offered = [algorithm(1), algorithm(2), algorithm(3)];
+        let (first, second) = (folder.choices("card once"), folder.choices("card once"));
+        assert_eq!(first.choose("64x64", &offered, || Ok(Some(2))).unwrap(), 2);
+        second.store(second.key("64x64"), &offered[0]);
+        assert_eq!(second.choose("64x64", &offered, || Ok(Some(1))).unwrap(), 2);
+        // By what it is, not by its place in a list.
+        assert_eq!(second.choose("64x64", &offered[1..], || Ok(Some(0))).unwrap(), 1);
+        // What could not be timed is remembered too, but not for other processes.
+        assert_eq!(first.choose("32x32", &offered, || Ok(None)).unwrap(), 0);
+        assert_eq!(second.choose("32x32", &offered, || Ok(Some(1))).unwrap(), 0);
+        assert!(first.find(first.key("32x32")).is_none());
     }
 }

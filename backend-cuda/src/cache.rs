@@ -62,7 +62,7 @@ impl DiskCache {
 }
 
 /// What decides a kernel's bytes, but for the compiler's version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Key(u128);
 
 const SUFFIX: &str = ".cubin";

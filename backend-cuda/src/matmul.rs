@@ -87,8 +87,25 @@ impl Matmul {
         self.library.get_or_init(|| Library::open(context).map(Mutex::new)).as_ref()
     }
 
+    /// Whether the library offers algorithms for a product.
+    pub(crate) fn takes(&self, context: &Arc<Context>, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with(context, call, |library, problem| {
+            context.make_current()?;
+            Ok(library.plan(problem).is_some())
+        })
+    }
+
     /// Enqueues a product; `false` where the library cannot do it.
     pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with(&stream.context, call, |library, problem| library.run(stream, call, problem))
+    }
+
+    fn with(
+        &self,
+        context: &Arc<Context>,
+        call: &MatmulCall,
+        of: impl FnOnce(&mut Library, Problem) -> Result<bool, SourceError>,
+    ) -> Result<bool, SourceError> {
         if switches::portable() {
             return Ok(false);
         }
@@ -96,10 +113,8 @@ impl Matmul {
             return Ok(true);
         }
         let Some(problem) = Problem::new(call) else { return Ok(false) };
-        match self.library(&stream.context) {
-            Some(library) => {
-                library.lock().unwrap_or_else(PoisonError::into_inner).run(stream, call, problem)
-            }
+        match self.library(context) {
+            Some(library) => of(&mut library.lock().unwrap_or_else(PoisonError::into_inner), problem),
             None => Ok(false),
         }
     }
@@ -195,6 +210,14 @@ impl Problem {
         })
     }
 
+    /// Bytes from the first element of c to behind the last.
+    fn written(&self) -> u64 {
+        let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
+        let elements =
+            step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
+        (elements + self.n) * self.out.size() as u64
+    }
+
     /// The types of the sums and of the factors.
     fn types(&self) -> (Compute, DataType) {
         match self.dtype {
@@ -253,7 +276,7 @@ struct Library {
     /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
     plans: FxHashMap<Problem, Option<Plan>>,
     handle: Owned<sys::cublasLtHandle_t>,
-    workspace: Option<Workspace>,
+    workspace: Option<Scratch>,
     choices: Choices,
 }
 
@@ -278,31 +301,41 @@ impl Library {
         };
         // Without one it works too, with fewer algorithms.
         let workspace =
-            Workspace::new(context).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
+            Scratch::new(context, WORKSPACE).inspect_err(|error| log::debug!("no workspace: {error}")).ok();
         let choices = Choices::new(&context.device.name().unwrap_or_default(), version);
         Some(Self { plans: FxHashMap::default(), handle, workspace, choices })
     }
 
-    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
-        stream.context.make_current()?;
-        let workspace = self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE));
+    /// Where the workspace is, and its bytes.
+    fn workspace(&self) -> (u64, u64) {
+        self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE))
+    }
+
+    /// How a problem is solved, and what chooses its algorithm; `None` where the library cannot.
+    fn plan(&mut self, problem: Problem) -> Option<(&mut Plan, &Choices)> {
+        let workspace = self.workspace().1;
         if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
             self.plans.clear();
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
-            Plan::new(self.handle.raw, &problem, workspace.1)
+            Plan::new(self.handle.raw, &problem, workspace)
                 .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
                 .ok()
         });
-        let Some(plan) = plan else { return Ok(false) };
+        plan.as_mut().map(|plan| (plan, &self.choices))
+    }
+
+    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
+        stream.context.make_current()?;
+        let (workspace, handle) = (self.workspace(), self.handle.raw);
+        let Some((plan, choices)) = self.plan(problem) else { return Ok(false) };
         plan.point(&call.epilogue).map_err(|error| SourceError::Driver {
             call: "cublasLtMatmulDescSetAttribute",
             detail: error.to_string(),
         })?;
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
-        let handle = self.handle.raw;
-        let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t| {
+        let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
             // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
             // workspace is used by this stream alone.
             unsafe {
@@ -317,7 +350,7 @@ impl Library {
                     plan.second.raw,
                     c as *const c_void,
                     plan.out.raw,
-                    c as *mut c_void,
+                    to as *mut c_void,
                     plan.out.raw,
                     algorithm,
                     workspace.0 as *mut c_void,
@@ -327,24 +360,23 @@ impl Library {
             }
         };
         let worth = 2 * call.m * call.n * call.k * call.batch >= algorithms::WORTH;
-        // A product that is added to c cannot be made again and again.
-        if !plan.settled && worth && call.beta == 0.0 && plan.algorithms.len() > 1 {
-            let key = format!("{problem:?}");
-            let known = self.choices.find(&key);
-            let known = known.and_then(|known| plan.algorithms.iter().position(|offered| *offered == known));
-            plan.chosen = match known {
-                Some(known) => known,
-                None if switches::is_set("FOREBAY_TUNE") == Some(false) => 0,
-                None => {
-                    let fastest =
-                        algorithms::fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm))?;
-                    self.choices.store(&key, &plan.algorithms[fastest]);
-                    fastest
-                }
-            };
+        if !plan.settled && worth && plan.algorithms.len() > 1 {
+            plan.chosen = choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
+                // A product that is added to c is made again and again elsewhere.
+                let elsewhere = (call.beta != 0.0).then(|| Scratch::new(&stream.context, problem.written()));
+                let to = match &elsewhere {
+                    None => c,
+                    Some(Ok(scratch)) => scratch.address,
+                    Some(Err(error)) => {
+                        log::debug!("no room to time algorithms of {problem:?}: {error}");
+                        return Ok(None);
+                    }
+                };
+                algorithms::fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm, to)).map(Some)
+            })?;
             plan.settled = true;
         }
-        let done = run(plan, &plan.algorithms[plan.chosen]);
+        let done = run(plan, &plan.algorithms[plan.chosen], c);
         match done {
             Ok(()) => Ok(true),
             // The heuristic was wrong, or the library's own code finds no room on a full device.
@@ -537,20 +569,20 @@ impl<T: Copy> Drop for Owned<T> {
     }
 }
 
-/// Memory for the library's intermediate results.
+/// Memory for the library's intermediate results, beside the pool.
 #[derive(Debug)]
-struct Workspace {
+struct Scratch {
     address: u64,
     context: Arc<Context>,
 }
 
-impl Workspace {
-    fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Ok(Self { address: context.alloc(WORKSPACE)?, context: Arc::clone(context) })
+impl Scratch {
+    fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, SourceError> {
+        Ok(Self { address: context.alloc(bytes)?, context: Arc::clone(context) })
     }
 }
 
-impl Drop for Workspace {
+impl Drop for Scratch {
     fn drop(&mut self) {
         // An error means that the device, and so the memory, is gone.
         let _ = self.context.free(self.address);
