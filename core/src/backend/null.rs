@@ -92,7 +92,7 @@ impl Default for Profile {
             },
             limits: Limits {
                 max_binding: 1 << 40,
-                max_bindings: 16,
+                max_bindings: 32,
                 max_workgroup_size: 1024,
                 max_workgroup_memory: 48 << 10,
                 max_groups: 65_535,
