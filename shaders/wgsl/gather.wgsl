@@ -20,7 +20,7 @@ struct Params {
     index_strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{% set word = {8: "vec2<u32>", 16: "vec4<u32>"}[size] or "u32" %}
+{% set word = "vec4<u32>" if size == 16 else "vec2<u32>" if size == 8 else "u32" %}
 {% set lanes = 4 // size if size < 4 else 1 %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
 {{ t.input(1, "index", index) }}
