@@ -2,83 +2,12 @@
 
     python benches/peers/modules.py [tests/modules/modules.safetensors]
 
-Needs torch, safetensors and numpy; runs on the CPU. A case NAME has
-    NAME/in/K                  inputs, of which floats require gradients (not those under NAME/fixed/K)
-    NAME/state/PARAM           state_dict before the first pass
-    NAME/MODE/out/K            results in the modes `train` and `eval`; dropout is off
-    NAME/MODE/grad/in/K        gradients of sum over K of sum(out_K * cos(0.7 i + K)), with i the number of the element
-    NAME/MODE/grad/PARAM
-    NAME/MODE/state/PARAM      buffers that the pass has changed
+Needs torch, safetensors and numpy; runs on the CPU. cases.py says how the tensors are called.
 """
-import sys
-import zlib
-
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
-from safetensors.torch import save_file
 
-torch.set_num_threads(1)
-data = {}
-
-
-def floats(t):
-    return t.is_floating_point()
-
-
-def case(name, module, inputs, call=None, modes=("train",), fixed=()):
-    """One module or function on inputs; `fixed` are inputs that get no gradient."""
-    torch.manual_seed(zlib.crc32(name.encode()))
-    if callable(inputs):
-        inputs = inputs()
-    if callable(module) and not isinstance(module, nn.Module):
-        module = module()
-    if isinstance(module, nn.Module):
-        for p in module.parameters():
-            # Away from the initial ones and zeros, which hide mistakes.
-            with torch.no_grad():
-                p.add_(torch.randn_like(p) * 0.1)
-        for n, b in module.named_buffers():
-            if floats(b) and b.dim() == 1:
-                with torch.no_grad():
-                    b.add_(torch.rand_like(b))
-        for n, t in module.state_dict().items():
-            data[f"{name}/state/{n}"] = t.detach().clone().contiguous()
-    for k, x in enumerate(inputs):
-        data[f"{name}/{'fixed' if k in fixed or not floats(x) else 'in'}/{k}"] = x.detach().clone().contiguous()
-    for mode in modes:
-        leaves = [x.detach().clone() for x in inputs]
-        for k, x in enumerate(leaves):
-            if floats(x) and k not in fixed:
-                x.requires_grad_()
-        before = {}
-        if isinstance(module, nn.Module):
-            # From the same state in every mode.
-            module.load_state_dict({n: data[f"{name}/state/{n}"] for n in module.state_dict()})
-            module.train(mode == "train")
-            module.zero_grad()
-            before = {n: b.clone() for n, b in module.named_buffers()}
-        out = call(module, *leaves) if call else module(*leaves)
-        out = list(out) if isinstance(out, (tuple, list)) else [out]
-        loss = 0
-        for k, y in enumerate(out):
-            data[f"{name}/{mode}/out/{k}"] = y.detach().clone().contiguous()
-            if floats(y) and y.requires_grad:
-                i = torch.arange(y.numel(), dtype=torch.float64)
-                loss = loss + (y.reshape(-1) * torch.cos(0.7 * i + k).to(y.dtype)).sum()
-        if isinstance(loss, torch.Tensor):
-            loss.backward()
-        for k, x in enumerate(leaves):
-            if x.grad is not None:
-                data[f"{name}/{mode}/grad/in/{k}"] = x.grad.clone().contiguous()
-        if isinstance(module, nn.Module):
-            for n, p in module.named_parameters():
-                if p.grad is not None:
-                    data[f"{name}/{mode}/grad/{n}"] = p.grad.clone().contiguous()
-            for n, b in module.named_buffers():
-                if not torch.equal(b, before[n]):
-                    data[f"{name}/{mode}/state/{n}"] = b.detach().clone().contiguous()
-
+from cases import case, data, save
 
 R = torch.randn
 BOTH = ("train", "eval")
@@ -298,6 +227,4 @@ case("channel_shuffle", nn.ChannelShuffle(2), lambda: [R(2, 6, 3)])
 case("unfold", nn.Unfold((2, 3), padding=1, stride=2), lambda: [R(2, 2, 4, 5)])
 case("fold", nn.Fold((4, 5), (2, 3), padding=1, stride=2), lambda: [R(2, 12, 9)])
 
-path = sys.argv[1] if len(sys.argv) > 1 else "tests/modules/modules.safetensors"
-save_file(data, path, metadata={"torch": torch.__version__})
-print(f"{path}: {len({n.split('/')[0] for n in data}) - 1} cases, {len(data)} tensors")
+save("tests/modules/modules.safetensors")

@@ -68,12 +68,8 @@ impl TransformerOptions {
 
     #[track_caller]
     fn norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
-        let mut norm = LayerNorm::new(&[features], device)?;
-        norm.eps = self.layer_norm_eps;
-        if !self.bias {
-            norm.bias = None;
-        }
-        Ok(norm)
+        let norm = LayerNorm::new(&[features], device)?.eps(self.layer_norm_eps);
+        Ok(if self.bias { norm } else { norm.without_bias() })
     }
 }
 

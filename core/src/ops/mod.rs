@@ -49,6 +49,7 @@ mod strided;
 mod svd;
 mod tiles;
 mod unary;
+mod unpool;
 mod window;
 
 pub use attention::Attention;

@@ -16,6 +16,7 @@ use forebay::tensor::Tensor;
 use super::host::close;
 use super::tests;
 
+mod architectures;
 mod attention;
 mod initial;
 mod layers;
@@ -31,6 +32,10 @@ tests![
     losses_of_pytorch,
     pooling,
     places,
+    models_of_images,
+    models_of_images_and_sound,
+    models_of_texts,
+    models_of_sequences,
     every_recorded_case_is_run,
     initial_values,
     initial_values_by_name,
@@ -43,6 +48,8 @@ tests![
 
 /// What PyTorch gave.
 const DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
+/// What its models gave.
+const MODELS: &[u8] = include_bytes!("../../../modules/architectures.safetensors");
 
 /// A case, on a device: [`Case::check`] does it all.
 struct Case<'a> {
@@ -170,13 +177,17 @@ fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
     close(&got.to_f64s()?, &expected, 1e-5, 1e-5 * largest)
 }
 
-fn load(device: &Device) -> Result<Tensors> {
-    Ok(safetensors::from_bytes(DATA, device)?.0)
+fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
+    Ok(safetensors::from_bytes(bytes, device)?.0)
 }
 
 /// All rows of a table; what fails is named.
 fn run(device: &Device, rows: &[Row]) -> Result<()> {
-    let data = load(device)?;
+    run_of(DATA, device, rows)
+}
+
+fn run_of(bytes: &[u8], device: &Device, rows: &[Row]) -> Result<()> {
+    let data = load(bytes, device)?;
     let mut failed = Vec::new();
     for &(name, check) in rows {
         if let Err(error) = check(&Case { device, data: &data, name }) {
@@ -231,13 +242,39 @@ fn places(device: &Device) -> Result<()> {
     run(device, TABLES[7])
 }
 
+/// As `TABLES`, of models.
+const MODEL_TABLES: [&[Row]; 4] = [
+    architectures::images::CASES,
+    architectures::nets::CASES,
+    architectures::texts::CASES,
+    architectures::sequences::CASES,
+];
+
+fn models_of_images(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[0])
+}
+
+fn models_of_images_and_sound(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[1])
+}
+
+fn models_of_texts(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[2])
+}
+
+fn models_of_sequences(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[3])
+}
+
 fn every_recorded_case_is_run(device: &Device) -> Result<()> {
-    let data = load(device)?;
-    let recorded: BTreeSet<&str> =
-        data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
-    let run: BTreeSet<&str> = TABLES.iter().flat_map(|rows| rows.iter().map(|(name, _)| *name)).collect();
-    let lost: Vec<_> = recorded.symmetric_difference(&run).collect();
-    ensure!(lost.is_empty(), "recorded and not run, or run and not recorded: {lost:?}");
+    for (bytes, tables) in [(DATA, &TABLES[..]), (MODELS, &MODEL_TABLES[..])] {
+        let data = load(bytes, device)?;
+        let recorded: BTreeSet<&str> =
+            data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
+        let run: BTreeSet<&str> = tables.iter().flat_map(|rows| rows.iter().map(|(name, _)| *name)).collect();
+        let lost: Vec<_> = recorded.symmetric_difference(&run).collect();
+        ensure!(lost.is_empty(), "recorded and not run, or run and not recorded: {lost:?}");
+    }
     Ok(())
 }
 
