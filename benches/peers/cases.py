@@ -4,7 +4,7 @@
     NAME/MODE/out/K            results in the modes `train` and `eval`; dropout is off
     NAME/MODE/grad/in/K        gradients of sum over K of sum(out_K * cos(0.7 i + K)), with i the number of the element
     NAME/MODE/grad/PARAM
-    NAME/MODE/state/PARAM      buffers that the pass has changed
+    NAME/MODE/state/PARAM      what the pass has changed
 """
 import sys
 import zlib
@@ -52,7 +52,8 @@ def case(name, module, inputs, call=None, modes=("train",), fixed=()):
             module.load_state_dict({n: data[f"{name}/state/{n}"] for n in module.state_dict()})
             module.train(mode == "train")
             module.zero_grad()
-            before = {n: b.clone() for n, b in module.named_buffers()}
+            # Everything: a table of embeddings may be changed by a pass too.
+            before = {n: t.detach().clone() for n, t in module.state_dict().items()}
         out = call(module, *leaves) if call else module(*leaves)
         out = list(out) if isinstance(out, (tuple, list)) else [out]
         loss = 0
@@ -70,9 +71,9 @@ def case(name, module, inputs, call=None, modes=("train",), fixed=()):
             for n, p in module.named_parameters():
                 if p.grad is not None:
                     data[f"{name}/{mode}/grad/{n}"] = p.grad.clone().contiguous()
-            for n, b in module.named_buffers():
-                if not torch.equal(b, before[n]):
-                    data[f"{name}/{mode}/state/{n}"] = b.detach().clone().contiguous()
+            for n, t in module.state_dict().items():
+                if not torch.equal(t, before[n]):
+                    data[f"{name}/{mode}/state/{n}"] = t.detach().clone().contiguous()
 
 
 def save(path):

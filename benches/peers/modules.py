@@ -6,6 +6,9 @@ Needs torch, safetensors and numpy; runs on the CPU. cases.py says how the tenso
 """
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
+
+from torch.nn.utils import parametrizations
 
 from cases import case, data, save
 
@@ -127,7 +130,24 @@ case("instance_norm2d", lambda: nn.InstanceNorm2d(3, affine=True, track_running_
 case("instance_norm3d", lambda: nn.InstanceNorm3d(2, affine=True), lambda: [R(2, 2, 3, 2)])
 case("local_response_norm", lambda: nn.LocalResponseNorm(3, alpha=0.1), lambda: [R(2, 5, 4)])
 
+case("batch_norm1d_plain", lambda: nn.BatchNorm1d(3, affine=False), lambda: [R(4, 3)], modes=BOTH)
+case("batch_norm2d_batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), lambda: [R(2, 3, 4, 3)], modes=BOTH)
+case("layer_norm_no_bias", lambda: nn.LayerNorm(4, eps=1e-3, bias=False), lambda: [R(2, 3, 4)])
+
+# Weights that are computed from others.
+WN, SN = parametrizations.weight_norm, parametrizations.spectral_norm
+case("weight_norm", lambda: WN(nn.Linear(4, 3)), lambda: [R(2, 4)])
+case("weight_norm_all", lambda: WN(nn.Conv1d(2, 3, 2, bias=False), dim=None), lambda: [R(2, 2, 5)])
+case("weight_norm_transpose", lambda: WN(nn.ConvTranspose2d(2, 3, 2), dim=1), lambda: [R(1, 2, 3, 2)])
+case("spectral_norm", lambda: SN(nn.Linear(4, 3)), lambda: [R(2, 4)], modes=BOTH)
+case("spectral_norm_transpose", lambda: SN(nn.ConvTranspose1d(3, 4, 2, groups=1), n_power_iterations=3, eps=1e-6), lambda: [R(2, 3, 4)], modes=BOTH)
+
 # Convolutions, embeddings, bilinear.
+case("conv1d_same", lambda: nn.Conv1d(2, 3, 4, padding="same"), lambda: [R(2, 2, 6)])
+case("conv2d_same_reflect", lambda: nn.Conv2d(2, 3, (3, 2), padding="same", dilation=(2, 1), padding_mode="reflect"), lambda: [R(1, 2, 6, 5)])
+case("embedding_max_norm", lambda: nn.Embedding(7, 3, max_norm=0.9), lambda: [torch.tensor([[1, 2], [2, 6], [1, 0]])], modes=BOTH)
+case("embedding_max_norm_one", lambda: nn.Embedding(7, 3, max_norm=0.9, norm_type=1.0), lambda: [torch.tensor([4, 2])])
+case("embedding_bag_max_norm", lambda: nn.EmbeddingBag(7, 3, max_norm=0.9, mode="sum"), lambda: [torch.tensor([[1, 2], [2, 6], [1, 0]])])
 case("conv1d", lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, groups=2), lambda: [R(2, 4, 7)])
 case("conv1d_circular", lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), lambda: [R(2, 2, 6)])
 case("conv2d_reflect", lambda: nn.Conv2d(2, 3, (3, 2), padding=(1, 2), padding_mode="reflect", bias=False), lambda: [R(1, 2, 4, 5)])
@@ -149,6 +169,9 @@ for name, layer in dict(
 case("softmax2d", nn.Softmax2d(), lambda: [R(2, 3, 2, 2)])
 case("prelu", lambda: nn.PReLU(3), lambda: [R(2, 3, 4)])
 case("rrelu", lambda: nn.RReLU(), X, modes=("eval",))
+
+case("adaptive_log_softmax", lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 11, [3, 7], div_value=2.0), lambda: [R(5, 6), torch.tensor([0, 4, 10, 6, 2])], lambda m, *x: tuple(m(*x)))
+case("adaptive_log_softmax_bias", lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 11, [3, 7, 9], div_value=2.0, head_bias=True), lambda: [R(6), torch.tensor(4)], lambda m, x, y: (*m(x, y), m.log_prob(x[None]), m.predict(x[None])))
 
 # Losses.
 LABELS = lambda: torch.tensor([1, 0, 4, 2])
@@ -207,6 +230,33 @@ case("adaptive_avg_pool3d", nn.AdaptiveAvgPool3d((2, 3, 2)), lambda: [R(1, 2, 5,
 case("adaptive_max_pool1d", nn.AdaptiveMaxPool1d(3), lambda: [R(2, 3, 8)])
 case("adaptive_max_pool2d", nn.AdaptiveMaxPool2d((2, 3)), lambda: [R(2, 2, 5, 4)])
 case("adaptive_max_pool3d", nn.AdaptiveMaxPool3d((2, 3, 2)), lambda: [R(1, 2, 5, 4, 3)])
+
+case("lp_pool3d", nn.LPPool3d(3.0, (2, 1, 2), 1), lambda: [torch.rand(2, 3, 4, 3, 4) + 0.1])
+case("max_pool3d_indices", nn.MaxPool3d((2, 3, 2), (1, 2, 2), (1, 1, 0), ceil_mode=True, return_indices=True), lambda: [R(2, 2, 4, 5, 5)])
+case("max_pool3d_indices_ties", nn.MaxPool3d((2, 3, 2), 1, return_indices=True), lambda: [torch.randint(0, 3, (2, 4, 5, 5)).float()])
+case("max_unpool1d", lambda: nn.MaxUnpool1d(3, 2, 1), lambda: [R(2, 3, 4)], lambda m, x: m(x, torch.arange(4).expand(2, 3, 4) * 2))
+for n, pool in [(2, (3, 2)), (3, (2, 3, 2))]:
+    def back(m, x, n=n, pool=pool):
+        y, places = getattr(F, f"max_pool{n}d")(x, pool, return_indices=True)
+        return m(y, places, output_size=x.shape[2:])
+    case(f"max_unpool{n}d", getattr(nn, f"MaxUnpool{n}d")(pool), lambda: [R(2, 2, *[5, 7, 4][:n])], back)
+    def drawn(m, x, samples, n=n):
+        size = dict(output_size=(4, 3)) if n == 2 else dict(output_ratio=(0.5, 0.6, 0.7))
+        return getattr(F, f"fractional_max_pool{n}d")(x, 2, **size, return_indices=True, _random_samples=samples)
+    case(f"fractional_max_pool{n}d", None, lambda: [R(2, 3, *[8, 6, 7][:n]), torch.rand(2, 3, n)], drawn, fixed=(1,))
+
+# Images read at places. Places keep away from edges, where the slope jumps.
+GRID = lambda *n: torch.rand(*n) * 3.1 - 1.55
+for padding in ("zeros", "border", "reflection"):
+    for mode in ("bilinear", "nearest"):
+        for align in (False, True):
+            case(f"grid_sample_{padding}_{mode}_{int(align)}", None, lambda: [R(2, 3, 4, 5), GRID(2, 3, 4, 2)],
+                 lambda m, x, g, o=dict(mode=mode, padding_mode=padding, align_corners=align): F.grid_sample(x, g, **o), fixed=(1,) if mode == "nearest" else ())
+case("grid_sample_volume", None, lambda: [R(2, 2, 3, 4, 5), GRID(2, 2, 3, 2, 3)], lambda m, x, g: F.grid_sample(x, g, padding_mode="reflection", align_corners=False))
+case("affine_grid", None, lambda: [R(2, 2, 3)], lambda m, x: F.affine_grid(x, (2, 1, 3, 4), align_corners=False))
+case("affine_grid_volume", None, lambda: [R(2, 3, 4)], lambda m, x: F.affine_grid(x, (2, 1, 3, 1, 2), align_corners=True))
+case("pdist", None, lambda: [R(5, 3)], lambda m, x: F.pdist(x))
+case("pdist_ones", None, lambda: [R(4, 3)], lambda m, x: F.pdist(x, 1.0))
 
 # Places.
 case("zero_pad1d", nn.ZeroPad1d((1, 2)), lambda: [R(2, 2, 3)])

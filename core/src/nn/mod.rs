@@ -71,6 +71,7 @@ pub use scope::ModuleScope;
 pub use shape::*;
 pub use softmax::AdaptiveLogSoftmaxWithLoss;
 pub use state::{IncompatibleKeys, rename_keys};
+pub(crate) use state::{Named, named};
 pub use transformer::{
     Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions,

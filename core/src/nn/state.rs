@@ -66,15 +66,32 @@ pub fn rename_keys(
     Ok(renamed.into_iter().map(|(name, (_, tensor))| (name, tensor)).collect())
 }
 
-/// What a module has under its names: each tensor, and the parameter that it is, which several names may share.
-fn slots<M: Module + ?Sized>(module: &M) -> BTreeMap<String, (Tensor, Option<usize>)> {
-    let mut slots = BTreeMap::new();
-    walk(module, &mut |name, slot| match slot {
-        Slot::Parameter(t) => drop(slots.insert(name.to_owned(), (t.detach(), leaf(t)))),
-        Slot::Buffer(t) => drop(slots.insert(name.to_owned(), (t.detach(), None))),
-        _ => {}
+/// A tensor of a module, with all its names: several, if modules share a parameter.
+pub(crate) struct Named {
+    pub(crate) tensor: Tensor,
+    pub(crate) names: Vec<String>,
+    /// Whether it is trained.
+    pub(crate) parameter: bool,
+}
+
+/// What a module has, each once, in the order of its walk.
+pub(crate) fn named<M: Module + ?Sized>(module: &M) -> Vec<Named> {
+    let mut all: Vec<Named> = Vec::new();
+    let mut known = BTreeMap::new();
+    walk(module, &mut |name, slot| {
+        let (t, parameter) = match slot {
+            Slot::Parameter(t) => (t, true),
+            Slot::Buffer(t) => (t, false),
+            _ => return,
+        };
+        // Those that require gradients are known by that; buffers are not shared.
+        let place = leaf(t).map_or(all.len(), |leaf| *known.entry(leaf).or_insert(all.len()));
+        match all.get_mut(place) {
+            Some(named) => named.names.push(name.to_owned()),
+            None => all.push(Named { tensor: t.detach(), names: vec![name.to_owned()], parameter }),
+        }
     });
-    slots
+    all
 }
 
 /// Copies what has the same name, if all of it fits; `strict` takes missing and unexpected names for errors.
@@ -83,26 +100,23 @@ pub(super) fn load<M: Module + ?Sized>(
     state: &BTreeMap<String, Tensor>,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
-    let own = slots(module);
+    let own = named(module);
+    let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
     // A shared parameter is there under any of its names: files often keep one.
-    let given: BTreeSet<usize> = own
-        .iter()
-        .filter(|(name, _)| state.contains_key(*name))
-        .filter_map(|(_, (_, shared))| *shared)
-        .collect();
-    let missing = own.iter().filter(|(name, (_, shared))| {
-        !state.contains_key(*name) && shared.is_none_or(|shared| !given.contains(&shared))
-    });
+    let absent = own.iter().filter(|named| !named.names.iter().any(|name| state.contains_key(name)));
     let keys = IncompatibleKeys {
-        missing: missing.map(|(name, _)| name.clone()).collect(),
-        unexpected: state.keys().filter(|name| !own.contains_key(*name)).cloned().collect(),
+        missing: absent.flat_map(|named| named.names.iter().cloned()).collect(),
+        unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
     };
     let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
-    let misfits = own.iter().filter_map(|(name, (t, _))| {
-        let given = state.get(name)?;
-        (t.shape() != given.shape() || kind(t) != kind(given)).then(|| {
-            format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
+    let given = || {
+        own.iter().flat_map(|Named { tensor, names, .. }| {
+            names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
         })
+    };
+    let misfits = given().filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
+    let misfits = misfits.map(|(name, t, given)| {
+        format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
     });
     let misfits = misfits.collect::<Vec<_>>().join(", ");
     let mut problems = Vec::new();
@@ -115,10 +129,8 @@ pub(super) fn load<M: Module + ?Sized>(
     if !problems.is_empty() {
         return Err(Error::argument("load_state_dict", problems.join("; ")));
     }
-    for (name, (tensor, _)) in &own {
-        if let Some(source) = state.get(name) {
-            tensor.copy_(&source.detach().to_device(tensor.device())?).map_err(|e| e.at(name))?;
-        }
+    for (name, tensor, source) in given() {
+        tensor.copy_(&source.detach().to_device(tensor.device())?).map_err(|e| e.at(name))?;
     }
     Ok(keys)
 }

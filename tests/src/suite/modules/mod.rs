@@ -22,6 +22,7 @@ mod initial;
 mod layers;
 mod losses;
 mod recurrent;
+mod state;
 
 tests![
     attention_and_transformers,
@@ -32,6 +33,7 @@ tests![
     losses_of_pytorch,
     pooling,
     places,
+    samples_of_images,
     models_of_images,
     models_of_images_and_sound,
     models_of_texts,
@@ -44,6 +46,10 @@ tests![
     long_sequences_and_wide_layers,
     rotary_embeddings_of_views,
     what_modules_refuse,
+    weights_load_by_name,
+    weights_that_are_computed,
+    averages_of_models,
+    modules_of_parts,
 ];
 
 /// What PyTorch gave.
@@ -199,7 +205,7 @@ fn run_of(bytes: &[u8], device: &Device, rows: &[Row]) -> Result<()> {
 }
 
 /// The tables, in the order of their tests.
-const TABLES: [&[Row]; 8] = [
+const TABLES: [&[Row]; 9] = [
     attention::CASES,
     attention::positions::CASES,
     recurrent::CASES,
@@ -208,6 +214,7 @@ const TABLES: [&[Row]; 8] = [
     losses::CASES,
     layers::pooling::CASES,
     layers::places::CASES,
+    layers::sampling::CASES,
 ];
 
 fn attention_and_transformers(device: &Device) -> Result<()> {
@@ -240,6 +247,10 @@ fn pooling(device: &Device) -> Result<()> {
 
 fn places(device: &Device) -> Result<()> {
     run(device, TABLES[7])
+}
+
+fn samples_of_images(device: &Device) -> Result<()> {
+    run(device, TABLES[8])
 }
 
 /// As `TABLES`, of models.
@@ -281,6 +292,7 @@ fn every_recorded_case_is_run(device: &Device) -> Result<()> {
 use attention::{rotary_embeddings_of_views, what_modules_refuse};
 use initial::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
 use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
+use state::{averages_of_models, modules_of_parts, weights_load_by_name, weights_that_are_computed};
 
 /// Numbers of a shape, in f32.
 fn normal(shape: &[usize], device: &Device) -> Result<Tensor> {
