@@ -256,6 +256,12 @@ case("grid_sample_volume", None, lambda: [R(2, 2, 3, 4, 5), GRID(2, 2, 3, 2, 3)]
 case("affine_grid", None, lambda: [R(2, 2, 3)], lambda m, x: F.affine_grid(x, (2, 1, 3, 4), align_corners=False))
 case("affine_grid_volume", None, lambda: [R(2, 3, 4)], lambda m, x: F.affine_grid(x, (2, 1, 3, 1, 2), align_corners=True))
 case("pdist", None, lambda: [R(5, 3)], lambda m, x: F.pdist(x))
+# Magnitudes: signs of singular vectors are arbitrary.
+for kind, shape in dict(tall=(2, 5, 3), wide=(3, 4), square=(4, 4)).items():
+    def magnitudes(m, x):
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        return u.abs(), s, vh.abs(), u * s[..., None, :] @ vh
+    case(f"svd_{kind}", None, lambda: [R(*shape)], magnitudes)
 case("pdist_ones", None, lambda: [R(4, 3)], lambda m, x: F.pdist(x, 1.0))
 
 # Places.

@@ -184,7 +184,7 @@ pub(super) mod pooling {
     }
 }
 
-/// Images read at places of a grid, and distances.
+/// Images read at places of a grid, distances, singular vectors.
 pub(super) mod sampling {
     use forebay::error::Result;
     use forebay::ops::{GridMode, GridPadding};
@@ -199,6 +199,12 @@ pub(super) mod sampling {
         align_corners: bool,
     ) -> Result<Vec<Tensor>> {
         one(x[0].grid_sample(&x[1], mode, padding, align_corners))
+    }
+
+    /// Magnitudes of the vectors, whose signs are arbitrary, and the product.
+    fn svd(x: &Tensor) -> Result<Vec<Tensor>> {
+        let (u, s, vh) = x.svd()?;
+        Ok(vec![u.abs()?, s.clone(), vh.abs()?, u.mul(&s.unsqueeze(-2)?)?.matmul(&vh)?])
     }
 
     cases! {
@@ -219,6 +225,9 @@ pub(super) mod sampling {
         "grid_sample_volume": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Reflection, false);
         "affine_grid": |_| Ok(()), |(), x| one(x[0].affine_grid(&[2, 1, 3, 4], false));
         "affine_grid_volume": |_| Ok(()), |(), x| one(x[0].affine_grid(&[2, 1, 3, 1, 2], true));
+        "svd_tall": |_| Ok(()), |(), x| svd(&x[0]);
+        "svd_wide": |_| Ok(()), |(), x| svd(&x[0]);
+        "svd_square": |_| Ok(()), |(), x| svd(&x[0]);
         "pdist": |_| Ok(()), |(), x| one(x[0].pdist(2.0));
         "pdist_ones": |_| Ok(()), |(), x| one(x[0].pdist(1.0));
     }

@@ -50,6 +50,7 @@ tests![
     weights_that_are_computed,
     averages_of_models,
     modules_of_parts,
+    layers_of_halves,
 ];
 
 /// What PyTorch gave.
@@ -292,7 +293,9 @@ fn every_recorded_case_is_run(device: &Device) -> Result<()> {
 use attention::{rotary_embeddings_of_views, what_modules_refuse};
 use initial::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
 use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
-use state::{averages_of_models, modules_of_parts, weights_load_by_name, weights_that_are_computed};
+use state::{
+    averages_of_models, layers_of_halves, modules_of_parts, weights_load_by_name, weights_that_are_computed,
+};
 
 /// Numbers of a shape, in f32.
 fn normal(shape: &[usize], device: &Device) -> Result<Tensor> {

@@ -6,8 +6,9 @@ use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
-    AdaptiveLogSoftmaxWithLoss, BatchNorm1d, Conv2d, ConvOptions, Embedding, FractionalMaxPool2d,
-    FractionalSize, Linear, Module, Sequential, SpectralNorm, WeightNorm, rename_keys,
+    AdaptiveLogSoftmaxWithLoss, BatchNorm1d, BatchNorm2d, Conv2d, ConvOptions, Embedding,
+    FractionalMaxPool2d, FractionalSize, GroupNorm, LayerNorm, Linear, Module, RmsNorm, Sequential,
+    SpectralNorm, WeightNorm, init, rename_keys,
 };
 use forebay::ops::{GridMode, GridPadding};
 use forebay::optim::AveragedModel;
@@ -240,4 +241,38 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure!(names == ["first.weight", "first.bias", "2.weight", "2.bias"], "{names:?}");
     ensure!(net.forward(&x)?.shape() == [2, 3, 9, 2]);
     Ok(())
+}
+
+/// Parameters of 16 bits, for evaluation, near to what f32 gives.
+pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
+    let make = || -> Result<Sequential> {
+        let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
+        Ok(Sequential::new()
+            .add(Conv2d::new(3, 8, [3; 2], options, device)?)
+            .add(BatchNorm2d::new(8, device)?)
+            .add(GroupNorm::new(2, 8, device)?)
+            .apply(|x| x.gelu()?.flatten(2, -1)?.transpose(1, 2))
+            .add(LayerNorm::new(&[8], device)?)
+            .add(Linear::new(8, 6, device)?)
+            .add(RmsNorm::new(&[6], device)?))
+    };
+    let wide = make()?;
+    let x = normal(&[2, 3, 5, 4], device)?;
+    wide.eval();
+    let expected = wide.forward(&x)?;
+    for dtype in [DType::BF16, DType::F16] {
+        let halves = {
+            let _dtype = init::dtype(dtype)?;
+            make()?
+        };
+        halves.load_state_dict(&wide.state_dict())?;
+        halves.eval();
+        ensure!(halves.parameters().iter().all(|p| p.dtype() == dtype), "not all parameters are {dtype}");
+        let got = halves.forward(&x.to_dtype(dtype)?)?;
+        ensure!(got.dtype() == dtype, "{dtype} became {}", got.dtype());
+        // A few roundings of 8 bits.
+        close(&got.to_f64s()?, &expected.to_f64s()?, 0.0, 0.08)?;
+    }
+    ensure!(make()?.parameters()[0].dtype() == DType::F32, "the type outlives its guard");
+    says(init::dtype(DType::I32), "parameters are f32, f16, bf16 or f64")
 }

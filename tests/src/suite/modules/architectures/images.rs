@@ -1,5 +1,6 @@
 //! Classifiers of images, by torchvision's names.
 
+use forebay::dtype::DType;
 use forebay::nn::{
     BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Forward, Gelu, LayerNorm, Linear, Masks, MaxPool2d, Module,
     ModuleDict, MultiheadAttention, MultiheadOptions, Relu, Sequential, init,
@@ -377,7 +378,7 @@ impl ConvNextBlock {
             .add(Gelu {})
             .add(Linear::new(4 * channels, channels, device)?)
             .apply(|x| x.permute(&[0, 3, 1, 2]));
-        let scale = || Tensor::full(&[channels, 1, 1], 0.5, forebay::dtype::DType::F32, device);
+        let scale = || Tensor::full(&[channels, 1, 1], 0.5, DType::F32, device);
         Ok(Self { layer_scale: init::parameter(scale)?, block })
     }
 }
@@ -431,8 +432,7 @@ struct Vit {
 
 impl Vit {
     fn new(device: &Device) -> Result<Self> {
-        let zeros =
-            |shape: &[usize]| init::parameter(|| Tensor::zeros(shape, forebay::dtype::DType::F32, device));
+        let zeros = |shape: &[usize]| init::parameter(|| Tensor::zeros(shape, DType::F32, device));
         let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new(&[8], device)?.eps(1e-6)) };
         let options = MultiheadOptions { batch_first: true, ..MultiheadOptions::default() };
         let block = |k| {

@@ -1,5 +1,6 @@
 //! Recurrent models, and PyTorch's own transformer between two languages.
 
+use forebay::dtype::DType;
 use forebay::nn::{
     Gru, Lstm, Masks, Module, RecurrentOptions, Transformer, TransformerActivation, TransformerOptions, init,
 };
@@ -45,7 +46,7 @@ impl Tagger {
             words: Embedding::new(9, 5, device)?.with_padding(0)?,
             gru: Gru::new(5, 4, options, device)?,
             tags: Linear::new(8, 3, device)?,
-            transitions: init::parameter(|| Tensor::randn(&[3, 3], forebay::dtype::DType::F32, device))?,
+            transitions: init::parameter(|| Tensor::randn(&[3, 3], DType::F32, device))?,
         })
     }
 
@@ -53,7 +54,9 @@ impl Tagger {
         let n = words.shape()[1];
         let (out, _) = self.gru.forward_lengths(&self.words.forward(words)?, lengths, None)?;
         let scores = self.tags.forward(&out)?;
-        let steps = Tensor::arange(0.0, n as f64, 1.0, lengths.dtype(), words.device())?;
+        // Not every device computes with i64.
+        let lengths = lengths.to_dtype(DType::I32)?;
+        let steps = Tensor::arange(0.0, n as f64, 1.0, DType::I32, words.device())?;
         let there = steps.lt(&lengths.unsqueeze(1)?)?;
         let own = scores.gather(-1, &tags.unsqueeze(-1)?)?.squeeze(-1)?;
         let (from, to) = (tags.narrow(1, 0, n - 1)?, tags.narrow(1, 1, n - 1)?);
@@ -97,7 +100,7 @@ impl Seq2Seq {
     }
 
     fn forward(&self, source: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let padding = source.eq(0)?;
+        let padding = source.to_dtype(DType::I32)?.eq(0)?;
         let masks = Masks::padding(&padding);
         let (source, target) = (self.source.forward(source)?, self.target.forward(target)?);
         self.generator.forward(&self.transformer.forward(

@@ -1,5 +1,6 @@
 //! Transformers of texts, by the names of their published files.
 
+use forebay::dtype::DType;
 use forebay::nn::{LayerNorm, Module, RmsNorm, RotaryEmbedding};
 use forebay::ops::Attention;
 
@@ -328,11 +329,11 @@ impl DistilBert {
 
     fn forward(&self, words: &Tensor) -> Result<Tensor> {
         let n = words.shape()[1];
-        let positions = Tensor::arange(0.0, n as f64, 1.0, forebay::dtype::DType::I32, words.device())?;
+        let positions = Tensor::arange(0.0, n as f64, 1.0, DType::I32, words.device())?;
         let e = &self.embeddings;
         let x = e.word_embeddings.forward(words)?.add(&e.position_embeddings.forward(&positions)?)?;
         let mut x = e.norm.forward(&x)?;
-        let seen = words.ne(0)?.unsqueeze(1)?.unsqueeze(1)?;
+        let seen = words.to_dtype(DType::I32)?.ne(0)?.unsqueeze(1)?.unsqueeze(1)?;
         let options = Attention { attn_mask: Some(&seen), ..Attention::default() };
         for layer in &self.transformer.layer {
             let a = &layer.attention;
