@@ -162,7 +162,7 @@ pub trait Module {
     /// Copies tensors into the parameters and buffers of the same names.
     ///
     /// Nothing is changed unless all fit. Floats load into floats and integers into integers of another width. A parameter that
-    /// several modules share needs one of its names. [`rename_keys`] is for files that call things otherwise.
+    /// several modules share needs one of its names, and the count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
     ///
     /// # Errors
     /// One error that lists the names which are missing, unexpected, or of another shape or kind.

@@ -102,8 +102,11 @@ pub(super) fn load<M: Module + ?Sized>(
 ) -> Result<IncompatibleKeys> {
     let own = named(module);
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
-    // A shared parameter is there under any of its names: files often keep one.
-    let absent = own.iter().filter(|named| !named.names.iter().any(|name| state.contains_key(name)));
+    // A shared parameter is there under any of its names: files often keep one. Counts of batches are not asked for: old files have
+    // none, and PyTorch takes them too.
+    let there =
+        |name: &String| state.contains_key(name) || name.rsplit('.').next() == Some("num_batches_tracked");
+    let absent = own.iter().filter(|named| !named.names.iter().any(there));
     let keys = IncompatibleKeys {
         missing: absent.flat_map(|named| named.names.iter().cloned()).collect(),
         unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),

@@ -44,10 +44,9 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let (from, to) = (Tied::new(device)?, Tied::new(device)?);
     let mut state: BTreeMap<String, Tensor> = BTreeMap::new();
     for (name, t) in from.state_dict() {
-        // A file keeps one of two names of a table, halves, and counts in i64.
-        let dtype = if t.dtype().is_float() { DType::BF16 } else { DType::I64 };
-        if name != "scores.weight" {
-            state.insert(name, t.to_dtype(dtype)?);
+        // A file keeps one of two names of a table, and halves; an old one counts no batches.
+        if name != "scores.weight" && name != "norm.num_batches_tracked" {
+            state.insert(name, t.to_dtype(DType::BF16)?);
         }
     }
     to.load_state_dict(&state)?;
@@ -58,7 +57,12 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     );
 
     let before = to.words.weight.to_f64s()?;
-    let other = from.state_dict();
+    let mut other = from.state_dict();
+    // PyTorch counts in i64.
+    other.insert("norm.num_batches_tracked".into(), Tensor::from_slice(&[7i64], &[], device)?);
+    to.load_state_dict(&other)?;
+    ensure!(to.state_dict()["norm.num_batches_tracked"].to_f64s()? == [7.0], "the count of batches");
+    to.load_state_dict(&state)?;
     let mut wrong = other.clone();
     wrong.insert("norm.weight".into(), normal(&[5], device)?);
     wrong.insert("head.bias".into(), normal(&[5], device)?);
