@@ -2,83 +2,15 @@
 
     python benches/peers/modules.py [tests/modules/modules.safetensors]
 
-Needs torch, safetensors and numpy; runs on the CPU. A case NAME has
-    NAME/in/K                  inputs, of which floats require gradients (not those under NAME/fixed/K)
-    NAME/state/PARAM           state_dict before the first pass
-    NAME/MODE/out/K            results in the modes `train` and `eval`; dropout is off
-    NAME/MODE/grad/in/K        gradients of sum over K of sum(out_K * cos(0.7 i + K)), with i the number of the element
-    NAME/MODE/grad/PARAM
-    NAME/MODE/state/PARAM      buffers that the pass has changed
+Needs torch, safetensors and numpy; runs on the CPU. cases.py says how the tensors are called.
 """
-import sys
-import zlib
-
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from safetensors.torch import save_file
 
-torch.set_num_threads(1)
-data = {}
+from torch.nn.utils import parametrizations
 
-
-def floats(t):
-    return t.is_floating_point()
-
-
-def case(name, module, inputs, call=None, modes=("train",), fixed=()):
-    """One module or function on inputs; `fixed` are inputs that get no gradient."""
-    torch.manual_seed(zlib.crc32(name.encode()))
-    if callable(inputs):
-        inputs = inputs()
-    if callable(module) and not isinstance(module, nn.Module):
-        module = module()
-    if isinstance(module, nn.Module):
-        for p in module.parameters():
-            # Away from the initial ones and zeros, which hide mistakes.
-            with torch.no_grad():
-                p.add_(torch.randn_like(p) * 0.1)
-        for n, b in module.named_buffers():
-            if floats(b) and b.dim() == 1:
-                with torch.no_grad():
-                    b.add_(torch.rand_like(b))
-        for n, t in module.state_dict().items():
-            data[f"{name}/state/{n}"] = t.detach().clone().contiguous()
-    for k, x in enumerate(inputs):
-        data[f"{name}/{'fixed' if k in fixed or not floats(x) else 'in'}/{k}"] = x.detach().clone().contiguous()
-    for mode in modes:
-        leaves = [x.detach().clone() for x in inputs]
-        for k, x in enumerate(leaves):
-            if floats(x) and k not in fixed:
-                x.requires_grad_()
-        before = {}
-        if isinstance(module, nn.Module):
-            # From the same state in every mode.
-            module.load_state_dict({n: data[f"{name}/state/{n}"] for n in module.state_dict()})
-            module.train(mode == "train")
-            module.zero_grad()
-            before = {n: b.clone() for n, b in module.named_buffers()}
-        out = call(module, *leaves) if call else module(*leaves)
-        out = list(out) if isinstance(out, (tuple, list)) else [out]
-        loss = 0
-        for k, y in enumerate(out):
-            data[f"{name}/{mode}/out/{k}"] = y.detach().clone().contiguous()
-            if floats(y) and y.requires_grad:
-                i = torch.arange(y.numel(), dtype=torch.float64)
-                loss = loss + (y.reshape(-1) * torch.cos(0.7 * i + k).to(y.dtype)).sum()
-        if isinstance(loss, torch.Tensor):
-            loss.backward()
-        for k, x in enumerate(leaves):
-            if x.grad is not None:
-                data[f"{name}/{mode}/grad/in/{k}"] = x.grad.clone().contiguous()
-        if isinstance(module, nn.Module):
-            for n, p in module.named_parameters():
-                if p.grad is not None:
-                    data[f"{name}/{mode}/grad/{n}"] = p.grad.clone().contiguous()
-            for n, b in module.named_buffers():
-                if not torch.equal(b, before[n]):
-                    data[f"{name}/{mode}/state/{n}"] = b.detach().clone().contiguous()
-
+from cases import case, data, save
 
 R = torch.randn
 BOTH = ("train", "eval")
@@ -198,7 +130,24 @@ case("instance_norm2d", lambda: nn.InstanceNorm2d(3, affine=True, track_running_
 case("instance_norm3d", lambda: nn.InstanceNorm3d(2, affine=True), lambda: [R(2, 2, 3, 2)])
 case("local_response_norm", lambda: nn.LocalResponseNorm(3, alpha=0.1), lambda: [R(2, 5, 4)])
 
+case("batch_norm1d_plain", lambda: nn.BatchNorm1d(3, affine=False), lambda: [R(4, 3)], modes=BOTH)
+case("batch_norm2d_batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), lambda: [R(2, 3, 4, 3)], modes=BOTH)
+case("layer_norm_no_bias", lambda: nn.LayerNorm(4, eps=1e-3, bias=False), lambda: [R(2, 3, 4)])
+
+# Weights that are computed from others.
+WN, SN = parametrizations.weight_norm, parametrizations.spectral_norm
+case("weight_norm", lambda: WN(nn.Linear(4, 3)), lambda: [R(2, 4)])
+case("weight_norm_all", lambda: WN(nn.Conv1d(2, 3, 2, bias=False), dim=None), lambda: [R(2, 2, 5)])
+case("weight_norm_transpose", lambda: WN(nn.ConvTranspose2d(2, 3, 2), dim=1), lambda: [R(1, 2, 3, 2)])
+case("spectral_norm", lambda: SN(nn.Linear(4, 3)), lambda: [R(2, 4)], modes=BOTH)
+case("spectral_norm_transpose", lambda: SN(nn.ConvTranspose1d(3, 4, 2, groups=1), n_power_iterations=3, eps=1e-6), lambda: [R(2, 3, 4)], modes=BOTH)
+
 # Convolutions, embeddings, bilinear.
+case("conv1d_same", lambda: nn.Conv1d(2, 3, 4, padding="same"), lambda: [R(2, 2, 6)])
+case("conv2d_same_reflect", lambda: nn.Conv2d(2, 3, (3, 2), padding="same", dilation=(2, 1), padding_mode="reflect"), lambda: [R(1, 2, 6, 5)])
+case("embedding_max_norm", lambda: nn.Embedding(7, 3, max_norm=0.9), lambda: [torch.tensor([[1, 2], [2, 6], [1, 0]])], modes=BOTH)
+case("embedding_max_norm_one", lambda: nn.Embedding(7, 3, max_norm=0.9, norm_type=1.0), lambda: [torch.tensor([4, 2])])
+case("embedding_bag_max_norm", lambda: nn.EmbeddingBag(7, 3, max_norm=0.9, mode="sum"), lambda: [torch.tensor([[1, 2], [2, 6], [1, 0]])])
 case("conv1d", lambda: nn.Conv1d(4, 6, 3, stride=2, padding=2, groups=2), lambda: [R(2, 4, 7)])
 case("conv1d_circular", lambda: nn.Conv1d(2, 3, 3, padding=2, padding_mode="circular"), lambda: [R(2, 2, 6)])
 case("conv2d_reflect", lambda: nn.Conv2d(2, 3, (3, 2), padding=(1, 2), padding_mode="reflect", bias=False), lambda: [R(1, 2, 4, 5)])
@@ -220,6 +169,9 @@ for name, layer in dict(
 case("softmax2d", nn.Softmax2d(), lambda: [R(2, 3, 2, 2)])
 case("prelu", lambda: nn.PReLU(3), lambda: [R(2, 3, 4)])
 case("rrelu", lambda: nn.RReLU(), X, modes=("eval",))
+
+case("adaptive_log_softmax", lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 11, [3, 7], div_value=2.0), lambda: [R(5, 6), torch.tensor([0, 4, 10, 6, 2])], lambda m, *x: tuple(m(*x)))
+case("adaptive_log_softmax_bias", lambda: nn.AdaptiveLogSoftmaxWithLoss(6, 11, [3, 7, 9], div_value=2.0, head_bias=True), lambda: [R(6), torch.tensor(4)], lambda m, x, y: (*m(x, y), m.log_prob(x[None]), m.predict(x[None])))
 
 # Losses.
 LABELS = lambda: torch.tensor([1, 0, 4, 2])
@@ -279,6 +231,39 @@ case("adaptive_max_pool1d", nn.AdaptiveMaxPool1d(3), lambda: [R(2, 3, 8)])
 case("adaptive_max_pool2d", nn.AdaptiveMaxPool2d((2, 3)), lambda: [R(2, 2, 5, 4)])
 case("adaptive_max_pool3d", nn.AdaptiveMaxPool3d((2, 3, 2)), lambda: [R(1, 2, 5, 4, 3)])
 
+case("lp_pool3d", nn.LPPool3d(3.0, (2, 1, 2), 1), lambda: [torch.rand(2, 3, 4, 3, 4) + 0.1])
+case("max_pool3d_indices", nn.MaxPool3d((2, 3, 2), (1, 2, 2), (1, 1, 0), ceil_mode=True, return_indices=True), lambda: [R(2, 2, 4, 5, 5)])
+case("max_pool3d_indices_ties", nn.MaxPool3d((2, 3, 2), 1, return_indices=True), lambda: [torch.randint(0, 3, (2, 4, 5, 5)).float()])
+case("max_unpool1d", lambda: nn.MaxUnpool1d(3, 2, 1), lambda: [R(2, 3, 4)], lambda m, x: m(x, torch.arange(4).expand(2, 3, 4) * 2))
+for n, pool in [(2, (3, 2)), (3, (2, 3, 2))]:
+    def back(m, x, n=n, pool=pool):
+        y, places = getattr(F, f"max_pool{n}d")(x, pool, return_indices=True)
+        return m(y, places, output_size=x.shape[2:])
+    case(f"max_unpool{n}d", getattr(nn, f"MaxUnpool{n}d")(pool), lambda: [R(2, 2, *[5, 7, 4][:n])], back)
+    def drawn(m, x, samples, n=n):
+        size = dict(output_size=(4, 3)) if n == 2 else dict(output_ratio=(0.5, 0.6, 0.7))
+        return getattr(F, f"fractional_max_pool{n}d")(x, 2, **size, return_indices=True, _random_samples=samples)
+    case(f"fractional_max_pool{n}d", None, lambda: [R(2, 3, *[8, 6, 7][:n]), torch.rand(2, 3, n)], drawn, fixed=(1,))
+
+# Images read at places. Places keep away from edges, where the slope jumps.
+GRID = lambda *n: torch.rand(*n) * 3.1 - 1.55
+for padding in ("zeros", "border", "reflection"):
+    for mode in ("bilinear", "nearest"):
+        for align in (False, True):
+            case(f"grid_sample_{padding}_{mode}_{int(align)}", None, lambda: [R(2, 3, 4, 5), GRID(2, 3, 4, 2)],
+                 lambda m, x, g, o=dict(mode=mode, padding_mode=padding, align_corners=align): F.grid_sample(x, g, **o), fixed=(1,) if mode == "nearest" else ())
+case("grid_sample_volume", None, lambda: [R(2, 2, 3, 4, 5), GRID(2, 2, 3, 2, 3)], lambda m, x, g: F.grid_sample(x, g, padding_mode="reflection", align_corners=False))
+case("affine_grid", None, lambda: [R(2, 2, 3)], lambda m, x: F.affine_grid(x, (2, 1, 3, 4), align_corners=False))
+case("affine_grid_volume", None, lambda: [R(2, 3, 4)], lambda m, x: F.affine_grid(x, (2, 1, 3, 1, 2), align_corners=True))
+case("pdist", None, lambda: [R(5, 3)], lambda m, x: F.pdist(x))
+# Magnitudes: signs of singular vectors are arbitrary.
+for kind, shape in dict(tall=(2, 5, 3), wide=(3, 4), square=(4, 4)).items():
+    def magnitudes(m, x):
+        u, s, vh = torch.linalg.svd(x, full_matrices=False)
+        return u.abs(), s, vh.abs(), u * s[..., None, :] @ vh
+    case(f"svd_{kind}", None, lambda: [R(*shape)], magnitudes)
+case("pdist_ones", None, lambda: [R(4, 3)], lambda m, x: F.pdist(x, 1.0))
+
 # Places.
 case("zero_pad1d", nn.ZeroPad1d((1, 2)), lambda: [R(2, 2, 3)])
 case("zero_pad2d", nn.ZeroPad2d((1, -1, 0, 2)), lambda: [R(1, 2, 3, 3)])
@@ -298,6 +283,4 @@ case("channel_shuffle", nn.ChannelShuffle(2), lambda: [R(2, 6, 3)])
 case("unfold", nn.Unfold((2, 3), padding=1, stride=2), lambda: [R(2, 2, 4, 5)])
 case("fold", nn.Fold((4, 5), (2, 3), padding=1, stride=2), lambda: [R(2, 12, 9)])
 
-path = sys.argv[1] if len(sys.argv) > 1 else "tests/modules/modules.safetensors"
-save_file(data, path, metadata={"torch": torch.__version__})
-print(f"{path}: {len({n.split('/')[0] for n in data}) - 1} cases, {len(data)} tensors")
+save("tests/modules/modules.safetensors")

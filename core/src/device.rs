@@ -223,7 +223,7 @@ impl Device {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// Statistics of its memory. Displays as one line.
+    /// Statistics of its memory. Displays as a table.
     #[must_use]
     pub fn memory(&self) -> Stats {
         self.inner.pool.stats()

@@ -4,7 +4,8 @@
 //! of declaration. Every field's type implements `Module`; the trait is there for tensors, layers, containers and plain
 //! values (numbers, strings, devices). Three attributes:
 //! - `#[module(skip)]` on a field leaves it out, whatever its type;
-//! - `#[module(name = "self")]` on a field gives it another name, for files of weights that call it so;
+//! - `#[module(name = "self")]` on a field gives it another name, for files of weights that call it so; an empty one lets what is in the
+//!   field stand under the module's own name, for a layer around a layer;
 //! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
 
 use proc_macro2::TokenStream;

@@ -97,7 +97,7 @@ fn run(command: Command) -> Result<bool> {
         }
         Command::Embed(rest) => {
             let setup = Setup::new(&workspace)?;
-            let environment = setup.for_programs()?.and(setup.minilm()?.environment);
+            let environment = setup.for_devices().and(setup.minilm()?.environment);
             workspace.package("sentence_embeddings", &rest.args, &environment)
         }
         Command::Test => suite::run(&workspace),

@@ -1,9 +1,9 @@
-//! Convolution layers.
+//! Convolutions and transposed convolutions as layers.
 
-use super::{Module, ModuleScope, init};
+use super::{Module, ModuleScope, Weighted, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::PadMode;
+use crate::ops::{PadMode, Padding};
 use crate::tensor::Tensor;
 
 /// How a convolution of `N` spatial dimensions moves its window. `Conv2dOptions { padding: [1, 1], ..Default::default() }`.
@@ -13,6 +13,8 @@ pub struct ConvOptions<const N: usize> {
     pub stride: [usize; N],
     /// What is added on every side; 0.
     pub padding: [usize; N],
+    /// In place of `padding`, what lets the output have the extents of the input, at a stride of 1: PyTorch's `padding="same"`; no.
+    pub same_padding: bool,
     /// What stands there; zeros.
     pub padding_mode: PadMode,
     /// Distance of the window's elements; 1.
@@ -35,6 +37,7 @@ impl<const N: usize> Default for ConvOptions<N> {
         Self {
             stride: [1; N],
             padding: [0; N],
+            same_padding: false,
             padding_mode: PadMode::Constant(0.0),
             dilation: [1; N],
             groups: 1,
@@ -43,45 +46,84 @@ impl<const N: usize> Default for ConvOptions<N> {
     }
 }
 
-/// Weight and bias uniform within 1/√fan_in.
+/// How a transposed convolution of `N` spatial dimensions spreads its input.
+/// `ConvTranspose2dOptions { stride: [2, 2], ..Default::default() }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTransposeOptions<const N: usize> {
+    /// Steps of the window over the output; 1.
+    pub stride: [usize; N],
+    /// What is cut from every side of the output; 0.
+    pub padding: [usize; N],
+    /// What is added to one side of the output; 0.
+    pub output_padding: [usize; N],
+    /// Distance of the window's elements; 1.
+    pub dilation: [usize; N],
+    /// Groups of channels that are apart; 1.
+    pub groups: usize,
+    /// Whether there is a bias; yes.
+    pub bias: bool,
+}
+
+/// How a [`ConvTranspose1d`] spreads its input.
+pub type ConvTranspose1dOptions = ConvTransposeOptions<1>;
+/// How a [`ConvTranspose2d`] spreads its input.
+pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
+/// How a [`ConvTranspose3d`] spreads its input.
+pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
+
+impl<const N: usize> Default for ConvTransposeOptions<N> {
+    fn default() -> Self {
+        Self {
+            stride: [1; N],
+            padding: [0; N],
+            output_padding: [0; N],
+            dilation: [1; N],
+            groups: 1,
+            bias: true,
+        }
+    }
+}
+
+/// A weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, uniform within 1/√fan_in, where the fan is the weight without its
+/// first dimension: PyTorch counts so for transposed ones too.
 #[track_caller]
-fn parameters<const N: usize>(
+fn parameters(
     layer: &'static str,
-    inputs: usize,
+    [lead, other]: [usize; 2],
     outputs: usize,
-    kernel: [usize; N],
-    options: &ConvOptions<N>,
+    kernel: &[usize],
+    groups: usize,
+    bias: bool,
     device: &Device,
 ) -> Result<(Tensor, Option<Tensor>)> {
-    let groups = options.groups;
-    if groups == 0 || !inputs.is_multiple_of(groups) || !outputs.is_multiple_of(groups) {
-        return Err(Error::argument(
-            layer,
-            format!("{inputs} and {outputs} channels do not divide into {groups} groups"),
-        ));
+    if groups == 0 || !lead.is_multiple_of(groups) || !other.is_multiple_of(groups) {
+        let inputs = if lead == outputs { other } else { lead };
+        let why = format!("{inputs} and {outputs} channels do not divide into {groups} groups");
+        return Err(Error::argument(layer, why));
     }
-    let mut shape = vec![outputs, inputs / groups];
-    shape.extend(kernel);
+    let shape = [&[lead, other / groups], kernel].concat();
     let fan_in = shape[1..].iter().product();
-    let bias = match options.bias {
-        true => Some(init::layer_uniform(&[outputs], fan_in, device)?),
-        false => None,
-    };
+    let bias = if bias { Some(init::layer_uniform(&[outputs], fan_in, device)?) } else { None };
     Ok((init::layer_uniform(&shape, fan_in, device)?, bias))
 }
 
-macro_rules! layers {
-    ($($layer:ident $n:literal $op:ident $shape:literal;)*) => {$(
-        #[doc = concat!("A convolution of \\[batch, channels, ", $shape, "\\].")]
+/// A layer: its options, the order of channels in its weight, and what it does with a weight and an input.
+macro_rules! layer {
+    (
+        $layer:ident($options:ident<$n:literal>) $doc:literal $shape:literal $weight:literal $outputs_dim:literal
+        [$in:ident, $out:ident -> $lead:ident, $other:ident]
+        |$this:ident, $w:ident, $x:ident| $forward:expr
+    ) => {
+        #[doc = concat!($doc, " of \\[batch, channels, ", $shape, "\\].")]
         #[derive(Debug, Module)]
         #[module(crate = crate)]
         pub struct $layer {
-            #[doc = concat!("\\[out, in / groups, ", $shape, "\\].")]
+            #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
             pub weight: Tensor,
             /// \[out\].
             pub bias: Option<Tensor>,
             #[module(skip)]
-            options: ConvOptions<$n>,
+            options: $options<$n>,
             scope: ModuleScope,
         }
 
@@ -92,39 +134,95 @@ macro_rules! layers {
             /// The channels do not divide into the groups; memory runs out.
             #[track_caller]
             pub fn new(
-                inputs: usize,
-                outputs: usize,
+                $in: usize,
+                $out: usize,
                 kernel: [usize; $n],
-                options: ConvOptions<$n>,
+                options: $options<$n>,
                 device: &Device,
             ) -> Result<Self> {
-                let (weight, bias) = parameters(stringify!($layer), inputs, outputs, kernel, &options, device)?;
+                let (name, channels) = (stringify!($layer), [$lead, $other]);
+                let (weight, bias) =
+                    parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })
             }
 
             #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
             ///
             /// # Errors
-            /// The channels of `x` are not the layer's; memory runs out.
+            /// The channels of `x` are not the layer's; a stride other than 1 with `same_padding`; memory runs out.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                let ConvOptions { stride, padding, padding_mode, dilation, groups, .. } = self.options;
-                let (weight, bias) = (&self.weight, self.bias.as_ref());
-                self.scope.run(|| match padding_mode {
-                    PadMode::Constant(0.0) => x.$op(weight, bias, stride, padding, dilation, groups),
+                self.forward_with(&self.weight, x)
+            }
+        }
+
+        impl Weighted for $layer {
+            const OUTPUTS_DIM: usize = $outputs_dim;
+
+            fn weight(&self) -> &Tensor {
+                &self.weight
+            }
+
+            fn weight_mut(&mut self) -> &mut Tensor {
+                &mut self.weight
+            }
+
+            #[track_caller]
+            fn forward_with(&self, $w: &Tensor, $x: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                self.scope.run(|| $forward)
+            }
+        }
+    };
+}
+
+macro_rules! layers {
+    ($($n:literal $shape:literal $conv:ident $op:ident $transpose:ident $transpose_op:ident;)*) => {$(
+        layer! {
+            $conv(ConvOptions<$n>) "A convolution" $shape "out, in / groups" 0 [inputs, outputs -> outputs, inputs]
+            |this, w, x| {
+                let ConvOptions { stride, padding, same_padding, padding_mode, dilation, groups, .. } = this.options;
+                let bias = this.bias.as_ref();
+                match padding_mode {
+                    PadMode::Constant(0.0) if same_padding => x.$op(w, bias, stride, Padding::Same, dilation, groups),
+                    PadMode::Constant(0.0) => x.$op(w, bias, stride, padding, dilation, groups),
                     mode => {
+                        let sides = if same_padding { same(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
                         // From the last dimension on.
-                        let pads: Vec<isize> = padding.iter().rev().flat_map(|&n| [n as isize; 2]).collect();
-                        x.pad(&pads, mode)?.$op(weight, bias, stride, [0; $n], dilation, groups)
+                        let pads: Vec<isize> = sides.iter().rev().flatten().map(|&n| n as isize).collect();
+                        x.pad(&pads, mode)?.$op(w, bias, stride, [0; $n], dilation, groups)
                     }
-                })
+                }
+            }
+        }
+        layer! {
+            $transpose(ConvTransposeOptions<$n>) "A transposed convolution" $shape "in, out / groups" 1
+            [inputs, outputs -> inputs, outputs]
+            |this, w, x| {
+                let ConvTransposeOptions { stride, padding, output_padding, dilation, groups, .. } = this.options;
+                x.$transpose_op(w, this.bias.as_ref(), stride, padding, output_padding, groups, dilation)
             }
         }
     )*};
 }
 
 layers! {
-    Conv1d 1 conv1d "length";
-    Conv2d 2 conv2d "height, width";
-    Conv3d 3 conv3d "depth, height, width";
+    1 "length" Conv1d conv1d ConvTranspose1d conv_transpose1d;
+    2 "height, width" Conv2d conv2d ConvTranspose2d conv_transpose2d;
+    3 "depth, height, width" Conv3d conv3d ConvTranspose3d conv_transpose3d;
+}
+
+/// What goes before and behind each dimension so that it keeps its extent; an odd number puts one more behind, as in PyTorch.
+fn same<const N: usize>(
+    weight: &Tensor,
+    stride: [usize; N],
+    dilation: [usize; N],
+) -> Result<[[usize; 2]; N]> {
+    if stride != [1; N] {
+        return Err(Error::argument("conv", format!("`same_padding` takes a stride of 1, not {stride:?}")));
+    }
+    Ok(std::array::from_fn(|d| {
+        let both = dilation[d] * weight.shape().get(d + 2).map_or(0, |taps| taps.saturating_sub(1));
+        [both / 2, both - both / 2]
+    }))
 }

@@ -6,84 +6,10 @@ use super::{Module, ModuleScope};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// Zeroes elements at random while training; does nothing in evaluation mode.
-#[derive(Debug, Module)]
-#[module(crate = crate)]
-pub struct Dropout {
-    /// The probability of a zero.
-    pub p: f64,
-    training: AtomicBool,
-    scope: ModuleScope,
-}
-
-impl Dropout {
-    /// Zeroes each element with probability `p`.
-    #[must_use]
-    pub fn new(p: f64) -> Self {
-        Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
-    }
-
-    /// Zeroes some elements of `x` and scales the others up, while training.
-    ///
-    /// # Errors
-    /// `p` is no probability; memory runs out.
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| x.dropout(self.p, self.training.load(Ordering::Relaxed)))
-    }
-}
-
-/// Layers that zero whole channels: [`feature_dropout`](Tensor::feature_dropout), of inputs with so many dimensions behind the channels.
-macro_rules! channels {
-    ($($layer:ident $rank:literal $shape:literal;)*) => {$(
-        #[doc = concat!("Zeroes channels of \\[batch, channels, ", $shape, "\\] at random while training; does nothing in evaluation mode.")]
-        #[derive(Debug, Module)]
-        #[module(crate = crate)]
-        pub struct $layer {
-            /// The probability of a channel of zeros.
-            pub p: f64,
-            training: AtomicBool,
-            scope: ModuleScope,
-        }
-
-        impl $layer {
-            /// Zeroes each channel with probability `p`.
-            #[must_use]
-            pub fn new(p: f64) -> Self {
-                Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
-            }
-
-            /// Zeroes some channels of `x` and scales the others up, while training.
-            ///
-            /// # Errors
-            /// `x` has other dimensions; `p` is no probability; memory runs out.
-            #[track_caller]
-            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                self.scope.run(|| {
-                    let training = self.training.load(Ordering::Relaxed);
-                    match x.rank() {
-                        $rank => x.feature_dropout(self.p, training),
-                        rank if rank + 1 == $rank => x.unsqueeze(0)?.feature_dropout(self.p, training)?.squeeze(0),
-                        _ => {
-                            let rule = concat!("takes [batch, channels, ", $shape, "], or without the batch");
-                            Err(Error::shape(stringify!($layer), rule, &[x.shape()]))
-                        }
-                    }
-                })
-            }
-        }
-    )*};
-}
-channels! {
-    Dropout1d 3 "length";
-    Dropout2d 4 "height, width";
-    Dropout3d 5 "depth, height, width";
-}
-
-/// Layers for self-normalising networks: what is dropped becomes the least value of a selu, and mean and deviation are kept.
-macro_rules! alpha {
-    ($($layer:ident $by_channel:literal $doc:literal;)*) => {$(
-        #[doc = concat!($doc, " at random while training, for networks of [`selu`](Tensor::selu): [`alpha_dropout`](Tensor::alpha_dropout).")]
+/// Layers of a probability, which do nothing in evaluation mode; the last argument is what they do with `x`, by `p`, in training or not.
+macro_rules! dropouts {
+    ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
+        $(#[$doc])*
         #[derive(Debug, Module)]
         #[module(crate = crate)]
         pub struct $layer {
@@ -94,24 +20,51 @@ macro_rules! alpha {
         }
 
         impl $layer {
-            /// Drops with probability `p`.
+            #[doc = concat!("Drops each ", $what, " with probability `p`.")]
             #[must_use]
             pub fn new(p: f64) -> Self {
                 Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
             }
 
-            /// `x` with what was drawn dropped, while training.
+            /// `x` with what was drawn dropped and the rest scaled, while training; else `x`.
             ///
             /// # Errors
-            /// `p` is no probability, or 1; memory runs out.
+            /// `p` is no probability; `x` has other dimensions; memory runs out.
             #[track_caller]
-            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                self.scope.run(|| x.alpha_dropout(self.p, self.training.load(Ordering::Relaxed), $by_channel))
+            pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
+                let ($p, $training) = (self.p, self.training.load(Ordering::Relaxed));
+                self.scope.run(|| $forward)
             }
         }
     )*};
 }
-alpha! {
-    AlphaDropout false "Drops elements";
-    FeatureAlphaDropout true "Drops channels";
+
+dropouts! {
+    /// Zeroes elements at random while training; does nothing in evaluation mode.
+    Dropout "element" = |x, p, training| x.dropout(p, training);
+    /// Zeroes channels of \[batch, channels, length\] at random while training; does nothing in evaluation mode.
+    Dropout1d "channel" = |x, p, training| channels("Dropout1d", x, 3, p, training);
+    /// Zeroes channels of \[batch, channels, height, width\] at random while training; does nothing in evaluation mode.
+    Dropout2d "channel" = |x, p, training| channels("Dropout2d", x, 4, p, training);
+    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training; does nothing in evaluation mode.
+    Dropout3d "channel" = |x, p, training| channels("Dropout3d", x, 5, p, training);
+    /// Drops elements at random while training, for networks of [`selu`](Tensor::selu): what is dropped becomes its least value, and
+    /// mean and deviation are kept ([`alpha_dropout`](Tensor::alpha_dropout)). `p` is below 1.
+    AlphaDropout "element" = |x, p, training| x.alpha_dropout(p, training, false);
+    /// As [`AlphaDropout`], of whole channels.
+    FeatureAlphaDropout "channel" = |x, p, training| x.alpha_dropout(p, training, true);
+}
+
+/// [`feature_dropout`](Tensor::feature_dropout) of inputs of `rank` dimensions, or without the batch.
+#[track_caller]
+fn channels(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
+    if x.rank() == rank {
+        return x.feature_dropout(p, training);
+    }
+    if x.rank() + 1 == rank {
+        return x.unsqueeze(0)?.feature_dropout(p, training)?.squeeze(0);
+    }
+    let rule =
+        format!("takes [batch, channels] and {} dimensions behind them, or without the batch", rank - 2);
+    Err(Error::shape(layer, rule, &[x.shape()]))
 }

@@ -1,11 +1,35 @@
 //! Rows of a table by number.
 
 use super::{Module, ModuleScope, init};
+use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::ops::{BagMode, Bags};
 use crate::tensor::Tensor;
+
+/// How long the rows of a table may be.
+#[derive(Clone, Copy, Debug)]
+struct MaxNorm {
+    max_norm: f64,
+    p: f64,
+}
+
+impl MaxNorm {
+    /// Scales the rows that `index` names and that are too long, in place.
+    #[track_caller]
+    fn hold(self, table: &Tensor, index: &Tensor) -> Result<()> {
+        let _no_grad = autograd::no_grad();
+        let table = table.detach();
+        let norms = table.norm(self.p, &[1], true)?;
+        let named = Tensor::zeros(&[table.shape()[0]], table.dtype(), table.device())?;
+        let named = named.index_fill(0, &index.flatten(0, -1)?, 1.0)?.unsqueeze(1)?;
+        // What is added is PyTorch's: rows come out within the norm.
+        let factor = norms.add(1e-7)?.reciprocal()?.mul(self.max_norm)?;
+        let long = norms.gt(self.max_norm)?.logical_and(&named.ne(0)?)?;
+        table.mul_(&Tensor::ones(&[], table.dtype(), table.device())?.where_(&long.logical_not()?, &factor)?)
+    }
+}
 
 /// A table of vectors, looked up by integers.
 #[derive(Debug, Module)]
@@ -15,6 +39,8 @@ pub struct Embedding {
     pub weight: Tensor,
     #[module(skip)]
     padding_idx: Option<usize>,
+    #[module(skip)]
+    most: Option<MaxNorm>,
     scope: ModuleScope,
 }
 
@@ -26,13 +52,13 @@ impl Embedding {
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
-        Ok(Self { weight, padding_idx: None, scope: ModuleScope::new() })
+        Ok(Self { weight, padding_idx: None, most: None, scope: ModuleScope::new() })
     }
 
     /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
-        Self { weight, padding_idx: None, scope: ModuleScope::new() }
+        Self { weight, padding_idx: None, most: None, scope: ModuleScope::new() }
     }
 
     /// With a row that is zero and gets no gradient: padding.
@@ -46,13 +72,24 @@ impl Embedding {
         Ok(self)
     }
 
+    /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
+    /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
+        self.most = Some(MaxNorm { max_norm, p });
+        self
+    }
+
     /// The rows of these numbers: a dimension of features more.
     ///
     /// # Errors
     /// `index` holds no integers; memory runs out.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| self.weight.embedding(index, self.padding_idx))
+        self.scope.run(|| {
+            self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
+            self.weight.embedding(index, self.padding_idx)
+        })
     }
 }
 
@@ -75,6 +112,8 @@ pub struct EmbeddingBag {
     mode: BagMode,
     #[module(skip)]
     padding_idx: Option<usize>,
+    #[module(skip)]
+    most: Option<MaxNorm>,
     scope: ModuleScope,
 }
 
@@ -95,7 +134,15 @@ impl EmbeddingBag {
         if let Some(row) = padding_idx {
             init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)?;
         }
-        Ok(Self { weight, mode, padding_idx, scope: ModuleScope::new() })
+        Ok(Self { weight, mode, padding_idx, most: None, scope: ModuleScope::new() })
+    }
+
+    /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
+    /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
+        self.most = Some(MaxNorm { max_norm, p });
+        self
     }
 
     /// One vector for each bag; see [`embedding_bag`](Tensor::embedding_bag).
@@ -111,6 +158,9 @@ impl EmbeddingBag {
     ) -> Result<Tensor> {
         let (mode, padding_idx) = (self.mode, self.padding_idx);
         let bags = Bags { offsets, mode, per_sample_weights, padding_idx, ..Bags::default() };
-        self.scope.run(|| self.weight.embedding_bag(index, &bags))
+        self.scope.run(|| {
+            self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
+            self.weight.embedding_bag(index, &bags)
+        })
     }
 }

@@ -1,19 +1,72 @@
 //! Initial values of parameters, as PyTorch's `nn.init`. The functions whose names end in `_` overwrite a tensor; the
 //! random ones draw from its device's stream.
 
+use std::cell::Cell;
+use std::marker::PhantomData;
+
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
-/// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it.
+thread_local! {
+    static DTYPE: Cell<Option<DType>> = const { Cell::new(None) };
+}
+
+/// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
+#[derive(Debug)]
+#[must_use = "the type counts while the guard lives"]
+pub struct DTypeGuard {
+    before: Option<DType>,
+    // Of the thread that it is for.
+    thread: PhantomData<*const ()>,
+}
+
+impl Drop for DTypeGuard {
+    fn drop(&mut self) {
+        DTYPE.set(self.before);
+    }
+}
+
+/// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
+/// bytes a parameter that its file has. (Training is better done in f32 under [`autocast`](crate::amp::autocast()).) Running statistics and
+/// tables of positions stay f32. PyTorch's `set_default_dtype`.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, nn::{init, Linear}};
+/// # let device = Device::null(Default::default());
+/// let layer = {
+///     let _halves = init::dtype(DType::BF16)?;
+///     Linear::new(8, 4, &device)?
+/// };
+/// assert_eq!(layer.weight.dtype(), DType::BF16);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// `dtype` is no type to compute with: not f32, f16, bf16 or f64.
+pub fn dtype(dtype: DType) -> Result<DTypeGuard> {
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
+        return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
+    }
+    Ok(DTypeGuard { before: DTYPE.replace(Some(dtype)), thread: PhantomData })
+}
+
+/// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
 ///
 /// # Errors
 /// What `make` returns; its dtype is no float.
 #[track_caller]
 pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    buffer(make)?.requires_grad_()
+    let made = buffer(|| {
+        let made = make()?;
+        match DTYPE.get() {
+            Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
+            _ => Ok(made),
+        }
+    })?;
+    made.requires_grad_()
 }
 
 /// A buffer: a tensor of a module that is saved and not trained.

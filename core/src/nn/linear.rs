@@ -1,6 +1,6 @@
 //! Linear and bilinear layers.
 
-use super::{Module, ModuleScope, init};
+use super::{Module, ModuleScope, Weighted, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -58,7 +58,22 @@ impl Linear {
     /// The last extent of `x` is not the layer's; memory runs out.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.scope.run(|| x.linear(&self.weight, self.bias.as_ref()))
+        self.forward_with(&self.weight, x)
+    }
+}
+
+impl Weighted for Linear {
+    fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Tensor {
+        &mut self.weight
+    }
+
+    #[track_caller]
+    fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.linear(weight, self.bias.as_ref()))
     }
 }
 

@@ -12,14 +12,14 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 mod activation;
 mod attention;
 mod bert;
+mod containers;
 mod conv;
-mod conv_transpose;
 mod dropout;
 mod embedding;
 mod gpt;
@@ -29,12 +29,14 @@ mod linear;
 mod loss;
 mod multihead;
 mod norm;
+mod parametrize;
 mod pool;
 mod positions;
 mod recurrent;
 mod scope;
-mod sequential;
 mod shape;
+mod softmax;
+mod state;
 mod transformer;
 mod upsample;
 
@@ -44,10 +46,11 @@ pub use bert::{
     Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
     BertPooler, BertProjections,
 };
-pub use conv::{Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions};
-pub use conv_transpose::{
-    ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d,
-    ConvTranspose3dOptions, ConvTransposeOptions,
+pub use containers::{Apply, Forward, Layer, ModuleDict, Sequential};
+pub use conv::{
+    Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions, ConvTranspose1d,
+    ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d, ConvTranspose3dOptions,
+    ConvTransposeOptions,
 };
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
 pub use embedding::{Embedding, EmbeddingBag};
@@ -60,12 +63,15 @@ pub use norm::{
     BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
     LayerNorm, LocalResponseNorm, RmsNorm,
 };
+pub use parametrize::{SpectralNorm, WeightNorm, Weighted};
 pub use pool::*;
 pub use positions::{RotaryEmbedding, SinusoidalEmbedding};
 pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
 pub use scope::ModuleScope;
-pub use sequential::{Apply, Forward, Layer, Sequential};
 pub use shape::*;
+pub use softmax::AdaptiveLogSoftmaxWithLoss;
+pub use state::{IncompatibleKeys, rename_keys};
+pub(crate) use state::{Named, named};
 pub use transformer::{
     Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions,
@@ -86,10 +92,13 @@ pub enum Slot<'a> {
     Scope(&'a ModuleScope),
 }
 
-/// The name of a child: `encoder` and `fc1` make `encoder.fc1`.
+/// The name of a child: `encoder` and `fc1` make `encoder.fc1`. A child without a name is called as its parent.
 #[must_use]
 pub fn join(path: &str, name: &str) -> String {
-    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
+    match (path, name) {
+        ("", name) | (name, "") => name.to_owned(),
+        (path, name) => format!("{path}.{name}"),
+    }
 }
 
 /// A layer, or a structure of layers. Derive it:
@@ -152,19 +161,33 @@ pub trait Module {
 
     /// Copies tensors into the parameters and buffers of the same names.
     ///
-    /// Nothing is changed unless all fit. Floats load into floats and integers into integers of another width.
+    /// Nothing is changed unless all fit. Floats load into floats and integers into integers of another width. A parameter that
+    /// several modules share needs one of its names, and the count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
     ///
     /// # Errors
     /// One error that lists the names which are missing, unexpected, or of another shape or kind.
     fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
-        let own = self.state_dict();
-        check_state(&own, state)?;
-        for (name, tensor) in &own {
-            if let Some(source) = state.get(name) {
-                tensor.copy_(&source.detach().to_device(tensor.device())?).map_err(|e| e.at(name))?;
-            }
-        }
-        Ok(())
+        state::load(self, state, true).map(drop)
+    }
+
+    /// As [`load_state_dict`](Self::load_state_dict), without what is missing on either side, which is returned: PyTorch's
+    /// `strict=False`, for a body with another head.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, nn::{Linear, Module, Sequential}};
+    /// # let device = Device::null(Default::default());
+    /// let old = Sequential::new().add(Linear::new(8, 4, &device)?).add(Linear::new(4, 10, &device)?);
+    /// let new = Sequential::new().add(Linear::new(8, 4, &device)?);
+    /// let keys = new.load_state_dict_partial(&old.state_dict())?;
+    /// assert_eq!(keys.unexpected, ["1.bias", "1.weight"]);
+    /// assert!(keys.missing.is_empty());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A name that is in both is of another shape or kind: all of them are listed, and nothing is changed.
+    fn load_state_dict_partial(&self, state: &BTreeMap<String, Tensor>) -> Result<IncompatibleKeys> {
+        state::load(self, state, false)
     }
 
     /// Switches to training mode, or with `false` to evaluation mode.
@@ -209,33 +232,6 @@ fn walk<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, Slot<'_>)) {
 /// What two handles of one parameter have in common.
 pub(crate) fn leaf(t: &Tensor) -> Option<usize> {
     t.leaf().map(|leaf| Arc::as_ptr(leaf) as usize)
-}
-
-/// One error for everything that does not fit.
-fn check_state(own: &BTreeMap<String, Tensor>, given: &BTreeMap<String, Tensor>) -> Result<()> {
-    let mut problems = Vec::new();
-    let mut list = |what: &str, names: Vec<String>| {
-        if !names.is_empty() {
-            problems.push(format!("{what}: {}", names.join(", ")));
-        }
-    };
-    let without = |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| {
-        a.keys().filter(|name| !b.contains_key(*name)).cloned().collect::<Vec<_>>()
-    };
-    list("missing", without(own, given));
-    list("unexpected", without(given, own));
-    let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
-    let misfits = own.iter().filter_map(|(name, t)| {
-        let given = given.get(name)?;
-        (t.shape() != given.shape() || kind(t) != kind(given)).then(|| {
-            format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
-        })
-    });
-    list("does not fit", misfits.collect());
-    if problems.is_empty() {
-        return Ok(());
-    }
-    Err(Error::argument("load_state_dict", problems.join("; ")))
 }
 
 impl Module for Tensor {

@@ -43,6 +43,20 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
+    /// Added to the variance.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Without a shift: PyTorch's `bias=False`. (Without a scale either it has no weights, and is [`Tensor::layer_norm`].)
+    #[must_use]
+    pub fn without_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
     /// Normalises `x`.
     ///
     /// # Errors
@@ -83,6 +97,13 @@ impl RmsNorm {
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         Ok(Self { weight: ones(shape, device)?, eps: None, scope: ModuleScope::new() })
+    }
+
+    /// Added to the mean of squares.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = Some(eps);
+        self
     }
 
     /// Normalises `x`.
@@ -137,6 +158,13 @@ impl GroupNorm {
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
+    /// Added to the variance.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
     /// Normalises `x`.
     ///
     /// # Errors
@@ -151,12 +179,12 @@ impl GroupNorm {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 struct BatchNorm {
-    weight: Tensor,
-    bias: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
     // An i32, which every device counts in; files with PyTorch's i64 load.
-    num_batches_tracked: Tensor,
+    num_batches_tracked: Option<Tensor>,
     momentum: f64,
     eps: f64,
     training: AtomicBool,
@@ -167,11 +195,11 @@ impl BatchNorm {
     fn new(channels: usize, device: &Device) -> Result<Self> {
         let buffer = |value| init::buffer(|| Tensor::full(&[channels], value, DType::F32, device));
         Ok(Self {
-            weight: ones(&[channels], device)?,
-            bias: zeros(&[channels], device)?,
-            running_mean: buffer(0.0)?,
-            running_var: buffer(1.0)?,
-            num_batches_tracked: init::buffer(|| Tensor::zeros(&[], DType::I32, device))?,
+            weight: Some(ones(&[channels], device)?),
+            bias: Some(zeros(&[channels], device)?),
+            running_mean: Some(buffer(0.0)?),
+            running_var: Some(buffer(1.0)?),
+            num_batches_tracked: Some(init::buffer(|| Tensor::zeros(&[], DType::I32, device))?),
             momentum: 0.1,
             eps: 1e-5,
             training: AtomicBool::new(true),
@@ -181,16 +209,16 @@ impl BatchNorm {
 
     fn forward(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
         self.scope.run(|| {
-            let training = self.training.load(Ordering::Relaxed);
-            let running = Some((&self.running_mean, &self.running_var));
-            let (weight, bias) = (Some(&self.weight), Some(&self.bias));
+            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
+            let training = self.training.load(Ordering::Relaxed) || running.is_none();
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
             let out = match relu {
                 true => x.batch_norm_relu(running, weight, bias, training, self.momentum, self.eps)?,
                 false => x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?,
             };
-            if training {
+            if training && let Some(count) = &self.num_batches_tracked {
                 let _no_grad = autograd::no_grad();
-                self.num_batches_tracked.add_(1)?;
+                count.add_(1)?;
             }
             Ok(out)
         })
@@ -226,6 +254,20 @@ macro_rules! batch_norm {
             #[must_use]
             pub fn eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
+                self
+            }
+
+            /// Without a scale and a shift: PyTorch's `affine=False`.
+            #[must_use]
+            pub fn without_affine(mut self) -> Self {
+                (self.0.weight, self.0.bias) = (None, None);
+                self
+            }
+
+            /// By the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
+            #[must_use]
+            pub fn without_running_stats(mut self) -> Self {
+                (self.0.running_mean, self.0.running_var, self.0.num_batches_tracked) = (None, None, None);
                 self
             }
 

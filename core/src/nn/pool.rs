@@ -1,7 +1,7 @@
 //! Pooling as layers.
 
 use super::Module;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::Pool;
 use crate::tensor::Tensor;
 
@@ -41,7 +41,7 @@ pools! {
     AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
 }
 
-/// The p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), of signals with `N` of 1 and of images with 2.
+/// The p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), of signals, images and volumes with `N` of 1, 2 and 3.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct LpPool<const N: usize> {
@@ -52,29 +52,125 @@ pub struct LpPool<const N: usize> {
     pub window: Pool<N>,
 }
 
-/// Of signals.
-pub type LpPool1d = LpPool<1>;
-/// Of images.
-pub type LpPool2d = LpPool<2>;
+/// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, nn::MaxUnpool2d, ops::{Pool, Pool2d}, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let window = Pool2d::new(2);
+/// let x = Tensor::zeros(&[1, 3, 8, 6], DType::F32, &device)?;
+/// let (maxima, places) = x.max_pool2d_with_indices(window)?;
+/// assert_eq!(MaxUnpool2d { window }.forward(&maxima, &places, None)?.shape(), x.shape());
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct MaxUnpool<const N: usize> {
+    /// The window that pooled.
+    #[module(skip)]
+    pub window: Pool<N>,
+}
 
-impl LpPool<1> {
-    /// `x`, pooled.
-    ///
-    /// # Errors
-    /// As [`lp_pool2d`](Tensor::lp_pool2d).
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.lp_pool1d(self.p, self.window)
+/// What a [`FractionalMaxPool`] gives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FractionalSize<const N: usize> {
+    /// So many windows.
+    Windows([usize; N]),
+    /// As many as these parts of the input's extents, each below 1.
+    Ratio([f64; N]),
+}
+
+/// The largest element of windows that begin at random: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), of images and volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct FractionalMaxPool<const N: usize> {
+    /// Extents of a window.
+    #[module(skip)]
+    pub kernel: [usize; N],
+    /// How many there are.
+    #[module(skip)]
+    pub output: FractionalSize<N>,
+}
+
+impl<const N: usize> FractionalMaxPool<N> {
+    /// How many windows an input has.
+    fn windows(&self, x: &Tensor) -> Result<[usize; N]> {
+        let parts = match self.output {
+            FractionalSize::Windows(windows) => return Ok(windows),
+            FractionalSize::Ratio(parts) => parts,
+        };
+        if parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N {
+            let rule = format!("takes parts between 0 and 1 of {N} dimensions, not {parts:?}");
+            return Err(Error::shape("FractionalMaxPool", rule, &[x.shape()]));
+        }
+        Ok(std::array::from_fn(|d| (x.shape()[x.rank() - N + d] as f64 * parts[d]) as usize))
     }
 }
 
-impl LpPool<2> {
-    /// `x`, pooled.
-    ///
-    /// # Errors
-    /// As [`lp_pool2d`](Tensor::lp_pool2d).
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.lp_pool2d(self.p, self.window)
-    }
+macro_rules! of_dimensions {
+    ($($n:literal $what:literal $lp:ident $lp_op:ident $unpool:ident $unpool_op:ident;)*) => {$(
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $lp = LpPool<$n>;
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $unpool = MaxUnpool<$n>;
+
+        impl LpPool<$n> {
+            /// `x`, pooled.
+            ///
+            /// # Errors
+            /// As [`lp_pool2d`](Tensor::lp_pool2d).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.$lp_op(self.p, self.window)
+            }
+        }
+
+        impl MaxUnpool<$n> {
+            /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpooled) of which nothing was cut off.
+            ///
+            /// # Errors
+            /// As [`max_unpool2d`](Tensor::max_unpool2d).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
+                let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
+                x.$unpool_op(indices, output.unwrap_or_else(|| self.window.unpooled(pooled)))
+            }
+        }
+    )*};
+}
+of_dimensions! {
+    1 "signals" LpPool1d lp_pool1d MaxUnpool1d max_unpool1d;
+    2 "images" LpPool2d lp_pool2d MaxUnpool2d max_unpool2d;
+    3 "volumes" LpPool3d lp_pool3d MaxUnpool3d max_unpool3d;
+}
+
+macro_rules! fractional {
+    ($($n:literal $what:literal $layer:ident $op:ident;)*) => {$(
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $layer = FractionalMaxPool<$n>;
+
+        impl FractionalMaxPool<$n> {
+            /// `x`, pooled.
+            ///
+            /// # Errors
+            /// As [`forward_with_indices`](Self::forward_with_indices).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                Ok(self.forward_with_indices(x, None)?.0)
+            }
+
+            /// `x`, pooled, and the places of the maxima; where windows begin is drawn, if no samples say it.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($op), "`](Tensor::", stringify!($op), "); a ratio is not between 0 and 1.")]
+            #[track_caller]
+            pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+                x.$op(self.kernel, self.windows(x)?, samples)
+            }
+        }
+    )*};
+}
+fractional! {
+    2 "images" FractionalMaxPool2d fractional_max_pool2d;
+    3 "volumes" FractionalMaxPool3d fractional_max_pool3d;
 }

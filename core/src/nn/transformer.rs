@@ -68,12 +68,8 @@ impl TransformerOptions {
 
     #[track_caller]
     fn norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
-        let mut norm = LayerNorm::new(&[features], device)?;
-        norm.eps = self.layer_norm_eps;
-        if !self.bias {
-            norm.bias = None;
-        }
-        Ok(norm)
+        let norm = LayerNorm::new(&[features], device)?.eps(self.layer_norm_eps);
+        Ok(if self.bias { norm } else { norm.without_bias() })
     }
 }
 
@@ -92,18 +88,18 @@ fn block(
     Ok(norm.forward_add(&dropout.forward(&body(x)?)?, x)?.1)
 }
 
-macro_rules! feedforward {
-    () => {
-        /// Each position alone.
-        fn feedforward(&self, x: &Tensor) -> Result<Tensor> {
-            let x = self.linear1.forward(x)?;
-            let x = match self.options.activation {
-                TransformerActivation::Relu => x.relu()?,
-                TransformerActivation::Gelu => x.gelu()?,
-            };
-            self.linear2.forward(&self.dropout.forward(&x)?)
-        }
+/// The two layers for each position alone, with an activation and dropout between.
+fn feedforward(
+    x: &Tensor,
+    (first, dropout, second): (&Linear, &Dropout, &Linear),
+    options: &TransformerOptions,
+) -> Result<Tensor> {
+    let x = first.forward(x)?;
+    let x = match options.activation {
+        TransformerActivation::Relu => x.relu()?,
+        TransformerActivation::Gelu => x.gelu()?,
     };
+    second.forward(&dropout.forward(&x)?)
 }
 
 /// Attention of a sequence to itself, then two layers for each position alone; each added to what it was given, and normalised.
@@ -172,11 +168,11 @@ impl TransformerEncoderLayer {
         self.scope.run(|| {
             let first = self.options.norm_first;
             let x = block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
-            block(&x, &self.norm2, &self.dropout2, first, |x| self.feedforward(x))
+            block(&x, &self.norm2, &self.dropout2, first, |x| {
+                feedforward(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+            })
         })
     }
-
-    feedforward!();
 }
 
 /// Attention of a sequence to itself, attention to the encoder's result, then two layers for each position alone.
@@ -263,129 +259,87 @@ impl TransformerDecoderLayer {
             let x = block(&x, &self.norm2, &self.dropout2, first, |x| {
                 self.multihead_attn.forward(x, memory, memory, memory_masks)
             })?;
-            block(&x, &self.norm3, &self.dropout3, first, |x| self.feedforward(x))
-        })
-    }
-
-    feedforward!();
-}
-
-/// Encoder layers in a row, and a norm behind them, if there is one.
-///
-/// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
-///
-/// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, TransformerEncoder, TransformerOptions}, tensor::Tensor};
-/// # let device = Device::null(Default::default());
-/// let encoder = TransformerEncoder::new(64, 8, 2, TransformerOptions::default(), &device)?;
-/// let x = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
-/// let padding = Tensor::from_bools(&[false; 20], &[2, 10], &device)?;
-/// assert_eq!(encoder.forward(&x, &Masks::padding(&padding))?.shape(), [10, 2, 64]);
-/// # Ok::<(), forebay_core::error::Error>(())
-/// ```
-#[derive(Debug, Module)]
-#[module(crate = crate)]
-pub struct TransformerEncoder {
-    /// In order.
-    pub layers: Vec<TransformerEncoderLayer>,
-    /// Behind them; none at first.
-    pub norm: Option<LayerNorm>,
-    scope: ModuleScope,
-}
-
-impl TransformerEncoder {
-    /// `layers` layers for `features` in `heads`, without a norm behind them.
-    ///
-    /// # Errors
-    /// The features do not divide by the heads; memory runs out.
-    #[track_caller]
-    pub fn new(
-        features: usize,
-        heads: usize,
-        layers: usize,
-        options: TransformerOptions,
-        device: &Device,
-    ) -> Result<Self> {
-        let layer = |_| TransformerEncoderLayer::new(features, heads, options, device);
-        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, norm: None, scope: ModuleScope::new() })
-    }
-
-    /// With a norm behind the last layer.
-    #[must_use]
-    pub fn with_norm(mut self, norm: LayerNorm) -> Self {
-        self.norm = Some(norm);
-        self
-    }
-
-    /// Through all layers; shapes as those of [`TransformerEncoderLayer::forward`].
-    ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn forward(&self, x: &Tensor, masks: &Masks<'_>) -> Result<Tensor> {
-        self.scope.run(|| {
-            let x = self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x, masks))?;
-            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+            block(&x, &self.norm3, &self.dropout3, first, |x| {
+                feedforward(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+            })
         })
     }
 }
 
-/// Decoder layers in a row, and a norm behind them, if there is one.
-#[derive(Debug, Module)]
-#[module(crate = crate)]
-pub struct TransformerDecoder {
-    /// In order.
-    pub layers: Vec<TransformerDecoderLayer>,
-    /// Behind them; none at first.
-    pub norm: Option<LayerNorm>,
-    scope: ModuleScope,
+/// Layers in a row, with the masks and the memory that each of them is given, and a norm behind them, if there is one.
+macro_rules! stack {
+    ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
+        $(#[$doc])*
+        #[derive(Debug, Module)]
+        #[module(crate = crate)]
+        pub struct $stack {
+            /// In order.
+            pub layers: Vec<$layer>,
+            /// Behind them; none at first.
+            pub norm: Option<LayerNorm>,
+            scope: ModuleScope,
+        }
+
+        impl $stack {
+            /// `layers` layers for `features` in `heads`, without a norm behind them.
+            ///
+            /// # Errors
+            /// The features do not divide by the heads; memory runs out.
+            #[track_caller]
+            pub fn new(
+                features: usize,
+                heads: usize,
+                layers: usize,
+                options: TransformerOptions,
+                device: &Device,
+            ) -> Result<Self> {
+                let layer = |_| $layer::new(features, heads, options, device);
+                let layers = (0..layers).map(layer).collect::<Result<_>>()?;
+                Ok(Self { layers, norm: None, scope: ModuleScope::new() })
+            }
+
+            /// With a norm behind the last layer.
+            #[must_use]
+            pub fn with_norm(mut self, norm: LayerNorm) -> Self {
+                self.norm = Some(norm);
+                self
+            }
+
+            #[doc = concat!("Through all layers; shapes as those of [`", stringify!($layer), "::forward`].")]
+            ///
+            /// # Errors
+            /// As there.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, $($given: $ty),*) -> Result<Tensor> {
+                self.scope.run(|| {
+                    let x = self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x, $($given),*))?;
+                    self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
+                })
+            }
+        }
+    };
 }
 
-impl TransformerDecoder {
-    /// `layers` layers for `features` in `heads`, without a norm behind them.
+stack! {
+    /// Encoder layers in a row, and a norm behind them, if there is one.
     ///
-    /// # Errors
-    /// The features do not divide by the heads; memory runs out.
-    #[track_caller]
-    pub fn new(
-        features: usize,
-        heads: usize,
-        layers: usize,
-        options: TransformerOptions,
-        device: &Device,
-    ) -> Result<Self> {
-        let layer = |_| TransformerDecoderLayer::new(features, heads, options, device);
-        let layers = (0..layers).map(layer).collect::<Result<_>>()?;
-        Ok(Self { layers, norm: None, scope: ModuleScope::new() })
-    }
-
-    /// With a norm behind the last layer.
-    #[must_use]
-    pub fn with_norm(mut self, norm: LayerNorm) -> Self {
-        self.norm = Some(norm);
-        self
-    }
-
-    /// Through all layers; shapes as those of [`TransformerDecoderLayer::forward`].
+    /// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
     ///
-    /// # Errors
-    /// As there.
-    #[track_caller]
-    pub fn forward(
-        &self,
-        x: &Tensor,
-        memory: &Tensor,
-        masks: &Masks<'_>,
-        memory_masks: &Masks<'_>,
-    ) -> Result<Tensor> {
-        self.scope.run(|| {
-            let through =
-                |x: Tensor, layer: &TransformerDecoderLayer| layer.forward(&x, memory, masks, memory_masks);
-            let x = self.layers.iter().try_fold(x.clone(), through)?;
-            self.norm.as_ref().map_or(Ok(x.clone()), |norm| norm.forward(&x))
-        })
-    }
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, TransformerEncoder, TransformerOptions}, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let encoder = TransformerEncoder::new(64, 8, 2, TransformerOptions::default(), &device)?;
+    /// let x = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
+    /// let padding = Tensor::from_bools(&[false; 20], &[2, 10], &device)?;
+    /// assert_eq!(encoder.forward(&x, &Masks::padding(&padding))?.shape(), [10, 2, 64]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    TransformerEncoder of TransformerEncoderLayer(masks: &Masks<'_>)
+}
+
+stack! {
+    /// Decoder layers in a row, and a norm behind them, if there is one.
+    TransformerDecoder of TransformerDecoderLayer(memory: &Tensor, masks: &Masks<'_>, memory_masks: &Masks<'_>)
 }
 
 /// An encoder and a decoder, each with a norm behind its layers (Vaswani et al., 2017).

@@ -60,6 +60,21 @@ fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Re
 }
 
 impl Tensor {
+    /// The distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: those of [`cdist`](Self::cdist) above its diagonal. PyTorch's `pdist`.
+    ///
+    /// # Errors
+    /// `self` is no matrix; as [`cdist`](Self::cdist).
+    #[track_caller]
+    pub fn pdist(&self, p: f64) -> Result<Tensor> {
+        let &[rows, _] = self.shape() else {
+            return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
+        };
+        let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| (a * rows + b) as i32));
+        let pairs: Vec<i32> = pairs.collect();
+        let pairs = Tensor::from_slice(&pairs, &[pairs.len()], self.device())?;
+        self.cdist(self, p)?.flatten(0, -1)?.index_select(0, &pairs)
+    }
+
     /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:
     /// \[.., rows, others\], PyTorch's `cdist`. A `p` of 0 counts what differs, an infinite one takes the largest difference.
     ///

@@ -1,7 +1,8 @@
 //! Pooling of signals and volumes, and by a power: made of the pooling of images, to which maxima and means of windows come down one
 //! dimension after the other.
 
-use super::pool::{Pool1d, Pool2d, Pool3d};
+use super::pool::{Pool, Pool1d, Pool2d, Pool3d};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -75,6 +76,42 @@ impl Tensor {
         volume("max_pool3d", self, images, |x| x.max_pool2d(window.part(DEPTH)))
     }
 
+    /// As [`max_pool3d`](Self::max_pool3d), with the place of each maximum in its volume, as i64.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d); a volume has more than 2³¹ elements.
+    #[track_caller]
+    pub fn max_pool3d_with_indices(&self, window: Pool3d) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "max_pool3d_with_indices";
+        let mut in_image = None;
+        let images = |x: &Tensor| {
+            let (out, places) = x.max_pool2d_with_indices(window.part(IMAGE))?;
+            in_image = Some(places);
+            Ok(out)
+        };
+        let mut in_depth = None;
+        let depth = |x: &Tensor| {
+            let (out, places) = x.max_pool2d_with_indices(window.part(DEPTH))?;
+            in_depth = Some(places);
+            Ok(out)
+        };
+        let out = volume(OP, self, images, depth)?;
+        let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
+            return Err(Error::argument(OP, "takes volumes"));
+        };
+        let area: usize = self.shape()[self.rank() - 2..].iter().product();
+        if i32::try_from(area * self.shape()[self.rank() - 3]).is_err() {
+            return Err(Error::shape(OP, "takes volumes of fewer than 2³¹ elements", &[self.shape()]));
+        }
+        // The place among all columns of the pooled images says the depth, and where the image's own place stands.
+        let columns = in_depth.shape()[2] as i64;
+        let in_depth = in_depth.to_dtype(DType::I32)?;
+        let in_image = in_image.to_dtype(DType::I32)?.reshape([in_depth.shape()[0] as isize, -1])?;
+        let place = in_image.gather(1, &in_depth.flatten(1, -1)?)?.reshape(in_depth.shape())?;
+        let place = in_depth.floor_divide(columns)?.mul(area as i64)?.add(&place)?;
+        Ok((out.clone(), place.reshape(out.shape())?.to_dtype(DType::I64)?))
+    }
+
     /// The average of each window of volumes \[batch, channels, depth, height, width\], or without the batch.
     ///
     /// # Errors
@@ -120,23 +157,10 @@ impl Tensor {
     /// The p-norm of each window of images: (Σ x^p)^(1/p), NaN where a negative sum has no such root. Of the window, kernel, stride and `ceil_mode` count.
     ///
     /// # Errors
-    /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded.
+    /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded; p is 0 or not finite.
     #[track_caller]
     pub fn lp_pool2d(&self, p: f64, window: Pool2d) -> Result<Tensor> {
-        if window.padding != [0; 2] {
-            return Err(Error::argument("lp_pool2d", "takes windows without padding; `pad` the input"));
-        }
-        if !p.is_finite() || p == 0.0 {
-            return Err(Error::argument(
-                "lp_pool2d",
-                format!(
-                    "takes a finite p other than 0, not {p}; `max_pool2d` of `abs` is the one of infinity"
-                ),
-            ));
-        }
-        let area = (window.kernel[0] * window.kernel[1]) as f64;
-        let mean = self.pow(p)?.avg_pool2d(window)?;
-        mean.mul(area)?.pow(1.0 / p)
+        lp("lp_pool2d", self, p, window, |x| x.avg_pool2d(window))
     }
 
     /// [`lp_pool2d`](Self::lp_pool2d) of signals.
@@ -145,6 +169,35 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn lp_pool1d(&self, p: f64, window: Pool1d) -> Result<Tensor> {
-        signal(self, |x| x.lp_pool2d(p, window.part(LINE)))
+        lp("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
     }
+
+    /// [`lp_pool2d`](Self::lp_pool2d) of volumes.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn lp_pool3d(&self, p: f64, window: Pool3d) -> Result<Tensor> {
+        lp("lp_pool3d", self, p, window, |x| x.avg_pool3d(window))
+    }
+}
+
+/// The p-norm of windows, by the mean of powers.
+#[track_caller]
+fn lp<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    p: f64,
+    window: Pool<N>,
+    mean: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if window.padding != [0; N] {
+        return Err(Error::argument(op, "takes windows without padding; `pad` the input"));
+    }
+    if !p.is_finite() || p == 0.0 {
+        let why = format!("takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
+        return Err(Error::argument(op, why));
+    }
+    let size: usize = window.kernel.iter().product();
+    mean(&x.pow(p)?)?.mul(size as f64)?.pow(1.0 / p)
 }

@@ -165,6 +165,40 @@ impl Tensor {
         Ok(autograd::attach_linear("dropout", out, self, same, same))
     }
 
+    /// Probabilities along `dim` of logits that noise is added to, so that they are samples that have a gradient (Jang et al., 2016): near to one-hot
+    /// vectors for a small `tau`, and with `hard` one-hot vectors whose gradient is that of the probabilities. PyTorch's `gumbel_softmax`.
+    ///
+    /// # Errors
+    /// `tau` is not above 0; the dimension is out of range; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
+        const OP: &str = "gumbel_softmax";
+        let _op = memory::scope::op(OP);
+        if tau.is_nan() || tau <= 0.0 {
+            return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
+        }
+        floats(OP, self.dtype())?;
+        // 1 - u is above 0, and its logarithm below: the other one is finite but for the rarest u.
+        let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
+        let noise = drawn
+            .neg()?
+            .add(1.0)?
+            .log()?
+            .neg()?
+            .clamp(f64::from(f32::MIN_POSITIVE), f64::INFINITY)?
+            .log()?
+            .neg()?;
+        let soft = self.add(&noise.to_dtype(self.dtype())?)?.mul(1.0 / tau)?.softmax(dim)?;
+        if !hard {
+            return Ok(soft);
+        }
+        let chosen = soft.detach().argmax(Some(dim), true)?;
+        let one = Tensor::ones(chosen.shape(), soft.dtype(), soft.device())?;
+        let one_hot =
+            Tensor::zeros(soft.shape(), soft.dtype(), soft.device())?.scatter(dim, &chosen, &one)?;
+        one_hot.sub(&soft.detach())?.add(&soft)
+    }
+
     /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p), while `training`;
     /// else `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///

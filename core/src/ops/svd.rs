@@ -1,4 +1,4 @@
-//! Singular values, by one-sided Jacobi rotations on the device.
+//! Singular values and vectors, by one-sided Jacobi rotations on the device.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
@@ -78,7 +78,116 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
     Ok((values, Some((left, w.narrow(2, m, n)?))))
 }
 
+/// The extents of matrices \[lead.., m, n\].
+struct Matrices<'a> {
+    lead: &'a [usize],
+    m: usize,
+    n: usize,
+}
+
+#[track_caller]
+fn matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matrices<'a>> {
+    if !matches!(x.dtype(), DType::F32 | DType::F64) {
+        return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
+    }
+    launch::check_compute(op, x.dtype(), x.device())?;
+    match x.shape() {
+        &[ref lead @ .., m, n] => Ok(Matrices { lead, m, n }),
+        shape => Err(Error::shape(op, "takes matrices [.., m, n]", &[shape])),
+    }
+}
+
+/// What a change of the left singular vectors `u` \[batch, m, k\] by `g` is one of the matrix by: U (skew(Uᵀ g) / E) S Vᵀ + (1 - U Uᵀ) g S⁻¹ Vᵀ, with
+/// E of s² of the column less s² of the row, and V given as rows `vh`. (Townsend, 2016; PyTorch's `svd_backward`.)
+fn left_gradient(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result<Tensor> {
+    let k = values.shape()[1];
+    let s = values.unsqueeze(1)?;
+    let squares = s.square()?;
+    let eye = Tensor::eye(k, k, s.dtype(), s.device())?;
+    let apart = squares.sub(&squares.transpose(1, 2)?)?.add(&eye)?;
+    let ut = u.transpose(1, 2)?;
+    let along = ut.matmul(g)?;
+    let turned = along.sub(&along.transpose(1, 2)?)?.div(&apart)?.mul(&s)?;
+    let mut change = u.matmul(&turned)?;
+    if u.shape()[1] > k {
+        change = change.add(&g.sub(&u.matmul(&along)?)?.div(&s)?)?;
+    }
+    change.matmul(vh)
+}
+
 impl Tensor {
+    /// The singular value decomposition of matrices \[.., m, n\] with k = min(m, n): left vectors \[.., m, k\], values \[.., k\], largest first, and right
+    /// vectors as rows \[.., k, n\], whose product is `self`: PyTorch's `linalg.svd` with `full_matrices=False`. Of each pair of vectors the
+    /// sign is arbitrary. Where a value is zero, the vector of the longer side is zeros, and not one that completes the others.
+    ///
+    /// Gradients of the vectors are those of matrices of full rank whose values differ: they divide by the values and by the differences of
+    /// their squares. A loss must not depend on signs.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let (u, s, vh) = Tensor::ones(&[7, 5, 3], DType::F32, &device)?.svd()?;
+    /// assert_eq!((u.shape(), s.shape(), vh.shape()), (&[7, 5, 3][..], &[7, 3][..], &[7, 3, 3][..]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals).
+    #[track_caller]
+    pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
+        const OP: &str = "svd";
+        recast!(OP, [self], |x| x.svd());
+        let _op = memory::scope::op(OP);
+        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let (k, batch) = (m.min(n), lead.iter().product::<usize>());
+        let shapes: [Dims; 3] =
+            [&[m, k][..], &[k], &[k, n]].map(|rest| lead.iter().chain(rest).copied().collect());
+        if self.numel() == 0 {
+            let [u, s, vh] = shapes.map(|shape| Tensor::zeros(&shape, self.dtype(), self.device()));
+            return Ok((u?, s?, vh?));
+        }
+        let (u, s, vh) = {
+            let _no_grad = autograd::no_grad();
+            let a = self.detach().reshape([batch, m, n])?;
+            // The longer side is the height: what is left of a wide matrix is right of its transpose.
+            let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
+            let Some((long, short)) = vectors else {
+                return Err(Error::argument(OP, "has no vectors"));
+            };
+            if m < n {
+                (short.transpose(1, 2)?, values, long)
+            } else {
+                (long.transpose(1, 2)?, values, short)
+            }
+        };
+        let of = Dims::from_slice(self.shape());
+        let results = [
+            u.contiguous()?.reshape(&*shapes[0])?,
+            s.reshape(&*shapes[1])?,
+            vh.contiguous()?.reshape(&*shapes[2])?,
+        ];
+        // Copies for the gradients: the results are the caller's, who may change them.
+        let kept = if self.requires_grad() { Some((u.copy()?, s.copy()?, vh.copy()?)) } else { None };
+        let attach = |which: usize, out: Tensor| {
+            let (kept, of) = (kept.clone(), of.clone());
+            autograd::attach(OP, out, &[self], move |g, _| {
+                let Some((u, s, vh)) = &kept else { return Ok(smallvec![None]) };
+                let grad = match which {
+                    0 => left_gradient(&g.reshape([batch, m, k])?, u, s, vh)?,
+                    1 => u.matmul(&g.reshape([batch, k, 1])?.mul(vh)?)?,
+                    // Those of the right are the left ones of the transpose.
+                    _ => {
+                        let g = g.reshape([batch, k, n])?.transpose(1, 2)?;
+                        left_gradient(&g, &vh.transpose(1, 2)?, s, &u.transpose(1, 2)?)?.transpose(1, 2)?
+                    }
+                };
+                Ok(smallvec![Some(grad.reshape(&*of)?)])
+            })
+        };
+        let [u, s, vh] = results;
+        Ok((attach(0, u), attach(1, s), attach(2, vh)))
+    }
+
     /// The singular values of matrices \[.., m, n\], largest first: \[.., min(m, n)\]. PyTorch's `linalg.svdvals`.
     ///
     /// The gradient is that of each value, U diag(g) Vᵀ; to what is zero it is zero.
@@ -97,13 +206,7 @@ impl Tensor {
     pub fn svdvals(&self) -> Result<Tensor> {
         recast!(OP, [self], |x| x.svdvals());
         let _op = memory::scope::op(OP);
-        if !matches!(self.dtype(), DType::F32 | DType::F64) {
-            return Err(Error::dtype(OP, self.dtype(), "takes f32 and f64; cast with `to_dtype`"));
-        }
-        launch::check_compute(OP, self.dtype(), self.device())?;
-        let &[ref lead @ .., m, n] = self.shape() else {
-            return Err(Error::shape(OP, "takes matrices [.., m, n]", &[self.shape()]));
-        };
+        let Matrices { lead, m, n } = matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
             return Tensor::zeros(&shape, self.dtype(), self.device());

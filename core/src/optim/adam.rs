@@ -1,4 +1,5 @@
-//! Adam (Kingma and Ba, 2014) and AdamW (Loshchilov and Hutter, 2017).
+//! Adam (Kingma and Ba, 2014) and its relatives: AdamW (Loshchilov and Hutter, 2017), Adamax (Kingma and Ba, 2014), NAdam (Dozat, 2016)
+//! and RAdam (Liu et al., 2019). All keep a running mean of gradients, and one of their size.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -7,86 +8,140 @@ use super::fused::{Fused, Rule};
 use super::optimizer;
 use crate::tensor::Tensor;
 
-/// Adam; weight decay is a penalty added to the gradient.
-#[derive(Debug)]
-pub struct Adam {
-    rule: Options,
-    fused: Fused,
-}
-
-/// Adam with weight decay apart from the gradient, 0.01 unless set.
-#[derive(Debug)]
-pub struct AdamW {
-    rule: Options,
-    fused: Fused,
+/// How the mean of gradients and their size become a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    Adam,
+    Adamax,
+    NAdam,
+    RAdam,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Options {
+    variant: Variant,
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
+    momentum_decay: f64,
     amsgrad: bool,
     maximize: bool,
-    decoupled: bool,
+    decoupled_weight_decay: bool,
     decays: fn(&Tensor) -> bool,
 }
 
 impl Options {
-    fn new(weight_decay: f64, decoupled: bool) -> Self {
-        let (betas, eps) = ((0.9, 0.999), 1e-8);
-        Self { betas, eps, weight_decay, amsgrad: false, maximize: false, decoupled, decays: |_| true }
+    fn of(variant: Variant) -> Self {
+        Self {
+            variant,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum_decay: 4e-3,
+            amsgrad: false,
+            maximize: false,
+            decoupled_weight_decay: false,
+            decays: |_| true,
+        }
+    }
+
+    /// NAdam: the logarithm of q = 0.96^decay, below zero: the momentum of step i is beta1 (1 - qⁱ / 2).
+    fn ln_q(&self) -> f64 {
+        (self.momentum_decay * 0.96f64.ln()).min(-1e-12)
+    }
+
+    /// NAdam: the product of the momenta of all steps up to `t`: ln(1 - qⁱ / 2) as its series, whose terms are geometric in i.
+    fn mu_product(&self, t: f64) -> f64 {
+        let lq = self.ln_q();
+        let sum = |k: f64| (k * lq).exp() * (t * k * lq).exp_m1() / (k * lq).exp_m1();
+        let log: f64 = (1..54).map(|k| 0.5f64.powi(k) / f64::from(k) * sum(f64::from(k))).sum();
+        (t * self.betas.0.ln() - log).exp()
     }
 }
 
-impl Adam {
-    /// Adam with betas 0.9 and 0.999, eps 1e-8, no weight decay.
-    #[must_use]
-    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        Self { rule: Options::new(0.0, false), fused: Fused::new(parameters, lr) }
-    }
-}
+/// An optimiser of the family: its variant, what differs at first, and which options it has.
+macro_rules! adams {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $variant:ident { $($first:ident: $value:expr),* } $new:literal { $($options:tt)* }
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name {
+            rule: Options,
+            fused: Fused,
+        }
 
-impl AdamW {
-    /// AdamW with betas 0.9 and 0.999, eps 1e-8, weight decay 0.01.
-    #[must_use]
-    pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        Self { rule: Options::new(0.01, true), fused: Fused::new(parameters, lr) }
-    }
-}
+        impl $name {
+            #[doc = concat!(stringify!($name), " with betas 0.9 and 0.999, eps 1e-8, ", $new)]
+            #[must_use]
+            pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+                let rule = Options { $($first: $value,)* ..Options::of(Variant::$variant) };
+                Self { rule, fused: Fused::new(parameters, lr) }
+            }
+        }
 
-macro_rules! options {
-    ($name:ident) => {
         optimizer!($name {
-            /// How much of the running mean, and of the mean of squares, stays at each step.
+            /// How much of the running mean of gradients, and of the measure of their size, stays at each step.
             betas: (f64, f64),
-            /// Added to the root of the mean of squares.
+            /// Added to the measure of size, what the mean is divided by.
             eps: f64,
             /// How fast parameters decay.
             weight_decay: f64,
             /// Which of them decay, all unless set: `|p| p.rank() > 1` leaves out biases and the weights of norms.
             decays: fn(&Tensor) -> bool,
-            /// Divides by the largest mean of squares so far.
-            amsgrad: bool,
             /// Climbs instead.
             maximize: bool,
+            $($options)*
         });
-    };
+    )*};
 }
-options!(Adam);
-options!(AdamW);
+
+adams! {
+    /// Adam; weight decay is a penalty added to the gradient.
+    Adam = Adam {} "no weight decay." {
+        /// Divides by the largest mean of squares so far.
+        amsgrad: bool,
+    }
+    /// Adam with weight decay apart from the gradient, 0.01 unless set.
+    AdamW = Adam { weight_decay: 0.01, decoupled_weight_decay: true } "weight decay 0.01." {
+        /// Divides by the largest mean of squares so far.
+        amsgrad: bool,
+    }
+    /// Adamax: Adam with the largest gradient, which fades, in place of the mean of squares.
+    Adamax = Adamax {} "no weight decay; PyTorch's rate is 0.002." {}
+    /// NAdam: Adam that looks one step of momentum ahead.
+    NAdam = NAdam {} "momentum decay 0.004, no weight decay; PyTorch's rate is 0.002." {
+        /// How fast the momentum grows to its full size.
+        momentum_decay: f64,
+        /// Weights decay apart from the gradient, as in AdamW.
+        decoupled_weight_decay: bool,
+    }
+    /// RAdam: Adam whose first steps are not divided by a variance that is not known yet.
+    RAdam = RAdam {} "no weight decay." {
+        /// Weights decay apart from the gradient, as in AdamW.
+        decoupled_weight_decay: bool,
+    }
+}
 
 impl Rule for Options {
     fn kernel(&self) -> Option<KernelSpec> {
-        let kernel = KernelSpec::new("optim")
-            .def("algorithm", "adam")
-            .def("decoupled", self.decoupled)
-            .def("maximize", self.maximize);
-        Some(kernel)
+        let algorithm = match self.variant {
+            Variant::Adam => "adam",
+            Variant::Adamax => "adamax",
+            Variant::NAdam => "nadam",
+            Variant::RAdam => "radam",
+        };
+        let kernel = KernelSpec::new("optim").def("algorithm", algorithm).def("maximize", self.maximize);
+        Some(match self.variant {
+            Variant::Adamax => kernel,
+            _ => kernel.def("decoupled", self.decoupled_weight_decay),
+        })
     }
 
     fn states(&self) -> SmallVec<[&'static str; 3]> {
-        let mut states = smallvec!["exp_avg", "exp_avg_sq"];
+        let size = if self.variant == Variant::Adamax { "exp_inf" } else { "exp_avg_sq" };
+        let mut states = smallvec!["exp_avg", size];
         states.extend(self.amsgrad.then_some("max_exp_avg_sq"));
         states
     }
@@ -100,15 +155,36 @@ impl Rule for Options {
     }
 
     fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
-        let decay = if self.decoupled { 1.0 - lr * weight_decay } else { weight_decay };
+        let decay = if self.decoupled_weight_decay { 1.0 - lr * weight_decay } else { weight_decay };
         // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;
-        [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln(b1), ln(b2), lr]
+        let ln_momentum = if self.variant == Variant::NAdam { self.ln_q() } else { ln(b1) };
+        match self.variant {
+            Variant::Adamax => [decay, 1.0 - b1, b2, self.eps, ln(b1), lr, 0.0, 0.0],
+            _ => [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln_momentum, ln(b2), lr],
+        }
     }
 
     fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
-        let correction = |beta: f64| 1.0 - beta.powf(step as f64);
-        [lr / correction(self.betas.0), correction(self.betas.1).sqrt(), 0.0]
+        let (t, (b1, b2)) = (step as f64, self.betas);
+        // What the means lack of weights that sum to 1.
+        let [first, second] = [b1, b2].map(|beta| 1.0 - beta.powf(t));
+        match self.variant {
+            Variant::Adam => [lr / first, second.sqrt(), 0.0],
+            Variant::Adamax => [lr / first, 0.0, 0.0],
+            Variant::NAdam => {
+                let mu = |i: f64| b1 * (1.0 - 0.5 * (i * self.ln_q()).exp());
+                let (root, product) = (second.sqrt(), self.mu_product(t));
+                let now = lr * root * (1.0 - mu(t)) / (1.0 - product);
+                [now, lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)), root]
+            }
+            Variant::RAdam => {
+                let most = 2.0 / (1.0 - b2) - 1.0;
+                let rho = most - 2.0 * t * (1.0 - second) / second;
+                let rect = ((rho - 4.0) * (rho - 2.0) * most / ((most - 4.0) * (most - 2.0) * rho)).sqrt();
+                [lr / first, if rho > 5.0 { rect * second.sqrt() } else { 0.0 }, 0.0]
+            }
+        }
     }
 }

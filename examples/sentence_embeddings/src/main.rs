@@ -10,6 +10,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Parser;
 use forebay::autograd::no_grad;
 use forebay::io::safetensors;
+use forebay::memory::Bytes;
 use forebay::nn::{Bert, BertOptions};
 use forebay::prelude::*;
 use tokenizers::{PaddingParams, Tokenizer, TruncationParams};
@@ -133,7 +134,7 @@ fn main() -> Result<()> {
             println!("{:>2} is nearest to {} ({cosine:.3})", k + 1, nearest + 1);
         }
     }
-    println!("\n{}", device.memory());
+    println!("\nmemory at its peak: {}", Bytes(device.memory().allocated_bytes.peak));
     Ok(())
 }
 

@@ -60,15 +60,17 @@ impl Setup {
 
     /// What the programs of the workspace need in order to run here; nothing of it is needed by all of them.
     pub(crate) fn for_programs(&self) -> Result<Environment> {
-        let vulkan = said("Vulkan", self.vulkan());
-        let mut environment = self.data()?.environment;
-        if let Ok(vulkan) = vulkan {
-            environment = environment.and(vulkan.environment);
-        }
+        Ok(self.for_devices().and(self.data()?.environment))
+    }
+
+    /// Of that, what lets them find a device.
+    pub(crate) fn for_devices(&self) -> Environment {
+        let mut environment =
+            said("Vulkan", self.vulkan()).map(|found| found.environment).unwrap_or_default();
         if self.machine.has_cuda_driver() && !self.machine.has_nvrtc() {
             environment = environment.and(self.nvrtc().map(|found| found.environment).unwrap_or_default());
         }
-        Ok(environment)
+        environment
     }
 
     /// Any Vulkan: the machine's own, or a software driver where it has none.

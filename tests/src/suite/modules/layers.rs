@@ -3,10 +3,11 @@
 pub(super) mod weights {
     use forebay::nn::{
         BatchNorm1d, BatchNorm2d, BatchNorm3d, Bilinear, Conv1d, Conv2d, Conv3d, ConvOptions,
-        ConvTranspose1d, ConvTranspose3d, ConvTransposeOptions, Embedding, GroupNorm, InstanceNorm1d,
-        InstanceNorm2d, InstanceNorm3d, LayerNorm, LocalResponseNorm, RmsNorm,
+        ConvTranspose1d, ConvTranspose2d, ConvTranspose3d, ConvTransposeOptions, Embedding, EmbeddingBag,
+        GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d, LayerNorm, Linear, LocalResponseNorm,
+        RmsNorm, SpectralNorm, WeightNorm,
     };
-    use forebay::ops::PadMode;
+    use forebay::ops::{BagMode, PadMode};
 
     use super::super::{cases, one};
 
@@ -21,6 +22,34 @@ pub(super) mod weights {
         "instance_norm2d": |c| InstanceNorm2d::new(3).affine(c.device)?.track_running_stats(c.device), |m, x| one(m.forward(&x[0]));
         "instance_norm3d": |c| InstanceNorm3d::new(2).affine(c.device), |m, x| one(m.forward(&x[0]));
         "local_response_norm": |_| Ok(LocalResponseNorm { alpha: 0.1, ..LocalResponseNorm::new(3) }), |m, x| one(m.forward(&x[0]));
+        "batch_norm1d_plain": |c| Ok(BatchNorm1d::new(3, c.device)?.without_affine()), |m, x| one(m.forward(&x[0]));
+        "batch_norm2d_batch": |c| Ok(BatchNorm2d::new(3, c.device)?.without_running_stats()), |m, x| one(m.forward(&x[0]));
+        "layer_norm_no_bias": |c| Ok(LayerNorm::new(&[4], c.device)?.eps(1e-3).without_bias()), |m, x| one(m.forward(&x[0]));
+        "weight_norm": |c| WeightNorm::new(Linear::new(4, 3, c.device)?, Some(0)), |m, x| one(m.forward(&x[0]));
+        "weight_norm_all": |c| {
+            let options = ConvOptions { bias: false, ..ConvOptions::default() };
+            WeightNorm::new(Conv1d::new(2, 3, [2], options, c.device)?, None)
+        }, |m, x| one(m.forward(&x[0]));
+        "weight_norm_transpose": |c| {
+            WeightNorm::new(ConvTranspose2d::new(2, 3, [2; 2], ConvTransposeOptions::default(), c.device)?, Some(1))
+        }, |m, x| one(m.forward(&x[0]));
+        "spectral_norm": |c| SpectralNorm::new(Linear::new(4, 3, c.device)?), |m, x| one(m.forward(&x[0]));
+        "spectral_norm_transpose": |c| {
+            let layer = ConvTranspose1d::new(3, 4, [2], ConvTransposeOptions::default(), c.device)?;
+            Ok(SpectralNorm::new(layer)?.power_iterations(3).eps(1e-6))
+        }, |m, x| one(m.forward(&x[0]));
+        "conv1d_same": |c| Conv1d::new(2, 3, [4], ConvOptions { same_padding: true, ..ConvOptions::default() }, c.device),
+            |m, x| one(m.forward(&x[0]));
+        "conv2d_same_reflect": |c| {
+            let padding_mode = PadMode::Reflect;
+            let options = ConvOptions { same_padding: true, dilation: [2, 1], padding_mode, ..ConvOptions::default() };
+            Conv2d::new(2, 3, [3, 2], options, c.device)
+        }, |m, x| one(m.forward(&x[0]));
+        "embedding_max_norm": |c| Ok(Embedding::new(7, 3, c.device)?.with_max_norm(0.9, 2.0)), |m, x| one(m.forward(&x[0]));
+        "embedding_max_norm_one": |c| Ok(Embedding::new(7, 3, c.device)?.with_max_norm(0.9, 1.0)),
+            |m, x| one(m.forward(&x[0]));
+        "embedding_bag_max_norm": |c| Ok(EmbeddingBag::new(7, 3, BagMode::Sum, None, c.device)?.with_max_norm(0.9, 2.0)),
+            |m, x| one(m.forward(&x[0], None, None));
         "conv1d": |c| {
             let options = ConvOptions { stride: [2], padding: [2], groups: 2, ..ConvOptions::default() };
             Conv1d::new(4, 6, [3], options, c.device)
@@ -92,11 +121,14 @@ pub(super) mod activations {
 }
 
 pub(super) mod pooling {
+    use forebay::dtype::DType;
     use forebay::nn::{
         AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveAvgPool3d, AdaptiveMaxPool1d, AdaptiveMaxPool2d,
-        AdaptiveMaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d, LpPool, MaxPool1d, MaxPool2d, MaxPool3d,
+        AdaptiveMaxPool3d, AvgPool1d, AvgPool2d, AvgPool3d, FractionalMaxPool2d, FractionalMaxPool3d,
+        FractionalSize, LpPool, MaxPool1d, MaxPool2d, MaxPool3d, MaxUnpool1d, MaxUnpool2d, MaxUnpool3d,
     };
     use forebay::ops::{Pool, Pool1d, Pool2d, Pool3d};
+    use forebay::tensor::Tensor;
 
     use super::super::{cases, one};
 
@@ -117,12 +149,87 @@ pub(super) mod pooling {
         "avg_pool3d_divisor": |_| Ok(AvgPool3d(Pool { divisor_override: Some(5), ..Pool3d::new(2) })), |m, x| one(m.forward(&x[0]));
         "lp_pool1d": |_| Ok(LpPool { p: 2.0, window: Pool { stride: [2], ..Pool1d::new(3) } }), |m, x| one(m.forward(&x[0]));
         "lp_pool2d": |_| Ok(LpPool { p: 3.0, window: Pool2d::new(2) }), |m, x| one(m.forward(&x[0]));
+        "lp_pool3d": |_| Ok(LpPool { p: 3.0, window: Pool { stride: [1; 3], ..Pool3d::with([2, 1, 2]) } }), |m, x| one(m.forward(&x[0]));
+        "max_pool3d_indices": |_| Ok(()), |(), x| {
+            let window = Pool { stride: [1, 2, 2], padding: [1, 1, 0], ceil_mode: true, ..Pool3d::with([2, 3, 2]) };
+            let (out, places) = x[0].max_pool3d_with_indices(window)?;
+            Ok(vec![out, places])
+        };
+        "max_pool3d_indices_ties": |_| Ok(()), |(), x| {
+            let (out, places) = x[0].max_pool3d_with_indices(Pool { stride: [1; 3], ..Pool3d::with([2, 3, 2]) })?;
+            Ok(vec![out, places])
+        };
+        "max_unpool1d": |_| Ok(MaxUnpool1d { window: Pool { stride: [2], padding: [1], ..Pool1d::new(3) } }), |m, x| {
+            let places = Tensor::arange(0.0, 8.0, 2.0, DType::I64, x[0].device())?.broadcast_to(x[0].shape())?;
+            one(m.forward(&x[0], &places, None))
+        };
+        "max_unpool2d": |_| Ok(MaxUnpool2d { window: Pool2d::with([3, 2]) }), |m, x| {
+            let (out, places) = x[0].max_pool2d_with_indices(m.window)?;
+            one(m.forward(&out, &places, Some([5, 7])))
+        };
+        "max_unpool3d": |_| Ok(MaxUnpool3d { window: Pool3d::with([2, 3, 2]) }), |m, x| {
+            let (out, places) = x[0].max_pool3d_with_indices(m.window)?;
+            one(m.forward(&out, &places, Some([5, 7, 4])))
+        };
+        "fractional_max_pool2d": |_| Ok(FractionalMaxPool2d { kernel: [2; 2], output: FractionalSize::Windows([4, 3]) }),
+            |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
+        "fractional_max_pool3d": |_| Ok(FractionalMaxPool3d { kernel: [2; 3], output: FractionalSize::Ratio([0.5, 0.6, 0.7]) }),
+            |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
         "adaptive_avg_pool1d": |_| Ok(AdaptiveAvgPool1d(3)), |m, x| one(m.forward(&x[0]));
         "adaptive_avg_pool2d": |_| Ok(AdaptiveAvgPool2d([2, 3])), |m, x| one(m.forward(&x[0]));
         "adaptive_avg_pool3d": |_| Ok(AdaptiveAvgPool3d([2, 3, 2])), |m, x| one(m.forward(&x[0]));
         "adaptive_max_pool1d": |_| Ok(AdaptiveMaxPool1d(3)), |m, x| one(m.forward(&x[0]));
         "adaptive_max_pool2d": |_| Ok(AdaptiveMaxPool2d([2, 3])), |m, x| one(m.forward(&x[0]));
         "adaptive_max_pool3d": |_| Ok(AdaptiveMaxPool3d([2, 3, 2])), |m, x| one(m.forward(&x[0]));
+    }
+}
+
+/// Images read at places of a grid, distances, singular vectors.
+pub(super) mod sampling {
+    use forebay::error::Result;
+    use forebay::ops::{GridMode, GridPadding};
+    use forebay::tensor::Tensor;
+
+    use super::super::{cases, one};
+
+    fn sample(
+        x: &[Tensor],
+        mode: GridMode,
+        padding: GridPadding,
+        align_corners: bool,
+    ) -> Result<Vec<Tensor>> {
+        one(x[0].grid_sample(&x[1], mode, padding, align_corners))
+    }
+
+    /// Magnitudes of the vectors, whose signs are arbitrary, and the product.
+    fn svd(x: &Tensor) -> Result<Vec<Tensor>> {
+        let (u, s, vh) = x.svd()?;
+        Ok(vec![u.abs()?, s.clone(), vh.abs()?, u.mul(&s.unsqueeze(-2)?)?.matmul(&vh)?])
+    }
+
+    cases! {
+        "grid_sample_zeros_bilinear_0": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Zeros, false);
+        "grid_sample_zeros_bilinear_1": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Zeros, true);
+        "grid_sample_zeros_nearest_0": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Zeros, false);
+        "grid_sample_zeros_nearest_1": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Zeros, true);
+        "grid_sample_border_bilinear_0": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Border, false);
+        "grid_sample_border_bilinear_1": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Border, true);
+        "grid_sample_border_nearest_0": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Border, false);
+        "grid_sample_border_nearest_1": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Border, true);
+        "grid_sample_reflection_bilinear_0": |_| Ok(()),
+            |(), x| sample(x, GridMode::Bilinear, GridPadding::Reflection, false);
+        "grid_sample_reflection_bilinear_1": |_| Ok(()),
+            |(), x| sample(x, GridMode::Bilinear, GridPadding::Reflection, true);
+        "grid_sample_reflection_nearest_0": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Reflection, false);
+        "grid_sample_reflection_nearest_1": |_| Ok(()), |(), x| sample(x, GridMode::Nearest, GridPadding::Reflection, true);
+        "grid_sample_volume": |_| Ok(()), |(), x| sample(x, GridMode::Bilinear, GridPadding::Reflection, false);
+        "affine_grid": |_| Ok(()), |(), x| one(x[0].affine_grid(&[2, 1, 3, 4], false));
+        "affine_grid_volume": |_| Ok(()), |(), x| one(x[0].affine_grid(&[2, 1, 3, 1, 2], true));
+        "svd_tall": |_| Ok(()), |(), x| svd(&x[0]);
+        "svd_wide": |_| Ok(()), |(), x| svd(&x[0]);
+        "svd_square": |_| Ok(()), |(), x| svd(&x[0]);
+        "pdist": |_| Ok(()), |(), x| one(x[0].pdist(2.0));
+        "pdist_ones": |_| Ok(()), |(), x| one(x[0].pdist(1.0));
     }
 }
 

@@ -3,10 +3,10 @@
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{
-    BceLoss, BceWithLogitsLoss, CosineEmbeddingLoss, CosineSimilarity, CrossEntropyLoss, CtcLoss,
-    GaussianNllLoss, HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss, MarginRankingLoss, MseLoss,
-    MultiLabelMarginLoss, MultiLabelSoftMarginLoss, MultiMarginLoss, NllLoss, PairwiseDistance,
-    PoissonNllLoss, SmoothL1Loss, SoftMarginLoss, TripletMarginLoss,
+    AdaptiveLogSoftmaxWithLoss, BceLoss, BceWithLogitsLoss, CosineEmbeddingLoss, CosineSimilarity,
+    CrossEntropyLoss, CtcLoss, GaussianNllLoss, HingeEmbeddingLoss, HuberLoss, KlDivLoss, L1Loss,
+    MarginRankingLoss, MseLoss, MultiLabelMarginLoss, MultiLabelSoftMarginLoss, MultiMarginLoss, NllLoss,
+    PairwiseDistance, PoissonNllLoss, SmoothL1Loss, SoftMarginLoss, TripletMarginLoss,
 };
 use forebay::ops::Reduction;
 use forebay::tensor::Tensor;
@@ -19,6 +19,15 @@ fn weight(c: &Case<'_>) -> CoreResult<Option<Tensor>> {
 }
 
 cases! {
+    "adaptive_log_softmax": |c| AdaptiveLogSoftmaxWithLoss::new(6, 11, &[3, 7], 2.0, false, c.device), |m, x| {
+        let (out, loss) = m.forward(&x[0], &x[1])?;
+        Ok(vec![out, loss])
+    };
+    "adaptive_log_softmax_bias": |c| AdaptiveLogSoftmaxWithLoss::new(6, 11, &[3, 7, 9], 2.0, true, c.device), |m, x| {
+        let (out, loss) = m.forward(&x[0], &x[1])?;
+        let row = x[0].unsqueeze(0)?;
+        Ok(vec![out, loss, m.log_prob(&row)?, m.predict(&row)?])
+    };
     "mse_loss": |_| Ok(MseLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
     "l1_loss": |_| Ok(L1Loss { reduction: Reduction::Sum }), |m, x| one(m.forward(&x[0], &x[1]));
     "smooth_l1_loss": |_| Ok(SmoothL1Loss { beta: 0.6, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));

@@ -16,11 +16,13 @@ use forebay::tensor::Tensor;
 use super::host::close;
 use super::tests;
 
+mod architectures;
 mod attention;
 mod initial;
 mod layers;
 mod losses;
 mod recurrent;
+mod state;
 
 tests![
     attention_and_transformers,
@@ -31,6 +33,11 @@ tests![
     losses_of_pytorch,
     pooling,
     places,
+    samples_of_images,
+    models_of_images,
+    models_of_images_and_sound,
+    models_of_texts,
+    models_of_sequences,
     every_recorded_case_is_run,
     initial_values,
     initial_values_by_name,
@@ -39,10 +46,17 @@ tests![
     long_sequences_and_wide_layers,
     rotary_embeddings_of_views,
     what_modules_refuse,
+    weights_load_by_name,
+    weights_that_are_computed,
+    averages_of_models,
+    modules_of_parts,
+    layers_of_halves,
 ];
 
 /// What PyTorch gave.
 const DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
+/// What its models gave.
+const MODELS: &[u8] = include_bytes!("../../../modules/architectures.safetensors");
 
 /// A case, on a device: [`Case::check`] does it all.
 struct Case<'a> {
@@ -170,13 +184,17 @@ fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
     close(&got.to_f64s()?, &expected, 1e-5, 1e-5 * largest)
 }
 
-fn load(device: &Device) -> Result<Tensors> {
-    Ok(safetensors::from_bytes(DATA, device)?.0)
+fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
+    Ok(safetensors::from_bytes(bytes, device)?.0)
 }
 
 /// All rows of a table; what fails is named.
 fn run(device: &Device, rows: &[Row]) -> Result<()> {
-    let data = load(device)?;
+    run_of(DATA, device, rows)
+}
+
+fn run_of(bytes: &[u8], device: &Device, rows: &[Row]) -> Result<()> {
+    let data = load(bytes, device)?;
     let mut failed = Vec::new();
     for &(name, check) in rows {
         if let Err(error) = check(&Case { device, data: &data, name }) {
@@ -188,7 +206,7 @@ fn run(device: &Device, rows: &[Row]) -> Result<()> {
 }
 
 /// The tables, in the order of their tests.
-const TABLES: [&[Row]; 8] = [
+const TABLES: [&[Row]; 9] = [
     attention::CASES,
     attention::positions::CASES,
     recurrent::CASES,
@@ -197,6 +215,7 @@ const TABLES: [&[Row]; 8] = [
     losses::CASES,
     layers::pooling::CASES,
     layers::places::CASES,
+    layers::sampling::CASES,
 ];
 
 fn attention_and_transformers(device: &Device) -> Result<()> {
@@ -231,19 +250,52 @@ fn places(device: &Device) -> Result<()> {
     run(device, TABLES[7])
 }
 
+fn samples_of_images(device: &Device) -> Result<()> {
+    run(device, TABLES[8])
+}
+
+/// As `TABLES`, of models.
+const MODEL_TABLES: [&[Row]; 4] = [
+    architectures::images::CASES,
+    architectures::nets::CASES,
+    architectures::texts::CASES,
+    architectures::sequences::CASES,
+];
+
+fn models_of_images(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[0])
+}
+
+fn models_of_images_and_sound(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[1])
+}
+
+fn models_of_texts(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[2])
+}
+
+fn models_of_sequences(device: &Device) -> Result<()> {
+    run_of(MODELS, device, MODEL_TABLES[3])
+}
+
 fn every_recorded_case_is_run(device: &Device) -> Result<()> {
-    let data = load(device)?;
-    let recorded: BTreeSet<&str> =
-        data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
-    let run: BTreeSet<&str> = TABLES.iter().flat_map(|rows| rows.iter().map(|(name, _)| *name)).collect();
-    let lost: Vec<_> = recorded.symmetric_difference(&run).collect();
-    ensure!(lost.is_empty(), "recorded and not run, or run and not recorded: {lost:?}");
+    for (bytes, tables) in [(DATA, &TABLES[..]), (MODELS, &MODEL_TABLES[..])] {
+        let data = load(bytes, device)?;
+        let recorded: BTreeSet<&str> =
+            data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
+        let run: BTreeSet<&str> = tables.iter().flat_map(|rows| rows.iter().map(|(name, _)| *name)).collect();
+        let lost: Vec<_> = recorded.symmetric_difference(&run).collect();
+        ensure!(lost.is_empty(), "recorded and not run, or run and not recorded: {lost:?}");
+    }
     Ok(())
 }
 
 use attention::{rotary_embeddings_of_views, what_modules_refuse};
 use initial::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
 use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
+use state::{
+    averages_of_models, layers_of_halves, modules_of_parts, weights_load_by_name, weights_that_are_computed,
+};
 
 /// Numbers of a shape, in f32.
 fn normal(shape: &[usize], device: &Device) -> Result<Tensor> {

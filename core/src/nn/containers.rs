@@ -1,4 +1,4 @@
-//! Layers in a row.
+//! Modules by name, in an order; layers in a row.
 
 use std::fmt;
 
@@ -91,8 +91,11 @@ forward!(
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
     LpPool1d,
     LpPool2d,
+    LpPool3d,
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
@@ -125,6 +128,18 @@ forward!(
     ZeroPad3d,
 );
 
+impl<L: Weighted> Forward for WeightNorm<L> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Self::forward(self, x)
+    }
+}
+
+impl<L: Weighted> Forward for SpectralNorm<L> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Self::forward(self, x)
+    }
+}
+
 /// What a [`Sequential`] holds.
 pub trait Layer: Module + Forward + Send + Sync {}
 
@@ -149,7 +164,102 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for Apply<F> {
     }
 }
 
-/// Layers that feed one another, named by their numbers.
+/// Modules by name, in the order in which they came: PyTorch's `ModuleDict`. (A `BTreeMap<String, M>` is a module too, in the order of
+/// its names, where `layer10` comes before `layer2`.)
+///
+/// ```
+/// # use forebay_core::{device::Device, nn::{Linear, Module, ModuleDict}};
+/// # let device = Device::null(Default::default());
+/// let heads: ModuleDict<Linear> =
+///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)].into_iter().collect();
+/// assert_eq!(heads.keys().collect::<Vec<_>>(), ["size", "colour"]);
+/// assert_eq!(heads.get("colour").map(|head| head.weight.shape()), Some(&[3, 8][..]));
+/// assert!(heads.state_dict().contains_key("size.bias"));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModuleDict<M> {
+    modules: Vec<(String, M)>,
+}
+
+impl<M> Default for ModuleDict<M> {
+    fn default() -> Self {
+        Self { modules: Vec::new() }
+    }
+}
+
+impl<M> ModuleDict<M> {
+    /// No modules yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One more at the end; or in the place of the one with this name, which is returned.
+    pub fn insert(&mut self, name: impl Into<String>, module: M) -> Option<M> {
+        let name = name.into();
+        match self.modules.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, old)) => Some(std::mem::replace(old, module)),
+            None => {
+                self.modules.push((name, module));
+                None
+            }
+        }
+    }
+
+    /// The module of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&M> {
+        self.iter().find(|(other, _)| *other == name).map(|(_, module)| module)
+    }
+
+    /// Names and modules, in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &M)> {
+        self.modules.iter().map(|(name, module)| (name.as_str(), module))
+    }
+
+    /// The names, in order.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// The modules, in order.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &M> {
+        self.iter().map(|(_, module)| module)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+}
+
+impl<M, N: Into<String>> FromIterator<(N, M)> for ModuleDict<M> {
+    fn from_iter<I: IntoIterator<Item = (N, M)>>(modules: I) -> Self {
+        let mut dict = Self::new();
+        for (name, module) in modules {
+            dict.insert(name, module);
+        }
+        dict
+    }
+}
+
+impl<M: Module> Module for ModuleDict<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        for (name, module) in self.iter() {
+            module.visit(&join(path, name), f);
+        }
+    }
+}
+
+/// Layers that feed one another, named by their numbers or by [`add_named`](Self::add_named).
 ///
 /// ```
 /// # use forebay_core::{device::Device, nn::{Linear, Module, Sequential}, tensor::Tensor};
@@ -163,7 +273,7 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for Apply<F> {
 /// ```
 #[derive(Default)]
 pub struct Sequential {
-    layers: Vec<Box<dyn Layer>>,
+    layers: ModuleDict<Box<dyn Layer>>,
 }
 
 impl Sequential {
@@ -173,11 +283,18 @@ impl Sequential {
         Self::default()
     }
 
-    /// One more layer.
+    /// One more layer, whose name is its number.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "a builder; nobody sums layers")]
-    pub fn add(mut self, layer: impl Layer + 'static) -> Self {
-        self.layers.push(Box::new(layer));
+    pub fn add(self, layer: impl Layer + 'static) -> Self {
+        let name = self.len().to_string();
+        self.add_named(name, layer)
+    }
+
+    /// One more layer with a name; or the one of this name, replaced.
+    #[must_use]
+    pub fn add_named(mut self, name: impl Into<String>, layer: impl Layer + 'static) -> Self {
+        self.layers.insert(name, Box::new(layer));
         self
     }
 
@@ -200,13 +317,18 @@ impl Sequential {
         self.layers.is_empty()
     }
 
+    /// The layers, in order: for what lies between two of them.
+    pub fn layers(&self) -> impl DoubleEndedIterator<Item = &dyn Layer> {
+        self.layers.values().map(|layer| &**layer)
+    }
+
     /// Through all layers.
     ///
     /// # Errors
     /// What a layer returns.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x))
+        self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }
 }
 
@@ -218,8 +340,6 @@ impl fmt::Debug for Sequential {
 
 impl Module for Sequential {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        for (k, layer) in self.layers.iter().enumerate() {
-            layer.visit(&join(path, &k.to_string()), f);
-        }
+        self.layers.visit(path, f);
     }
 }

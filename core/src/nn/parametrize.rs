@@ -1,0 +1,268 @@
+//! Weights that are computed from others: `torch.nn.utils.parametrizations`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::{Module, Slot, init, join};
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// A layer that computes with one weight, and can be given another.
+pub trait Weighted: Module + Sized {
+    /// The dimension of the weight that stands for its outputs.
+    const OUTPUTS_DIM: usize = 0;
+
+    /// Its own.
+    fn weight(&self) -> &Tensor;
+
+    /// Its own, to put another in its place.
+    fn weight_mut(&mut self) -> &mut Tensor;
+
+    /// What the layer makes of `x` with this weight.
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
+}
+
+/// Visits a layer without its own weight.
+fn visit_rest<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    let weight = join(path, "weight");
+    layer.visit(path, &mut |name, slot| {
+        if name != weight || matches!(slot, Slot::Scope(_)) {
+            f(name, slot);
+        }
+    });
+}
+
+/// Puts a computed weight in the place of a layer's own.
+fn folded<L: Weighted>(mut layer: L, weight: Tensor) -> Result<L> {
+    *layer.weight_mut() = init::parameter(|| weight.detach().copy())?;
+    Ok(layer)
+}
+
+/// A layer whose weight is v · g / ‖v‖: a length and a direction that are trained apart (Salimans and Kingma, 2016), PyTorch's
+/// `parametrizations.weight_norm` with its names. Files of the older `weight_norm` have `weight_g` and `weight_v`:
+/// [`rename_keys`](super::rename_keys) makes them `parametrizations.weight.original0` and `original1`.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, nn::{Linear, Module, WeightNorm}, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let layer = WeightNorm::new(Linear::new(8, 4, &device)?, Some(0))?;
+/// assert_eq!(layer.forward(&Tensor::zeros(&[2, 8], DType::F32, &device)?)?.shape(), [2, 4]);
+/// assert_eq!(layer.state_dict()["parametrizations.weight.original0"].shape(), [4, 1]);
+/// // The layer with the weight as it is now.
+/// let plain: Linear = layer.fold()?;
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightNorm<L> {
+    layer: L,
+    length: Tensor,
+    direction: Tensor,
+    dim: Option<usize>,
+}
+
+impl<L: Weighted> WeightNorm<L> {
+    /// One length for each index of the dimension `dim` of the weight, or with `None` one for all; PyTorch's default is `Some(0)`. The layer
+    /// computes what it did.
+    ///
+    /// # Errors
+    /// The weight has no such dimension; memory runs out.
+    #[track_caller]
+    pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
+        let weight = layer.weight();
+        if let Some(dim) = dim
+            && dim >= weight.rank()
+        {
+            let rule = format!("the weight has no dimension {dim}");
+            return Err(Error::shape("WeightNorm", rule, &[weight.shape()]));
+        }
+        let length = init::parameter(|| norm_except(&weight.detach(), dim))?;
+        let direction = init::parameter(|| weight.detach().copy())?;
+        Ok(Self { layer, length, direction, dim })
+    }
+
+    /// The weight as it is now.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn weight(&self) -> Result<Tensor> {
+        self.direction.mul(&self.length.div(&norm_except(&self.direction, self.dim)?)?)
+    }
+
+    /// As the layer.
+    ///
+    /// # Errors
+    /// As the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.layer.forward_with(&self.weight()?, x)
+    }
+
+    /// The layer, with the weight as it is now for its own.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn fold(self) -> Result<L> {
+        let weight = self.weight()?;
+        folded(self.layer, weight)
+    }
+}
+
+/// The lengths along all dimensions but one, or along all, with extents of 1; a number where `dim` is none.
+#[track_caller]
+fn norm_except(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
+    match dim {
+        None => weight.norm(2.0, &[], false),
+        Some(dim) => {
+            let others: Vec<isize> = (0..weight.rank()).filter(|&d| d != dim).map(|d| d as isize).collect();
+            if others.is_empty() { weight.abs() } else { weight.norm(2.0, &others, true) }
+        }
+    }
+}
+
+impl<L: Weighted> Module for WeightNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        visit_rest(&self.layer, path, f);
+        let path = join(path, "parametrizations.weight");
+        self.length.visit(&join(&path, "original0"), f);
+        self.direction.visit(&join(&path, "original1"), f);
+    }
+}
+
+/// A layer whose weight is divided by its largest singular value (Miyato et al., 2018), PyTorch's `parametrizations.spectral_norm` with
+/// its names. Each pass in training follows that value by a step of the power method; evaluation uses it as it is.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, nn::{Linear, Module, Sequential, SpectralNorm}, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let critic = Sequential::new()
+///     .add(SpectralNorm::new(Linear::new(8, 4, &device)?)?)
+///     .apply(|x| x.leaky_relu(0.2))
+///     .add(SpectralNorm::new(Linear::new(4, 1, &device)?)?);
+/// assert_eq!(critic.state_dict()["0.parametrizations.weight.0._v"].shape(), [8]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SpectralNorm<L> {
+    layer: L,
+    u: Tensor,
+    v: Tensor,
+    steps: usize,
+    eps: f64,
+    training: AtomicBool,
+}
+
+impl<L: Weighted> SpectralNorm<L> {
+    /// One step of the power method for each pass, eps 1e-12; the value starts after 15 steps, as PyTorch's.
+    ///
+    /// # Errors
+    /// The weight has fewer than two dimensions; memory runs out.
+    #[track_caller]
+    pub fn new(layer: L) -> Result<Self> {
+        let weight = layer.weight();
+        if weight.rank() < 2 {
+            let rule = "takes a layer whose weight has at least two dimensions";
+            return Err(Error::shape("SpectralNorm", rule, &[weight.shape()]));
+        }
+        let matrix = matrix::<L>(&weight.detach())?;
+        let eps = 1e-12;
+        let unit = |n: usize| {
+            init::buffer(|| {
+                Tensor::randn(&[n], DType::F32, weight.device())?
+                    .normalize(2.0, 0, eps)?
+                    .to_dtype(weight.dtype())
+            })
+        };
+        let (u, v) = (unit(matrix.shape()[0])?, unit(matrix.shape()[1])?);
+        let norm = Self { layer, u, v, steps: 1, eps, training: AtomicBool::new(true) };
+        norm.follow(&matrix, 15)?;
+        Ok(norm)
+    }
+
+    /// How many steps of the power method a pass in training makes: PyTorch's `n_power_iterations`; 1 at first.
+    #[must_use]
+    pub fn power_iterations(mut self, steps: usize) -> Self {
+        self.steps = steps;
+        self
+    }
+
+    /// The least length of a vector of the power method; 1e-12 at first.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Steps of the power method: `u` and `v` come nearer to the first singular vectors.
+    fn follow(&self, matrix: &Tensor, steps: usize) -> Result<()> {
+        let _no_grad = autograd::no_grad();
+        let (mut u, mut v) = (self.u.clone(), self.v.clone());
+        for _ in 0..steps {
+            u = matrix.mv(&v)?.normalize(2.0, 0, self.eps)?;
+            v = matrix.t()?.mv(&u)?.normalize(2.0, 0, self.eps)?;
+        }
+        if steps > 0 {
+            self.u.copy_(&u)?;
+            self.v.copy_(&v)?;
+        }
+        Ok(())
+    }
+
+    /// The weight as it is now; in training, the power method goes on first.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn weight(&self) -> Result<Tensor> {
+        let weight = self.layer.weight();
+        let matrix = matrix::<L>(weight)?;
+        if self.training.load(Ordering::Relaxed) {
+            self.follow(&matrix.detach(), self.steps)?;
+        }
+        // Copies: the next pass writes into the buffers, which this one's gradient reads.
+        let (u, v) = (self.u.copy()?, self.v.copy()?);
+        weight.div(&u.dot(&matrix.mv(&v)?)?)
+    }
+
+    /// As the layer.
+    ///
+    /// # Errors
+    /// As the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.layer.forward_with(&self.weight()?, x)
+    }
+
+    /// The layer, with the weight as it is now for its own.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn fold(self) -> Result<L> {
+        self.training.store(false, Ordering::Relaxed);
+        let weight = self.weight()?;
+        folded(self.layer, weight)
+    }
+}
+
+/// A weight as a matrix of a row for each output.
+#[track_caller]
+fn matrix<L: Weighted>(weight: &Tensor) -> Result<Tensor> {
+    weight.transpose(0, L::OUTPUTS_DIM as isize)?.flatten(1, -1)
+}
+
+impl<L: Weighted> Module for SpectralNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+        visit_rest(&self.layer, path, f);
+        let path = join(path, "parametrizations.weight");
+        self.layer.weight().visit(&join(&path, "original"), f);
+        self.u.visit(&join(&path, "0._u"), f);
+        self.v.visit(&join(&path, "0._v"), f);
+        self.training.visit(&join(&path, "training"), f);
+    }
+}

@@ -1,0 +1,210 @@
+//! Images and volumes read at places that a grid names: `grid_sample` and `affine_grid` of PyTorch (Jaderberg et al., 2015). Made of
+//! other operations, gradients included.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::Tensor;
+
+/// What [`grid_sample`](Tensor::grid_sample) reads between elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GridMode {
+    /// Along lines between the elements around a place, which also give the grid a gradient.
+    #[default]
+    Bilinear,
+    /// The nearest element; the grid gets no gradient.
+    Nearest,
+}
+
+/// What [`grid_sample`](Tensor::grid_sample) reads outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GridPadding {
+    /// Zeros.
+    #[default]
+    Zeros,
+    /// The element at the edge.
+    Border,
+    /// The mirror image.
+    Reflection,
+}
+
+/// A place of -1 to 1 in elements of a dimension of `size`, inside of it but for zeros.
+fn place(grid: &Tensor, size: usize, padding: GridPadding, align_corners: bool) -> Result<Tensor> {
+    let (n, last) = (size as f64, size as f64 - 1.0);
+    let place = match align_corners {
+        true => grid.add(1.0)?.mul(0.5)?.mul(last)?,
+        false => grid.add(1.0)?.mul(n)?.sub(1.0)?.mul(0.5)?,
+    };
+    let place = match padding {
+        GridPadding::Zeros => return Ok(place),
+        GridPadding::Border => place,
+        GridPadding::Reflection => {
+            // Between the middles of the outer elements, or their outer edges.
+            let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
+            if span == 0.0 {
+                return place.mul(0.0);
+            }
+            let away = place.sub(low)?.abs()?;
+            let turns = away.detach().mul(1.0 / span)?.floor()?;
+            let rest = away.sub(&turns.mul(span)?)?;
+            let odd = turns.remainder(2.0)?.ne(0.0)?;
+            rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
+        }
+    };
+    // No gradient where the edge holds: what lies there is another number.
+    let outside = place.detach().le(0.0)?.logical_or(&place.detach().ge(last)?)?;
+    place.detach().clamp(0.0, last)?.where_(&outside, &place)
+}
+
+/// The elements of `x` \[batch, channels, all\] at whole places, of one dimension each, times weights; nothing where they are outside.
+fn corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
+    let (mut index, mut inside): (Option<Tensor>, Option<Tensor>) = (None, None);
+    for (at, &size) in places.iter().zip(sizes) {
+        let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
+        let at =
+            at.clamp(0.0, size as f64 - 1.0)?.masked_fill(&here.logical_not()?, 0.0)?.to_dtype(DType::I32)?;
+        index = Some(match index {
+            Some(before) => before.mul(size as i64)?.add(&at)?,
+            None => at,
+        });
+        inside = Some(match inside {
+            Some(before) => before.logical_and(&here)?,
+            None => here,
+        });
+    }
+    let (Some(index), Some(inside)) = (index, inside) else {
+        return Err(Error::argument("grid_sample", "takes a grid of two or three coordinates"));
+    };
+    let (batch, channels) = (x.shape()[0], x.shape()[1]);
+    let shape = [batch, channels, index.numel() / batch.max(1)];
+    let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(&shape);
+    let read = x.gather(2, &spread(&index)?)?;
+    let read = match weight {
+        Some(weight) => read.mul(&spread(&weight.to_dtype(x.dtype())?)?)?,
+        None => read,
+    };
+    read.masked_fill(&spread(&inside)?.logical_not()?, 0.0)
+}
+
+impl Tensor {
+    /// `self`, \[batch, channels, height, width\] or \[batch, channels, depth, height, width\], read at the places of a grid \[batch, extents.., 2 or 3\]:
+    /// x, y (and z) within -1 and 1 from edge to edge of `self`, or with `align_corners` from middle to middle of its outer elements.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, ops::{GridMode, GridPadding}, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let images = Tensor::zeros(&[2, 3, 16, 16], DType::F32, &device)?;
+    /// let turned = Tensor::from_slice(&[0.8f32, -0.6, 0.0, 0.6, 0.8, 0.0], &[1, 2, 3], &device)?.broadcast_to(&[2, 2, 3])?;
+    /// let grid = turned.affine_grid(&[2, 3, 24, 24], false)?;
+    /// let out = images.grid_sample(&grid, GridMode::Bilinear, GridPadding::Border, false)?;
+    /// assert_eq!(out.shape(), [2, 3, 24, 24]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes do not fit; a dimension of `self` is empty; the types are no floats; memory runs out.
+    #[track_caller]
+    pub fn grid_sample(
+        &self,
+        grid: &Tensor,
+        mode: GridMode,
+        padding: GridPadding,
+        align_corners: bool,
+    ) -> Result<Tensor> {
+        const OP: &str = "grid_sample";
+        let _op = memory::scope::op(OP);
+        self.same_device(OP, grid)?;
+        for dtype in [self.dtype(), grid.dtype()] {
+            if !dtype.is_float() {
+                return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
+            }
+        }
+        let n = self.rank().wrapping_sub(2);
+        let fits = matches!(n, 2 | 3)
+            && grid.rank() == self.rank()
+            && grid.shape()[0] == self.shape()[0]
+            && grid.shape()[n + 1] == n
+            && self.shape()[2..].iter().all(|&size| size > 0);
+        if !fits {
+            let rule = "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3";
+            return Err(Error::shape(OP, rule, &[self.shape(), grid.shape()]));
+        }
+        let sizes = &self.shape()[2..];
+        // Places need their digits: those of halves end at 2048.
+        let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
+        // The last coordinate of the grid is the first dimension.
+        let places =
+            (0..n).map(|d| place(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], padding, align_corners));
+        let places = places.collect::<Result<Vec<_>>>()?;
+        let x = self.flatten(2, -1)?;
+        let out = match mode {
+            GridMode::Nearest => {
+                let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
+                corner(&x, &nearest, sizes, None)?
+            }
+            GridMode::Bilinear => {
+                let low = places.iter().map(|at| at.detach().floor()).collect::<Result<Vec<_>>>()?;
+                let high = low.iter().map(|at| at.add(1.0)).collect::<Result<Vec<_>>>()?;
+                let mut sum: Option<Tensor> = None;
+                for bits in 0..1usize << n {
+                    let upper = |d: usize| bits >> d & 1 == 1;
+                    let at: Vec<Tensor> =
+                        (0..n).map(|d| if upper(d) { high[d].clone() } else { low[d].clone() }).collect();
+                    let mut weight: Option<Tensor> = None;
+                    for d in 0..n {
+                        let part =
+                            if upper(d) { places[d].sub(&low[d])? } else { high[d].sub(&places[d])? };
+                        weight = Some(match weight {
+                            Some(weight) => weight.mul(&part)?,
+                            None => part,
+                        });
+                    }
+                    let part = corner(&x, &at, sizes, weight)?;
+                    sum = Some(match sum {
+                        Some(sum) => sum.add(&part)?,
+                        None => part,
+                    });
+                }
+                sum.ok_or_else(|| Error::argument(OP, "has no corners"))?
+            }
+        };
+        out.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
+    }
+
+    /// The grid for [`grid_sample`](Self::grid_sample) of affine maps, `self`: \[batch, 2, 3\] for images of `size` \[batch, channels, height, width\], \[batch, 3, 4\] for
+    /// volumes of \[batch, channels, depth, height, width\].
+    ///
+    /// # Errors
+    /// The shapes do not fit; the type is no float; memory runs out.
+    #[track_caller]
+    pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
+        const OP: &str = "affine_grid";
+        let _op = memory::scope::op(OP);
+        let n = size.len().wrapping_sub(2);
+        if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {
+            let rule = "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5";
+            return Err(Error::shape(OP, rule, &[self.shape(), size]));
+        }
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let extents = &size[2..];
+        let mut columns = Vec::with_capacity(n + 1);
+        for d in (0..n).rev() {
+            let edge = match (align_corners, extents[d]) {
+                (_, 0 | 1) => 0.0,
+                (true, _) => 1.0,
+                (false, n) => (n as f64 - 1.0) / n as f64,
+            };
+            let line = Tensor::linspace(-edge, edge, extents[d], self.dtype(), self.device())?;
+            let mut shape = vec![1; n];
+            shape[d] = extents[d];
+            columns.push(line.reshape(&shape[..])?.broadcast_to(extents)?);
+        }
+        columns.push(Tensor::ones(extents, self.dtype(), self.device())?);
+        let points: usize = extents.iter().product();
+        let base = super::stack(&columns.iter().collect::<Vec<_>>(), -1)?.reshape([1, points, n + 1])?;
+        let grid = base.broadcast_to(&[size[0], points, n + 1])?.matmul(&self.transpose(1, 2)?)?;
+        grid.reshape(&[&[size[0]], extents, &[n]].concat()[..])
+    }
+}
