@@ -14,8 +14,18 @@ impl Device {
     /// before: one whose kernel does not compile. What came behind that one is not run either.
     #[inline]
     pub(crate) fn offer(&self, queue: &Queue, command: &Command<'_>) -> Result<bool> {
-        if !queue.waiting.any() && self.is_ready(command) {
-            return self.enqueue(queue, &queue.stream, command);
+        if !queue.waiting.any() {
+            match command {
+                // Most commands are launches: they look their kernel up once.
+                Command::Launch(launch) => {
+                    if self.kernels.launch(&queue.stream, launch, false)? {
+                        self.fences.enqueued();
+                        return Ok(true);
+                    }
+                }
+                _ if self.is_ready(command) => return self.enqueue(queue, &queue.stream, command),
+                _ => {}
+            }
         }
         self.offer_behind(queue, command)
     }
@@ -111,7 +121,7 @@ impl Device {
     /// Hands a command to a stream, which may be one that writes a graph down.
     pub(crate) fn enqueue(&self, queue: &Queue, stream: &Stream, command: &Command<'_>) -> Result<bool> {
         let done = match *command {
-            Command::Launch(ref launch) => self.kernels.launch(stream, launch).map(|()| true)?,
+            Command::Launch(ref launch) => self.kernels.launch(stream, launch, true)?,
             Command::Copy { dst, src } => {
                 if dst.bytes > 0 {
                     // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.

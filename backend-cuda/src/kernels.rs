@@ -174,9 +174,9 @@ impl Kernels {
         self.kernel(launch.kernel)?.check(launch)
     }
 
-    /// Enqueues one run.
-    pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<()> {
-        self.with_arguments(&stream.context, launch, |function, block, arguments| {
+    /// Enqueues one run; `false` where its code is still being compiled, unless that is waited for.
+    pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>, wait: bool) -> Result<bool> {
+        self.with_arguments(&stream.context, launch, wait, |function, block, arguments| {
             // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
             // core has checked that the slices lie inside their segments.
             unsafe { stream.launch(function, launch.groups, block, arguments) }
@@ -191,10 +191,11 @@ impl Kernels {
         node: Node,
         launch: &Launch<'_>,
     ) -> Result<()> {
-        self.with_arguments(context, launch, |function, block, arguments| {
+        self.with_arguments(context, launch, true, |function, block, arguments| {
             // SAFETY: as for a launch; the node was made by one of the same kernel.
             unsafe { graph.set(node, function, launch.groups, block, arguments) }
         })
+        .map(drop)
     }
 
     fn kernel(&self, id: KernelId) -> Result<Kernel> {
@@ -223,12 +224,14 @@ impl Kernels {
         &self,
         context: &Arc<Context>,
         launch: &Launch<'_>,
+        wait: bool,
         run: impl FnOnce(Function, [u32; 3], &mut [*mut c_void]) -> Result<(), SourceError>,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let kernel = self.kernel(launch.kernel)?;
         kernel.check(launch)?;
         let function = match &kernel.code {
             Code::Loaded(function) => *function,
+            Code::Compiling(source) if !wait && !source.job.is_done() => return Ok(false),
             Code::Compiling(source) => self.finish(context, launch.kernel, source)?,
         };
         let mut addresses = [0_u64; MAX_BINDINGS];
@@ -249,7 +252,7 @@ impl Kernels {
             count += 1;
         }
         run(function, kernel.block, &mut arguments[..count])?;
-        Ok(())
+        Ok(true)
     }
 
     fn lock_modules(&self) -> std::sync::MutexGuard<'_, Vec<Module>> {

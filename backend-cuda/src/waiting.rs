@@ -18,8 +18,8 @@ pub(crate) enum Piece {
     Launch { kernel: KernelId, bindings: Vec<Slice>, params: Vec<u8>, groups: [u32; 3] },
     Copy { dst: Slice, src: Slice },
     Fill { dst: Slice, word: u32 },
-    Matmul(MatmulCall),
-    Attention(AttentionCall),
+    Matmul(Box<MatmulCall>),
+    Attention(Box<AttentionCall>),
     Upload { dst: Slice, data: Vec<u8> },
 }
 
@@ -31,8 +31,8 @@ impl Piece {
             }
             Command::Copy { dst, src } => Self::Copy { dst, src },
             Command::Fill { dst, word } => Self::Fill { dst, word },
-            Command::Matmul(call) => Self::Matmul(*call),
-            Command::Attention(call) => Self::Attention(*call),
+            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
+            Command::Attention(call) => Self::Attention(Box::new(*call)),
         }
     }
 

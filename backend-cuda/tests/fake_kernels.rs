@@ -183,9 +183,9 @@ on_fake! {
         let at = |offset| slice(segment, offset, 8);
         backend.fill(at(0), 1).unwrap();
         let wrong = DOUBLE.replace("double", "fail_to_compile");
+        let held = hold_compiler();
         let id = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap();
         let launch = Launch { kernel: id, bindings: &[slice(segment, 0, 256)], params: &[], groups: [1, 1, 1] };
-        let held = hold_compiler();
         backend.launch(&launch).unwrap();
         backend.fill(at(0), 2).unwrap();
         drop(held);
