@@ -31,6 +31,20 @@ pub enum Scalar {
     Bool(bool),
 }
 
+impl Scalar {
+    /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
+    pub(super) fn of(self, dtype: DType) -> Option<Self> {
+        let v = number(self);
+        match (self, dtype) {
+            (_, DType::Bool) => Some(Self::Bool(v != 0.0)),
+            (Self::Float(_), dtype) if !dtype.is_float() => {
+                (v == v.trunc() && v.abs() <= i64::MAX as f64).then_some(Self::Int(v as i64))
+            }
+            (kept, _) => Some(kept),
+        }
+    }
+}
+
 /// A tensor or a number.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {

@@ -184,6 +184,9 @@ impl Tensor {
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
         let _op = memory::scope::op("logsumexp");
+        if !self.dtype().is_float() {
+            return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
+        }
         let over = Over::new("logsumexp", self.shape(), dims)?;
         let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;
         let extra = Extra { center: Some(&largest), ..Extra::default() };
