@@ -58,8 +58,8 @@ binary! {
     mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
     /// a / b, as floats.
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * y / b", &[Y, B])];
-    /// a to the power of b.
-    pow / pow_: Float, "m_pow(a, b)", ["base", "exp", "log", "pow"], [
+    /// a to the power of b; of integers an integer, modulo what its type holds.
+    pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
     /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
