@@ -103,12 +103,15 @@ pub(super) fn register(t: &mut Table) {
     t.op("tril", |a| one(a.t(0)?.tril(a.i(1, "diagonal", 0)? as isize)));
     t.op("triu", |a| one(a.t(0)?.triu(a.i(1, "diagonal", 0)? as isize)));
     t.op("arange", |a| {
-        let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
-        let (start, end, step) = match a.count() {
-            1 => (0.0, a.f(0, "", 0.0)?, 1.0),
-            2 => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, 1.0),
-            _ => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, a.f(2, "", 1.0)?),
+        // Numbers that are all integers give integers.
+        let whole = |at| !matches!(a.scalar(at, ["start", "end", "step"][at]), Ok(Some(Scalar::Float(_))));
+        let natural = if (0..3).all(whole) { DType::I64 } else { DType::F32 };
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);
+        let (start, end) = match a.get(1, "end") {
+            Some(_) => (a.f(0, "start", 0.0)?, a.f(1, "end", 0.0)?),
+            None => (0.0, a.f(0, "end", 0.0)?),
         };
+        let step = a.f(2, "step", 1.0)?;
         one(Tensor::arange(start, end, step, dtype, a.device()))
     });
     t.op("linspace", |a| {
