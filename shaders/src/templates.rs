@@ -69,6 +69,7 @@ templates! {
     "math/base",
     "math/exp",
     "math/double",
+    "math/doubles",
     "math/log",
     "math/trig",
     "math/atrig",

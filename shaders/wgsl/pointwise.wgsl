@@ -19,6 +19,8 @@ Every thread makes four neighbouring elements (`vec4`: `width`), so that a packe
 {% include "math/" ~ file %}
 {% endfor %}
 {{ t.prelude() }}
+{# Of f64 there is another set of functions. -#}
+{%- set expr = expr | replace("m_", "m_d_") if "doubles" in math else expr -%}
 alias T = {{ T }};
 struct Params {
     n: u32,
@@ -47,6 +49,30 @@ struct Params {
 {{ t.output(inputs | length - first, "result", out, mode) }}
 {% endif %}
 
+{% if "power(" in expr %}
+{% if T == "f64" %}
+fn power(x: f64, y: f64) -> f64 { return m_d_pow(x, y); }
+{% else %}
+// By squares, modulo what the type holds; a negative power is 0 but of 1 and -1.
+fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
+    var square = x;
+    var left = y;
+    {% if T in ["i32", "i64"] %}
+    if y < {{ T }}(0) {
+        if x * x != {{ T }}(1) { return {{ T }}(0); }
+        left = {{ T }}(0) - y;
+    }
+    {% endif %}
+    var result = {{ T }}(1);
+    while left > {{ T }}(0) {
+        if (left & {{ T }}(1)) == {{ T }}(1) { result *= square; }
+        square *= square;
+        left >>= 1u;
+    }
+    return result;
+}
+{% endif %}
+{% endif %}
 {% if "towards_zero(" in expr or "near(" in expr %}
 // Of integers, which a division has rounded already, and of f64.
 fn towards_zero(v: {{ T }}) -> {{ T }} { return {{ "trunc(v)" if T == "f64" else "v" }}; }

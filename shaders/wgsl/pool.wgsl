@@ -5,6 +5,7 @@ from every window that covers it, so that no two invocations write one place).
 dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, whatever its extents · pass
 -#}
 {%- import "types" as t -%}
+{%- set V = t.value(dtype) -%}
 {%- set lanes = 4 if dtype in ["f16", "bf16"] else 1 -%}
 {% include "math/base" %}
 {{ t.prelude() }}
@@ -72,12 +73,12 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
 }
 {% endif %}
 
-fn value_at(i: u32) -> f32 {
+fn value_at(i: u32) -> {{ V }} {
     {% if pass == "forward" %}
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
     let rows = rows_of((i / p.extents.w) % p.extents.z);
     let cols = cols_of(i % p.extents.w);
-    var best = 0.0;
+    var best = {{ V }}(0.0);
     var place = -1;
     for (var y = rows.x; y < rows.y; y += i32(p.pad_dilation.z)) {
         if y < 0 { continue; }
@@ -86,7 +87,7 @@ fn value_at(i: u32) -> f32 {
             let at = u32(y) * p.extents.y + u32(x);
             let v = input_at(base + at);
             {% if kind == "max" %}
-            if place < 0 || v > best || m_isnan(v) {
+            if place < 0 || v > best || m_isnan(f32(v)) {
                 best = v;
                 place = i32(at);
             }
@@ -99,7 +100,7 @@ fn value_at(i: u32) -> f32 {
     places[i] = place;
     return best;
     {% else %}
-    return best / divisor_of(rows, cols);
+    return best / {{ V }}(divisor_of(rows, cols));
     {% endif %}
     {% else %}
     let base = (i / (p.extents.x * p.extents.y)) * p.extents.z * p.extents.w;
@@ -107,7 +108,7 @@ fn value_at(i: u32) -> f32 {
     let x = i % p.extents.y;
     let over_rows = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
     let over_cols = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
-    var sum = 0.0;
+    var sum = {{ V }}(0.0);
     for (var oy = over_rows.x; oy < over_rows.y; oy++) {
         {% if kind == "avg" %}
         let rows = rows_of(oy);
@@ -120,7 +121,7 @@ fn value_at(i: u32) -> f32 {
             {% else %}
             let cols = cols_of(ox);
             if i32(x) < cols.x || i32(x) >= cols.y { continue; }
-            sum += grad_at(at) / divisor_of(rows, cols);
+            sum += grad_at(at) / {{ V }}(divisor_of(rows, cols));
             {% endif %}
         }
     }

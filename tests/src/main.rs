@@ -41,7 +41,7 @@ enum Command {
     },
     /// Compares single operations, and their gradients, with PyTorch's results.
     Golden {
-        /// The folder of golden.json and golden.safetensors.
+        /// A folder of golden.json and golden.safetensors instead of those of this package.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
         /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
@@ -165,12 +165,17 @@ fn main() -> Result<()> {
                 Some("f64") => Some(DType::F64),
                 Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
             };
-            let golden = golden::Golden::load(&dir.unwrap_or_else(|| data("golden")))?;
+            let dirs = dir.map_or_else(|| vec![data("golden"), data("golden_more")], |dir| vec![dir]);
+            let golden: Vec<_> = dirs.iter().map(|dir| golden::Golden::load(dir)).collect::<Result<_>>()?;
             let mut failed = 0;
             for device in devices(device.as_deref())? {
                 println!("{}", device.info());
                 let how = golden::How { device: &device, dtype };
-                failed += golden::report(&golden.run(&how, &filter)?, &how, verbose);
+                let mut outcomes = Vec::new();
+                for golden in &golden {
+                    outcomes.extend(golden.run(&how, &filter)?);
+                }
+                failed += golden::report(&outcomes, &how, verbose);
             }
             if failed > 0 {
                 bail!("{failed} golden calls failed");

@@ -16,24 +16,25 @@ use crate::tensor::Tensor;
 
 // A selection between a and a bound that it is compared with becomes the card's own max or min, which may lose NaN:
 // `m_max` and `m_min` look at the bits.
+// Gradients at NaN are PyTorch's: what is cut off is compared with the bound, so that NaN is not.
 unary! {
     /// max(a, 0).
-    relu / relu_(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(T(0), g, y > T(0))", &[Y]);
+    relu / relu_(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(g, T(0), y <= T(0))", &[Y]);
     /// min(max(a, 0), 6).
     relu6 / relu6_(): Number, "m_min(m_max(a, 0.0), 6.0)" | "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", ["base"],
-        Expr("select(T(0), g, a > T(0) && a < T(6))", &[A]);
+        Expr("select(g, T(0), a <= T(0) || a >= T(6))", &[A]);
     /// a for a > 0, else negative_slope · a.
     leaky_relu / leaky_relu_(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
         Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
     /// a for a > 0, else alpha · (eᵃ - 1).
     elu / elu_(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
-        Expr("select(g * alpha * m_exp(min(a, 0.0)), g, a > 0.0)", &[A]);
+        Expr("select(g, g * alpha * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
     /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
     celu / celu_(alpha): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
-        Expr("select(g * m_exp(min(a, 0.0) / alpha), g, a > 0.0)", &[A]);
+        Expr("select(g, g * m_exp(min(a, 0.0) / alpha), a <= 0.0)", &[A]);
     /// The self-normalising elu (Klambauer et al., 2017).
     selu / selu_(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
-        Expr("g * 1.0507009873554805 * select(1.6732632423543772 * m_exp(min(a, 0.0)), 1.0, a > 0.0)", &[A]);
+        Expr("g * 1.0507009873554805 * select(1.0, 1.6732632423543772 * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
     /// a · Φ(a) with the normal distribution's Φ (Hendrycks and Gimpel, 2016), by erf.
     gelu(): Float, "m_gelu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_gelu_grad(a)", &[A]);
     /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
@@ -54,15 +55,16 @@ unary! {
     /// a - tanh(a).
     tanhshrink(): Float, "a - m_tanh(a)", ["base", "exp"], Expr("g * m_tanh(a) * m_tanh(a)", &[A]);
     /// a moved towards 0 by lambda; 0 between -lambda and lambda.
-    softshrink(lambda): Float, "select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda)", [],
-        Expr("select(T(0), g, a > lambda || a < -lambda)", &[A]);
+    softshrink(lambda): Float, "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(a))"
+        | "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(f32(a)))", ["base"],
+        Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a outside -lambda..lambda, else 0.
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a held between min_val and max_val.
     hardtanh / hardtanh_(min_val, max_val): Number, "m_max(m_min(a, max_val), min_val)"
         | "select(select(a, max_val, a > max_val), min_val, a < min_val)", ["base"],
-        Expr("select(T(0), g, a > min_val && a < max_val)", &[A]);
+        Expr("select(g, T(0), a <= min_val || a >= max_val)", &[A]);
     /// min(max(a/6 + 1/2, 0), 1).
     hardsigmoid / hardsigmoid_(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(T(0), g / 6.0, a > -3.0 && a < 3.0)", &[A]);
@@ -71,7 +73,7 @@ unary! {
         Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
     /// a above threshold, else value.
     threshold / threshold_(threshold, value): Number, "select(a, value, a <= threshold)", [],
-        Expr("select(T(0), g, a > threshold)", &[A]);
+        Expr("select(g, T(0), a <= threshold)", &[A]);
 }
 
 static PRELU: Pointwise = Pointwise {
@@ -165,12 +167,21 @@ impl Tensor {
         pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
     }
 
-    /// NaN as 0, infinities as the largest numbers of the type.
+    /// NaN as 0, infinities as the largest numbers of the type. Other types have neither: of those, a copy.
     ///
     /// # Errors
     /// Memory runs out.
     #[track_caller]
     pub fn nan_to_num(&self) -> Result<Tensor> {
-        self.nan_to_num_with(0.0, f64::from(f32::MAX), f64::from(f32::MIN))
+        if !self.dtype().is_float() {
+            return self.copy();
+        }
+        let most = match self.dtype() {
+            DType::F64 => f64::MAX,
+            DType::F16 => 65504.0,
+            DType::BF16 => f64::from(half::bf16::MAX),
+            _ => f64::from(f32::MAX),
+        };
+        self.nan_to_num_with(0.0, most, -most)
     }
 }

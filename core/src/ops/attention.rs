@@ -9,8 +9,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, Params};
+use super::norm::in_double;
 use super::random::drawn_words;
-use super::softmax::check_float;
 use crate::amp::recast;
 use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::backend::{
@@ -95,7 +95,8 @@ impl Attention<'_> {
                 format!("q is {}; cast one with `to_dtype`", q.dtype()),
             ));
         }
-        check_float(OP, q)?;
+        // Of f64 there is no kernel: products and a softmax do it.
+        in_double(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
         if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
             return Err(Error::shape(
@@ -125,7 +126,7 @@ impl Attention<'_> {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let row = |t: &Tensor| (1..=MAX_ROW).contains(&t.shape()[t.rank() - 1]);
         let positions = |t: &Tensor| (1..FAR).contains(&t.shape()[t.rank() - 2]);
-        [q, v].iter().all(|t| row(t) && positions(t))
+        [q, v].iter().all(|t| kernel(t.dtype()) && row(t) && positions(t))
             && self.dropout_p < 1.0
             && self
                 .attn_mask

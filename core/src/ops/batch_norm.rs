@@ -7,10 +7,10 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::launch::{self, GROUP, Params};
-use super::norm::{channels, normalized, parameter, same_statistics, weighed};
+use super::norm::{channels, follow, given, in_double, normalized, parameter, same_statistics, weighed};
 use super::reduce::dense;
 use super::shape::cat;
-use super::softmax::{check_float, lanes};
+use super::softmax::lanes;
 use super::spread::QUAD;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
@@ -204,6 +204,13 @@ impl BatchNorm {
     }
 }
 
+fn neither(op: &'static str) -> Error {
+    Error::argument(
+        op,
+        "takes running statistics, or makes them from the batch in training; there is neither",
+    )
+}
+
 impl Tensor {
     /// Each channel of \[batch, channels, ...\] normalised over everything else. In `training`, by the batch's own mean
     /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
@@ -261,18 +268,40 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check_float(op, self)?;
+        let double = in_double(op, self)?;
         let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
         if let Some(running) = running {
             same_statistics(op, running, n)?;
         }
         let extent = batch * run;
-        if training && extent == 1 {
+        if training && extent == 1 && n > 0 {
             return Err(Error::shape(
                 op,
                 "training needs more than one element for each channel",
                 &[self.shape()],
             ));
+        }
+        if double {
+            let x = self.reshape([batch, n, run])?;
+            let x = match (training, running) {
+                (true, running) => {
+                    if let Some((mean, var)) = running {
+                        let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
+                        follow(mean, &m, momentum)?;
+                        follow(var, &v, momentum)?;
+                    }
+                    normalized(&x, &[0, 2], false, eps)?
+                }
+                (false, Some((mean, var))) => {
+                    let [mean, var] =
+                        [mean, var].map(|t| t.detach().copy()?.to_dtype(DType::F64)?.reshape([n, 1]));
+                    x.sub(&mean?)?.mul(&var?.add(eps)?.rsqrt()?)?
+                }
+                (false, None) => return Err(neither(op)),
+            };
+            let given = given(op, self, [weight, bias], &[n])?;
+            let out = weighed(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
+            return if op == "batch_norm_relu" { out.relu() } else { Ok(out) };
         }
         let norm = BatchNorm {
             op,
@@ -298,12 +327,7 @@ impl Tensor {
                     let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
                     cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?
                 }
-                None => {
-                    return Err(Error::argument(
-                        op,
-                        "takes running statistics, or makes them from the batch in training; there is neither",
-                    ));
-                }
+                None => return Err(neither(op)),
             }
         };
         let out = norm.elements(None, &statistics, None)?;

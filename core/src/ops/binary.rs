@@ -3,7 +3,7 @@
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradients.
@@ -58,21 +58,22 @@ binary! {
     mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
     /// a / b, as floats.
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * y / b", &[Y, B])];
-    /// a to the power of b.
-    pow / pow_: Float, "m_pow(a, b)", ["base", "exp", "log", "pow"], [
+    /// a to the power of b; of integers an integer, modulo what its type holds.
+    pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
-    /// The larger, NaN if either is; equal operands share the gradient.
+    /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
     maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
-        Expr("select(select(T(0), g, a > b), g * 0.5, a == b)", &[A, B]),
-        Expr("select(select(T(0), g, b > a), g * 0.5, a == b)", &[A, B])];
-    /// The smaller, NaN if either is; equal operands share the gradient.
+        Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), b < a), g * 0.5, a == b)", &[A, B])];
+    /// The smaller, NaN if either is; equal operands share the gradient, beside NaN each has it.
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
-        Expr("select(select(T(0), g, a < b), g * 0.5, a == b)", &[A, B]),
-        Expr("select(select(T(0), g, b < a), g * 0.5, a == b)", &[A, B])];
+        Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
     /// The angle of the point (b, a), in radians.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
-        Expr("g * b / (a * a + b * b)", &[A, B]), Expr("-g * a / (a * a + b * b)", &[A, B])];
+        Expr("select(g * b / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
+        Expr("select(-g * a / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
     /// √(a² + b²).
     hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / y", &[A, Y]), Expr("g * b / y", &[B, Y])];
     /// The remainder of a / b rounded towards zero, as C's fmod.
@@ -87,7 +88,7 @@ binary! {
     trunc_divide: Number, "m_trunc_div(a, b)" | "towards_zero(a / b)", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
     copysign: Float, "m_copysign(a, b)", ["base"], [
-        Expr("select(g * m_copysign(1.0, b) * select(-1.0, 1.0, a > 0.0), 0.0, a == 0.0)", &[A, B]), Zero];
+        Expr("select(g * (y / a), 0.0, a == 0.0)", &[A, Y]), Zero];
     /// a · log(b), and 0 where a is 0.
     xlogy: Float, "m_xlogy(a, b)", ["base", "log"], [
         Expr("select(g * m_log(b), 0.0, a == 0.0 && b <= 0.0)", &[A, B]), Expr("g * a / b", &[A, B])];
@@ -195,13 +196,29 @@ impl Tensor {
         pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
 
-    /// `value` where `mask` holds, else `self`.
+    /// `value` where `mask` holds, else `self`. A number takes the type of `self`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast; the dtype does not hold the number; memory runs out.
     #[track_caller]
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
-        pointwise(&WHERE, &[mask.into(), value.into(), self.into()], &[])
+        let value = self.filling("masked_fill", value.into())?;
+        pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
+    }
+
+    /// What fills places of a tensor: a number becomes one of its type.
+    fn filling<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
+        let Operand::Scalar(number) = value else { return Ok(value) };
+        match number.of(self.dtype()) {
+            Some(number) => Ok(Operand::Scalar(number)),
+            None => Err(Error::argument(
+                op,
+                format!(
+                    "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
+                    self.dtype()
+                ),
+            )),
+        }
     }
 
     /// `self` held between `min` and `max`; where they cross, `max` wins.
@@ -256,7 +273,8 @@ impl Tensor {
     /// `mask` or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
     #[track_caller]
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
-        pointwise_(&MASKED_FILL_, self, &[mask.into(), value.into()], &[])
+        let value = self.filling("masked_fill_", value.into())?;
+        pointwise_(&MASKED_FILL_, self, &[mask.into(), value], &[])
     }
 
     /// Every element replaced by `value`, a number or a tensor without dimensions.
@@ -265,7 +283,8 @@ impl Tensor {
     /// As [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
-        pointwise_(&FILL_, self, &[value.into()], &[])
+        let value = self.filling("fill_", value.into())?;
+        pointwise_(&FILL_, self, &[value], &[])
     }
 
     /// Every element replaced by zero.

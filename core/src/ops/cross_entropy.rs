@@ -5,8 +5,9 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch;
 use super::loss::Reduction;
+use super::norm::{in_double, wide};
 use super::reduce::dense;
-use super::softmax::{Rows, check_float};
+use super::softmax::Rows;
 use super::spread::{Held, QUAD};
 use crate::amp::Cast;
 use crate::autograd::{self, SavedTensor};
@@ -148,16 +149,17 @@ struct Again {
 
 impl Again {
     fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
-        let mut log = x.to_dtype(DType::F32)?.log_softmax(self.dim)?;
+        let dtype = wide(x.dtype());
+        let mut log = x.to_dtype(dtype)?.log_softmax(self.dim)?;
         let classes = log.dim(self.dim)?;
         let mut per_class = Dims::from_elem(1, x.rank());
         per_class[self.dim as usize] = classes;
         if let Some(weight) = &self.weight {
-            log = log.mul(&weight.to_dtype(DType::F32)?.reshape(&per_class[..])?)?;
+            log = log.mul(&weight.to_dtype(dtype)?.reshape(&per_class[..])?)?;
         }
         let all = log.sum(&[self.dim], false)?.mul(self.smoothing / classes as f64)?;
         let losses = if self.soft {
-            log.mul(&target.to_dtype(DType::F32)?)?
+            log.mul(&target.to_dtype(dtype)?)?
                 .sum(&[self.dim], false)?
                 .mul(1.0 - self.smoothing)?
                 .add(&all)?
@@ -185,7 +187,7 @@ pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
 
 /// Checks the targets; whether they are probabilities.
 pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
-    check_float(OP, x)?;
+    in_double(OP, x)?;
     target.same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
         [c] => Some((c, Dims::new())),
@@ -204,7 +206,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
         ));
     }
     if let Some(weight) = options.weight {
-        check_float(OP, weight)?;
+        in_double(OP, weight)?;
         weight.same_device(OP, x)?;
         autograd::refuse("cross_entropy (of the class weights)", &[weight])?;
         if weight.shape() != [classes] {
@@ -216,7 +218,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
         }
     }
     if target.dtype().is_float() {
-        check_float(OP, target)?;
+        in_double(OP, target)?;
         if target.shape() != x.shape() {
             return Err(Error::shape(
                 OP,
@@ -264,6 +266,39 @@ impl Tensor {
         self.cross_entropy_with(target, &CrossEntropy::default())
     }
 
+    /// By tensor operations, which f64 has.
+    fn cross_entropy_in_double(
+        &self,
+        target: &Tensor,
+        options: &CrossEntropy<'_>,
+        soft: bool,
+        examples: &[usize],
+    ) -> Result<Tensor> {
+        let number = |n: usize| Tensor::full(&[], n as f64, DType::F64, self.device());
+        let divisor = match options.reduction {
+            Reduction::None | Reduction::Sum => None,
+            Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
+            Reduction::Mean if soft => Some(number(examples.iter().product())?),
+            Reduction::Mean => {
+                let classes = target.to_dtype(DType::I32)?;
+                let left_out = classes.eq(i64::from(ignored(options)))?;
+                let weights = match options.weight {
+                    Some(weight) => {
+                        let rows = classes.masked_fill(&left_out, 0)?.reshape([-1])?;
+                        weight.to_dtype(DType::F64)?.index_select(0, &rows)?.reshape(examples)?
+                    }
+                    None => Tensor::ones(examples, DType::F64, self.device())?,
+                };
+                Some(weights.masked_fill(&left_out, 0.0)?.sum_all()?)
+            }
+        };
+        let whole = options.reduction != Reduction::None;
+        let (weight, ignore) = (options.weight.map(Tensor::detach), ignored(options));
+        let dim = if self.rank() > 1 { 1 } else { 0 };
+        let smoothing = options.label_smoothing;
+        Again { weight, soft, dim, ignore, smoothing, divisor, whole }.loss(self, target)
+    }
+
     /// As [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, smoothed labels, or another
     /// reduction.
     ///
@@ -279,6 +314,9 @@ impl Tensor {
         let mut examples: Dims = self.shape().into();
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
+        if self.dtype() == DType::F64 {
+            return self.cross_entropy_in_double(target, options, soft, &examples);
+        }
         let example = Example {
             x: self.detach(),
             target: dense(target)?,

@@ -356,11 +356,13 @@ impl Tensor {
             return self.reshape([1])?.gather(dim, index);
         }
         let d = normalize_dim("gather", dim, self.rank())?;
-        self.check_index("gather", d, index)?;
+        if index.numel() > 0 {
+            self.check_index("gather", d, index)?;
+        }
         let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
-            // PyTorch takes an index of any type where it names nothing.
+            // PyTorch takes an index of any type and shape where it names nothing.
             return Ok(autograd::attach_twice("gather", out, &[self], move |g, _| {
                 Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
             }));

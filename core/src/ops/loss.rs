@@ -296,10 +296,9 @@ impl Tensor {
         reduction.apply(&ahead.rsub(margin)?.clamp_below()?)
     }
 
-    /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`.
+    /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`; NaN stays NaN.
     pub(super) fn clamp_below(&self) -> Result<Tensor> {
-        let positive = self.detach().ge(0.0)?;
-        self.where_(&positive, 0.0)
+        self.clamp(0.0, f64::INFINITY)
     }
 
     /// The cosine of the angle between vectors along `dim`; lengths are held above `eps`.

@@ -386,7 +386,8 @@ pub(crate) fn work(call: &MatmulCall) -> Work {
 
 static ADD_SCALED: Pointwise = Pointwise {
     name: "addmm",
-    expr: "T(beta) * a + T(alpha) * b",
+    // A beta of 0 takes nothing of the input, be it NaN.
+    expr: "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b",
     plain: "",
     types: Types::Number,
     math: &[],

@@ -246,7 +246,7 @@ impl Norm {
 /// Rows along `dims` of x, less their means unless it is `rms`, over their deviations: what the kernels make, of operations
 /// that have gradients of gradients. In f32.
 pub(super) fn normalized(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
-    let x = x.to_dtype(DType::F32)?;
+    let x = x.to_dtype(wide(x.dtype()))?;
     let away = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
     away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
 }
@@ -259,8 +259,40 @@ pub(super) fn weighed(
     shape: &[usize],
 ) -> Result<Tensor> {
     let (weight, bias) = parameters.split_at(usize::from(has_weight));
-    let x = weight.iter().try_fold(x.clone(), |x, w| x.mul(&w.to_dtype(DType::F32)?.reshape(shape)?))?;
-    bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(DType::F32)?.reshape(shape)?))
+    let dtype = wide(x.dtype());
+    let x = weight.iter().try_fold(x.clone(), |x, w| x.mul(&w.to_dtype(dtype)?.reshape(shape)?))?;
+    bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(dtype)?.reshape(shape)?))
+}
+
+/// What normalisations compute in.
+pub(super) fn wide(dtype: DType) -> DType {
+    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
+}
+
+/// Whether x is f64, which has no kernels of its own: tensor operations do what they do.
+pub(super) fn in_double(op: &'static str, x: &Tensor) -> Result<bool> {
+    match x.dtype() {
+        DType::F64 => launch::check_compute(op, DType::F64, x.device()).map(|()| true),
+        _ => check_float(op, x).map(|()| false),
+    }
+}
+
+/// Weight and bias beside f64, where there are such: checked, and of its type.
+pub(super) fn given(
+    op: &'static str,
+    x: &Tensor,
+    parameters: [Option<&Tensor>; 2],
+    shape: &[usize],
+) -> Result<SmallVec<[Tensor; 2]>> {
+    let check = |t: &Tensor| {
+        t.same_device(op, x)?;
+        if t.shape() != shape {
+            let rule = "weight and bias have the shape of what is normalised";
+            return Err(Error::shape(op, rule, &[t.shape(), shape]));
+        }
+        t.to_dtype(x.dtype())
+    };
+    parameters.into_iter().flatten().map(check).collect()
 }
 
 /// Checks weight or bias and makes it plain for the kernels.
@@ -300,13 +332,13 @@ pub(super) fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: 
                 &[t.shape(), &[n]],
             ));
         }
-        check_float(op, t)?;
+        in_double(op, t)?;
     }
     Ok(())
 }
 
 /// running = (1 - momentum) running + momentum now.
-fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
+pub(super) fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
     let _no_grad = autograd::no_grad();
     running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
 }
@@ -321,13 +353,18 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check_float(op, self)?;
+        let double = in_double(op, self)?;
         if shape.is_empty() || !self.shape().ends_with(shape) {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
         }
         let extent: usize = shape.iter().product();
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
+        if double {
+            let x = normalized(&self.reshape([rows, extent])?, &[1], op == "rms_norm", eps)?;
+            let given = given(op, self, parameters, shape)?;
+            return weighed(&x, &given, weight.is_some(), &[extent])?.reshape(self.shape());
+        }
         let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
         let rms = op == "rms_norm";
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
@@ -370,8 +407,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The input does not end with `normalized_shape`; weight or bias has another shape; the dtype is not f32, f16 or
-    /// bf16; memory runs out.
+    /// The input does not end with `normalized_shape`; weight or bias has another shape; the dtype is no float, or f64 on a
+    /// device without it; memory runs out.
     #[track_caller]
     pub fn layer_norm(
         &self,
@@ -408,7 +445,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check_float(op, self)?;
+        let double = in_double(op, self)?;
         let (batch, channels, space) = channels(op, self)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument(
@@ -417,6 +454,12 @@ impl Tensor {
             ));
         }
         let [weight, bias] = parameters;
+        if double {
+            let x = self.reshape([batch * groups, channels / groups * space])?;
+            let x = normalized(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
+            let given = given(op, self, parameters, &[channels])?;
+            return weighed(&x, &given, weight.is_some(), &[channels, 1])?.reshape(self.shape());
+        }
         let norm = Norm {
             op,
             geometry: Geometry::group(batch, channels, space, groups),
@@ -477,7 +520,7 @@ impl Tensor {
             same_statistics("instance_norm", (mean, var), n)?;
             let _no_grad = autograd::no_grad();
             let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
-            let flat = self.detach().to_dtype(DType::F32)?;
+            let flat = self.detach().to_dtype(wide(self.dtype()))?;
             // Without space, an instance is one element.
             let (v, m) = if space.is_empty() {
                 flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
@@ -499,7 +542,7 @@ impl Tensor {
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
         const OP: &str = "local_response_norm";
         let _op = memory::scope::op(OP);
-        check_float(OP, self)?;
+        in_double(OP, self)?;
         if self.rank() < 3 {
             return Err(Error::shape(
                 OP,

@@ -31,6 +31,20 @@ pub enum Scalar {
     Bool(bool),
 }
 
+impl Scalar {
+    /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
+    pub(super) fn of(self, dtype: DType) -> Option<Self> {
+        let v = number(self);
+        match (self, dtype) {
+            (_, DType::Bool) => Some(Self::Bool(v != 0.0)),
+            (Self::Float(_), dtype) if !dtype.is_float() => {
+                (v == v.trunc() && v.abs() <= i64::MAX as f64).then_some(Self::Int(v as i64))
+            }
+            (kept, _) => Some(kept),
+        }
+    }
+}
+
 /// A tensor or a number.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
@@ -234,6 +248,16 @@ struct Input<'a> {
     operand: Operand<'a>,
 }
 
+/// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
+const DOUBLES: &[&str] = &["base", "double", "doubles"];
+
+/// Functions of the math library that f64 does not have: their arguments would have to be taken modulo π.
+const NOT_DOUBLE: &[&str] = &["m_sin(", "m_cos(", "m_tan("];
+
+fn in_doubles(expr: &str) -> bool {
+    !NOT_DOUBLE.iter().any(|name| expr.contains(name))
+}
+
 impl Pointwise {
     /// The expression for a type to compute in, and the files it needs.
     fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
@@ -241,6 +265,8 @@ impl Pointwise {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
             // What rounds says how in `expr`; its plain form is for integers.
             DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
+            DType::F64 if self.plain.is_empty() && in_doubles(self.expr) => Ok((self.expr, DOUBLES)),
+            DType::F64 if self.plain.contains("power(") => Ok((self.plain, DOUBLES)),
             _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
             _ if self.math.is_empty() => Ok((self.expr, &[])),
@@ -599,7 +625,11 @@ fn record(
                     }
                     inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
                     let whole = Tensor::empty(g.shape(), *dtype, g.device())?;
-                    let math = if compute == DType::F64 { &[] } else { op.math };
+                    let math = match compute {
+                        DType::F64 if expr.contains("m_") => DOUBLES,
+                        DType::F64 => &[],
+                        _ => op.math,
+                    };
                     let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs };
                     run(&recipe, op.types, &whole, false)?;
                     whole.sum_to(shape)?

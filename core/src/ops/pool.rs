@@ -137,9 +137,10 @@ impl Plan {
         let &[.., h, w] = x.shape() else {
             return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
         };
-        if !x.dtype().is_float() || x.dtype() == DType::F64 {
-            return Err(Error::dtype(op, x.dtype(), "takes f32, f16 and bf16; cast with `to_dtype`"));
+        if !x.dtype().is_float() {
+            return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
         }
+        launch::check_compute(op, x.dtype(), x.device())?;
         let [oh, ow] = match outs {
             Some(_) if h * w == 0 => {
                 return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));

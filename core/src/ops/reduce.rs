@@ -648,10 +648,11 @@ impl Tensor {
 
     fn truth(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let over = Over::new(op.name, self.shape(), dims)?;
-        reduce(op, self, &over, keepdim, DType::U32, DType::Bool, Extra::default())
+        let out = reduce(op, self, &over, keepdim, DType::U32, DType::Bool, Extra::default())?;
+        if self.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { Ok(out) }
     }
 
-    /// Whether one element over `dims` (all if there are none) is not zero.
+    /// Whether one element over `dims` (all if there are none) is not zero. Of u8 it is u8, as PyTorch's.
     ///
     /// # Errors
     /// As [`sum`](Self::sum).
@@ -660,7 +661,7 @@ impl Tensor {
         self.truth(&ANY, dims, keepdim)
     }
 
-    /// Whether no element over `dims` (all if there are none) is zero.
+    /// Whether no element over `dims` (all if there are none) is zero. Of u8 it is u8, as PyTorch's.
     ///
     /// # Errors
     /// As [`sum`](Self::sum).

@@ -31,17 +31,15 @@ pub enum PadMode {
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let _op = memory::scope::op("cat");
     // PyTorch's old rule: an empty vector joins with anything.
-    let parts: Vec<&Tensor> = match tensors.iter().any(|t| t.rank() > 1) {
-        true => tensors.iter().copied().filter(|t| t.shape() != [0]).collect(),
-        false => tensors.to_vec(),
-    };
-    let Some(&first) = parts.first() else {
+    let matrices = tensors.iter().any(|t| t.rank() > 1);
+    let joins = |t: &Tensor| !matrices || t.shape() != [0];
+    let Some(&first) = tensors.iter().find(|t| joins(t)) else {
         return Err(Error::argument("cat", "takes at least one tensor"));
     };
     let d = normalize_dim("cat", dim, first.rank())?;
     let mut dtype = first.dtype();
     let mut extent = 0;
-    for t in &parts {
+    for t in tensors.iter().filter(|t| joins(t)) {
         first.same_device("cat", t)?;
         let fits =
             t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
@@ -59,20 +57,26 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     shape[d] = extent;
     let out = Tensor::empty(&shape, dtype, first.device())?;
     let mut start = 0;
-    let mut places: Vec<(usize, usize, DType)> = Vec::with_capacity(parts.len());
-    for t in &parts {
+    // Where each lies in the result; nowhere, if it is one of those empty vectors.
+    let mut places: Vec<(Option<(usize, usize)>, DType)> = Vec::with_capacity(tensors.len());
+    for t in tensors {
+        if !joins(t) {
+            places.push((None, t.dtype()));
+            continue;
+        }
         let n = t.shape()[d];
         t.detach().to_dtype(dtype)?.copy_into(&out.narrow(d as isize, start, n)?)?;
-        places.push((start, n, t.dtype()));
+        places.push((Some((start, n)), t.dtype()));
         start += n;
     }
-    Ok(autograd::attach_twice("cat", out, &parts, move |g, wants| {
+    Ok(autograd::attach_twice("cat", out, tensors, move |g, wants| {
         places
             .iter()
             .zip(wants.iter())
-            .map(|(&(start, n, dtype), &want)| match want {
-                true => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
-                false => Ok(None),
+            .map(|(&(place, dtype), &want)| match place {
+                _ if !want => Ok(None),
+                Some((start, n)) => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
+                None => Tensor::zeros(&[0], dtype, g.device()).map(Some),
             })
             .collect::<Result<Grads>>()
     }))
@@ -127,6 +131,8 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
+        let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
         let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
         // From both ends, as PyTorch: both are exact.
         let value = |i: usize| {
@@ -399,7 +405,7 @@ impl Tensor {
     /// There are fewer than two dimensions.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.triangle("tril", diagonal)?, 0.0)
+        self.where_(&self.triangle("tril", diagonal)?, false)
     }
 
     /// The upper triangle of the last two dimensions, from `diagonal` above the main one on; zero elsewhere.
@@ -408,7 +414,7 @@ impl Tensor {
     /// There are fewer than two dimensions.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.triangle("triu", diagonal - 1)?.logical_not()?, 0.0)
+        self.where_(&self.triangle("triu", diagonal - 1)?.logical_not()?, false)
     }
 
     /// Where column - row is at most `diagonal`.

@@ -143,7 +143,14 @@ impl Tensor {
             _ => &NORM_P,
         };
         let extra = Extra { args: args(p, 1.0 / p), ..Extra::default() };
-        let out = reduce_float(op, self, &over, keepdim, extra)?;
+        let out = match self.dtype() {
+            // The kernel's powers are f32's.
+            DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {
+                let _no_grad = autograd::no_grad();
+                self.detach().abs()?.pow(p)?.sum(dims, keepdim)?.pow(1.0 / p)?
+            }
+            _ => reduce_float(op, self, &over, keepdim, extra)?,
+        };
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
             // Powers leave the range of halves.
@@ -184,8 +191,17 @@ impl Tensor {
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
         let _op = memory::scope::op("logsumexp");
+        if !self.dtype().is_float() {
+            return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
+        }
         let over = Over::new("logsumexp", self.shape(), dims)?;
         let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;
+        if self.dtype() == DType::F64 {
+            // The kernel's exponential is f32's.
+            let shift = largest.where_(&largest.isfinite()?, 0.0)?;
+            let sum = self.sub(&over.spread(&shift)?)?.exp()?.sum(dims, keepdim)?;
+            return sum.log()?.add(&shift.reshape(sum.shape())?);
+        }
         let extra = Extra { center: Some(&largest), ..Extra::default() };
         let out = reduce_float(&LOGSUMEXP, self, &over, keepdim, extra)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));

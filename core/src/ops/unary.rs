@@ -3,6 +3,7 @@
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -59,7 +60,7 @@ unary! {
     /// -a.
     neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
-    sign(): Number, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
+    sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
     /// a².
     square / square_(): Number, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
@@ -144,6 +145,21 @@ unary! {
         Expr("select(0.0, g, m_isfinite(a))", &[A]);
     /// Whether a is zero or false.
     logical_not(): Logic, "!a", [], NoGrad;
+}
+
+static BITWISE_NOT: Pointwise =
+    Pointwise { name: "bitwise_not", expr: "~a", plain: "", types: Types::Bits, math: &[], grads: &[NoGrad] };
+
+impl Tensor {
     /// Every bit flipped; of a bool, the truth.
-    bitwise_not(): Bits, "~a", [], NoGrad;
+    ///
+    /// # Errors
+    /// The dtype is a float; memory runs out.
+    #[track_caller]
+    pub fn bitwise_not(&self) -> Result<Tensor> {
+        match self.dtype() {
+            DType::Bool => self.logical_not(),
+            _ => pointwise(&BITWISE_NOT, &[Operand::Tensor(self)], &[]),
+        }
+    }
 }

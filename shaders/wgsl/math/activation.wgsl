@@ -22,8 +22,8 @@ fn m_logistic(x: f32) -> vec2<f32> {
 fn m_silu(x: f32) -> f32 { return x * m_sigmoid(x); }
 fn m_silu_grad(x: f32) -> f32 {
     let s = m_logistic(x);
-    // Past 200 the derivative of the sigmoid is zero, and its factor must not become infinite.
-    return select(s.x + s.y * clamp(x, -200.0, 200.0), x, m_isnan(x));
+    // Past 200 the derivative of the sigmoid is zero. Of an infinity it is NaN, as PyTorch's: x times zero.
+    return select(m_nan(), s.x + s.y * clamp(x, -200.0, 200.0), m_isfinite(x));
 }
 
 // x times the cumulative normal distribution. Error: 4.5 ulp.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, bail};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::ops::{Operand, Scalar};
 use forebay::tensor::Tensor;
 use serde_json::Value;
 
@@ -101,6 +102,50 @@ impl<'a> Args<'a> {
         }
     }
 
+    /// A number in its own kind: PyTorch's rules of types look at it.
+    pub fn scalar(&self, at: usize, name: &str) -> Result<Option<Scalar>> {
+        self.get(at, name).map(scalar).transpose()
+    }
+
+    /// A tensor or a number; `default` if neither is given.
+    pub fn operand(&self, at: usize, name: &str, default: Scalar) -> Result<Operand<'_>> {
+        match self.opt_t(at, name) {
+            Some(tensor) => Ok(tensor.into()),
+            None => Ok(Operand::Scalar(self.scalar(at, name)?.unwrap_or(default))),
+        }
+    }
+
+    /// A tensor by position, or a number as one without dimensions, of the type of the tensor `beside` it where that is of its kind.
+    pub fn tensor_or_number(&self, at: usize, beside: usize) -> Result<Tensor> {
+        let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
+        if value.get("t").is_some() {
+            return self.as_tensor(value).cloned();
+        }
+        let other = self.opt_t(beside, "other").map(Tensor::dtype);
+        let (value, dtype) = match scalar(value)? {
+            Scalar::Float(v) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
+            Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
+            Scalar::Bool(v) => (f64::from(u8::from(v)), other.unwrap_or(DType::Bool)),
+        };
+        Ok(Tensor::full(&[], value, dtype, self.device)?)
+    }
+
+    /// A tensor by position, in the type that `dtype` names if it does.
+    pub fn t_as(&self, at: usize) -> Result<Tensor> {
+        match self.dtype(usize::MAX, "dtype")? {
+            Some(dtype) => Ok(self.t(at)?.to_dtype(dtype)?),
+            None => Ok(self.t(at)?.clone()),
+        }
+    }
+
+    /// A result in the type that `dtype` names if it does.
+    pub fn named(&self, out: Tensor) -> Result<Tensor> {
+        match self.dtype(usize::MAX, "dtype")? {
+            Some(dtype) => Ok(out.to_dtype(dtype)?),
+            None => Ok(out),
+        }
+    }
+
     /// A number, also from `{"float": "inf"}`.
     pub fn f(&self, at: usize, name: &str, default: f64) -> Result<f64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
@@ -178,6 +223,14 @@ impl<'a> Args<'a> {
             other => bail!("dtype {other}"),
         }))
     }
+}
+
+fn scalar(value: &Value) -> Result<Scalar> {
+    Ok(match value {
+        Value::Bool(b) => Scalar::Bool(*b),
+        value if value.is_i64() => Scalar::Int(integer(value)?),
+        value => Scalar::Float(number(value)?),
+    })
 }
 
 fn number(value: &Value) -> Result<f64> {

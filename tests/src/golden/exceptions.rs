@@ -26,6 +26,9 @@ struct Exception {
     /// Only values may differ, and are numbers: all else is judged.
     #[serde(default)]
     random: bool,
+    /// Only calls to which this keyword gives a number that is not zero: of calls by other samples, too.
+    #[serde(default)]
+    given: String,
     /// Why, with a link or a measurement.
     reason: String,
 }
@@ -35,6 +38,13 @@ struct Exception {
 pub(super) struct Exceptions(Vec<Exception>);
 
 impl Exception {
+    /// Whether it is for this call.
+    fn names(&self, call: &Call) -> bool {
+        let number = || call.kwargs.get(&self.given)?.as_f64();
+        (self.given.is_empty() || number().is_some_and(|v| v != 0.0))
+            && (self.op == call.op_name() || self.op == call.name())
+    }
+
     /// Whether it is for calls in a type: the file's own, if there is none. A tolerance without a type is for those.
     fn covers(&self, dtype: Option<DType>) -> bool {
         match (self.dtype.as_str(), dtype) {
@@ -61,7 +71,7 @@ impl Exceptions {
         let info = how.device.info();
         self.0.iter().find(|e| {
             e.covers(how.dtype)
-                && (e.op == call.op_name() || e.op == call.name())
+                && e.names(call)
                 && (e.device.is_empty()
                     || info.backend == e.device
                     || info.name.contains(&e.device)
@@ -76,7 +86,7 @@ impl Exceptions {
 
     /// The tolerances of a call on every device, in any type: `bf16 0.03, 0.1`.
     pub(super) fn tolerances(&self, call: &Call) -> impl Iterator<Item = String> {
-        let of = move |e: &&Exception| e.device.is_empty() && (e.op == call.op_name() || e.op == call.name());
+        let of = move |e: &&Exception| e.device.is_empty() && e.names(call);
         self.0.iter().filter(of).filter_map(|e| {
             let (absolute, relative) = e.tolerance?;
             Some(format!("{} {absolute:e}, {relative:e}", if e.dtype.is_empty() { "f32" } else { &e.dtype }))
@@ -89,9 +99,7 @@ impl Exceptions {
     }
 
     fn everywhere(&self, call: &Call, dtype: Option<DType>) -> Option<&Exception> {
-        self.0.iter().find(|e| {
-            e.covers(dtype) && (e.op == call.op_name() || e.op == call.name()) && e.device.is_empty()
-        })
+        self.0.iter().find(|e| e.covers(dtype) && e.names(call) && e.device.is_empty())
     }
 
     pub(super) fn tolerance(&self, call: &Call, how: &How<'_>) -> Option<(f64, f64)> {

@@ -99,6 +99,13 @@ impl Call {
         keys.iter().any(|key| host(file, key).is_ok_and(|host| host.dtype == DType::F32))
     }
 
+    /// What an f32 result of the file is where the calls are made in another type, and whether it may be of that type all the same:
+    /// f32 where the call names it, or where nothing is f32 that would be cast.
+    fn expected_f32(&self, file: &safetensors::SafeTensors<'_>, how: &How<'_>) -> (DType, bool) {
+        let kept = self.names_f32() || !self.has_floats(file);
+        (how.dtype.filter(|_| !kept).unwrap_or(DType::F32), self.names_f32())
+    }
+
     /// Whether an argument is the type f32.
     fn names_f32(&self) -> bool {
         let is = |v: &serde_json::Value| v.get("dtype").and_then(|d| d.as_str()) == Some("float32");
@@ -227,7 +234,8 @@ impl Golden {
         let exact = exact.iter().flat_map(|made| made.outs.iter().chain(&made.grads)).map(Some);
         let exact = exact.chain(std::iter::repeat(None));
         for (((got, key), exact), name) in outs.iter().chain(&grads).zip(keys).zip(exact).zip(names) {
-            compare(got, &host(file, key)?, exact, how, call, tolerance).context(name)?;
+            compare(got, &host(file, key)?, exact, how, call.expected_f32(file, how), tolerance)
+                .context(name)?;
         }
         Ok(())
     }
@@ -317,18 +325,14 @@ fn compare(
     expected: &Host<'_>,
     exact: Option<&Tensor>,
     how: &How<'_>,
-    call: &Call,
+    (expected_f32, or_f32): (DType, bool),
     (atol, rtol): (f64, f64),
 ) -> Result<()> {
     if got.shape() != expected.shape {
         bail!("shape {:?}, expected {:?}", got.shape(), expected.shape);
     }
-    // What is f32 in the file is of the type at hand, unless the call names the type.
-    let dtype = match how.dtype {
-        Some(dtype) if expected.dtype == DType::F32 && !call.names_f32() => dtype,
-        _ => expected.dtype,
-    };
-    if got.dtype() != dtype && !(call.names_f32() && Some(got.dtype()) == how.dtype) {
+    let dtype = if expected.dtype == DType::F32 { expected_f32 } else { expected.dtype };
+    if got.dtype() != dtype && !(or_f32 && Some(got.dtype()) == how.dtype) {
         bail!("type {}, expected {dtype}", got.dtype());
     }
     if got.device().is_null() {

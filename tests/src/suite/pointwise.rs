@@ -17,6 +17,7 @@ tests![
     halves_are_rounded_to_nearest_even,
     brain_floats_are_rounded_to_nearest_even,
     doubles_keep_their_digits,
+    functions_of_doubles_are_near_the_hosts,
     floats_become_integers_and_saturate,
     wide_integers_keep_their_bits,
     sizes_around_vector_widths,
@@ -184,6 +185,55 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
     let narrow: Vec<f64> = values.iter().map(|&v| f64::from(v as f32)).collect();
     expect(&x.to_dtype(DType::F32)?, &narrow)?;
     expect(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
+}
+
+/// The host's own functions are within two units of the last place or so: a bound of 32 tells f64 from f32, and finds a wrong coefficient.
+fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
+    type Pair = (&'static str, fn(&Tensor) -> forebay::error::Result<Tensor>, fn(f64) -> f64);
+    need(device, DType::F64)?;
+    let mut numbers = Numbers(65);
+    let mut unit = || numbers.next() as f64 / u64::MAX as f64;
+    let wide: Vec<f64> = (0..600).map(|_| (unit() - 0.5) * 2f64.powf(10.0 * unit() - 4.0)).collect();
+    let near: Vec<f64> = (0..600).map(|_| 2.0 * unit() - 1.0).collect();
+    let everywhere: [Pair; 12] = [
+        ("exp", Tensor::exp, f64::exp),
+        ("exp2", Tensor::exp2, f64::exp2),
+        ("expm1", Tensor::expm1, f64::exp_m1),
+        ("tanh", Tensor::tanh, f64::tanh),
+        ("sinh", Tensor::sinh, f64::sinh),
+        ("cosh", Tensor::cosh, f64::cosh),
+        ("atan", Tensor::atan, f64::atan),
+        ("asinh", Tensor::asinh, f64::asinh),
+        ("sigmoid", Tensor::sigmoid, |x| 1.0 / (1.0 + (-x).exp())),
+        ("log(|x|)", |x| x.abs()?.log(), |x| x.abs().ln()),
+        ("log2(|x|)", |x| x.abs()?.log2(), |x| x.abs().log2()),
+        ("log10(|x|)", |x| x.abs()?.log10(), |x| x.abs().log10()),
+    ];
+    let within_one: [Pair; 5] = [
+        ("asin", Tensor::asin, f64::asin),
+        ("acos", Tensor::acos, f64::acos),
+        ("atanh", Tensor::atanh, f64::atanh),
+        ("log1p", Tensor::log1p, f64::ln_1p),
+        ("erf(erfinv)", |x| x.erfinv()?.erf(), |x| x),
+    ];
+    let all = everywhere.iter().map(|pair| (&wide, pair)).chain(within_one.iter().map(|pair| (&near, pair)));
+    for (arguments, (name, ours, host)) in all {
+        let x = Tensor::from_slice(arguments, &[arguments.len()], device)?;
+        for (&x, got) in arguments.iter().zip(ours(&x)?.to_vec::<f64>()?) {
+            let exact = host(x);
+            let bound = 32.0 * f64::EPSILON * exact.abs();
+            ensure!((got - exact).abs() <= bound || got == exact, "{name}({x:e}) is {got:e}, not {exact:e}");
+        }
+    }
+    // Known to more digits: erfc(2), lgamma(1/2) and digamma(1).
+    for (name, got, exact) in [
+        ("erfc", Tensor::full(&[], 2.0, DType::F64, device)?.erfc()?.item()?, 0.004677734981047266),
+        ("lgamma", Tensor::full(&[], 0.5, DType::F64, device)?.lgamma()?.item()?, 0.5723649429247001),
+        ("digamma", Tensor::full(&[], 1.0, DType::F64, device)?.digamma()?.item()?, -0.5772156649015329),
+    ] {
+        ensure!((got - exact).abs() <= 1e-14 * exact.abs(), "{name} is {got:e}, not {exact:e}");
+    }
+    Ok(())
 }
 
 fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {

@@ -61,7 +61,7 @@ pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<b
         // A third of its size: the data set has room beside it.
         process::ask(Command::new("gzip").arg("-9").arg(&to))?;
     }
-    for folder in if lean { &[][..] } else { &["golden", "curves", "traces", "data"] } {
+    for folder in if lean { &[][..] } else { &["golden", "golden_more", "curves", "traces", "data"] } {
         let from = workspace.root.join("tests").join(folder);
         if !from.is_dir() {
             bail!("{} is not there", from.display());

@@ -1,5 +1,7 @@
 //! Elementwise operations.
 
+use forebay::ops::{Operand, Scalar};
+
 use super::{Table, missing, one};
 
 macro_rules! unary {
@@ -10,10 +12,7 @@ macro_rules! unary {
 
 macro_rules! binary {
     ($t:ident, $($name:literal => $method:ident),* $(,)?) => {
-        $($t.op($name, |a| match a.opt_t(1, "other") {
-            Some(other) => one(a.t(0)?.$method(other)),
-            None => one(a.t(0)?.$method(a.f(1, "other", 0.0)?)),
-        });)*
+        $($t.op($name, |a| one(a.tensor_or_number(0, 1)?.$method(a.operand(1, "other", Scalar::Int(0))?)));)*
     };
 }
 
@@ -25,7 +24,7 @@ pub(super) fn register(t: &mut Table) {
         "rad2deg" => rad2deg, "rsqrt" => rsqrt, "sgn" => sign, "sigmoid" => sigmoid, "sign" => sign, "sin" => sin,
         "sinh" => sinh, "sqrt" => sqrt, "square" => square, "tan" => tan, "tanh" => tanh, "trunc" => trunc,
         "bitwise_not" => bitwise_not, "nn.functional.relu" => relu, "nn.functional.relu6" => relu6,
-        "nn.functional.silu" => silu, "clone" => copy, "lgamma" => lgamma, "nan_to_num" => nan_to_num, "nn.functional.selu" => selu,
+        "nn.functional.silu" => silu, "clone" => copy, "lgamma" => lgamma, "nn.functional.selu" => selu,
         "nn.functional.mish" => mish, "nn.functional.logsigmoid" => logsigmoid, "nn.functional.softsign" => softsign,
         "nn.functional.tanhshrink" => tanhshrink, "nn.functional.hardsigmoid" => hardsigmoid,
         "nn.functional.hardswish" => hardswish);
@@ -34,24 +33,44 @@ pub(super) fn register(t: &mut Table) {
         "logical_and" => logical_and, "logical_or" => logical_or, "logical_xor" => logical_xor,
         "bitwise_and" => bitwise_and, "bitwise_or" => bitwise_or, "bitwise_xor" => bitwise_xor, "hypot" => hypot, "fmod" => fmod, "remainder" => remainder,
         "floor_divide" => floor_divide, "copysign" => copysign, "xlogy" => xlogy);
-    t.op("add", |a| match a.f(9, "alpha", 1.0)? {
-        1.0 => one(a.t(0)?.add(a.t(1)?)),
-        alpha => one(a.t(0)?.addcmul(a.t(1)?, 1.0, alpha)),
+    t.op("add", |a| {
+        let (x, other) = (a.tensor_or_number(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
+        match a.f(9, "alpha", 1.0)? {
+            1.0 => one(x.add(other)),
+            alpha => one(x.addcmul(other, 1, alpha)),
+        }
     });
-    t.op("sub", |a| match a.f(9, "alpha", 1.0)? {
-        1.0 => one(a.t(0)?.sub(a.t(1)?)),
-        alpha => one(a.t(0)?.addcmul(a.t(1)?, 1.0, -alpha)),
+    t.op("sub", |a| {
+        let (x, other) = (a.tensor_or_number(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
+        match a.f(9, "alpha", 1.0)? {
+            1.0 => one(x.sub(other)),
+            alpha => one(x.addcmul(other, 1, -alpha)),
+        }
     });
-    t.op("rsub", |a| match (a.f(9, "alpha", 1.0)?, a.opt_t(1, "other")) {
-        (1.0, Some(other)) => one(a.t(0)?.rsub(other)),
-        (1.0, None) => one(a.t(0)?.rsub(a.f(1, "other", 0.0)?)),
-        (alpha, Some(other)) => one(other.addcmul(a.t(0)?, 1.0, -alpha)),
-        (alpha, None) => one(a.t(0)?.mul(alpha)?.rsub(a.f(1, "other", 0.0)?)),
+    t.op("rsub", |a| {
+        let (x, other) = (a.tensor_or_number(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
+        match (a.scalar(9, "alpha")?.unwrap_or(Scalar::Int(1)), other) {
+            (Scalar::Int(1), other) => one(x.rsub(other)),
+            (_, Operand::Tensor(other)) => one(other.addcmul(&x, 1, -a.f(9, "alpha", 1.0)?)),
+            (alpha, other) => one(x.mul(Operand::Scalar(alpha))?.rsub(other)),
+        }
     });
-    t.op("div", |a| match a.s(9, "rounding_mode", "") {
-        "" => one(a.t(0)?.div(a.t(1)?)),
-        "floor" => one(a.t(0)?.floor_divide(a.t(1)?)),
-        _ => one(a.t(0)?.trunc_divide(a.t(1)?)),
+    t.op("div", |a| {
+        let (x, other) = (a.tensor_or_number(0, 1)?, a.operand(1, "other", Scalar::Int(1))?);
+        match a.s(9, "rounding_mode", "") {
+            "" => one(x.div(other)),
+            "floor" => one(x.floor_divide(other)),
+            _ => one(x.trunc_divide(other)),
+        }
+    });
+    t.op("nan_to_num", |a| match (a.get(1, "nan"), a.get(2, "posinf"), a.get(3, "neginf")) {
+        (None, None, None) => one(a.t(0)?.nan_to_num()),
+        _ => {
+            let most = if a.t(0)?.dtype() == forebay::dtype::DType::F64 { f64::MAX } else { f32::MAX.into() };
+            let (nan, posinf, neginf) =
+                (a.f(1, "nan", 0.0)?, a.f(2, "posinf", most)?, a.f(3, "neginf", -most)?);
+            one(a.t(0)?.nan_to_num_with(nan, posinf, neginf))
+        }
     });
     t.op("addcmul", |a| one(a.t(0)?.addcmul(a.t(1)?, a.t(2)?, a.f(3, "value", 1.0)?)));
     t.op("addcdiv", |a| one(a.t(0)?.addcdiv(a.t(1)?, a.t(2)?, a.f(3, "value", 1.0)?)));
@@ -59,34 +78,36 @@ pub(super) fn register(t: &mut Table) {
         Some(w) => one(a.t(0)?.lerp(a.t(1)?, w)),
         None => one(a.t(0)?.lerp(a.t(1)?, a.f(2, "weight", 0.0)?)),
     });
-    t.op("clamp", |a| match (a.opt_t(1, "min"), a.opt_t(2, "max")) {
-        (Some(min), Some(max)) => one(a.t(0)?.clamp(min, max)),
-        (Some(min), None) => one(a.t(0)?.clamp(min, f64::INFINITY)),
-        (None, Some(max)) => one(a.t(0)?.clamp(f64::NEG_INFINITY, max)),
-        (None, None) => Err(missing("clamp without bounds")),
+    t.op("clamp", |a| {
+        let (x, least, most) = (a.t(0)?, Scalar::Float(f64::NEG_INFINITY), Scalar::Float(f64::INFINITY));
+        match (a.get(1, "min").is_some(), a.get(2, "max").is_some()) {
+            (false, false) => Err(missing("clamp without bounds")),
+            // Integers have no infinities, and no gradients.
+            (true, false) if !x.dtype().is_float() => one(x.maximum(a.operand(1, "min", least)?)),
+            (false, true) if !x.dtype().is_float() => one(x.minimum(a.operand(2, "max", most)?)),
+            _ => one(x.clamp(a.operand(1, "min", least)?, a.operand(2, "max", most)?)),
+        }
     });
     // The database calls it as a method of the first branch.
-    t.op("where", |a| one(a.t(0)?.where_(a.t(1)?, a.t(2)?)));
-    t.op("masked_fill", |a| match a.opt_t(2, "value") {
-        Some(value) => one(a.t(0)?.masked_fill(a.t(1)?, value)),
-        None => one(a.t(0)?.masked_fill(a.t(1)?, a.f(2, "value", 0.0)?)),
-    });
+    t.op("where", |a| one(a.tensor_or_number(0, 2)?.where_(a.t(1)?, a.operand(2, "other", Scalar::Int(0))?)));
+    t.op("masked_fill", |a| one(a.t(0)?.masked_fill(a.t(1)?, a.operand(2, "value", Scalar::Int(0))?)));
     t.op("nn.functional.leaky_relu", |a| one(a.t(0)?.leaky_relu(a.f(1, "negative_slope", 0.01)?)));
     t.op("nn.functional.gelu", |a| match a.s(1, "approximate", "none") {
         "tanh" => one(a.t(0)?.gelu_tanh()),
         _ => one(a.t(0)?.gelu()),
     });
-    t.op("clamp_min", |a| one(a.t(0)?.maximum(a.t(1)?)));
-    t.op("clamp_max", |a| one(a.t(0)?.minimum(a.t(1)?)));
+    t.op("clamp_min", |a| one(a.t(0)?.maximum(a.operand(1, "min", Scalar::Int(0))?)));
+    t.op("clamp_max", |a| one(a.t(0)?.minimum(a.operand(1, "max", Scalar::Int(0))?)));
     t.op("round", |a| match a.i(1, "decimals", 0)? {
         0 => one(a.t(0)?.round()),
         d if d > 0 => one(a.t(0)?.mul(10f64.powi(d as i32))?.round()?.div(10f64.powi(d as i32))),
         d => one(a.t(0)?.div(10f64.powi(-d as i32))?.round()?.mul(10f64.powi(-d as i32))),
     });
     t.op("fill", |a| {
-        let x = a.t(0)?;
         // The result depends on x by a factor of zero: its gradient is zero, as PyTorch's.
-        one(x.where_(&x.detach().isnan()?.logical_and(false)?, a.f(1, "value", 0.0)?))
+        let x = a.t(0)?.copy()?;
+        x.fill_(a.operand(1, "value", Scalar::Int(0))?)?;
+        Ok(vec![x])
     });
     t.op("nn.functional.elu", |a| one(a.t(0)?.elu(a.f(1, "alpha", 1.0)?)));
     t.op("nn.functional.softplus", |a| {

@@ -1,7 +1,7 @@
 //! Choosing, placing, joining and padding.
 
 use forebay::dtype::DType;
-use forebay::ops::{PadMode, cat, stack};
+use forebay::ops::{PadMode, Scalar, ScatterReduce, cat, stack};
 use forebay::tensor::Tensor;
 
 use super::{Table, missing, one};
@@ -14,10 +14,16 @@ pub(super) fn register(t: &mut Table) {
         None => one(a.t(0)?.reshape([-1])?.gather(0, &a.t(1)?.reshape([-1])?)),
     });
     t.op("scatter", |a| {
-        if a.get(9, "reduce").is_some() {
-            return Err(missing("scatter with reduce"));
-        }
         let dim = a.i(1, "dim", 0)? as isize;
+        if let Some(reduce) = a.get(9, "reduce").and_then(|v| v.as_str()) {
+            let (x, index) = (a.t(0)?, a.t(2)?);
+            let src = match a.opt_t(3, "src") {
+                Some(src) => src.clone(),
+                None => Tensor::full(index.shape(), a.f(3, "value", 0.0)?, x.dtype(), a.device())?,
+            };
+            let how = if reduce == "add" { ScatterReduce::Sum } else { ScatterReduce::Prod };
+            return one(x.scatter_reduce(dim, index, &src, how, true));
+        }
         match a.opt_t(3, "src") {
             Some(src) => one(a.t(0)?.scatter(dim, a.t(2)?, src)),
             None => one(a.t(0)?.scatter_value(dim, a.t(2)?, a.f(3, "value", 0.0)?)),
@@ -29,10 +35,7 @@ pub(super) fn register(t: &mut Table) {
     });
     t.op("index_fill", |a| {
         let dim = a.i(1, "dim", 0)? as isize;
-        match a.opt_t(3, "value") {
-            Some(v) => one(a.t(0)?.index_fill(dim, a.t(2)?, v)),
-            None => one(a.t(0)?.index_fill(dim, a.t(2)?, a.f(3, "value", 0.0)?)),
-        }
+        one(a.t(0)?.index_fill(dim, a.t(2)?, a.operand(3, "value", Scalar::Int(0))?))
     });
     t.op("nn.functional.embedding", |a| {
         if a.get(9, "max_norm").is_some() || a.b(9, "scale_grad_by_freq", false) {
@@ -100,12 +103,15 @@ pub(super) fn register(t: &mut Table) {
     t.op("tril", |a| one(a.t(0)?.tril(a.i(1, "diagonal", 0)? as isize)));
     t.op("triu", |a| one(a.t(0)?.triu(a.i(1, "diagonal", 0)? as isize)));
     t.op("arange", |a| {
-        let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
-        let (start, end, step) = match a.count() {
-            1 => (0.0, a.f(0, "", 0.0)?, 1.0),
-            2 => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, 1.0),
-            _ => (a.f(0, "", 0.0)?, a.f(1, "", 0.0)?, a.f(2, "", 1.0)?),
+        // Numbers that are all integers give integers.
+        let whole = |at| !matches!(a.scalar(at, ["start", "end", "step"][at]), Ok(Some(Scalar::Float(_))));
+        let natural = if (0..3).all(whole) { DType::I64 } else { DType::F32 };
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);
+        let (start, end) = match a.get(1, "end") {
+            Some(_) => (a.f(0, "start", 0.0)?, a.f(1, "end", 0.0)?),
+            None => (0.0, a.f(0, "end", 0.0)?),
         };
+        let step = a.f(2, "step", 1.0)?;
         one(Tensor::arange(start, end, step, dtype, a.device()))
     });
     t.op("linspace", |a| {
@@ -157,7 +163,7 @@ pub(super) fn register(t: &mut Table) {
         let cols = Tensor::arange(0.0, n as f64, 1.0, DType::I32, a.device())?;
         let on = cols.eq(&rows.add(offset as i64)?)?;
         let (before, after) = (offset.max(0), (-offset).max(0));
-        one(x.pad(&[before, after], PadMode::Constant(0.0))?.broadcast_to(&[n, n])?.where_(&on, 0.0))
+        one(x.pad(&[before, after], PadMode::Constant(0.0))?.broadcast_to(&[n, n])?.where_(&on, false))
     });
     t.op("nn.functional.pixel_shuffle", |a| {
         one(a.t(0)?.pixel_shuffle(a.i(1, "upscale_factor", 1)? as usize))

@@ -67,10 +67,15 @@ pub(super) fn register(t: &mut Table) {
     });
     t.op("searchsorted", |a| {
         let right = a.b(9, "right", false) || a.s(9, "side", "left") == "right";
-        one(a.t(0)?.searchsorted(a.t(1)?, a.b(9, "out_int32", false), right, a.opt_t(9, "sorter")))
+        one(a.t(0)?.searchsorted(
+            &a.tensor_or_number(1, 0)?,
+            a.b(9, "out_int32", false),
+            right,
+            a.opt_t(9, "sorter"),
+        ))
     });
     t.op("bucketize", |a| {
-        one(a.t(0)?.bucketize(a.t(1)?, a.b(9, "out_int32", false), a.b(9, "right", false)))
+        one(a.tensor_or_number(0, 1)?.bucketize(a.t(1)?, a.b(9, "out_int32", false), a.b(9, "right", false)))
     });
     t.op("scatter_reduce", |a| {
         let how = match a.s(4, "reduce", "sum") {

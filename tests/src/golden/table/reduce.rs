@@ -32,12 +32,12 @@ fn spread(a: &Args<'_>) -> Result<(Vec<isize>, f64, bool)> {
 }
 
 pub(super) fn register(table: &mut Table) {
-    table.op("sum", |a| one(a.t(0)?.sum(&a.dims(1, "dim")?, keepdim(a))));
+    table.op("sum", |a| Ok(vec![a.named(a.t_as(0)?.sum(&a.dims(1, "dim")?, keepdim(a))?)?]));
     table.op("trace", |a| one(a.t(0)?.trace()));
-    table.op("mean", |a| one(a.t(0)?.mean(&a.dims(1, "dim")?, keepdim(a))));
+    table.op("mean", |a| one(a.t_as(0)?.mean(&a.dims(1, "dim")?, keepdim(a))));
     table.op("prod", |a| match dim(a)? {
-        Some(d) => one(a.t(0)?.prod(d, keepdim(a))),
-        None => one(a.t(0)?.prod_all()),
+        Some(d) => Ok(vec![a.named(a.t_as(0)?.prod(d, keepdim(a))?)?]),
+        None => Ok(vec![a.named(a.t_as(0)?.prod_all()?)?]),
     });
     table.op("amax", |a| one(a.t(0)?.amax(&a.dims(1, "dim")?, keepdim(a))));
     table.op("amin", |a| one(a.t(0)?.amin(&a.dims(1, "dim")?, keepdim(a))));
@@ -77,8 +77,8 @@ pub(super) fn register(table: &mut Table) {
     });
     table.op("dist", |a| one(a.t(0)?.sub(a.t(1)?)?.norm(a.f(2, "p", 2.0)?, &[], false)));
     table.op("logsumexp", |a| one(a.t(0)?.logsumexp(&a.dims(1, "dim")?, keepdim(a))));
-    table.op("cumsum", |a| one(a.t(0)?.cumsum(a.i(1, "dim", 0)? as isize)));
-    table.op("cumprod", |a| one(a.t(0)?.cumprod(a.i(1, "dim", 0)? as isize)));
+    table.op("cumsum", |a| Ok(vec![a.named(a.t_as(0)?.cumsum(a.i(1, "dim", 0)? as isize)?)?]));
+    table.op("cumprod", |a| Ok(vec![a.named(a.t_as(0)?.cumprod(a.i(1, "dim", 0)? as isize)?)?]));
     table.op("cummax", |a| pair(a.t(0)?.cummax(a.i(1, "dim", 0)? as isize)?));
     table.op("cummin", |a| pair(a.t(0)?.cummin(a.i(1, "dim", 0)? as isize)?));
 }
