@@ -4,8 +4,9 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    Attention, BagMode, Bags, CrossEntropy, Ctc, Interpolate, InterpolateMode, Interpolation, PadMode, Pool,
-    Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce, cat, einsum, stack,
+    Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
+    Interpolation, PadMode, Pool, Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce, cat,
+    einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -444,6 +445,34 @@ const RESIZE: &[Case] = &[
         halves: false,
         ..smooth("nuclear norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true))
     },
+    Case {
+        halves: false,
+        ..smooth("svd", &[Signed(&[5, 3])], |x| {
+            let (u, s, vh) = x[0].svd()?;
+            cat(&[&u.mul(&s)?.abs()?, &vh.abs()?], 0)
+        })
+    },
+    smooth("pdist", &[Signed(&[5, 3])], |x| x[0].pdist(2.0)),
+    smooth("grid_sample", &[Signed(&[2, 3, 4, 5]), Small(&[2, 3, 2, 2])], |x| {
+        x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Border, false)
+    }),
+    rough("grid_sample of volumes", &[Signed(&[1, 2, 3, 4, 5]), Small(&[1, 2, 1, 3, 3])], |x| {
+        x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Zeros, true)
+    }),
+    smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid(&[2, 1, 3, 4], false)),
+    smooth("lp_pool3d", &[Positive(&[2, 3, 4, 3, 4])], |x| x[0].lp_pool3d(3.0, Pool3d::with([2, 1, 2]))),
+    rough("max_unpool2d", &[Signed(&[2, 3, 6, 4])], |x| {
+        let (out, places) = x[0].max_pool2d_with_indices(Pool2d::new(2))?;
+        out.max_unpool2d(&places, [6, 4])
+    }),
+    rough("max_pool3d_with_indices", &[Signed(&[2, 3, 4, 5, 4])], |x| {
+        let (out, places) = x[0].max_pool3d_with_indices(Pool3d::new(2))?;
+        out.add(&places.to_dtype(out.dtype())?)
+    }),
+    rough("fractional_max_pool2d", &[Signed(&[2, 3, 7, 6])], |x| {
+        let samples = Tensor::full(&[2, 3, 2], 0.6, DType::F32, x[0].device())?;
+        Ok(x[0].fractional_max_pool2d([2; 2], [4, 3], Some(&samples))?.0)
+    }),
     rough("cdist of 0", &[Signed(&[3, 4]), Signed(&[5, 4])], |x| x[0].cdist(&x[1], 0.0)),
     rough("cdist of 1", &[Signed(&[2, 3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 1.0)),
     smooth("cdist of 2", &[Signed(&[2, 3, 4]), Positive(&[2, 5, 4])], |x| x[0].cdist(&x[1], 2.0)),

@@ -61,6 +61,7 @@ fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Re
 
 impl Tensor {
     /// The distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: those of [`cdist`](Self::cdist) above its diagonal. PyTorch's `pdist`.
+    /// The rows of all pairs are in memory.
     ///
     /// # Errors
     /// `self` is no matrix; as [`cdist`](Self::cdist).
@@ -69,10 +70,14 @@ impl Tensor {
         let &[rows, _] = self.shape() else {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
-        let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| (a * rows + b) as i32));
-        let pairs: Vec<i32> = pairs.collect();
-        let pairs = Tensor::from_slice(&pairs, &[pairs.len()], self.device())?;
-        self.cdist(self, p)?.flatten(0, -1)?.index_select(0, &pairs)
+        // Pair by pair, without the diagonal: distances of 0 have no second gradient.
+        let of = |first: bool| {
+            let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
+            let numbers: Vec<i32> = pairs.collect();
+            let numbers = Tensor::from_slice(&numbers, &[numbers.len()], self.device())?;
+            self.index_select(0, &numbers)?.unsqueeze(1)
+        };
+        of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
     }
 
     /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:

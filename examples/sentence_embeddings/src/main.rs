@@ -134,7 +134,7 @@ fn main() -> Result<()> {
             println!("{:>2} is nearest to {} ({cosine:.3})", k + 1, nearest + 1);
         }
     }
-    println!("\nmemory at its peak: {}", Bytes(device.memory().allocated_bytes.peak));
+    println!("\nmemory at its peak: {}", Bytes(device.memory().allocated_bytes.all.peak));
     Ok(())
 }
 

@@ -39,6 +39,7 @@ const ONCE: &[&str] = &[
     "lgamma",
     "linear_cross_entropy",
     "scatter_reduce to products",
+    "svd",
     "svdvals",
     "nuclear norm",
     "rnn_tanh",
