@@ -164,6 +164,10 @@ impl State {
             return Ok(None);
         }
         let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
+        if place.is_some() && self.surplus_of(need, grow) > 0 {
+            let counters = &self.heap.counters;
+            self.rest.missing(counters.lent(), need.size, counters.reserved().saturating_add(grow));
+        }
         let surplus = self.surplus_of(need, grow);
         if surplus == 0 {
             return Ok(None);
@@ -474,14 +478,15 @@ impl State {
     /// What the pool holds at most, as long as idle memory can move: somewhat more than was ever in use at once.
     ///
     /// And what has moved lately beyond half of that. A program that settles does not get there. Where blocks come and go
-    /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again.
+    /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again. Nor does one that
+    /// repeats itself move for ever what is little: it comes to rest.
     fn target(&self, need: &Need) -> u64 {
         let most = self.most_active(need);
         let copies = self.virtual_memory.is_none() && self.compacts();
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let unsettled = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
-        slack.saturating_add(unsettled).min(self.limit.unwrap_or(u64::MAX))
+        slack.saturating_add(unsettled).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
     }
 
     /// As much from the front as sums up to `bytes`, or all.

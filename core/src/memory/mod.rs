@@ -52,6 +52,7 @@ mod process;
 mod pytorch;
 pub mod ranges;
 mod record;
+mod rest;
 mod rows;
 pub mod scope;
 mod slab;

@@ -7,6 +7,7 @@ use super::grow::Moved;
 use super::heap::{Arena, Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
 use super::pool::{Block, Request, bit};
 use super::process::{Share, process_reserved};
+use super::rest::Rest;
 use super::rows::Rows;
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
 use super::stats::{Rungs, Stats};
@@ -54,6 +55,7 @@ pub(super) struct State {
     /// Blocks of extents that the device has passed and that may move now.
     pub(super) donors: Vec<u32>,
     pub(super) moved: Moved,
+    pub(super) rest: Rest,
     pub(super) share: Share,
     pub(super) rows: Rows,
     pub(super) rungs: Rungs,
@@ -113,6 +115,7 @@ impl State {
             waiting: VecDeque::new(),
             donors: Vec::new(),
             moved: Moved::default(),
+            rest: Rest::default(),
             share: Share::new(source.is_real()),
             rows: Rows::default(),
             rungs: Rungs::default(),

@@ -1,0 +1,93 @@
+//! Coming to rest: steps that are alike should not move the same memory again and again.
+//!
+//! A pool that holds hardly more than a program uses has to move memory while it finds an arrangement that a step fits into. Not every
+//! step has one, and what has moved lately (see `Moved` in `grow`) does not tell: a large program may move a little in each step for ever.
+//! Such a program repeats itself, and that can be seen: memory is missing for a request of the same size, over and over, with the same
+//! number of bytes lent in between.
+
+/// How many growths are remembered: those of some steps.
+const GROWTHS: usize = 128;
+/// How often memory was missing for the same request before, so that it would be for ever (a program that has just begun still
+/// settles by itself), and the most that is held for it, as a part of what was ever in use at once: more where less did not do.
+const STAGES: [(usize, u64); 2] = [(4, 36), (8, 12)];
+/// That it is at least, in programs so small that pages count.
+const LEAST: u64 = 16 << 20;
+
+/// The latest growths that memory had to move for, and what the pool may hold so that they end.
+#[derive(Debug)]
+pub(super) struct Rest {
+    /// The bytes that were ever lent by then, and the size of the request.
+    latest: [(u64, u64); GROWTHS],
+    next: usize,
+    held: [u64; STAGES.len()],
+}
+
+impl Default for Rest {
+    fn default() -> Self {
+        Self { latest: [(0, 0); GROWTHS], next: 0, held: [0; _] }
+    }
+}
+
+impl Rest {
+    /// What the pool may hold, where at most `most` bytes were in use at once; 0 where it need not hold more.
+    pub(super) fn held(&self, most: u64) -> u64 {
+        let stages = self.held.iter().zip(STAGES);
+        let held = stages.map(|(held, (_, part))| *held.min(&most.saturating_add(LEAST.max(most / part))));
+        held.max().unwrap_or(0)
+    }
+
+    /// Memory is missing for a request of `size` bytes after `lent` bytes were ever lent. Where that comes again and again, the pool
+    /// may hold `held` bytes, which is what it would if it grew.
+    pub(super) fn missing(&mut self, lent: u64, size: u64, held: u64) {
+        let ago = |&(at, of): &(u64, u64)| lent.checked_sub(at).filter(|ago| of == size && *ago > 0);
+        let times = |period| self.latest.iter().filter_map(ago).filter(|ago| ago % period == 0).count();
+        let times = self.latest.iter().filter_map(ago).map(times).max().unwrap_or(0);
+        for (most, (least, _)) in self.held.iter_mut().zip(STAGES) {
+            if times >= least {
+                *most = held.max(*most);
+            }
+        }
+        self.latest[self.next] = (lent, size);
+        self.next = (self.next + 1) % GROWTHS;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    #[test]
+    fn what_comes_again_and_again_is_held() {
+        let mut rest = Rest::default();
+        for step in 1..=4 {
+            rest.missing(step * 10 * GIB + 5, 100, 2 * GIB);
+            rest.missing(step * 10 * GIB + 7, 200, 2 * GIB);
+            assert_eq!(rest.held(2 * GIB), 0, "step {step}");
+        }
+        rest.missing(50 * GIB + 5, 100, 2 * GIB + 99);
+        assert_eq!(rest.held(2 * GIB), 2 * GIB + 99);
+    }
+
+    #[test]
+    fn what_comes_at_any_time_is_not() {
+        let mut rest = Rest::default();
+        let mut lent = 0;
+        for step in 0..1000_u64 {
+            lent += GIB + step * step * 512;
+            rest.missing(lent, (step % 3 + 1) * 512, u64::MAX);
+        }
+        assert_eq!(rest.held(GIB), 0);
+    }
+
+    #[test]
+    fn there_is_a_bound() {
+        let mut rest = Rest::default();
+        (1..=8).for_each(|step| rest.missing(step * GIB, 512, u64::MAX));
+        assert_eq!(rest.held(36 * GIB), 37 * GIB);
+        assert_eq!(rest.held(1 << 20), 17 << 20);
+        rest.missing(9 * GIB, 512, u64::MAX);
+        assert_eq!(rest.held(36 * GIB), 39 * GIB);
+    }
+}
