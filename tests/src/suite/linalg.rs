@@ -69,7 +69,13 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
                     .push(format!("{name}({x:e}) is {got:e}, not {exact:e}: {:.1} ulp", (got - exact) / ulp));
             }
         }
-        ensure!(wrong.is_empty(), "{} of {}: {}", wrong.len(), arguments.len(), wrong.iter().take(8).cloned().collect::<Vec<_>>().join("; "));
+        ensure!(
+            wrong.is_empty(),
+            "{} of {}: {}",
+            wrong.len(),
+            arguments.len(),
+            wrong.iter().take(8).cloned().collect::<Vec<_>>().join("; ")
+        );
         let (inf, nan) = (f64::INFINITY, f64::NAN);
         let special = run(&[inf, -inf, nan, 0.0, -1.0, 800.0])?;
         let expected = match name {

@@ -40,7 +40,7 @@ const ONCE: &[&str] = &[
     "linear_cross_entropy",
     "scatter_reduce to products",
     "svdvals",
-    "nuclear norm",
+    "nuclear_norm",
     "rnn_tanh",
     "rnn_relu",
     "gru",
@@ -115,7 +115,7 @@ fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<(
         let found = autograd::grad_allow_unused(from_ref(&sum), &to, &GradOptions::default());
         if ONCE.contains(&case.name) {
             // The nuclear norm is the sum of the singular values.
-            let name = if case.name == "nuclear norm" {
+            let name = if case.name == "nuclear_norm" {
                 "svdvals"
             } else {
                 case.name.split(' ').next().unwrap_or_default()
