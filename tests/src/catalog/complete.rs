@@ -33,7 +33,7 @@ const OTHERS: &[(&str, &str)] = &[
 
 /// What stands outside of comments and of tests.
 fn code(text: &str) -> impl Iterator<Item = &str> {
-    let tests = text.find("#[cfg(test)]").unwrap_or(text.len());
+    let tests = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     text[..tests].lines().map(|line| line.split("//").next().unwrap_or(line))
 }
 
@@ -45,15 +45,19 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
 /// `2 conv2d conv_transpose2d "height, width";`.
 fn operations(line: &str) -> Vec<&str> {
     if let Some((_, after)) = line.split_once("pub fn ") {
-        return words(after).take(1).collect();
+        // Those of a macro are its entries.
+        return if after.starts_with('$') { Vec::new() } else { words(after).take(1).collect() };
     }
-    let entry = line.strip_prefix("    ").filter(|l| l.starts_with(|c: char| c.is_ascii_alphanumeric()));
+    let entry = line
+        .strip_prefix("    ")
+        .filter(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()));
     let Some(entry) = entry else { return Vec::new() };
     let (names, rest) = entry.split_once(['(', ':', '"']).unwrap_or((entry, ""));
-    let of_family = rest.contains(", \"") && !names.contains([' ', '=', '.']) || names.contains(" / ");
+    let types = ["Float", "Number", "Any", "Compare", "Predicate", "Logic", "Bits"];
+    let of_family = types.iter().any(|types| line.contains(&format!(": {types}, \"")));
     match names.strip_prefix(|c: char| c.is_ascii_digit()) {
         Some(names) if rest.ends_with("\";") => words(names).collect(),
-        _ if of_family && !names.contains(['=', '.', '&']) => words(names).collect(),
+        _ if of_family => words(names).collect(),
         _ => Vec::new(),
     }
 }

@@ -104,7 +104,7 @@ fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<(
         let v = seed(case, &inputs, device)?.requires_grad_()?;
         let (_, sum) = first(case, &inputs, &v, &GradOptions::create_graph()).with_context(|| case.name)?;
         let zero = matches!(
-            case.name,
+            case.name.trim_end_matches('_'),
             "sign" | "floor" | "ceil" | "round" | "trunc" | "floor_divide" | "trunc_divide" | "cdist of 0"
         );
         if zero && !sum.requires_grad() {
