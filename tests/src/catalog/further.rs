@@ -106,7 +106,7 @@ pub(super) const FURTHER: &[Case] = &[
     flat("bitwise_and", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_and(&x[1])),
     flat("bitwise_or", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_or(&x[1])),
     flat("bitwise_xor", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_xor(&x[1])),
-    flat("one_hot", &[Index(S, 4)], |x| x[0].one_hot(4)),
+    flat("one_hot", &[Index(S, 4)], |x| x[0].to_dtype(DType::I32)?.one_hot(4)),
     smooth("pixel_unshuffle", &[Signed(&[1, 2, 4, 6])], |x| x[0].pixel_unshuffle(2)),
     // Where several elements of a source meet in one place, the last one stays: here none do.
     smooth("scatter", &[Signed(S), Signed(&[1, 5])], |x| {
