@@ -1,4 +1,5 @@
-//! Operations, listed once: what the tests of gradients, of layouts and of kernels run.
+//! Operations, one record each: what the checks of the topic `records`, the tests of second gradients and of kernels, the
+//! measurements and `docs/operators.md` run. A test in `catalog/complete.rs` says which public operation has none.
 
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -9,6 +10,10 @@ use forebay::ops::{
     einsum, stack,
 };
 use forebay::tensor::Tensor;
+
+#[cfg(test)]
+mod complete;
+mod further;
 
 /// What an input of a case holds.
 #[derive(Clone, Copy, Debug)]
@@ -38,6 +43,12 @@ pub struct Case {
     pub smooth: bool,
     /// Whether it takes 16-bit floats.
     pub halves: bool,
+    /// Whether its result depends on no input, which only says the type and the device.
+    pub made: bool,
+    /// Bit k is set where dimension 0 of input k is a batch, whose lines give those of the result, each by itself; 0 for none.
+    pub batched: u8,
+    /// Whether it goes element by element, which one family of kernels does.
+    pub elementwise: bool,
 }
 
 impl Case {
@@ -46,9 +57,48 @@ impl Case {
         self.inputs.iter().enumerate().map(|(k, input)| input.tensor(k, dtype, device)).collect()
     }
 
-    /// The result.
+    /// The result, with the same random numbers in every run.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
+        if let Some(first) = inputs.first() {
+            first.device().manual_seed(0);
+        }
         (self.call)(inputs)
+    }
+
+    /// The inputs in f64, with that type's own values, where the device and the operation take it.
+    pub fn in_doubles(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
+        if !self.takes(DType::F64) || !device.supports(DType::F64) {
+            return Ok(None);
+        }
+        self.inputs(DType::F64, device).map(Some)
+    }
+
+    /// Whether it can be called in a type: the null device knows, without a kernel. Gradients included.
+    pub fn takes(&self, dtype: DType) -> bool {
+        let device = Device::null(Default::default());
+        let leaf = |t: Tensor| {
+            if self.gradient && t.dtype().is_float() { t.requires_grad_() } else { Ok(t) }
+        };
+        let made = self.inputs(dtype, &device).and_then(|inputs| {
+            let out = self.run(&inputs.into_iter().map(leaf).collect::<Result<Vec<_>>>()?)?;
+            if out.requires_grad() { out.backward_with(&out.ones_like()?) } else { Ok(()) }
+        });
+        made.is_ok()
+    }
+
+    /// The operation's name, without what is special about this call.
+    pub fn operation(&self) -> &'static str {
+        self.name.split(' ').next().unwrap_or(self.name)
+    }
+
+    /// Element by element.
+    const fn elementwise(self) -> Self {
+        Self { elementwise: true, batched: 1, ..self }
+    }
+
+    /// With batches in some of the inputs.
+    const fn batched(self, inputs: u8) -> Self {
+        Self { batched: inputs, ..self }
     }
 }
 
@@ -85,17 +135,27 @@ use Input::{Flags, Index, Positive, Signed, Small};
 
 /// Smooth, with gradients, in every float type.
 const fn smooth(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case { name, inputs, call, gradient: true, smooth: true, halves: true }
+    Case {
+        name,
+        inputs,
+        call,
+        gradient: true,
+        smooth: true,
+        halves: true,
+        made: false,
+        batched: 0,
+        elementwise: false,
+    }
 }
 
 /// As [`smooth`], with steps or kinks.
 const fn rough(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case { name, inputs, call, gradient: true, smooth: false, halves: true }
+    Case { smooth: false, ..smooth(name, inputs, call) }
 }
 
 /// Without a gradient.
 const fn flat(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case { name, inputs, call, gradient: false, smooth: false, halves: true }
+    Case { gradient: false, smooth: false, ..smooth(name, inputs, call) }
 }
 
 const S: &[usize] = &[3, 5];
@@ -111,13 +171,13 @@ fn reduced(x: &[Tensor], how: ScatterReduce, include_self: bool) -> Result<Tenso
 
 macro_rules! unary {
     ($kind:ident, $input:ident: $($name:ident $(($($arg:expr),*))?),* $(,)?) => {
-        &[$($kind(stringify!($name), &[$input(S)], |x| x[0].$name($($($arg),*)?))),*]
+        &[$($kind(stringify!($name), &[$input(S)], |x| x[0].$name($($($arg),*)?)).elementwise()),*]
     };
 }
 
 macro_rules! binary {
     ($kind:ident, $a:ident, $b:ident: $($name:ident),* $(,)?) => {
-        &[$($kind(stringify!($name), &[$a(&[3, 1, 5]), $b(&[4, 1])], |x| x[0].$name(&x[1]))),*]
+        &[$($kind(stringify!($name), &[$a(&[3, 1, 5]), $b(&[4, 1])], |x| x[0].$name(&x[1])).elementwise()),*]
     };
 }
 
@@ -138,12 +198,12 @@ const GROUPS: &[&[Case]] = &[
     binary!(flat, Signed, Positive: eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor),
     &[
         smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)),
-        smooth("divide a number", &[Positive(S)], |x| {
+        smooth("div of a number", &[Positive(S)], |x| {
             Tensor::full(&[], 2.0, x[0].dtype(), x[0].device())?.div(&x[0])
         }),
-        smooth("prelu", &[Signed(&[2, 3, 4]), Positive(&[3])], |x| x[0].prelu(&x[1])),
-        smooth("glu", &[Signed(&[2, 6])], |x| x[0].glu(-1)),
-        smooth("where", &[Flags(&[3, 1]), Signed(S), Positive(&[5])], |x| x[1].where_(&x[0], &x[2])),
+        smooth("prelu", &[Signed(&[2, 3, 4]), Positive(&[3])], |x| x[0].prelu(&x[1])).batched(1),
+        smooth("glu", &[Signed(&[2, 6])], |x| x[0].glu(-1)).batched(1),
+        smooth("where_", &[Flags(&[3, 1]), Signed(S), Positive(&[5])], |x| x[1].where_(&x[0], &x[2])),
         smooth("masked_fill", &[Signed(S), Flags(S)], |x| x[0].masked_fill(&x[1], 4.0)),
         rough("clamp", &[Signed(S)], |x| x[0].clamp(-0.5, 1.0)),
         rough("clamp by tensors", &[Signed(S), Small(&[5]), Positive(&[3, 1])], |x| x[0].clamp(&x[1], &x[2])),
@@ -157,12 +217,12 @@ const GROUPS: &[&[Case]] = &[
         smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute(&[2, 0, 1])),
         smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand(&[4, -1])),
         smooth("narrow", &[Signed(S)], |x| x[0].narrow(1, 1, 3)),
-        smooth("slice", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)),
+        smooth("slice_dim", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)),
         smooth("select", &[Signed(S)], |x| x[0].select(0, -1)),
         smooth("diagonal", &[Signed(S)], |x| x[0].diagonal(1, 0, 1)),
         smooth("cat", &[Signed(&[2, 3]), Signed(&[4, 3])], |x| cat(&[&x[0], &x[1]], 0)),
         smooth("stack", &[Signed(S), Signed(S)], |x| stack(&[&x[0], &x[1]], -1)),
-        smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])),
+        smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])).batched(1),
         smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)),
         smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3])),
         smooth("repeat_interleave", &[Signed(S)], |x| x[0].repeat_interleave(3, 0)),
@@ -177,8 +237,10 @@ const GROUPS: &[&[Case]] = &[
     &[
         smooth("gather", &[Signed(S), Index(&[2, 5], 3)], |x| x[0].gather(0, &x[1])),
         smooth("index_select", &[Signed(S), Index(&[7], 5)], |x| x[0].index_select(1, &x[1])),
-        smooth("embedding", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| x[0].embedding(&x[1], None)),
-        smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1)),
+        smooth("embedding", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| x[0].embedding(&x[1], None))
+            .batched(2),
+        smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1))
+            .batched(3),
         smooth("scatter_add", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {
             x[0].scatter_add(0, &x[1], &x[2])
         }),
@@ -188,29 +250,30 @@ const GROUPS: &[&[Case]] = &[
         smooth("index_fill", &[Signed(&[4, 5]), Index(&[2], 4)], |x| x[0].index_fill(0, &x[1], 2.0)),
     ],
     &[
-        smooth("sort", &[Signed(&[3, 9])], |x| Ok(x[0].sort(1, false)?.0)),
+        smooth("sort", &[Signed(&[3, 9])], |x| Ok(x[0].sort(1, false)?.0)).batched(1),
         smooth("sort of columns", &[Signed(&[7, 3])], |x| Ok(x[0].sort(0, true)?.0)),
         rough("sort of a long line", &[Signed(&[2100])], |x| Ok(x[0].sort(-1, false)?.0)),
-        flat("argsort", &[Signed(&[5, 6])], |x| x[0].argsort(1, true)),
-        smooth("topk", &[Signed(&[3, 9])], |x| Ok(x[0].topk(4, 1, true)?.0)),
-        smooth("kthvalue", &[Signed(&[3, 9])], |x| Ok(x[0].kthvalue(3, 1, true)?.0)),
+        flat("argsort", &[Signed(&[5, 6])], |x| x[0].argsort(1, true)).batched(1),
+        smooth("topk", &[Signed(&[3, 9])], |x| Ok(x[0].topk(4, 1, true)?.0)).batched(1),
+        smooth("kthvalue", &[Signed(&[3, 9])], |x| Ok(x[0].kthvalue(3, 1, true)?.0)).batched(1),
         smooth("median", &[Signed(&[4, 6])], |x| Ok(x[0].median(0, false)?.0)),
-        smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)),
-        smooth("median of all", &[Signed(S)], |x| x[0].median_all()),
+        smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)).batched(1),
+        smooth("median_all", &[Signed(S)], |x| x[0].median_all()),
         smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, Some(1), false, Interpolation::Linear)),
-        smooth("quantiles", &[Signed(&[4, 6])], |x| {
+        smooth("nanquantile", &[Signed(&[4, 6])], |x| {
             let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], &[3], x[0].device())?;
             x[0].nanquantile(&q, None, true, Interpolation::Midpoint)
         }),
     ],
     &[
         smooth("masked_select", &[Signed(&[3, 1, 5]), Flags(&[4, 1])], |x| x[0].masked_select(&x[1])),
-        smooth("repeat_interleave by a tensor", &[Signed(S), Index(&[5], 3)], |x| {
+        smooth("repeat_interleave_by", &[Signed(S), Index(&[5], 3)], |x| {
             x[0].repeat_interleave_by(&x[1], 1, None)
         }),
         flat("nonzero", &[Signed(S)], |x| x[0].nonzero()),
-        flat("searchsorted", &[Signed(&[4]), Signed(S)], |x| x[0].searchsorted(&x[1], false, true, None)),
-        flat("bucketize", &[Signed(S), Signed(&[4])], |x| x[0].bucketize(&x[1], true, false)),
+        flat("searchsorted", &[Signed(&[4]), Signed(S)], |x| x[0].searchsorted(&x[1], false, true, None))
+            .batched(2),
+        flat("bucketize", &[Signed(S), Signed(&[4])], |x| x[0].bucketize(&x[1], true, false)).batched(1),
         reducing("scatter_reduce to sums", |x| reduced(x, ScatterReduce::Sum, false)),
         reducing("scatter_reduce to products", |x| reduced(x, ScatterReduce::Prod, true)),
         reducing("scatter_reduce to means", |x| reduced(x, ScatterReduce::Mean, true)),
@@ -235,8 +298,9 @@ const GROUPS: &[&[Case]] = &[
         }),
     ],
     &[
-        smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1])),
-        smooth("matmul of batches", &[Signed(&[2, 1, 3, 4]), Signed(&[3, 4, 2])], |x| x[0].matmul(&x[1])),
+        smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1])).batched(1),
+        smooth("matmul of batches", &[Signed(&[2, 1, 3, 4]), Signed(&[3, 4, 2])], |x| x[0].matmul(&x[1]))
+            .batched(1),
         smooth("matmul with a vector", &[Signed(&[2, 3, 4]), Signed(&[4])], |x| x[0].matmul(&x[1])),
         smooth("matmul of transposes", &[Signed(&[4, 3]), Signed(&[5, 4])], |x| x[0].t()?.matmul(&x[1].t()?)),
         smooth("dot", &[Signed(&[9]), Signed(&[9])], |x| x[0].dot(&x[1])),
@@ -246,34 +310,36 @@ const GROUPS: &[&[Case]] = &[
         }),
         smooth("linear", &[Signed(&[2, 3, 4]), Signed(&[5, 4]), Signed(&[5])], |x| {
             x[0].linear(&x[1], Some(&x[2]))
-        }),
+        })
+        .batched(1),
         smooth(
             "mlp",
             &[Signed(&[2, 3, 4]), Signed(&[8, 4]), Small(&[8]), Signed(&[5, 8]), Small(&[5])],
             |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4]),
-        ),
+        )
+        .batched(1),
         smooth("bilinear", &[Signed(&[2, 3]), Signed(&[2, 4]), Signed(&[5, 3, 4]), Small(&[5])], |x| {
             x[0].bilinear(&x[1], &x[2], Some(&x[3]))
         }),
-        smooth("large matmul", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
+        smooth("matmul of large matrices", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
     ],
     &[
         smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum(&[0, 2], false)),
-        smooth("sum of all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all()),
+        smooth("sum_all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all()),
         smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum(&[1], true)),
-        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true)),
-        smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false)),
-        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false)),
+        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true)).batched(1),
+        smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false)).batched(1),
+        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false)).batched(1),
         smooth("amin", &[Signed(S)], |x| x[0].amin(&[0], true)),
-        smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0)),
-        smooth("cumsum", &[Signed(&[3, 9])], |x| x[0].cumsum(1)),
-        smooth("cumprod", &[Signed(&[3, 4])], |x| x[0].cumprod(1)),
-        smooth("cummax", &[Signed(&[3, 9])], |x| Ok(x[0].cummax(1)?.0)),
+        smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0)).batched(1),
+        smooth("cumsum", &[Signed(&[3, 9])], |x| x[0].cumsum(1)).batched(1),
+        smooth("cumprod", &[Signed(&[3, 4])], |x| x[0].cumprod(1)).batched(1),
+        smooth("cummax", &[Signed(&[3, 9])], |x| Ok(x[0].cummax(1)?.0)).batched(1),
     ],
     &[
-        smooth("softmax", &[Signed(&[3, 7])], |x| x[0].softmax(-1)),
+        smooth("softmax", &[Signed(&[3, 7])], |x| x[0].softmax(-1)).batched(1),
         smooth("softmax of columns", &[Signed(&[4, 5])], |x| x[0].softmax(0)),
-        smooth("log_softmax", &[Signed(&[3, 7])], |x| x[0].log_softmax(-1)),
+        smooth("log_softmax", &[Signed(&[3, 7])], |x| x[0].log_softmax(-1)).batched(1),
         smooth("cross_entropy", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].cross_entropy(&x[1])),
         smooth("nll_loss", &[Signed(&[6, 5]), Index(&[6], 5)], |x| {
             x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
@@ -286,36 +352,43 @@ const GROUPS: &[&[Case]] = &[
         smooth("add_layer_norm", &[Signed(&[3, 8]), Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
             let (sum, normed) = x[0].add_layer_norm(&x[1], &[8], Some(&x[2]), Some(&x[3]), 1e-5)?;
             normed.mul(&sum)
-        }),
+        })
+        .batched(3),
         smooth("add_rms_norm", &[Signed(&[3, 7]), Signed(&[3, 7]), Positive(&[7])], |x| {
             let (sum, normed) = x[0].add_rms_norm(&x[1], &[7], Some(&x[2]), None)?;
             normed.add(&sum)
-        }),
+        })
+        .batched(3),
         smooth("layer_norm", &[Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
             x[0].layer_norm(&[8], Some(&x[1]), Some(&x[2]), 1e-5)
-        }),
-        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| x[0].rms_norm(&[8], Some(&x[1]), None)),
+        })
+        .batched(1),
+        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| x[0].rms_norm(&[8], Some(&x[1]), None))
+            .batched(1),
         smooth("group_norm", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
             x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)
-        }),
+        })
+        .batched(1),
         smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
         }),
         smooth("batch_norm_relu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm_relu(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
         }),
-        smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))),
-        smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))),
-        smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3])),
+        smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))).batched(1),
+        smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))).batched(1),
+        smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3]))
+            .batched(1),
         smooth("instance_norm", &[Signed(&[2, 3, 7]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].instance_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        }),
+        })
+        .batched(1),
     ],
     &[
-        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false)),
+        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false)).batched(1),
         smooth("std", &[Signed(&[3, 7])], |x| x[0].std(&[0], 0.0, true)),
-        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false)),
-        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true)),
+        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false)).batched(1),
+        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true)).batched(1),
         smooth("cummin", &[Signed(&[3, 9])], |x| Ok(x[0].cummin(1)?.0)),
         smooth("l1_loss", &[Signed(S), Positive(S)], |x| x[0].l1_loss(&x[1], Reduction::Sum)),
         smooth("huber_loss", &[Signed(S), Positive(S)], |x| x[0].huber_loss(&x[1], 0.7, Reduction::Mean)),
@@ -325,7 +398,7 @@ const GROUPS: &[&[Case]] = &[
         smooth("binary_cross_entropy", &[Signed(S), Small(S)], |x| {
             x[0].sigmoid()?.binary_cross_entropy(&x[1].sigmoid()?, None, Reduction::Mean)
         }),
-        smooth("cross_entropy of probabilities", &[Signed(&[4, 5, 2]), Positive(&[4, 5, 2])], |x| {
+        smooth("cross_entropy_with", &[Signed(&[4, 5, 2]), Positive(&[4, 5, 2])], |x| {
             let options =
                 CrossEntropy { label_smoothing: 0.2, reduction: Reduction::Sum, ..CrossEntropy::default() };
             x[0].cross_entropy_with(&x[1], &options)
@@ -334,17 +407,21 @@ const GROUPS: &[&[Case]] = &[
             let mean = Tensor::full(&[3], 0.3, DType::F32, x[0].device())?;
             let var = Tensor::full(&[3], 1.7, DType::F32, x[0].device())?;
             x[0].batch_norm(Some((&mean, &var)), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)
-        }),
+        })
+        .batched(1),
         smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum)),
-        smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8)),
+        smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8))
+            .batched(3),
     ],
     &[
         smooth("conv1d", &[Signed(&[2, 3, 9]), Signed(&[4, 3, 3]), Signed(&[4])], |x| {
             x[0].conv1d(&x[1], Some(&x[2]), 2, 1, 1, 1)
-        }),
+        })
+        .batched(1),
         smooth("conv2d", &[Signed(&[2, 3, 6, 5]), Signed(&[4, 3, 3, 2]), Signed(&[4])], |x| {
             x[0].conv2d(&x[1], Some(&x[2]), [2, 1], [1, 0], 1, 1)
-        }),
+        })
+        .batched(1),
         smooth("conv2d of groups, dilated", &[Signed(&[1, 4, 7, 7]), Signed(&[6, 2, 3, 3])], |x| {
             x[0].conv2d(&x[1], None, 1, 2, 2, 2)
         }),
@@ -354,18 +431,24 @@ const GROUPS: &[&[Case]] = &[
         smooth("conv_transpose2d", &[Signed(&[2, 3, 4, 4]), Signed(&[3, 2, 3, 3]), Signed(&[2])], |x| {
             x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
         }),
-        smooth("attention", &[Signed(&[2, 4, 3]), Small(&[2, 5, 3]), Signed(&[2, 5, 6])], |x| {
-            x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default())
-        }),
-        smooth("causal attention", &[Signed(&[2, 4, 3]), Small(&[2, 4, 3]), Signed(&[2, 4, 3])], |x| {
-            x[0].scaled_dot_product_attention(
-                &x[1],
-                &x[2],
-                &Attention { is_causal: true, scale: Some(0.8), ..Attention::default() },
-            )
-        }),
         smooth(
-            "attention with a mask",
+            "scaled_dot_product_attention",
+            &[Signed(&[2, 4, 3]), Small(&[2, 5, 3]), Signed(&[2, 5, 6])],
+            |x| x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default()),
+        ),
+        smooth(
+            "scaled_dot_product_attention of the past",
+            &[Signed(&[2, 4, 3]), Small(&[2, 4, 3]), Signed(&[2, 4, 3])],
+            |x| {
+                x[0].scaled_dot_product_attention(
+                    &x[1],
+                    &x[2],
+                    &Attention { is_causal: true, scale: Some(0.8), ..Attention::default() },
+                )
+            },
+        ),
+        smooth(
+            "scaled_dot_product_attention with a mask",
             &[Signed(&[4, 3]), Small(&[5, 3]), Signed(&[5, 6]), Signed(&[4, 5])],
             |x| {
                 x[0].scaled_dot_product_attention(
@@ -375,12 +458,7 @@ const GROUPS: &[&[Case]] = &[
                 )
             },
         ),
-        smooth("rotary_embedding", &[Signed(&[2, 4, 6])], |x| {
-            let angles =
-                Tensor::from_slice(&[0.1f32, 0.5, -0.7, 1.3, 0.9, -0.2, 2.0, 0.4], &[4, 2], x[0].device())?;
-            x[0].rotary_embedding(&angles.cos()?, &angles.sin()?, false)
-        }),
-        smooth("attention of one projection", &[Signed(&[2, 5, 4 * 6])], |x| {
+        smooth("qkv_attention", &[Signed(&[2, 5, 4 * 6])], |x| {
             x[0].qkv_attention(2, 1, &Attention { is_causal: true, ..Attention::default() })
         }),
         smooth("einsum", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
@@ -389,6 +467,8 @@ const GROUPS: &[&[Case]] = &[
     ],
     RESIZE,
     SEQUENCES,
+    further::FURTHER,
+    further::MADE,
 ];
 
 fn mode(mode: InterpolateMode) -> Interpolate {
@@ -413,7 +493,8 @@ const RESIZE: &[Case] = &[
     }),
     smooth("interpolate images", &[Signed(&[2, 2, 4, 5])], |x| {
         x[0].interpolate(&Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::to(&[7, 3]) })
-    }),
+    })
+    .batched(1),
     smooth("interpolate images without aliases", &[Signed(&[1, 2, 7, 5])], |x| {
         let options = Interpolate { antialias: true, ..mode(InterpolateMode::Bicubic) };
         x[0].interpolate(&Interpolate { size: [3, 2].as_slice().into(), ..options })
@@ -427,13 +508,11 @@ const RESIZE: &[Case] = &[
     smooth("interpolate by areas", &[Signed(&[2, 3, 5, 4])], |x| {
         x[0].interpolate(&Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[3, 6]) })
     }),
-    smooth("as_strided", &[Signed(&[12])], |x| {
-        x[0].contiguous()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1))
-    }),
-    smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2)),
+    smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1))),
+    smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2)).batched(1),
     smooth("unfold with overlaps", &[Signed(&[2, 7])], |x| x[0].unfold(-1, 4, 1)),
-    smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| x[0].im2col([3, 2], [1, 2], [1, 0], [2, 1])),
-    smooth("col2im", &[Signed(&[2, 12, 25])], |x| x[0].col2im([5, 6], [3, 2], 1, [1, 0], 1)),
+    smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| x[0].im2col([3, 2], [1, 2], [1, 0], [2, 1])).batched(1),
+    smooth("col2im", &[Signed(&[2, 12, 25])], |x| x[0].col2im([5, 6], [3, 2], 1, [1, 0], 1)).batched(1),
     smooth("tensor_split", &[Signed(&[7, 2])], |x| {
         cat(&[&x[0].tensor_split(3, 0)?[0], &x[0].tensor_split_at(&[2, -1], 0)?[1]], 0)
     }),
@@ -443,7 +522,7 @@ const RESIZE: &[Case] = &[
     Case { halves: false, ..smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals()) },
     Case {
         halves: false,
-        ..smooth("nuclear norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true))
+        ..smooth("nuclear_norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true))
     },
     Case {
         halves: false,
@@ -483,7 +562,8 @@ const RESIZE: &[Case] = &[
     smooth("cdist of 3", &[Signed(&[3, 4]), Positive(&[5, 4])], |x| x[0].cdist(&x[1], 3.0)),
     rough("adaptive_max_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_max_pool2d([2, 3])),
     rough("adaptive_max_pool1d", &[Signed(&[3, 7])], |x| x[0].adaptive_max_pool1d(4)),
-    smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| x[0].local_response_norm(3, 0.5, 0.75, 1.0)),
+    smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| x[0].local_response_norm(3, 0.5, 0.75, 1.0))
+        .batched(1),
     smooth("embedding_bag of sums", &[Signed(&[6, 5]), Index(&[3, 4], 6), Positive(&[3, 4])], |x| {
         let bags = Bags {
             mode: BagMode::Sum,
@@ -583,5 +663,5 @@ const SEQUENCES: &[Case] = &[
 
 /// Every case.
 pub fn cases() -> impl Iterator<Item = &'static Case> {
-    GROUPS.iter().flat_map(|group| group.iter())
+    GROUPS.iter().chain(further::IN_PLACE).flat_map(|group| group.iter())
 }

@@ -128,6 +128,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
                 )?);
             }
             if std::mem::take(&mut once) {
+                stages.push(outside(workspace, &environment)?);
                 stages.push(program(
                     &format!("curves on {name}"),
                     &["curves", "--device", "wgpu"],
@@ -159,6 +160,19 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
         stages.push(Stage::skipped("Vulkan's validation layer", format!("{missing:#}")));
     }
     Ok(report(&stages))
+}
+
+/// The suite on a backend of a crate outside the workspace, as anyone's would be: a few topics, which show that it can be done.
+fn outside(workspace: &Workspace, environment: &Environment) -> Result<Stage> {
+    let name = "a backend outside the workspace";
+    let folder = workspace.root.join("tests/outside");
+    // The same versions: what comes from the registry is built already.
+    std::fs::copy(workspace.root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+    let mut run = workspace.cargo_command(&["run", "--quiet", "--offline", "--target-dir"]);
+    run.arg(workspace.target()).arg("--manifest-path").arg(folder.join("Cargo.toml"));
+    run.args(["--", "tensors/", "custom/", "errors/", "hooks/", "inplace/"]);
+    environment.apply(&mut run);
+    Stage::program(name, &mut run)
 }
 
 fn environment_of(found: &Result<Ready>) -> Environment {

@@ -36,6 +36,11 @@ impl Workspace {
         self.root.join(".forebay")
     }
 
+    /// Cargo's folder of everything that is built.
+    pub(crate) fn target(&self) -> &Path {
+        self.programs.parent().unwrap_or(&self.programs)
+    }
+
     /// Cargo, at the root of the workspace.
     pub(crate) fn cargo_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));

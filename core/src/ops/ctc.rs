@@ -87,6 +87,9 @@ impl Tensor {
             // Sums over paths need the range and the digits.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
         }
+        if self.dtype() != DType::F32 {
+            return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
+        }
         let _op = memory::scope::op(OP);
         let Ctc { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {

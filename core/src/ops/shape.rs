@@ -447,10 +447,10 @@ impl Tensor {
 fn edge(i: isize, n: isize, mode: PadMode) -> Option<i32> {
     let at = match mode {
         PadMode::Constant(_) => i,
-        PadMode::Replicate => i.clamp(0, n - 1),
+        PadMode::Replicate if n > 0 => i.clamp(0, n - 1),
         PadMode::Circular if (-n..2 * n).contains(&i) => i.rem_euclid(n),
         PadMode::Reflect if i > -n && i < 2 * n - 1 => (n - 1) - ((n - 1) - i.abs()).abs(),
-        PadMode::Circular | PadMode::Reflect => return None,
+        PadMode::Replicate | PadMode::Circular | PadMode::Reflect => return None,
     };
     (0..n).contains(&at).then_some(at as i32)
 }

@@ -124,3 +124,26 @@ impl Exceptions {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::super::Golden;
+    use super::*;
+
+    #[test]
+    fn every_exception_is_of_a_call_that_is_made() -> Result<()> {
+        let golden = Golden::load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("golden"))?;
+        for e in &golden.exceptions.0 {
+            let there = golden.calls.iter().any(|call| e.op == call.op_name() || e.op == call.name());
+            anyhow::ensure!(there, "tests/exceptions.json: {} is no call", e.op);
+            anyhow::ensure!(
+                e.tolerance.is_none() || !e.random,
+                "tests/exceptions.json: {} is random and has a tolerance",
+                e.op
+            );
+        }
+        Ok(())
+    }
+}

@@ -11,6 +11,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 
 use super::{Golden, How, Outcome};
+use crate::catalog;
 
 const HEAD: &str = "\
 # Operators
@@ -24,8 +25,7 @@ PyTorch's operator database as `tests/golden` records it: each line is an operat
 - *tolerance* is absolute and relative, where it is not PyTorch's own (f32 1e-5, 1.3e-6; f16 1e-5, 1e-3; bf16 1e-5, 1.6e-2; f64 as f32, with whose
   results it is compared). `tests/exceptions.json` has the reasons of all exceptions.
 
-`cargo xtask golden` makes all calls on every device found; on CUDA and on wgpu they are the same. With other strides and without elements, operations run in the topics
-`pointwise`, `autograd` and `order` of the conformance suite.
+`cargo xtask golden` makes all calls on every device found; on CUDA and on wgpu they are the same. What this library's own records add stands below.
 
 In Rust most are methods of `Tensor` of the same name. `nn.functional.unfold` and `fold` are `im2col` and `col2im`; what takes a number or a tensor in PyTorch is two methods where Rust needs
 two (`repeat_interleave`, `repeat_interleave_by`).
@@ -34,6 +34,22 @@ Generated: `cargo xtask operators`; a test says when it is stale.
 
 | operation | calls | gradients | types | devices | tolerance | what is different |
 | --- | ---: | ---: | --- | --- | --- | --- |
+";
+
+const RECORDS: &str = "
+## Records
+
+Every public operation has a record in `tests/src/catalog.rs` or beside it, under its name in Rust; a test fails where one has none. The topic `records` checks
+each on every device: a gradient for each input that requires one, or an error; gradients beside finite differences (in f64 where device and operation
+have it, with f32 beside it); the same bits again, random numbers included; transposed inputs from the middle of a buffer, and inputs of stride 0; few lines
+and 65,601; inputs of other ranks, extents, types and devices, which are refused by name. Second gradients are checked in the topic `second`.
+
+- *types* are those in which an operation and its gradient can be called, instead of f32.
+- *gradient*: `checked` is compared with finite differences; `reaches` has kinks or steps, where they say nothing; an operation without one refuses an
+  input that requires it, or gives truth values, integers or what depends on no input.
+
+| operation | records | types | gradient |
+| --- | ---: | --- | --- |
 ";
 
 /// The types beside f32.
@@ -123,7 +139,30 @@ pub fn page(golden: &Golden) -> Result<String> {
         let notes = notes.join(" ").replace('|', "\\|");
         writeln!(page, "| `{op}` | {count} | {gradients} | {types} | {devices} | {tolerances} | {notes} |")?;
     }
+    records(&mut page)?;
     Ok(page)
+}
+
+/// A line for each operation of the catalog.
+fn records(page: &mut String) -> Result<()> {
+    let mut operations: BTreeMap<&str, Vec<&catalog::Case>> = BTreeMap::new();
+    for case in catalog::cases() {
+        operations.entry(case.operation()).or_default().push(case);
+    }
+    page.push_str(RECORDS);
+    for (name, cases) in operations {
+        let taken = TYPES.iter().filter_map(|&dtype| {
+            share(cases.iter().filter(|case| case.takes(dtype)).count(), cases.len(), dtype.name())
+        });
+        let taken = taken.collect::<Vec<_>>().join(", ");
+        let gradient = match () {
+            () if cases.iter().any(|case| case.gradient && case.smooth) => "checked",
+            () if cases.iter().any(|case| case.gradient) => "reaches",
+            () => "",
+        };
+        writeln!(page, "| `{name}` | {} | {taken} | {gradient} |", cases.len())?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -7,15 +7,10 @@ use forebay::dtype::DType;
 use forebay::error::Error;
 use forebay::tensor::Tensor;
 
-use super::host::{close, expect, same_bits};
+use super::host::{expect, same_bits};
 use super::tests;
-use crate::catalog::{self, Case};
 
 tests![
-    every_input_gets_a_gradient,
-    gradients_are_finite_differences,
-    gradients_of_strided_inputs_are_the_same,
-    gradients_of_halves_keep_their_type,
     diamonds_add_up,
     repeated_use_adds_up,
     gradients_accumulate_in_place,
@@ -31,117 +26,6 @@ tests![
     grad_goes_through_checkpoints,
     saved_tensors_are_freed_on_the_way,
 ];
-
-/// The result of a case, its inputs as leaves, and their gradients for the cotangent `1, 2, 3, ...` (in tenths).
-fn gradients(case: &Case, inputs: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
-    let leaves: Vec<Tensor> = inputs
-        .iter()
-        .map(|t| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) })
-        .collect::<forebay::error::Result<_>>()?;
-    let out = case.run(&leaves)?;
-    ensure!(out.requires_grad(), "the result has no history");
-    out.backward_with(&cotangent(&out)?)?;
-    let mut grads = Vec::new();
-    for (i, leaf) in leaves.iter().enumerate().filter(|(_, t)| t.dtype().is_float()) {
-        let grad = leaf.grad().with_context(|| format!("no gradient reaches input {i}"))?;
-        ensure!(grad.shape() == leaf.shape(), "the gradient of input {i} has shape {:?}", grad.shape());
-        ensure!(grad.dtype() == leaf.dtype(), "the gradient of input {i} has type {}", grad.dtype());
-        grads.push(grad);
-    }
-    Ok((out.detach(), grads))
-}
-
-fn cotangent(out: &Tensor) -> Result<Tensor> {
-    let values: Vec<f32> = (0..out.numel()).map(|i| (i % 17) as f32 * 0.1 + 0.1).collect();
-    Ok(Tensor::from_slice(&values, out.shape(), out.device())?.to_dtype(out.dtype())?)
-}
-
-fn every_input_gets_a_gradient(device: &Device) -> Result<()> {
-    for case in catalog::cases().filter(|c| c.gradient) {
-        let inputs = case.inputs(DType::F32, device)?;
-        gradients(case, &inputs).with_context(|| case.name)?;
-    }
-    for case in catalog::cases().filter(|c| !c.gradient) {
-        let inputs = case.inputs(DType::F32, device)?;
-        let leaves = inputs
-            .iter()
-            .map(|t| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) })
-            .collect::<forebay::error::Result<Vec<_>>>()?;
-        // Loud where a gradient would be lost; truth values and integers have none.
-        let result = case.run(&leaves);
-        let fine = match &result {
-            Err(Error::NoGradient { .. }) => true,
-            Ok(out) => !out.dtype().is_float() && !out.requires_grad(),
-            Err(_) => false,
-        };
-        ensure!(fine, "{}: {result:?} for an input that requires a gradient", case.name);
-    }
-    Ok(())
-}
-
-fn gradients_are_finite_differences(device: &Device) -> Result<()> {
-    for case in catalog::cases().filter(|c| c.gradient && c.smooth) {
-        let inputs = case.inputs(DType::F32, device)?;
-        let (out, grads) = gradients(case, &inputs).with_context(|| case.name)?;
-        let weights = cotangent(&out)?.to_f64s()?;
-        let mut grads = grads.iter();
-        for (k, input) in inputs.iter().enumerate().filter(|(_, t)| t.dtype().is_float()) {
-            let grad = grads.next().context("fewer gradients than inputs")?.to_f64s()?;
-            let values = input.to_vec::<f32>()?;
-            // Along one direction: the sum of all elements' differences.
-            let direction: Vec<f32> = (0..values.len()).map(|i| [1.0, -0.5, 0.25][i % 3]).collect();
-            let h = 0.01;
-            let along = |h: f32| -> Result<f64> {
-                let moved: Vec<f32> = values.iter().zip(&direction).map(|(v, d)| v + h * d).collect();
-                let mut inputs = inputs.clone();
-                inputs[k] = Tensor::from_slice(&moved, input.shape(), device)?;
-                let out = case.run(&inputs)?.to_f64s()?;
-                Ok(out.iter().zip(&weights).map(|(y, w)| y * w).sum())
-            };
-            let slope = (along(h)? - along(-h)?) / (2.0 * f64::from(h));
-            let expected: f64 = grad.iter().zip(&direction).map(|(g, d)| g * f64::from(*d)).sum();
-            let scale: f64 = grad.iter().map(|g| g.abs()).sum();
-            close(&[slope], &[expected], 0.0, 0.01 * scale + 1e-3)
-                .with_context(|| format!("{} by input {k}", case.name))?;
-        }
-    }
-    Ok(())
-}
-
-/// The same values behind other strides.
-fn strided(t: &Tensor) -> Result<Tensor> {
-    if t.rank() == 0 {
-        return Ok(t.clone());
-    }
-    let order: Vec<isize> = (0..t.rank() as isize).rev().collect();
-    let padded = t.permute(&order)?.contiguous()?;
-    let wider = forebay::ops::cat(&[&padded, &padded], -1)?;
-    Ok(wider.narrow(-1, 0, t.shape()[0])?.permute(&order)?)
-}
-
-fn gradients_of_strided_inputs_are_the_same(device: &Device) -> Result<()> {
-    for case in catalog::cases().filter(|c| c.gradient) {
-        let dense = case.inputs(DType::F32, device)?;
-        let others = dense.iter().map(strided).collect::<Result<Vec<_>>>()?;
-        let (a, b) = (gradients(case, &dense)?, gradients(case, &others).with_context(|| case.name)?);
-        let close_to = |x: &Tensor, y: &Tensor| close(&x.to_f64s()?, &y.to_f64s()?, 1.3e-6, 1e-5);
-        close_to(&b.0, &a.0).with_context(|| format!("{}: the result", case.name))?;
-        for (k, (x, y)) in b.1.iter().zip(&a.1).enumerate() {
-            close_to(x, y).with_context(|| format!("{}: gradient {k}", case.name))?;
-        }
-    }
-    Ok(())
-}
-
-fn gradients_of_halves_keep_their_type(device: &Device) -> Result<()> {
-    for dtype in [DType::F16, DType::BF16] {
-        for case in catalog::cases().filter(|c| c.gradient && c.halves) {
-            let inputs = case.inputs(dtype, device)?;
-            gradients(case, &inputs).with_context(|| format!("{} of {dtype}", case.name))?;
-        }
-    }
-    Ok(())
-}
 
 fn diamonds_add_up(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?.requires_grad_()?;

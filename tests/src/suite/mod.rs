@@ -44,6 +44,7 @@ mod plan;
 mod pointwise;
 mod profile;
 mod random;
+mod records;
 mod resize;
 mod rows;
 mod runs;
@@ -76,6 +77,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),
     ("random", random::TESTS),
+    ("records", records::TESTS),
     ("autograd", autograd::TESTS),
     ("second", second::TESTS),
     ("hooks", hooks::TESTS),

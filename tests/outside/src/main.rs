@@ -1,0 +1,109 @@
+//! A backend that no crate of the workspace knows, and the whole conformance suite on it: what a new backend starts from.
+//!
+//! It is the wgpu backend with every call of it counted. `outside [topic/ ...]` runs the tests whose names contain one of
+//! the arguments, or all of them, and then says what came by.
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use anyhow::{Result, ensure};
+use forebay::backend::{
+    Backend, DeviceInfo, DeviceMemory, Fence, KernelId, KernelSource, Launch, SegmentId, SegmentSource, Slice,
+    SourceError, SourceLimits,
+};
+use forebay::device::Device;
+use forebay::error::Result as CoreResult;
+use forebay_conformance::suite;
+use forebay_wgpu::WgpuBackend;
+
+/// Every required call goes to the backend inside, and is counted; what has a default keeps it: one queue, no memory of the host, no
+/// library, no prepared commands.
+#[derive(Debug)]
+struct Counting {
+    inner: Arc<dyn Backend>,
+    info: DeviceInfo,
+    calls: Mutex<BTreeMap<&'static str, u64>>,
+}
+
+impl Counting {
+    fn new(inner: Arc<dyn Backend>) -> Self {
+        let info = DeviceInfo { backend: "outside", ..inner.info().clone() };
+        Self { inner, info, calls: Mutex::default() }
+    }
+
+    fn calls(&self) -> BTreeMap<&'static str, u64> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+/// Counts a method by its name, and calls it.
+macro_rules! counted {
+    ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
+        $(fn $name(&self $(, $arg: $type)*) -> $result {
+            *self.calls.lock().unwrap_or_else(PoisonError::into_inner).entry(stringify!($name)).or_default() += 1;
+            self.inner.$name($($arg),*)
+        })*
+    };
+}
+
+impl SegmentSource for Counting {
+    fn limits(&self) -> SourceLimits {
+        self.inner.limits()
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        self.inner.device_memory()
+    }
+    counted! {
+        alloc_segment(bytes: u64) -> Result<SegmentId, SourceError>;
+        free_segment(segment: SegmentId) -> Result<(), SourceError>;
+        reserve(bytes: u64) -> Result<SegmentId, SourceError>;
+        unreserve(segment: SegmentId) -> Result<(), SourceError>;
+        map(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+        unmap(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
+        fence() -> Result<Fence, SourceError>;
+        fence_done(fence: Fence) -> Result<bool, SourceError>;
+        fence_wait(fence: Fence) -> Result<(), SourceError>;
+    }
+}
+
+impl Backend for Counting {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    counted! {
+        compile(source: &KernelSource<'_>) -> CoreResult<KernelId>;
+        launch(launch: &Launch<'_>) -> CoreResult<()>;
+        upload(dst: Slice, data: &[u8]) -> CoreResult<()>;
+        download(src: Slice, data: &mut [u8]) -> CoreResult<()>;
+        copy(dst: Slice, src: Slice) -> CoreResult<()>;
+        fill(dst: Slice, word: u32) -> CoreResult<()>;
+        flush() -> CoreResult<()>;
+    }
+}
+
+fn run() -> Result<usize> {
+    let backend = Arc::new(Counting::new(WgpuBackend::open(0)?));
+    let device = Device::new(Arc::clone(&backend) as Arc<dyn Backend>)?;
+    println!("{}", device.info());
+    let filters: Vec<String> = std::env::args().skip(1).collect();
+    let tally = suite::run(&device, &filters);
+    let calls = backend.calls();
+    println!("calls: {calls:?}");
+    for method in ["alloc_segment", "compile", "launch", "upload", "download"] {
+        ensure!(calls.contains_key(method), "the suite ran without `{method}` of this backend");
+    }
+    println!("{tally}");
+    Ok(tally.failed)
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(0) => ExitCode::SUCCESS,
+        Ok(_) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The other public operations: in place, made without inputs, at random, products, losses, pools along lines and in volumes.
+
+use forebay::dtype::DType;
+use forebay::error::Result;
+use forebay::ops::{Pool, Pool1d, Pool2d, Pool3d, Reduction};
+use forebay::tensor::Tensor;
+
+use super::Input::{Flags, Index, Positive, Signed, Small};
+use super::{Case, S, flat, rough, smooth};
+
+/// Operations that write into a tensor: into a copy of the first input, whose history goes on.
+fn onto(x: &[Tensor], write: impl FnOnce(&Tensor) -> Result<()>) -> Result<Tensor> {
+    let y = x[0].copy()?;
+    write(&y)?;
+    Ok(y)
+}
+
+macro_rules! unary {
+    ($kind:ident, $input:ident: $($name:ident $(($($arg:expr),*))?),* $(,)?) => {
+        &[$($kind(stringify!($name), &[$input(S)], |x| onto(x, |y| y.$name($($($arg),*)?)))),*]
+    };
+}
+
+macro_rules! binary {
+    ($kind:ident, $a:ident, $b:ident: $($name:ident),* $(,)?) => {
+        &[$($kind(stringify!($name), &[$a(S), $b(&[3, 1])], |x| onto(x, |y| y.$name(&x[1])))),*]
+    };
+}
+
+pub(super) const IN_PLACE: &[&[Case]] = &[
+    unary!(smooth, Signed: neg_, abs_, square_, reciprocal_, exp_, expm1_, sin_, cos_, tanh_, sigmoid_, relu_, relu6_,
+        leaky_relu_(0.1), elu_(1.0), celu_(1.5), selu_, silu_, mish_, hardswish_),
+    unary!(smooth, Positive: sqrt_, rsqrt_, log_, log1p_),
+    unary!(rough, Signed: floor_, ceil_, round_, trunc_, hardtanh_(-1.0, 1.0), hardsigmoid_, threshold_(0.2, 7.0),
+        clamp_(-0.5, 1.0)),
+    binary!(smooth, Signed, Positive: add_, sub_, mul_, div_),
+    binary!(rough, Signed, Positive: fmod_, remainder_),
+    binary!(smooth, Positive, Signed: pow_),
+    &[
+        smooth("masked_fill_", &[Signed(S), Flags(S)], |x| onto(x, |y| y.masked_fill_(&x[1], 4.0))),
+        smooth("addcmul_", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| {
+            onto(x, |y| y.addcmul_(&x[1], &x[2], 0.7))
+        }),
+        smooth("addcdiv_", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| {
+            onto(x, |y| y.addcdiv_(&x[1], &x[2], 0.7))
+        }),
+        smooth("lerp_", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| {
+            onto(x, |y| y.lerp_(&x[1], &x[2]))
+        }),
+        smooth("copy_", &[Signed(S), Positive(&[5])], |x| {
+            let y = x[0].mul(2.0)?;
+            y.narrow(0, 1, 2)?.copy_(&x[1])?;
+            Ok(y)
+        }),
+        smooth("fill_", &[Signed(S)], |x| onto(x, |y| y.narrow(0, 1, 1)?.fill_(2.5))),
+        smooth("zero_", &[Signed(S)], |x| onto(x, |y| y.narrow(1, 2, 2)?.zero_())),
+    ],
+];
+
+/// What depends on no input.
+macro_rules! made {
+    ($name:literal, |$dtype:ident, $device:ident| $made:expr) => {
+        Case {
+            made: true,
+            ..flat($name, &[Signed(S)], |x| {
+                let ($dtype, $device) = (x[0].dtype(), x[0].device());
+                $made
+            })
+        }
+    };
+}
+
+pub(super) const MADE: &[Case] = &[
+    made!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)),
+    made!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)),
+    made!("eye", |t, d| Tensor::eye(3, 5, t, d)),
+    made!("rand", |t, d| Tensor::rand(S, t, d)),
+    made!("uniform", |t, d| Tensor::uniform(S, -2.0, 3.0, t, d)),
+    made!("randn", |t, d| Tensor::randn(S, t, d)),
+    made!("normal", |t, d| Tensor::normal(S, 1.0, 0.5, t, d)),
+    made!("rand_like", |t, d| Tensor::zeros(S, t, d)?.rand_like()),
+    made!("randn_like", |t, d| Tensor::zeros(S, t, d)?.randn_like()),
+    made!("randint", |_t, d| Tensor::randint(-3, 9, S, DType::I32, d)),
+    made!("bernoulli", |t, d| Tensor::bernoulli(S, 0.3, t, d)),
+];
+
+/// One sign a row.
+fn signs(x: &Tensor) -> Result<Tensor> {
+    Tensor::from_slice(&[1f32, -1.0, 1.0], &[3], x.device())?.to_dtype(x.dtype())
+}
+
+pub(super) const FURTHER: &[Case] = &[
+    smooth("acosh", &[Positive(S)], |x| x[0].add(1.5)?.acosh()),
+    smooth("softmin", &[Signed(S)], |x| x[0].softmin(-1)),
+    smooth("softmax_with_dtype", &[Signed(S)], |x| {
+        x[0].softmax_with_dtype(-1, x[0].dtype().promote(DType::F32))
+    }),
+    smooth("log_softmax_with_dtype", &[Signed(S)], |x| {
+        x[0].log_softmax_with_dtype(0, x[0].dtype().promote(DType::F32))
+    }),
+    smooth("rrelu", &[Signed(S)], |x| x[0].rrelu(0.1, 0.3, true)),
+    smooth("dropout", &[Signed(S)], |x| x[0].dropout(0.4, true)),
+    smooth("feature_dropout", &[Signed(&[3, 4, 5])], |x| x[0].feature_dropout(0.4, true)),
+    smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true, false)),
+    flat("bitwise_not", &[Flags(S)], |x| x[0].bitwise_not()),
+    flat("bitwise_and", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_and(&x[1])),
+    flat("bitwise_or", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_or(&x[1])),
+    flat("bitwise_xor", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_xor(&x[1])),
+    flat("one_hot", &[Index(S, 4)], |x| x[0].to_dtype(DType::I32)?.one_hot(4)),
+    smooth("pixel_unshuffle", &[Signed(&[1, 2, 4, 6])], |x| x[0].pixel_unshuffle(2)),
+    // Where several elements of a source meet in one place, the last one stays: here none do.
+    smooth("scatter", &[Signed(S), Signed(&[1, 5])], |x| {
+        let rows = Tensor::from_slice(&[2i64, 0, 1, 1, 2], &[1, 5], x[0].device())?;
+        x[0].scatter(0, &rows, &x[1])
+    }),
+    smooth("scatter_value", &[Signed(S), Index(&[1, 5], 3)], |x| x[0].scatter_value(0, &x[1], 0.5)),
+    flat("argwhere", &[Signed(S)], |x| x[0].argwhere()),
+    flat("nonzero_tuple", &[Signed(S)], |x| {
+        forebay::ops::stack(&x[0].nonzero_tuple()?.iter().collect::<Vec<_>>(), 0)
+    }),
+    smooth("nanmedian_all", &[Signed(S)], |x| x[0].nanmedian_all()),
+    smooth("mm", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].mm(&x[1])),
+    smooth("bmm", &[Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| x[0].bmm(&x[1])),
+    smooth("mv", &[Signed(&[3, 4]), Signed(&[4])], |x| x[0].mv(&x[1])),
+    smooth("inner", &[Signed(&[3, 4]), Signed(&[2, 4])], |x| x[0].inner(&x[1])),
+    smooth("addmv", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0)),
+    smooth("addr", &[Signed(&[3, 4]), Signed(&[3]), Signed(&[4])], |x| x[0].addr(&x[1], &x[2], 0.5, 2.0)),
+    smooth("baddbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
+        x[0].baddbmm(&x[1], &x[2], 0.5, 2.0)
+    }),
+    smooth("addbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
+        x[0].addbmm(&x[1], &x[2], 0.5, 2.0)
+    }),
+    smooth("mean_all", &[Signed(S)], |x| x[0].mean_all()),
+    smooth("prod_all", &[Signed(&[2, 3])], |x| x[0].prod_all()),
+    smooth("max_all", &[Signed(S)], |x| x[0].max_all()),
+    smooth("min_all", &[Signed(S)], |x| x[0].min_all()),
+    smooth("min", &[Signed(S)], |x| Ok(x[0].min(1, false)?.0)),
+    smooth("aminmax", &[Signed(S)], |x| {
+        let (least, most) = x[0].aminmax(&[1], false)?;
+        most.mul(2.0)?.sub(&least)
+    }),
+    flat("argmax", &[Signed(S)], |x| x[0].argmax(Some(1), false)),
+    flat("argmin", &[Signed(S)], |x| x[0].argmin(None, false)),
+    flat("any", &[Signed(S)], |x| x[0].any(&[0], false)),
+    flat("all", &[Signed(S)], |x| x[0].all(&[1], true)),
+    flat("count_nonzero", &[Signed(S)], |x| x[0].count_nonzero(&[1])),
+    smooth("var_mean", &[Signed(&[3, 7])], |x| {
+        let (var, mean) = x[0].var_mean(&[1], 1.0, false)?;
+        var.mul(&mean)
+    }),
+    smooth("normalize", &[Signed(S)], |x| x[0].normalize(2.0, 1, 1e-12)),
+    smooth("pairwise_distance", &[Signed(S), Positive(S)], |x| {
+        x[0].pairwise_distance(&x[1], 2.0, 1e-6, true)
+    }),
+    smooth("smooth_l1_loss", &[Signed(S), Positive(S)], |x| x[0].smooth_l1_loss(&x[1], 0.7, Reduction::Sum)),
+    smooth("gaussian_nll_loss", &[Signed(S), Signed(S), Positive(S)], |x| {
+        x[0].gaussian_nll_loss(&x[1], &x[2], true, 1e-6, Reduction::Mean)
+    }),
+    smooth("soft_margin_loss", &[Signed(S)], |x| {
+        x[0].soft_margin_loss(&x[0].detach().sign()?, Reduction::Sum)
+    }),
+    rough("margin_ranking_loss", &[Signed(&[3]), Positive(&[3])], |x| {
+        x[0].margin_ranking_loss(&x[1], &signs(&x[0])?, 0.3, Reduction::Sum)
+    }),
+    rough("triplet_margin_loss", &[Signed(S), Positive(S), Small(S)], |x| {
+        x[0].triplet_margin_loss(&x[1], &x[2], 1.0, 2.0, false, Reduction::Sum)
+    }),
+    rough("triplet_margin_with_distance_loss", &[Signed(S), Positive(S), Small(S)], |x| {
+        let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.square()?.sum(&[1], false);
+        x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 1.0, true, Reduction::Mean)
+    }),
+    smooth("multilabel_soft_margin_loss", &[Signed(S), Positive(&[5])], |x| {
+        let labels = x[0].detach().gt(0.0)?.to_dtype(x[0].dtype())?;
+        x[0].multilabel_soft_margin_loss(&labels, Some(&x[1]), Reduction::Mean)
+    }),
+    smooth("max_pool1d", &[Signed(&[2, 3, 7])], |x| {
+        x[0].max_pool1d(Pool { stride: [2], padding: [1], ..Pool1d::new(3) })
+    }),
+    flat("max_pool1d_with_indices", &[Signed(&[2, 3, 7])], |x| {
+        Ok(x[0].max_pool1d_with_indices(Pool1d::new(2))?.1)
+    }),
+    smooth("max_pool2d_with_indices", &[Signed(&[2, 3, 6, 6])], |x| {
+        Ok(x[0].max_pool2d_with_indices(Pool2d::new(2))?.0)
+    }),
+    smooth("adaptive_max_pool2d_with_indices", &[Signed(&[2, 3, 5, 7])], |x| {
+        Ok(x[0].adaptive_max_pool2d_with_indices([2, 3])?.0)
+    }),
+    flat("adaptive_max_pool1d_with_indices", &[Signed(&[3, 7])], |x| {
+        Ok(x[0].adaptive_max_pool1d_with_indices(4)?.1)
+    }),
+    smooth("avg_pool1d", &[Signed(&[2, 3, 7])], |x| {
+        x[0].avg_pool1d(Pool { stride: [2], padding: [1], ..Pool1d::new(3) })
+    }),
+    smooth("adaptive_avg_pool1d", &[Signed(&[2, 3, 7])], |x| x[0].adaptive_avg_pool1d(4)),
+    smooth("adaptive_avg_pool3d", &[Signed(&[2, 3, 4, 5])], |x| x[0].adaptive_avg_pool3d([2, 3, 2])),
+    smooth("adaptive_max_pool3d", &[Signed(&[2, 3, 4, 5])], |x| x[0].adaptive_max_pool3d([2, 3, 2])),
+    smooth("lp_pool1d", &[Positive(&[2, 3, 7])], |x| x[0].lp_pool1d(2.0, Pool1d::new(2))),
+    smooth("lp_pool2d", &[Positive(&[2, 3, 4, 6])], |x| x[0].lp_pool2d(3.0, Pool2d::new(2))),
+    smooth("conv_transpose1d", &[Signed(&[2, 3, 4]), Signed(&[3, 2, 3]), Signed(&[2])], |x| {
+        x[0].conv_transpose1d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
+    }),
+    smooth("conv_transpose3d", &[Signed(&[1, 2, 3, 2, 2]), Signed(&[2, 2, 2, 2, 2])], |x| {
+        x[0].conv_transpose3d(&x[1], None, 1, 0, 0, 1, 1)
+    }),
+    flat("scaled_mm", &[Small(&[32, 16]), Small(&[32, 16])], |x| {
+        let (a, b) = (x[0].to_dtype(DType::F8E4M3)?, x[1].to_dtype(DType::F8E4M3)?.t()?);
+        let scale = Tensor::full(&[], 0.5, DType::F32, x[0].device())?;
+        a.scaled_mm(&b, &scale, &scale, None, DType::BF16)
+    }),
+    smooth("avg_pool3d of a volume", &[Signed(&[2, 4, 4, 4])], |x| x[0].avg_pool3d(Pool3d::new(2))),
+];
