@@ -34,7 +34,7 @@ mod walk;
 
 pub use anomaly::{DetectAnomaly, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
-pub use compose::{attach_composed, attach_linear};
+pub use compose::{attach_composed, attach_linear, attach_linear_by};
 pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten};

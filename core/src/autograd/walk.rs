@@ -98,7 +98,10 @@ struct Ahead {
 
 impl Ahead {
     fn look(roots: &[(Tensor, Tensor)], targets: Option<&Targets>) -> Self {
-        let targets = targets.filter(|targets| !targets.and_all);
+        let (ends, targets) = match targets {
+            Some(ends) if ends.and_all => (Some(ends), None),
+            targets => (None, targets),
+        };
         if targets.is_none() && !hooks::on_leaves() {
             return Self::default();
         }
@@ -110,6 +113,10 @@ impl Ahead {
         };
         stack.extend(roots.iter().filter_map(|(root, _)| nodes(root.meta())));
         while let Some(node) = stack.pop() {
+            // What lies beyond is not walked, and what it would give a leaf is not waited for.
+            if ends.is_some_and(|ends| ends.nodes.contains(&node.id)) {
+                continue;
+            }
             if seen.insert(node.id, node.clone()).is_none() {
                 stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.clone())));
             }

@@ -1,7 +1,7 @@
 //! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::launch;
 use super::loss::Reduction;
@@ -136,7 +136,6 @@ impl Example {
 
 /// The loss of operations that have gradients of gradients.
 struct Again {
-    weight: Option<Tensor>,
     soft: bool,
     dim: isize,
     ignore: i32,
@@ -147,12 +146,12 @@ struct Again {
 }
 
 impl Again {
-    fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+    fn loss(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
         let mut log = x.to_dtype(DType::F32)?.log_softmax(self.dim)?;
         let classes = log.dim(self.dim)?;
         let mut per_class = Dims::from_elem(1, x.rank());
         per_class[self.dim as usize] = classes;
-        if let Some(weight) = &self.weight {
+        if let Some(weight) = weight {
             log = log.mul(&weight.to_dtype(DType::F32)?.reshape(&per_class[..])?)?;
         }
         let all = log.sum(&[self.dim], false)?.mul(self.smoothing / classes as f64)?;
@@ -320,9 +319,8 @@ impl Tensor {
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
-        let saved = smallvec![SavedTensor::of(self), SavedTensor::of(target)];
+        let saved = [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::of).collect();
         let again = Again {
-            weight: options.weight.map(Tensor::detach),
             soft,
             dim: example.dim,
             ignore: example.ignore,
@@ -330,7 +328,7 @@ impl Tensor {
             divisor: divisor.clone(),
             whole: options.reduction != Reduction::None,
         };
-        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1]);
+        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1], t.get(2));
         Ok(autograd::attach_composed(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {

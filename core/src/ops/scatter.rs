@@ -369,7 +369,9 @@ impl Tensor {
             ScatterReduce::Sum | ScatterReduce::Mean => None,
             _ => Some([SavedTensor::of(self), SavedTensor::of(&part), SavedTensor::result(&out)]),
         };
+        let index = SavedTensor::of(&call.index);
         let backward = move |g: &Tensor, wants: &Wants<'_>| {
+            index.get(wants)?;
             // Which are the largest does not change.
             let kept = match &kept {
                 Some([x, src, out]) => {

@@ -390,6 +390,9 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     expect(&hessian, &[0.0, 3.0, 2.0, 3.0, 0.0, 1.0, 2.0, 1.0, 0.0])?;
     let (_, product) = functional::hvp(|t| t[0].prod(0, false), from_ref(&x), from_ref(&v))?;
     expect(&product[0], &[230.0, 103.0, 12.0])?;
+    // The product of nothing is 1, and has no gradients.
+    let nothing = Tensor::zeros(&[2, 0], DType::F32, device)?;
+    ensure!(functional::hessian(|x| x.prod(1, false)?.sum_all(), &nothing)?.shape() == [2, 0, 2, 0]);
     // Of a linear function it is zero.
     expect(&functional::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
 }
