@@ -99,7 +99,7 @@ pub(super) fn gradients(
     let aliases = aliases(inputs, wants);
     let out = body(&aliases)?.to_dtype(g.dtype())?;
     let targets =
-        Targets::only(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
+        Targets::up_to(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
     let mut found =
         run_to(&[(out, g.clone())], Options { retain_graph: true, create_graph: true }, Some(&targets))?;
     take(&aliases, wants, |t| found.remove(&t))

@@ -70,9 +70,10 @@ binary! {
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(T(0), g, a < b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(T(0), g, b < a), g * 0.5, a == b)", &[A, B])];
-    /// The angle of the point (b, a), in radians.
+    /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
-        Expr("g * b / (a * a + b * b)", &[A, B]), Expr("-g * a / (a * a + b * b)", &[A, B])];
+        Expr("select(g * b / (a * a + b * b), T(0), a == 0 && b == 0)", &[A, B]),
+        Expr("select(-g * a / (a * a + b * b), T(0), a == 0 && b == 0)", &[A, B])];
     /// √(a² + b²).
     hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / y", &[A, Y]), Expr("g * b / y", &[B, Y])];
     /// The remainder of a / b rounded towards zero, as C's fmod.
