@@ -22,12 +22,39 @@ pub fn attach_linear(
     forward: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     transpose: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Tensor {
-    if wanted(&[x]) { linear(op, out, x, Arc::new(forward), Arc::new(transpose)) } else { out }
+    attach_linear_by(op, out, x, &[], forward, transpose)
+}
+
+/// As [`attach_linear`], of an operation that is linear in `x` and reads `by` as well, as an index does: both closures have these, and
+/// that one of them was changed in place since is an error.
+#[must_use]
+#[track_caller]
+pub fn attach_linear_by(
+    op: &'static str,
+    out: Tensor,
+    x: &Tensor,
+    by: &[&Tensor],
+    forward: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    transpose: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+) -> Tensor {
+    if !wanted(&[x]) {
+        return out;
+    }
+    let by = by.iter().map(|t| SavedTensor::of(t)).collect();
+    linear(op, out, x, by, Arc::new(forward), Arc::new(transpose))
 }
 
 #[track_caller]
-fn linear(op: &'static str, out: Tensor, x: &Tensor, forward: Map, transpose: Map) -> Tensor {
-    attach_twice(op, out, &[x], move |g, _| {
+fn linear(
+    op: &'static str,
+    out: Tensor,
+    x: &Tensor,
+    by: Arc<[SavedTensor]>,
+    forward: Map,
+    transpose: Map,
+) -> Tensor {
+    attach_twice(op, out, &[x], move |g, wants| {
+        by.iter().try_for_each(|t| t.get(wants).map(drop))?;
         if !wanted(&[g]) {
             return Ok(smallvec![Some(transpose(g)?)]);
         }
@@ -35,13 +62,14 @@ fn linear(op: &'static str, out: Tensor, x: &Tensor, forward: Map, transpose: Ma
             let _no_grad = no_grad();
             transpose(&g.detach())?
         };
-        Ok(smallvec![Some(linear(op, back, g, transpose.clone(), forward.clone()))])
+        Ok(smallvec![Some(linear(op, back, g, by.clone(), transpose.clone(), forward.clone()))])
     })
 }
 
 /// Puts an operation on the tape whose `backward` is kernels, as with [`attach`](super::attach). With `create_graph` they do not
 /// run: the gradients are then those of `composed`, which makes the same result of the inputs, given as `saved`, by
-/// differentiable operations. `saved` names memory that `backward` keeps anyway.
+/// differentiable operations. `saved` names memory that `backward` keeps anyway; behind the inputs may stand what else `composed`
+/// reads, such as a mask.
 #[must_use]
 #[track_caller]
 pub fn attach_composed(
@@ -71,16 +99,17 @@ pub(super) fn gradients(
     let aliases = aliases(inputs, wants);
     let out = body(&aliases)?.to_dtype(g.dtype())?;
     let targets =
-        Targets::only(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
+        Targets::up_to(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
     let mut found =
         run_to(&[(out, g.clone())], Options { retain_graph: true, create_graph: true }, Some(&targets))?;
     take(&aliases, wants, |t| found.remove(&t))
 }
 
-/// Views of `inputs` at which a walk can end: of those that are wanted.
+/// Views of `inputs` at which a walk can end: of those that are wanted. What stands behind the inputs is given as it is.
 pub(super) fn aliases(inputs: &[Tensor], wants: &[bool]) -> SmallVec<[Tensor; 4]> {
     let alias = |t: &Tensor| attach_twice("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
-    inputs.iter().zip(wants).map(|(t, &want)| if want { alias(t) } else { t.clone() }).collect()
+    let wants = wants.iter().copied().chain(std::iter::repeat(false));
+    inputs.iter().zip(wants).map(|(t, want)| if want { alias(t) } else { t.clone() }).collect()
 }
 
 /// The gradients that `found` has of tensors, zero where there is none.

@@ -34,7 +34,7 @@ mod walk;
 
 pub use anomaly::{DetectAnomaly, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
-pub use compose::{attach_composed, attach_linear};
+pub use compose::{attach_composed, attach_linear, attach_linear_by};
 pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten};
@@ -57,6 +57,8 @@ pub struct Wants<'a> {
     again: bool,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
+    /// The inputs, leaves, whose sums were handed out to be added to.
+    handed: RefCell<SmallVec<[usize; 2]>>,
 }
 
 impl Deref for Wants<'_> {
@@ -109,7 +111,9 @@ impl Wants<'_> {
         let sunk = SINK.with_borrow(|sink| {
             sink.as_ref().map(|sink| sink.get(&leaf.id).filter(|sum| sum.is_unique()).cloned())
         });
-        sunk.unwrap_or_else(|| lock(&leaf.grad).clone()).filter(Tensor::is_contiguous)
+        let sum = sunk.unwrap_or_else(|| lock(&leaf.grad).clone()).filter(Tensor::is_contiguous)?;
+        self.handed.borrow_mut().push(input);
+        Some(sum)
     }
 }
 
@@ -388,8 +392,9 @@ impl Leaf {
         *lock(&self.grad) = grad;
     }
 
-    /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own.
-    fn add(self: &Arc<Self>, grad: Tensor, recorded: bool) -> Result<()> {
+    /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own. Where the sum was `handed` to
+    /// the operation, and comes back, it is there.
+    fn add(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
         grad.device().tape().graded(self, slot.as_ref());
         *slot = Some(match slot.take() {
@@ -401,7 +406,7 @@ impl Leaf {
                 grad.copy()?
             }
             // The operation has added to it.
-            Some(sum) if sum.is_same(&grad) => sum,
+            Some(sum) if handed && sum.is_same(&grad) => sum,
             Some(sum) if sum.shape() == grad.shape() => {
                 // A clone the user holds sees the sum grow, as in PyTorch.
                 sum.add_(&grad)?;

@@ -50,6 +50,8 @@ pub(crate) struct Options {
 pub(super) struct Targets {
     nodes: FxHashSet<u64>,
     leaves: FxHashSet<u64>,
+    /// Whether nothing beyond them is walked.
+    ends: bool,
     /// Whether it goes everywhere else as well.
     and_all: bool,
 }
@@ -68,9 +70,14 @@ impl Targets {
         targets
     }
 
+    /// These tensors, and nothing beyond them, nor anything that does not lead to one.
+    pub(super) fn up_to(tensors: &[&Tensor]) -> Self {
+        Self { ends: true, ..Self::only(tensors) }
+    }
+
     /// These tensors, on a walk that goes everywhere but beyond them.
     pub(super) fn with_all(tensors: &[&Tensor]) -> Self {
-        Self { and_all: true, ..Self::only(tensors) }
+        Self { and_all: true, ..Self::up_to(tensors) }
     }
 }
 
@@ -98,6 +105,7 @@ struct Ahead {
 
 impl Ahead {
     fn look(roots: &[(Tensor, Tensor)], targets: Option<&Targets>) -> Self {
+        let ends = targets.filter(|targets| targets.ends);
         let targets = targets.filter(|targets| !targets.and_all);
         if targets.is_none() && !hooks::on_leaves() {
             return Self::default();
@@ -110,6 +118,10 @@ impl Ahead {
         };
         stack.extend(roots.iter().filter_map(|(root, _)| nodes(root.meta())));
         while let Some(node) = stack.pop() {
+            // What lies beyond is not walked, and what it would give a leaf is not waited for.
+            if ends.is_some_and(|ends| ends.nodes.contains(&node.id)) {
+                continue;
+            }
             if seen.insert(node.id, node.clone()).is_none() {
                 stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.clone())));
             }
@@ -183,10 +195,11 @@ impl Walk<'_> {
         sum.add(&more)
     }
 
-    fn deliver(&mut self, edge: &Meta, grad: Tensor) -> Result<()> {
+    /// Adds to what came to an edge; `handed` says that the operation may have done so itself.
+    fn deliver(&mut self, edge: &Meta, grad: Tensor, handed: bool) -> Result<()> {
         match edge {
             Meta::Leaf(leaf) => match self.ahead.left.get_mut(&leaf.id) {
-                None => self.collect(leaf, grad),
+                None => self.collect(leaf, grad, handed),
                 Some(left) => {
                     *left -= 1;
                     let last = *left == 0;
@@ -217,18 +230,18 @@ impl Walk<'_> {
 
     /// A leaf with hooks has got all of its gradient.
     fn finish(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
-        let Some(hooks) = leaf.hooks.get() else { return self.collect(leaf, sum) };
-        self.collect(leaf, hooks.see("a leaf", sum)?)?;
+        let Some(hooks) = leaf.hooks.get() else { return self.collect(leaf, sum, false) };
+        self.collect(leaf, hooks.see("a leaf", sum)?, false)?;
         if SINK.with_borrow(Option::is_some) { Ok(()) } else { hooks.after() }
     }
 
     /// Gives a leaf its gradient, or the sink if there is one.
-    fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor) -> Result<()> {
+    fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
         let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
-        let Some(before) = before else { return leaf.add(grad, self.options.create_graph) };
+        let Some(before) = before else { return leaf.add(grad, self.options.create_graph, handed) };
         let sum = match before {
-            Some(sum) if sum.is_same(&grad) => sum,
+            Some(sum) if handed && sum.is_same(&grad) => sum,
             Some(sum) => self.accumulate(sum, grad)?,
             None => grad,
         };
@@ -236,8 +249,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    /// The gradients of a node's inputs.
-    fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<Grads> {
+    /// The gradients of a node's inputs, and which leaves' sums it was handed.
+    fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(Grads, SmallVec<[usize; 2]>)> {
         let backward = lock(&node.backward).take().ok_or_else(|| {
             Error::Backward(format!(
                 "`{}` was already walked, and what it saved is freed; use `backward_retain`, or `retain_graph`, for the \
@@ -250,7 +263,13 @@ impl Walk<'_> {
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
         let once = self.options.create_graph && node.kind == Kind::Once;
         let again = self.options.create_graph && !once;
-        let wants = Wants { wanted, node, again, pending: RefCell::new(&mut self.pending) };
+        let wants = Wants {
+            wanted,
+            node,
+            again,
+            pending: RefCell::new(&mut self.pending),
+            handed: RefCell::default(),
+        };
         let grads = match once {
             false => backward(grad, &wants),
             true => {
@@ -258,13 +277,15 @@ impl Walk<'_> {
                 backward(&grad.detach(), &wants)
             }
         };
+        let handed = wants.handed.take();
         if self.options.retain_graph || self.options.create_graph {
             *lock(&node.backward) = Some(backward);
         } else {
             drop(backward);
         }
         let grads = grads?;
-        Ok(if once { grads.into_iter().map(|g| g.map(|g| refused(node, grad, &g))).collect() } else { grads })
+        let refused = |g: Option<Tensor>| g.map(|g| refused(node, grad, &g));
+        Ok((if once { grads.into_iter().map(refused).collect() } else { grads }, handed))
     }
 
     fn visit(&mut self, node: &Arc<Node>, mut grad: Tensor, looks: bool) -> Result<()> {
@@ -273,7 +294,7 @@ impl Walk<'_> {
         }
         if let Some(targets) = self.targets.filter(|targets| targets.nodes.contains(&node.id)) {
             self.found.insert(node.id, grad.clone());
-            if targets.and_all {
+            if targets.ends {
                 return Ok(());
             }
         }
@@ -287,7 +308,7 @@ impl Walk<'_> {
             op: node.op,
             site: node.site,
         });
-        let grads = self.gradients(node, &grad)?;
+        let (grads, handed) = self.gradients(node, &grad)?;
         if looks {
             anomaly::look(node, &grad, &grads)?;
         }
@@ -300,7 +321,7 @@ impl Walk<'_> {
                 node.inputs.len()
             )));
         }
-        for (edge, grad) in node.inputs.iter().zip(grads) {
+        for (k, (edge, grad)) in node.inputs.iter().zip(grads).enumerate() {
             let Some(edge) = edge.as_ref().filter(|edge| self.goes(edge)) else { continue };
             let Some(mut grad) = grad else {
                 return Err(Error::Backward(format!(
@@ -311,7 +332,7 @@ impl Walk<'_> {
             if !self.options.create_graph && grad.requires_grad() {
                 grad = grad.detach();
             }
-            self.deliver(edge, grad)?;
+            self.deliver(edge, grad, handed.contains(&k))?;
         }
         Ok(())
     }
@@ -358,7 +379,7 @@ pub(super) fn run_to(
             return Err(inplace::outdated("a walk back from it"));
         }
         if walk.goes(&meta) {
-            walk.deliver(&meta, seed.clone())?;
+            walk.deliver(&meta, seed.clone(), false)?;
         }
     }
     while let Some(Ready(node)) = walk.heap.pop() {

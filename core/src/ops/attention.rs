@@ -12,7 +12,7 @@ use super::launch::{self, Params};
 use super::norm::in_double;
 use super::random::drawn_words;
 use crate::amp::recast;
-use crate::autograd::{self, Grads, SavedTensor, Wants};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
@@ -184,10 +184,9 @@ impl Tensor {
         if !autograd::wanted(&[&q, &k, &v]) {
             return Ok(result);
         }
-        let again = Again::new(options, run.mask.as_ref());
-        let saved = [&q, &k, &v].into_iter().map(SavedTensor::of).collect();
-        let composed = move |t: &[Tensor]| again.attend(&t[0], &t[1], &t[2])?.reshape(&shape[..]);
-        attach(result, &[&q, &k, &v], options, saved, composed, move |g, _| {
+        let again = again(options);
+        let composed = move |t: &[Tensor]| again(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
+        attach(result, &[&q, &k, &v], run, options, composed, move |run, g| {
             let [q, k, v] = &run.inputs;
             let dq = rows_like(q, q.shape()[3])?;
             let [dk, dv] = two_like(k, v)?;
@@ -241,13 +240,12 @@ impl Tensor {
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
         let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?)?;
         let result = together(&run.out)?;
-        let again = Again::new(&options, run.mask.as_ref());
-        let saved = smallvec![SavedTensor::of(self)];
+        let again = again(&options);
         let composed = move |t: &[Tensor]| {
             let [q, k, v] = parts(&t[0])?;
-            again.attend(&q, &k, &v)?.transpose(1, 2)?.reshape([batch, length, heads * features])
+            again(&q, &k, &v, t.get(1))?.transpose(1, 2)?.reshape([batch, length, heads * features])
         };
-        attach(result, &[self], &options, saved, composed, move |g, _| {
+        attach(result, &[self], run, &options, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
@@ -257,37 +255,39 @@ impl Tensor {
     }
 }
 
-/// The options of attention that is made again for gradients of gradients, with its weights in memory.
-struct Again {
-    options: Attention<'static>,
-    mask: Option<Tensor>,
-}
-
-impl Again {
-    fn new(options: &Attention<'_>, mask: Option<&Tensor>) -> Self {
-        let &Attention { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
-        let options = Attention { attn_mask: None, dropout_p, is_causal, scale, enable_gqa, window };
-        Self { options, mask: mask.cloned() }
-    }
-
-    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<Tensor> {
-        composed(q, k, v, &Attention { attn_mask: self.mask.as_ref(), ..self.options })
+/// Attention that is made again for gradients of gradients, with its weights in memory: of q, k, v and a mask.
+fn again(
+    options: &Attention<'_>,
+) -> impl Fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + 'static {
+    let &Attention { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
+    move |q, k, v, attn_mask| {
+        composed(q, k, v, &Attention { attn_mask, dropout_p, is_causal, scale, enable_gqa, window })
     }
 }
 
-/// Puts attention on the tape. With dropout its gradient has none: other weights would be dropped in what is made again.
+/// Puts attention on the tape, with what `run` keeps: `inputs`, the mask, and the result. With dropout its gradient has none: other
+/// weights would be dropped in what is made again.
 fn attach(
     out: Tensor,
     inputs: &[&Tensor],
+    run: Run,
     options: &Attention<'_>,
-    saved: SmallVec<[SavedTensor; 4]>,
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Run, &Tensor) -> Result<Grads> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    Ok(match options.dropout_p > 0.0 {
-        true => autograd::attach(OP, out, inputs, backward),
-        false => autograd::attach_composed(OP, out, inputs, saved, composed, backward),
-    })
+    let saved: SmallVec<[SavedTensor; 4]> =
+        inputs.iter().copied().chain(&run.mask).map(SavedTensor::of).collect();
+    let result = SavedTensor::result(&run.out);
+    if options.dropout_p > 0.0 {
+        return Ok(autograd::attach(OP, out, inputs, move |g, wants| {
+            saved.iter().chain([&result]).try_for_each(|t| t.get(wants).map(drop))?;
+            backward(&run, g)
+        }));
+    }
+    Ok(autograd::attach_composed(OP, out, inputs, saved, composed, move |g, wants| {
+        result.get(wants)?;
+        backward(&run, g)
+    }))
 }
 
 /// As \[batch, heads, rows, elements\].

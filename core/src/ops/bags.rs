@@ -186,10 +186,12 @@ impl Tensor {
         let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::copy(&table, self));
         let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::copy(&plain, factors));
         drop(table);
+        let flat = SavedTensor::of(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
         Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
             let plain = plain.as_ref().map(|factors| factors.get(wants)).transpose()?;
+            let flat = flat.get(wants)?;
             let own = match (&more, wants[0]) {
                 (_, false) => None,
                 (Some(places), true) if mode == BagMode::Max => {

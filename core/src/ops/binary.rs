@@ -70,7 +70,7 @@ binary! {
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
-    /// The angle of the point (b, a), in radians.
+    /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
         Expr("select(g * b / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
         Expr("select(-g * a / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B])];

@@ -1,7 +1,7 @@
 //! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 
 use super::launch;
 use super::loss::Reduction;
@@ -137,7 +137,6 @@ impl Example {
 
 /// The loss of operations that have gradients of gradients.
 struct Again {
-    weight: Option<Tensor>,
     soft: bool,
     dim: isize,
     ignore: i32,
@@ -148,13 +147,13 @@ struct Again {
 }
 
 impl Again {
-    fn loss(&self, x: &Tensor, target: &Tensor) -> Result<Tensor> {
+    fn loss(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
         let dtype = wide(x.dtype());
         let mut log = x.to_dtype(dtype)?.log_softmax(self.dim)?;
         let classes = log.dim(self.dim)?;
         let mut per_class = Dims::from_elem(1, x.rank());
         per_class[self.dim as usize] = classes;
-        if let Some(weight) = &self.weight {
+        if let Some(weight) = weight {
             log = log.mul(&weight.to_dtype(dtype)?.reshape(&per_class[..])?)?;
         }
         let all = log.sum(&[self.dim], false)?.mul(self.smoothing / classes as f64)?;
@@ -296,7 +295,7 @@ impl Tensor {
         let (weight, ignore) = (options.weight.map(Tensor::detach), ignored(options));
         let dim = if self.rank() > 1 { 1 } else { 0 };
         let smoothing = options.label_smoothing;
-        Again { weight, soft, dim, ignore, smoothing, divisor, whole }.loss(self, target)
+        Again { soft, dim, ignore, smoothing, divisor, whole }.loss(self, target, weight.as_ref())
     }
 
     /// As [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, smoothed labels, or another
@@ -358,9 +357,8 @@ impl Tensor {
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
-        let saved = smallvec![SavedTensor::of(self), SavedTensor::of(target)];
+        let saved = [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::of).collect();
         let again = Again {
-            weight: options.weight.map(Tensor::detach),
             soft,
             dim: example.dim,
             ignore: example.ignore,
@@ -368,7 +366,7 @@ impl Tensor {
             divisor: divisor.clone(),
             whole: options.reduction != Reduction::None,
         };
-        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1]);
+        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1], t.get(2));
         Ok(autograd::attach_composed(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {

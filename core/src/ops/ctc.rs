@@ -46,7 +46,7 @@ static LOG_SUM: Pointwise = Pointwise {
 pub struct Ctc<'a> {
     /// Labels, \[batch, longest\]: integers. What stands behind a target's length is not read.
     pub targets: &'a Tensor,
-    /// Steps of each example, \[batch\].
+    /// Steps of each example, \[batch\]. Of none, an empty target has a loss of 0, and any other an infinite one.
     pub input_lengths: &'a Tensor,
     /// Labels of each example, \[batch\].
     pub target_lengths: &'a Tensor,
@@ -143,7 +143,11 @@ impl Tensor {
         let nothing = at_label.full_like(NEVER)?;
         let sum = pointwise(&LOG_SUM, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
         let losses = sum.neg()?.squeeze(1)?;
-        let impossible = losses.detach().gt(-NEVER / 2.0)?;
+        // Without steps there is one way to nothing, and none to a label.
+        let none = inputs.squeeze(1)?.le(0)?;
+        let losses = losses.masked_fill(&none, 0.0)?;
+        let labelled = none.logical_and(&counts.squeeze(1)?.gt(0)?)?;
+        let impossible = losses.detach().gt(-NEVER / 2.0)?.logical_or(&labelled)?;
         let instead = if options.zero_infinity { 0.0 } else { f64::INFINITY };
         let losses = losses.masked_fill(&impossible, instead)?;
         match options.reduction {

@@ -136,10 +136,11 @@ impl Tensor {
         };
         let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
         let out = distances(&a.detach(), &b.detach(), p)?;
-        let (x, y, distance) = (a.detach(), b.detach(), out.clone());
+        let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::result(&out));
         let saved = [&a, &b].into_iter().map(SavedTensor::of).collect();
         let composed = move |t: &[Tensor]| t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?.norm(p, &[-1], false);
         let out = autograd::attach_composed(OP, out, &[&a, &b], saved, composed, move |g, wants| {
+            let distance = distance.get(wants)?;
             let own = match wants[0] {
                 true => Some(gradient(&x, &y, g, &distance, p)?),
                 false => None,

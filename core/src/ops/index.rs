@@ -13,7 +13,7 @@ use super::scatter;
 use super::shape::PadMode;
 use super::spread::QUAD;
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -259,11 +259,12 @@ fn added_back(
     }
     let (from, to): (Dims, Dims) = (back.shape().into(), g.shape().into());
     let (index, strides): (_, Dims) = (index.clone(), strides.into());
-    let (again, again_strides) = (index.clone(), strides.clone());
-    autograd::attach_linear(
+    let (again, again_strides, known) = (index.clone(), strides.clone(), index.clone());
+    autograd::attach_linear_by(
         op,
         back,
         g,
+        &[&known],
         move |g| scatter_grad(op, g, &from, dim, (&again, &again_strides), skip),
         move |x| gathered(op, x, &to, dim, (&index, &strides), skip),
     )
@@ -368,8 +369,9 @@ impl Tensor {
             }));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
-        let index = index.detach();
-        Ok(autograd::attach_twice("gather", out, &[self], move |g, _| {
+        let index = SavedTensor::of(index);
+        Ok(autograd::attach_twice("gather", out, &[self], move |g, wants| {
+            let index = index.get(wants)?;
             Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
     }
@@ -454,8 +456,9 @@ impl Tensor {
             *s = index.strides().first().copied().unwrap_or(0);
         }
         gather_into(op, self, d, index, &strides, &out)?;
-        let (before, index): (Dims, _) = (self.shape().into(), index.detach());
+        let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::of(index));
         Ok(autograd::attach_twice(op, out, &[self], move |g, wants| {
+            let index = index.get(wants)?;
             if d == 0 {
                 let sum = wants.sum_in_place(0);
                 return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
@@ -535,8 +538,9 @@ impl Tensor {
         let out = self.detach().copy()?;
         let source = Source::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
-        let (index, src_shape): (_, Dims) = (index.detach(), src.shape().into());
+        let (index, src_shape): (_, Dims) = (SavedTensor::of(index), src.shape().into());
         Ok(autograd::attach_twice(op, out, &[self, src], move |g, wants| {
+            let index = index.get(wants)?;
             let own = if !wants[0] {
                 None
             } else if how == ScatterOp::Add {
@@ -603,8 +607,9 @@ impl Tensor {
             )
         };
         put(&out, index, value)?;
-        let index = index.detach();
-        Ok(autograd::attach_twice("scatter", out, &[self], move |g, _| {
+        let index = SavedTensor::of(index);
+        Ok(autograd::attach_twice("scatter", out, &[self], move |g, wants| {
+            let index = index.get(wants)?;
             Ok(smallvec![Some(g.scatter_value(dim, &index, 0.0)?)])
         }))
     }
@@ -632,8 +637,9 @@ impl Tensor {
         let out = self.detach().copy()?;
         let source = Source::Tensor(&scaled, scaled.strides().into());
         scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
-        let index = index.detach();
+        let index = SavedTensor::of(index);
         Ok(autograd::attach_twice("index_add", out, &[self, src], move |g, wants| {
+            let index = index.get(wants)?;
             let own = wants[0].then(|| g.clone());
             let other = match wants[1] {
                 true => {

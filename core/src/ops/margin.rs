@@ -131,7 +131,7 @@ impl Tensor {
             return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
         }
         let (x, y) = with_batch(OP, self, target, false)?;
-        let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.clamp_below()?;
+        let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
         let missed = if p == 2 { missed.square()? } else { missed };
         let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?;
@@ -154,7 +154,7 @@ impl Tensor {
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;
         let labels = y.masked_fill(&y.lt(0)?, 0)?;
         let labelled = Tensor::zeros(x.shape(), DType::F32, x.device())?.scatter_add(1, &labels, &listed)?;
-        let between = x.unsqueeze(1)?.sub(&x.gather(1, &labels)?.unsqueeze(2)?)?.add(1.0)?.clamp_below()?;
+        let between = x.unsqueeze(1)?.sub(&x.gather(1, &labels)?.unsqueeze(2)?)?.add(1.0)?.relu()?;
         let counts = listed.unsqueeze(2)?.mul(&labelled.eq(0.0)?.unsqueeze(1)?)?.to_dtype(x.dtype())?;
         let losses = between.mul(&counts)?.sum(&[1, 2], false)?.div(classes as f64)?;
         of_one(reduction.apply(&losses)?, self, reduction)

@@ -347,7 +347,9 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
     }
     let (from, last) = if of.reverse { (0, 0) } else { (1, steps) };
     let states = run.states.clone();
-    let kept = [SavedTensor::of(of.state), SavedTensor::of(of.weight), SavedTensor::result(&states)];
+    let read = [Some(of.state), Some(of.weight), run.lengths.as_ref()].into_iter().flatten();
+    let kept: SmallVec<[SavedTensor; 4]> =
+        read.map(SavedTensor::of).chain([SavedTensor::result(&states)]).collect();
     let states = autograd::attach(op, states, &order, move |g, wants| {
         kept.iter().try_for_each(|t| t.get(wants).map(drop))?;
         run.backward(g, wants)

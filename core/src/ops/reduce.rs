@@ -487,6 +487,9 @@ impl Tensor {
     /// The product over `dim`, which is kept, of products of elements: differentiable as often as they are.
     pub(super) fn product_of_halves(&self, dim: isize) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        if x.dim(dim)? == 0 {
+            return x.sum(&[dim], true)?.add(1.0);
+        }
         while x.dim(dim)? > 1 {
             let n = x.dim(dim)?;
             let half = n / 2;
@@ -586,9 +589,9 @@ impl Tensor {
         if value.numel() > 0 {
             run(op, self, &over, self.dtype(), Extra::default(), Some(&value), Some(&place))?;
         }
-        let at = place.clone();
-        let value = autograd::attach_twice(name, value, &[self], move |g, _| {
-            Ok(smallvec![Some(scatter_back(g, &at, &over.shape, dim, keepdim)?)])
+        let at = SavedTensor::of(&place);
+        let value = autograd::attach_twice(name, value, &[self], move |g, wants| {
+            Ok(smallvec![Some(scatter_back(g, &at.get(wants)?, &over.shape, dim, keepdim)?)])
         });
         Ok((value, place))
     }

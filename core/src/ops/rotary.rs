@@ -98,6 +98,8 @@ impl Tensor {
         let out = turn.run(&self.detach(), 1.0)?;
         let turn = Arc::new(turn);
         let again = turn.clone();
-        Ok(autograd::attach_linear(OP, out, self, move |x| again.run(x, 1.0), move |g| turn.run(g, -1.0)))
+        let tables = [turn.cos.clone(), turn.sin.clone()];
+        let (forward, transpose) = (move |x: &Tensor| again.run(x, 1.0), move |g: &Tensor| turn.run(g, -1.0));
+        Ok(autograd::attach_linear_by(OP, out, self, &tables.each_ref(), forward, transpose))
     }
 }

@@ -165,8 +165,9 @@ impl Tensor {
         let Some(place) = place else {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
-        let (at, shape): (_, Dims) = (place.clone(), self.shape().into());
-        let value = autograd::attach_twice(op, value, &[self], move |g, _| {
+        let (at, shape): (_, Dims) = (SavedTensor::of(&place), self.shape().into());
+        let value = autograd::attach_twice(op, value, &[self], move |g, wants| {
+            let at = at.get(wants)?;
             // Many gradients meet in one element: halves are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
             Ok(smallvec![Some(scatter_back(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])

@@ -7,6 +7,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::index::{Source, scatter_into, without};
 use super::launch::{self, GROUP, Params};
+use super::shape::PadMode;
 use super::{select, sort};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor, Wants};
@@ -137,6 +138,39 @@ impl Reduce {
         }
         let counts = self.counts(x)?;
         if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
+    }
+
+    /// A product of products, differentiable as often as they are, zeros among the factors included. It takes the memory of every
+    /// element of `src` beside every place along the dimension.
+    fn product(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
+        if x.rank() == 0 {
+            let one = Self { index: self.index.reshape([1])?, ..self.clone() };
+            return one.product(&x.reshape([1])?, &src.reshape([1])?)?.reshape(&[] as &[usize]);
+        }
+        if src.numel() == 0 {
+            return Ok(x.clone());
+        }
+        let (d, n) = (self.dim as isize, x.shape()[self.dim]);
+        let index = self.index.to_dtype(DType::I32)?;
+        let index = index.where_(&index.ge(0)?, &index.add(n as i64)?)?;
+        let mut along = Dims::from_elem(1, x.rank() + 1);
+        along[self.dim] = n;
+        let places = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
+        let here = index.unsqueeze(d)?.eq(&places)?;
+        let factors = src.unsqueeze(d)?.where_(&here, 1.0)?;
+        let product = factors.product_of_halves(d + 1)?.squeeze(d + 1)?;
+        // Beyond the index nothing is multiplied.
+        let ends = x.shape().iter().zip(product.shape()).rev();
+        let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
+        let product = product.pad(&pads, PadMode::Constant(1.0))?;
+        match self.include_self {
+            true => x.mul(&product),
+            false => {
+                let named = Tensor::zeros(x.shape(), DType::Bool, x.device())?;
+                self.scatter(&named, &Source::Number(1.0), ScatterOp::Set)?;
+                x.masked_fill(&named, 1.0)?.mul(&product)
+            }
+        }
     }
 
     /// The gradients of `x` and of `src`, which has the index's shape. Sums and means need neither; what was reduced and
@@ -369,7 +403,10 @@ impl Tensor {
             ScatterReduce::Sum | ScatterReduce::Mean => None,
             _ => Some([SavedTensor::of(self), SavedTensor::of(&part), SavedTensor::result(&out)]),
         };
+        let index = SavedTensor::of(&call.index);
+        let again = call.clone();
         let backward = move |g: &Tensor, wants: &Wants<'_>| {
+            index.get(wants)?;
             // Which are the largest does not change.
             let kept = match &kept {
                 Some([x, src, out]) => {
@@ -382,7 +419,11 @@ impl Tensor {
         };
         Ok(match reduce {
             // The product of the others does change with them.
-            ScatterReduce::Prod => autograd::attach(OP, out, &[self, &part], backward),
+            ScatterReduce::Prod => {
+                let saved = [self, &part, &again.index].into_iter().map(SavedTensor::of).collect();
+                let composed = move |t: &[Tensor]| again.product(&t[0], &t[1]);
+                autograd::attach_composed(OP, out, &[self, &part], saved, composed, backward)
+            }
             _ => autograd::attach_twice(OP, out, &[self, &part], backward),
         })
     }

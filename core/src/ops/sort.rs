@@ -178,7 +178,7 @@ impl Sorter {
             }
             Ok(value)
         };
-        let value = autograd::attach_linear(op, value, x, forward, move |g| {
+        let value = autograd::attach_linear_by(op, value, x, &[&place], forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
             place_into(op, &whole, d, &at, g)?;
             Ok(whole)

@@ -76,23 +76,26 @@ impl Tensor {
         let freedom = (over.extent as f64 - correction).max(0.0);
         let extra = Extra { center: Some(&center), args: args(freedom, 0.0), ..Extra::default() };
         let out = reduce_float(op, self, &over, keepdim, extra)?;
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         let root = op.name == "std";
+        let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
         Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
-            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let x = x.get(wants)?;
+            let y = y.as_ref().map(|y| y.get(wants)).transpose()?;
             let mean = match wants.again() {
                 true => x.sum_to(&over.kept)?.div(over.extent as f64)?,
                 false => center.to_dtype(x.dtype())?,
             };
-            let g = if root { g.div(&y.mul(freedom)?)? } else { g.mul(2.0 / freedom)? };
+            let g = match &y {
+                Some(y) => g.div(&y.mul(freedom)?)?,
+                None => g.mul(2.0 / freedom)?,
+            };
             let g = over.spread(&g)?;
             // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
             let away = x.sub(&over.spread(&mean)?)?;
             let grad = g.mul(&away)?;
-            Ok(smallvec![Some(if root {
-                grad.masked_fill(&over.spread(&y.detach())?.eq(0.0)?, 0.0)?
-            } else {
-                grad
+            Ok(smallvec![Some(match &y {
+                Some(y) => grad.masked_fill(&over.spread(&y.detach())?.eq(0.0)?, 0.0)?,
+                None => grad,
             })])
         }))
     }

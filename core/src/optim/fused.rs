@@ -490,20 +490,22 @@ impl Fused {
         self.prepare(rule)?;
         let names = rule.states();
         let mut expected = FxHashSet::default();
+        // All is looked at before anything is overwritten.
+        let mut steps: Vec<(usize, u64)> = Vec::new();
+        let mut sources: Vec<(Tensor, Option<&Tensor>)> = Vec::new();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
-                let p = &self.parameters[k];
-                let Some(step) = given.get(&format!("{k}.step")) else {
+                let views = group.views(rule, member, self.parameters[k].shape());
+                let step = format!("{k}.step");
+                let Some(count) = given.get(&step) else {
                     // This parameter had made no step.
-                    self.pace.set_steps(k, 0);
-                    for view in group.views(rule, member, p.shape()) {
-                        view.zero_()?;
-                    }
+                    steps.push((k, 0));
+                    sources.extend(views.into_iter().map(|view| (view, None)));
                     continue;
                 };
-                expected.insert(format!("{k}.step"));
-                self.pace.set_steps(k, step.item()? as u64);
-                for (name, view) in names.iter().zip(group.views(rule, member, p.shape())) {
+                steps.push((k, count.item()? as u64));
+                expected.insert(step);
+                for (name, view) in names.iter().zip(views) {
                     let name = format!("{k}.{name}");
                     let source = given
                         .get(&name)
@@ -512,10 +514,24 @@ impl Fused {
                         let rule = format!("{name} has the shape that its parameter asks for");
                         return Err(Error::shape("load_state_dict", rule, &[source.shape(), view.shape()]));
                     }
-                    view.copy_(&source.detach().to_device(p.device())?)?;
+                    sources.push((view, Some(source)));
                     expected.insert(name);
                 }
             }
+        }
+        let strange: Vec<&str> =
+            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
+        if !strange.is_empty() {
+            return Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))));
+        }
+        for (view, source) in sources {
+            match source {
+                Some(source) => view.copy_(&source.detach().to_device(view.device())?)?,
+                None => view.zero_()?,
+            }
+        }
+        for (k, count) in steps {
+            self.pace.set_steps(k, count);
         }
         for group in &self.groups {
             // In place: a captured step may count there.
@@ -523,12 +539,7 @@ impl Fused {
                 counts.copy_(&group.counted(&self.pace, &self.parameters)?)?;
             }
         }
-        let strange: Vec<&str> =
-            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
-        if strange.is_empty() {
-            return Ok(());
-        }
-        Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))))
+        Ok(())
     }
 }
 

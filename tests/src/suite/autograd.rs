@@ -13,6 +13,7 @@ use super::tests;
 tests![
     diamonds_add_up,
     repeated_use_adds_up,
+    one_gradient_that_comes_twice_counts_twice,
     gradients_accumulate_in_place,
     no_grad_stops_recording,
     detach_cuts,
@@ -44,6 +45,21 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
     }
     y.backward()?;
     expect(&x.grad().context("no gradient")?, &[6.0 * 32.0])
+}
+
+fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    // The sum gives both operands the memory of its own gradient.
+    for options in [GradOptions::default(), GradOptions::create_graph()] {
+        let y = x.add(&x)?.sum_all()?;
+        expect(&autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0], &[2.0; 3])?;
+    }
+    x.add(&x)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[2.0; 3])?;
+    // What is in the leaf already may come again.
+    let known = x.grad().context("no gradient")?;
+    x.add(1.0)?.backward_with(&known)?;
+    expect(&x.grad().context("no gradient")?, &[4.0; 3])
 }
 
 fn gradients_accumulate_in_place(device: &Device) -> Result<()> {

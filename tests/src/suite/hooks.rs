@@ -1,5 +1,6 @@
 //! What looks at gradients on their way, and what is refused when tensors change under them: hooks, anomalies, versions.
 
+use std::slice::from_ref;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -7,9 +8,11 @@ use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::ops::{Attention, Bags, CrossEntropy, Recurrent, RecurrentKind, ScatterReduce};
 use forebay::tensor::Tensor;
 
-use super::host::expect;
+use super::host::{close, expect};
 use super::tests;
 
 tests![
@@ -19,8 +22,10 @@ tests![
     hooks_of_recorded_walks_are_recorded,
     an_optimiser_in_the_backward_pass_frees_gradients,
     hooks_run_inside_checkpoints,
+    hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint,
     a_hook_that_returns_another_shape_is_an_error,
     a_saved_tensor_that_was_changed_is_an_error,
+    what_an_operation_reads_beside_its_inputs_is_saved_too,
     what_is_not_saved_may_change,
     the_first_nan_is_named,
     the_forward_pass_is_looked_at,
@@ -165,6 +170,22 @@ fn hooks_run_inside_checkpoints(device: &Device) -> Result<()> {
     expect(&w.grad().context("no gradient")?, &[60.0, 96.0])
 }
 
+fn hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint(device: &Device) -> Result<()> {
+    let w = leaf(&[3.0, 4.0], device)?;
+    let (handle, inner) = (w.register_hook(|_| Ok(None))?, w.clone());
+    // exp(w) w², whose factor w² is made again.
+    let y = checkpoint(&[&w.exp()?], move |t| t[0].mul(&inner)?.mul(&inner))?.sum_all()?;
+    let first = autograd::grad(&[y], from_ref(&w), &GradOptions::create_graph())?;
+    let at = |f: fn(f64) -> f64| [3.0, 4.0].map(f);
+    close(&first[0].to_f64s()?, &at(|w| w.exp() * (w * w + 2.0 * w)), 1e-5, 0.0)?;
+    autograd::backward(&[first[0].sum_all()?], &GradOptions::create_graph())?;
+    let second = w.grad().context("no second gradient")?;
+    close(&second.to_f64s()?, &at(|w| w.exp() * (w * w + 4.0 * w + 2.0)), 1e-5, 0.0)?;
+    w.set_grad(None);
+    handle.remove();
+    Ok(())
+}
+
 fn a_hook_that_returns_another_shape_is_an_error(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     x.register_hook(|grad| grad.sum_all().map(Some))?;
@@ -212,6 +233,106 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
         let error = refused(y)?;
         ensure!(error.contains(name), "{name}: {error}");
     }
+    Ok(())
+}
+
+/// Indices, masks, weights of classes, results with their places: what a gradient reads, and a program can change.
+fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Result<()> {
+    type Run = fn(&Tensor, &Tensor) -> CoreResult<(Tensor, Tensor)>;
+    // Of a tensor [4, 3] and an index [2, 3] or its first row: the result, and what is changed then.
+    let runs: &[(&str, Run)] = &[
+        ("gather", |x, i| Ok((x.gather(0, i)?, i.clone()))),
+        ("index_select", |x, i| Ok((x.index_select(0, &i.select(0, 0)?)?, i.clone()))),
+        ("index_select", |x, i| Ok((x.index_select(1, &i.select(0, 0)?)?, i.clone()))),
+        ("embedding", |x, i| Ok((x.embedding(i, None)?, i.clone()))),
+        ("scatter", |x, i| Ok((x.scatter(0, i, &x.mul(2.0)?)?, i.clone()))),
+        ("scatter", |x, i| Ok((x.scatter_value(0, i, 2.0)?, i.clone()))),
+        ("scatter_add", |x, i| Ok((x.scatter_add(0, i, x)?, i.clone()))),
+        ("index_add", |x, i| Ok((x.index_add(0, &i.select(0, 0)?, &x.narrow(0, 0, 3)?, 2.0)?, i.clone()))),
+        ("scatter_reduce", |x, i| Ok((x.scatter_reduce(0, i, x, ScatterReduce::Mean, true)?, i.clone()))),
+        ("scatter_reduce", |x, i| Ok((x.scatter_reduce(0, i, x, ScatterReduce::Amax, true)?, i.clone()))),
+        ("embedding_bag", |x, i| Ok((x.embedding_bag(i, &Bags::default())?, i.clone()))),
+        ("max", |x, _| x.max(0, false)),
+        ("cummax", |x, _| x.cummax(0)),
+        ("sort", |x, _| x.sort(0, true)),
+        ("topk", |x, _| x.topk(2, 0, true)),
+        ("cross_entropy", |x, i| {
+            let weight = Tensor::ones(&[3], DType::F32, x.device())?;
+            let options = CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() };
+            let classes = i.reshape([6])?.narrow(0, 0, 4)?;
+            Ok((x.cross_entropy_with(&classes, &options)?, weight.clone()))
+        }),
+        ("rotary_embedding", |x, _| {
+            let table = Tensor::ones(&[4, 1], DType::F32, x.device())?;
+            Ok((x.narrow(1, 0, 2)?.rotary_embedding(&table, &table, false)?, table))
+        }),
+        ("cdist", |x, _| {
+            let y = x.cdist(&x.mul(2.0)?, 2.0)?;
+            Ok((y.clone(), y.detach()))
+        }),
+        ("gru", |x, _| {
+            let (device, wide) = (x.device(), Tensor::ones(&[2, 2, 6], DType::F32, x.device())?);
+            let lengths = Tensor::from_slice(&[2i32, 1], &[2], device)?;
+            let (state, weight) =
+                (x.narrow(0, 0, 2)?.narrow(1, 0, 2)?, Tensor::ones(&[6, 2], DType::F32, device)?);
+            let bias = Tensor::ones(&[6], DType::F32, device)?;
+            let of = Recurrent {
+                lengths: Some(&lengths),
+                bias: Some(&bias),
+                ..Recurrent::new(RecurrentKind::Gru, &wide, &state, &weight)
+            };
+            Ok((of.run()?.all, lengths))
+        }),
+        ("scaled_dot_product_attention", |x, _| {
+            let mask = Tensor::ones(&[4, 4], DType::F32, x.device())?;
+            let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+            Ok((x.scaled_dot_product_attention(x, x, &options)?, mask.clone()))
+        }),
+        ("scaled_dot_product_attention", |x, _| {
+            let y = x.scaled_dot_product_attention(x, x, &Attention::default())?;
+            Ok((y.clone(), y.detach()))
+        }),
+        ("scaled_dot_product_attention", |x, _| {
+            let options = Attention { dropout_p: 0.5, ..Attention::default() };
+            let y = x.scaled_dot_product_attention(x, x, &options)?;
+            Ok((y.clone(), y.detach()))
+        }),
+        ("scaled_dot_product_attention", |x, _| {
+            let options = Attention { dropout_p: 0.5, ..Attention::default() };
+            Ok((x.scaled_dot_product_attention(x, x, &options)?, x.detach()))
+        }),
+        ("scaled_dot_product_attention", |x, _| {
+            let y = x.unsqueeze(0)?.qkv_attention(1, 1, &Attention::default())?;
+            Ok((y.clone(), y.detach()))
+        }),
+    ];
+    for (name, run) in runs {
+        let x: Vec<f32> = (0..12).map(|i| (i * 5 % 12) as f32).collect();
+        let x = Tensor::from_slice(&x, &[4, 3], device)?.requires_grad_()?;
+        let index = Tensor::from_slice(&[0i32, 2, 1, 2, 1, 0], &[2, 3], device)?;
+        let (y, changed) = run(&x, &index).with_context(|| *name)?;
+        let twice = match changed.dtype().is_float() {
+            true => autograd::grad(&[y.sum_all()?], from_ref(&x), &GradOptions::create_graph())
+                .with_context(|| *name)?,
+            false => Vec::new(),
+        };
+        drop(twice);
+        {
+            let _no_grad = autograd::no_grad();
+            changed.zero_()?;
+        }
+        let Err(error) = y.sum_all()?.backward() else { anyhow::bail!("{name}: a changed tensor was used") };
+        let error = error.to_string();
+        ensure!(error.contains(name) && error.contains("changed in place since"), "{name}: {error}");
+    }
+    // So does the gradient of a gradient.
+    let x = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
+    let index = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
+    let y = x.index_select(0, &index)?.square()?.sum_all()?;
+    let first = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
+    index.zero_()?;
+    let error = first[0].sum_all()?.backward().err().context("a changed index was used")?.to_string();
+    ensure!(error.contains("changed in place since"), "{error}");
     Ok(())
 }
 

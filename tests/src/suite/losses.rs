@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropy, Reduction};
+use forebay::ops::{CrossEntropy, Ctc, Reduction};
 use forebay::tensor::Tensor;
 
 super::tests![
@@ -15,6 +15,8 @@ super::tests![
     a_layer_with_its_loss_under_autocast,
     a_layer_with_its_loss_says_what_it_does_not_take,
     tables_sum_their_rows_in_order,
+    margins_that_are_just_met_have_no_gradient,
+    sequences_without_steps,
 ];
 
 fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
@@ -211,6 +213,44 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
         let low = table.detach().to_dtype(DType::BF16)?.requires_grad_()?;
         low.embedding(&index, None)?.backward_with(&g.to_dtype(DType::BF16)?)?;
         close(&format!("{name}, bf16"), &grad(&low)?, &expected, 4e-2)?;
+    }
+    Ok(())
+}
+
+/// PyTorch's gradients of these margins are of what is above 0.
+fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
+    let leaf =
+        |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, &[1, x.len()], device)?.requires_grad_()?) };
+    let x = leaf(&[0.0, 1.0, 0.5])?;
+    let own = Tensor::from_slice(&[1i32], &[1], device)?;
+    for p in [1, 2] {
+        x.set_grad(None);
+        x.multi_margin_loss(&own, p, 1.0, None, Reduction::Mean)?.backward()?;
+        super::host::close(&grad(&x)?.to_f64s()?, &[0.0, -1.0 / 3.0, 1.0 / 3.0], 1e-6, 0.0)?;
+    }
+    let x = leaf(&[0.0, 1.0, 0.0, 2.0])?;
+    let labels = Tensor::from_slice(&[1i32, -1, -1, 0], &[1, 4], device)?;
+    x.multilabel_margin_loss(&labels, Reduction::Mean)?.backward()?;
+    super::host::expect(&grad(&x)?, &[0.0, -0.25, 0.0, 0.25])
+}
+
+/// As PyTorch: no steps are a sure way to no labels, and none to a label.
+fn sequences_without_steps(device: &Device) -> Result<()> {
+    let x = Tensor::rand(&[4, 3, 5], DType::F32, device)?.requires_grad_()?;
+    let labels = Tensor::from_slice(&[1i32, 2, 2, 3, 1, 1], &[3, 2], device)?;
+    let steps = Tensor::from_slice(&[0i32, 4, 0], &[3], device)?;
+    let counts = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
+    for (zero_infinity, last) in [(false, f64::INFINITY), (true, 0.0)] {
+        x.set_grad(None);
+        let options = Ctc { reduction: Reduction::None, zero_infinity, ..Ctc::new(&labels, &steps, &counts) };
+        let losses = x.log_softmax(-1)?.ctc_loss(&options)?;
+        let found = losses.to_f64s()?;
+        ensure!(found[0] == 0.0 && found[1] > 1.0 && found[2] == last, "{found:?}");
+        losses.sum_all()?.backward()?;
+        let all = grad(&x)?;
+        let of = |k: isize| -> Result<f64> { Ok(all.select(1, k)?.abs()?.sum_all()?.item()?) };
+        let found = [of(0)?, of(1)?, of(2)?];
+        ensure!(found[0] == 0.0 && found[1] > 0.1 && found[2] == 0.0, "{found:?}");
     }
     Ok(())
 }

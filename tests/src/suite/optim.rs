@@ -207,6 +207,26 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
         train(&first, &mut *optimizer, 4..=6, |o| Ok(o.step()?))?;
         train(&second, &mut *resumed, 4..=6, |o| Ok(o.step()?))?;
         ensure!(values(&first)? == values(&second)?, "{name}: the runs differ");
+        // What does not fit as a whole changes nothing.
+        let ends = |dict: &BTreeMap<String, Tensor>| -> Result<Vec<Vec<f64>>> {
+            values(&dict.values().cloned().collect::<Vec<_>>())
+        };
+        let before = ends(&resumed.state_dict()?)?;
+        let mut other = BTreeMap::new();
+        for (name, t) in optimizer.state_dict()? {
+            other.insert(name, t.add(if t.dtype().is_float() { 1.0 } else { 2.0 })?.to_dtype(t.dtype())?);
+        }
+        let last = other.keys().filter(|name| !name.ends_with(".step")).last().cloned();
+        if let Some(last) = &last {
+            let mut wrong = other.clone();
+            wrong.insert(last.clone(), Tensor::zeros(&[2, 1, 1, 1], DType::F32, device)?);
+            let error = resumed.load_state_dict(&wrong).err().context("it was taken")?.to_string();
+            ensure!(error.contains(last.as_str()), "{name}: {error}");
+        }
+        other.insert("9.nothing".into(), Tensor::zeros(&[], DType::F32, device)?);
+        let error = resumed.load_state_dict(&other).err().context("it was taken")?.to_string();
+        ensure!(error.contains("unexpected: 9.nothing"), "{name}: {error}");
+        ensure!(ends(&resumed.state_dict()?)? == before, "{name}: a state that was refused is there");
         let mut fewer = optimizer.state_dict()?;
         let state = fewer.keys().find(|name| !name.ends_with(".step")).cloned();
         if let Some(state) = state {
