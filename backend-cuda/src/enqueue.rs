@@ -15,16 +15,14 @@ impl Device {
     #[inline]
     pub(crate) fn offer(&self, queue: &Queue, command: &Command<'_>) -> Result<bool> {
         if !queue.waiting.any() {
-            match command {
-                // Most commands are launches: they look their kernel up once.
-                Command::Launch(launch) => {
-                    if self.kernels.launch(&queue.stream, launch, false)? {
-                        self.fences.enqueued();
-                        return Ok(true);
-                    }
+            // Most commands are launches: they look their kernel up once.
+            if let Command::Launch(launch) = command {
+                if self.kernels.launch(&queue.stream, launch, false)? {
+                    self.fences.enqueued();
+                    return Ok(true);
                 }
-                _ if self.is_ready(command) => return self.enqueue(queue, &queue.stream, command),
-                _ => {}
+            } else if self.is_ready(command) {
+                return self.enqueue(queue, &queue.stream, command);
             }
         }
         self.offer_behind(queue, command)

@@ -216,7 +216,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
         for (name, t) in optimizer.state_dict()? {
             other.insert(name, t.add(if t.dtype().is_float() { 1.0 } else { 2.0 })?.to_dtype(t.dtype())?);
         }
-        let last = other.keys().filter(|name| !name.ends_with(".step")).last().cloned();
+        let last = other.keys().rfind(|name| !name.ends_with(".step")).cloned();
         if let Some(last) = &last {
             let mut wrong = other.clone();
             wrong.insert(last.clone(), Tensor::zeros(&[2, 1, 1, 1], DType::F32, device)?);
