@@ -11,11 +11,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_core::backend::{AttentionCall, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 
-use crate::compiling::Job;
 use crate::context::{Context, Function, Module, Stream};
-use crate::kernels::{Kernels, Making};
+use crate::kernels::Kernels;
 use crate::switches;
 
 /// What a kernel does.
@@ -286,80 +284,14 @@ struct Loaded {
     _module: Module,
 }
 
-/// How far a kernel is.
-#[derive(Debug)]
-enum State {
-    Compiling(Arc<Job>),
-    Loaded(Loaded),
-    /// It does not compile.
-    Refused,
-}
-
 /// The attention kernels of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    known: RwLock<HashMap<Kernel, State>>,
-}
-
-/// A call that there are kernels for.
-struct Planned {
-    params: Params,
-    /// With their numbers of blocks.
-    kernels: Vec<(Kernel, u32)>,
-}
-
-impl Planned {
-    fn new(arch: u32, call: &AttentionCall) -> Option<Self> {
-        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
-            return None;
-        }
-        let params = Params::new(call)?;
-        let mask = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype)?;
-        let passes: &[Pass] =
-            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
-        let kernels = passes.iter().map(|&pass| {
-            let kernel = Kernel::new(pass, call.head, call.dtype, arch)?;
-            let kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
-            let (rows, heads) = match pass {
-                Pass::Keys => (call.keys, call.kv_heads),
-                Pass::Forward | Pass::Queries => (call.queries, call.heads),
-            };
-            let blocks = rows.div_ceil(kernel.tiling().rows().into()) * heads * call.batch;
-            Some((kernel, i32::try_from(blocks).ok()?.unsigned_abs()))
-        });
-        Some(Self { params, kernels: kernels.collect::<Option<_>>()? })
-    }
+    /// `None` for what cannot be compiled.
+    loaded: RwLock<HashMap<Kernel, Option<Loaded>>>,
 }
 
 impl Attention {
-    /// Whether there are kernels for a call, as far as is known before they are compiled: that begins here.
-    pub(crate) fn takes(
-        &self,
-        context: &Arc<Context>,
-        kernels: &Kernels,
-        call: &AttentionCall,
-    ) -> Result<bool> {
-        let Some(planned) = Planned::new(kernels.arch(), call) else { return Ok(false) };
-        for (kernel, _) in planned.kernels {
-            if !self.begin(context, kernels, kernel)? {
-                return Ok(false);
-            }
-        }
-        Ok(true)
-    }
-
-    /// Whether [`run`](Self::run) need not wait for its kernels.
-    pub(crate) fn is_ready(&self, kernels: &Kernels, call: &AttentionCall) -> bool {
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        Planned::new(kernels.arch(), call).is_none_or(|planned| {
-            planned.kernels.iter().all(|(kernel, _)| match known.get(kernel) {
-                Some(State::Compiling(job)) => job.is_done(),
-                Some(_) => true,
-                None => false,
-            })
-        })
-    }
-
     /// Enqueues attention; `false` where there is no kernel for it.
     pub(crate) fn run(
         &self,
@@ -367,17 +299,27 @@ impl Attention {
         kernels: &Kernels,
         stream: &Stream,
         call: &AttentionCall,
-    ) -> Result<bool> {
-        let Some(Planned { params, kernels: planned }) = Planned::new(kernels.arch(), call) else {
+    ) -> Result<bool, SourceError> {
+        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
             return Ok(false);
-        };
-        for &(kernel, _) in &planned {
-            self.begin(context, kernels, kernel)?;
         }
-        let mut launches = Vec::with_capacity(planned.len());
-        for (kernel, blocks) in planned {
-            let Some(function) = self.function(context, kernel)? else { return Ok(false) };
-            launches.push((function, blocks, kernel));
+        let Some(params) = Params::new(call) else { return Ok(false) };
+        let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(false) };
+        let passes: &[Pass] =
+            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
+        let mut launches = Vec::with_capacity(passes.len());
+        for &pass in passes {
+            let kernel = Kernel::new(pass, call.head, call.dtype, kernels.arch());
+            let Some(kernel) = kernel else { return Ok(false) };
+            let kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
+            let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
+            let (rows, heads) = match pass {
+                Pass::Keys => (call.keys, call.kv_heads),
+                Pass::Forward | Pass::Queries => (call.queries, call.heads),
+            };
+            let blocks = rows.div_ceil(kernel.tiling().rows().into()) * heads * call.batch;
+            let Ok(blocks) = i32::try_from(blocks) else { return Ok(false) };
+            launches.push((function, blocks.unsigned_abs(), kernel));
         }
         for (function, blocks, kernel) in launches {
             let threads = kernel.tiling().warps * 32;
@@ -391,61 +333,35 @@ impl Attention {
         Ok(true)
     }
 
-    /// Has a kernel compiled that nobody has asked for yet; `false` for one that does not compile.
-    fn begin(&self, context: &Arc<Context>, kernels: &Kernels, kernel: Kernel) -> Result<bool> {
-        let begun = |state: &State| !matches!(state, State::Refused);
-        if let Some(state) = self.known.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
-            return Ok(begun(state));
+    fn function(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        kernel: Kernel,
+    ) -> Result<Option<Function>, SourceError> {
+        let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
+        if let Some(loaded) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            return Ok(function(loaded));
         }
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        if let Some(state) = known.get(&kernel) {
-            return Ok(begun(state));
+        // Under the lock: who else needs it waits, and does not compile it too.
+        let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = all.get(&kernel) {
+            return Ok(function(loaded));
         }
-        let state = match kernels.make(context, &label(kernel), kernel.source(), kernel.options()) {
-            Ok(Making::Loaded(module)) => State::Loaded(Loaded::new(kernel, module)?),
-            Ok(Making::Compiling(job)) => State::Compiling(job),
-            Err(error @ Error::Kernel { .. }) => refused(&error),
-            Err(error) => return Err(error),
+        let label = format!("{kernel:?}");
+        let loaded = match kernels.load_cuda(context, &label, &kernel.source(), kernel.options()) {
+            Ok(module) => {
+                let function = module.function(kernel.pass.entry())?;
+                function.allow_shared(kernel.shared())?;
+                Some(Loaded { function, _module: module })
+            }
+            Err(error) => {
+                log::warn!("attention runs on the portable kernels, which are slower: {error}");
+                None
+            }
         };
-        let begun = begun(&state);
-        known.insert(kernel, state);
-        Ok(begun)
+        let result = function(&loaded);
+        all.insert(kernel, loaded);
+        Ok(result)
     }
-
-    /// The function of a kernel that was begun; waits for it.
-    fn function(&self, context: &Arc<Context>, kernel: Kernel) -> Result<Option<Function>> {
-        if let Some(State::Loaded(loaded)) =
-            self.known.read().unwrap_or_else(PoisonError::into_inner).get(&kernel)
-        {
-            return Ok(Some(loaded.function));
-        }
-        // Under the lock: who else needs it waits, and does not load it too.
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        let Some(state) = known.get_mut(&kernel) else { return Ok(None) };
-        if let State::Compiling(job) = state {
-            *state = match Kernels::load(context, &label(kernel), job) {
-                Ok(module) => State::Loaded(Loaded::new(kernel, module)?),
-                Err(error @ Error::Kernel { .. }) => refused(&error),
-                Err(error) => return Err(error),
-            };
-        }
-        Ok(if let State::Loaded(loaded) = state { Some(loaded.function) } else { None })
-    }
-}
-
-impl Loaded {
-    fn new(kernel: Kernel, module: Module) -> Result<Self, SourceError> {
-        let function = module.function(kernel.pass.entry())?;
-        function.allow_shared(kernel.shared())?;
-        Ok(Self { function, _module: module })
-    }
-}
-
-fn label(kernel: Kernel) -> String {
-    format!("{kernel:?}")
-}
-
-fn refused(error: &Error) -> State {
-    log::warn!("attention runs on the portable kernels, which are slower: {error}");
-    State::Refused
 }

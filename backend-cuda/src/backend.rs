@@ -26,7 +26,6 @@ use crate::processes;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::is_set;
 use crate::virtual_memory::AddressSpace;
-use crate::waiting::Waiting;
 
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
 const ALIGNMENT: u64 = 256;
@@ -41,35 +40,33 @@ pub struct CudaBackend {
 }
 
 /// What the queues of a device share.
-pub(crate) struct Device {
+struct Device {
     info: DeviceInfo,
     total: u64,
-    pub(crate) fences: Fences,
+    fences: Fences,
     events: Events,
     clock: Clock,
-    pub(crate) kernels: Kernels,
-    pub(crate) attention: Attention,
+    kernels: Kernels,
+    attention: Attention,
     /// Page-locked memory that was lent, by its address.
     host: Mutex<HashMap<u64, Pinned>>,
     /// `None` where segments cannot grow.
     addresses: Option<AddressSpace>,
     queues: [OnceLock<Arc<Queue>>; MAX_QUEUES as usize],
-    pub(crate) context: Arc<Context>,
+    context: Arc<Context>,
 }
 
 /// A stream, and what is used by its work alone.
-pub(crate) struct Queue {
-    pub(crate) waiting: Waiting,
-    pub(crate) matmul: Matmul,
-    pub(crate) uploads: Mutex<Uploads>,
+struct Queue {
+    matmul: Matmul,
+    uploads: Mutex<Uploads>,
     downloads: Mutex<Downloads>,
-    pub(crate) stream: Stream,
+    stream: Stream,
 }
 
 impl Queue {
     fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
         Ok(Self {
-            waiting: Waiting::default(),
             matmul: Matmul::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
@@ -79,13 +76,9 @@ impl Queue {
 }
 
 impl Device {
-    /// The queues that are in use.
-    pub(crate) fn all_queues(&self) -> impl Iterator<Item = &Queue> {
-        self.queues.iter().filter_map(|queue| queue.get().map(|queue| &**queue))
-    }
-
+    /// The streams that are in use.
     fn streams(&self) -> impl Iterator<Item = &Stream> {
-        self.all_queues().map(|queue| &queue.stream)
+        self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
     }
 
     fn queue(&self, number: u8) -> Result<&Arc<Queue>, SourceError> {
@@ -187,9 +180,6 @@ impl CudaBackend {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        if let Err(error) = self.settle_all() {
-            log::error!("{} was closed before this was seen: {error}", self.info.name);
-        }
         // The parts give their handles back on their own; work that is still running must not lose its memory. An
         // error means that the device is lost, and nothing runs.
         self.streams().for_each(|stream| drop(stream.synchronize()));
@@ -199,18 +189,34 @@ impl Drop for Device {
 impl CudaBackend {
     /// Writes commands down; `None` where one of them, or the driver, declines.
     fn graph(&self, commands: &[Command<'_>]) -> Result<Option<Steps>> {
-        // Kernels are loaded before anything is written down: the driver takes no such call meanwhile.
-        self.device.settle(&self.queue)?;
-        let Some(capture) = Capture::begin(&self.device.context)? else { return Ok(None) };
+        let Device { attention, context, kernels, .. } = &*self.device;
+        let Some(capture) = Capture::begin(context)? else { return Ok(None) };
+        let stream = capture.stream();
         let mut launches = Vec::with_capacity(commands.len());
         for command in commands {
-            if !self.device.enqueue(&self.queue, capture.stream(), command)? {
+            let mut launched = None;
+            let done = match *command {
+                Command::Launch(ref launch) => {
+                    kernels.launch(stream, launch)?;
+                    launched = Some((capture.last()?, Kept::new(launch)));
+                    true
+                }
+                Command::Copy { dst, src } => {
+                    // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
+                    unsafe { stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+                    true
+                }
+                Command::Fill { dst, word } => {
+                    // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
+                    unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
+                    true
+                }
+                Command::Matmul(call) => self.queue.matmul.run(stream, call)?,
+                Command::Attention(call) => attention.run(context, kernels, stream, call)?,
+            };
+            if !done {
                 return Ok(None);
             }
-            let launched = match command {
-                Command::Launch(launch) => Some((capture.last()?, Kept::new(launch))),
-                _ => None,
-            };
             launches.push(launched);
         }
         let graph = capture.finish()?;
@@ -254,7 +260,6 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.device.settle_all()?;
         self.device.context.free(segment.0)
     }
 
@@ -263,7 +268,6 @@ impl SegmentSource for CudaBackend {
     }
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.device.settle_all()?;
         self.device.addresses()?.unreserve(segment.0)
     }
 
@@ -272,14 +276,12 @@ impl SegmentSource for CudaBackend {
     }
 
     fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        self.device.settle_all()?;
         let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
         let pieces = pieces.iter().map(|p| (address(p.to), p.bytes, p.from.map(address)));
         self.device.addresses()?.map(&pieces.collect::<Vec<_>>())
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.device.settle_all()?;
         self.device.addresses()?.unmap(segment.0 + offset, bytes)
     }
 
@@ -288,17 +290,14 @@ impl SegmentSource for CudaBackend {
     }
 
     fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        self.device.settle_all()?;
         self.device.events.record(&self.device.queue(queue)?.stream)
     }
 
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.device.settle_all()?;
         self.device.events.wait(&self.device.queue(queue)?.stream, event)
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {
-        self.device.settle_all()?;
         self.device.fences.record(self.device.streams())
     }
 
@@ -321,15 +320,20 @@ impl Backend for CudaBackend {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.device.offer(&self.queue, &Command::Launch(*launch)).map(drop)
+        self.device.kernels.launch(&self.queue.stream, launch)?;
+        self.device.fences.enqueued();
+        Ok(())
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.device.upload(&self.queue, dst, data)
+        let mut uploads = self.queue.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        let uploaded = uploads.upload(&self.queue.stream, address(dst), data);
+        // Also where it failed: a part of it may have been enqueued.
+        self.device.fences.enqueued();
+        Ok(uploaded?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.device.settle(&self.queue)?;
         let mut downloads = self.queue.downloads.lock().unwrap_or_else(PoisonError::into_inner);
         let downloaded = downloads.download(&self.queue.stream, address(src), data);
         self.device.fences.enqueued();
@@ -337,16 +341,28 @@ impl Backend for CudaBackend {
     }
 
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.device.offer(&self.queue, &Command::Copy { dst, src }).map(drop)
+        if dst.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the core has checked that both slices lie inside their segments and do not overlap.
+        unsafe { self.queue.stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+        self.device.fences.enqueued();
+        Ok(())
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.device.offer(&self.queue, &Command::Fill { dst, word }).map(drop)
+        if dst.bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: the core has checked that the slice lies inside its segment; copies start at multiples of 4.
+        unsafe { self.queue.stream.fill(address(dst), word, dst.bytes / 4) }?;
+        self.device.fences.enqueued();
+        Ok(())
     }
 
     fn flush(&self) -> Result<()> {
-        // The driver hands work to the device as it is enqueued; what waits for its kernel is not.
-        self.device.settle(&self.queue)
+        // The driver hands work to the device as it is enqueued.
+        Ok(())
     }
 
     fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
@@ -355,7 +371,6 @@ impl Backend for CudaBackend {
     }
 
     fn stamp(&self) -> Result<Option<Stamp>> {
-        self.device.settle(&self.queue)?;
         Ok(Some(self.device.clock.stamp(&self.device.context, &self.queue.stream)?))
     }
 
@@ -383,11 +398,20 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.device.offer(&self.queue, &Command::Matmul(call))
+        let done = self.queue.matmul.run(&self.queue.stream, call)?;
+        if done {
+            self.device.fences.enqueued();
+        }
+        Ok(done)
     }
 
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.device.offer(&self.queue, &Command::Attention(call))
+        let Device { attention, context, kernels, fences, .. } = &*self.device;
+        let done = attention.run(context, kernels, &self.queue.stream, call)?;
+        if done {
+            fences.enqueued();
+        }
+        Ok(done)
     }
 
     fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
@@ -435,11 +459,10 @@ impl Prepared for Steps {
             return Err(Error::argument("set_params", format!("command {at} is no launch")));
         };
         let launch = Launch { kernel: kept.kernel, bindings: &kept.bindings, params, groups: kept.groups };
-        self.device.kernels.relaunch(&self.device.context, &self.graph, *node, &launch)
+        self.device.kernels.relaunch(&self.graph, *node, &launch)
     }
 
     fn enqueue(&mut self) -> Result<()> {
-        self.device.settle(&self.queue)?;
         self.graph.launch(&self.queue.stream)?;
         self.device.fences.enqueued();
         Ok(())
@@ -480,6 +503,6 @@ fn peak(device: driver::Device, arch: u32) -> Peak {
 }
 
 /// Where a slice begins on the device.
-pub(crate) fn address(slice: Slice) -> u64 {
+fn address(slice: Slice) -> u64 {
     slice.segment.0 + slice.offset
 }

@@ -11,13 +11,12 @@
 //!   device [`OutOfMemory`](forebay_core::backend::SourceError::OutOfMemory).
 //! - `virtual_memory` reserves addresses and maps memory into them. Where the device has no such thing, or
 //!   `FOREBAY_CUDA_VMM=0` is set, segments are plain allocations, and the limits say so.
-//! - `enqueue` takes the work of a queue; `fences` numbers points of the one stream; `staging` copies through page-locked memory.
+//! - `fences` numbers points of the one stream; `staging` copies through page-locked memory.
 //! - `graph` keeps the commands of a captured step, which the driver then runs as one.
 //! - `processes` asks NVML who else is on a device.
 //! - `nvtx` tells tools such as Nsight Systems which module and operation runs (`FOREBAY_NVTX=1`, [`set_nvtx`]).
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
-//! - `compiling` does that in threads of its own (`FOREBAY_COMPILE_THREADS`); `waiting` keeps a queue's work meanwhile.
 //! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced.
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
@@ -27,10 +26,8 @@ pub mod attention;
 mod backend;
 mod cache;
 mod clock;
-mod compiling;
 mod context;
 mod driver;
-mod enqueue;
 mod fences;
 mod graph;
 mod kernels;
@@ -44,7 +41,6 @@ mod switches;
 mod toolkit;
 pub mod translate;
 mod virtual_memory;
-mod waiting;
 
 pub use backend::CudaBackend;
 pub use driver::Unavailable;

@@ -87,25 +87,8 @@ impl Matmul {
         self.library.get_or_init(|| Library::open(context).map(Mutex::new)).as_ref()
     }
 
-    /// Whether the library offers algorithms for a product.
-    pub(crate) fn takes(&self, context: &Arc<Context>, call: &MatmulCall) -> Result<bool, SourceError> {
-        self.with(context, call, |library, problem| {
-            context.make_current()?;
-            Ok(library.plan(problem).is_some())
-        })
-    }
-
     /// Enqueues a product; `false` where the library cannot do it.
     pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
-        self.with(&stream.context, call, |library, problem| library.run(stream, call, problem))
-    }
-
-    fn with(
-        &self,
-        context: &Arc<Context>,
-        call: &MatmulCall,
-        of: impl FnOnce(&mut Library, Problem) -> Result<bool, SourceError>,
-    ) -> Result<bool, SourceError> {
         if switches::portable() {
             return Ok(false);
         }
@@ -113,8 +96,10 @@ impl Matmul {
             return Ok(true);
         }
         let Some(problem) = Problem::new(call) else { return Ok(false) };
-        match self.library(context) {
-            Some(library) => of(&mut library.lock().unwrap_or_else(PoisonError::into_inner), problem),
+        match self.library(&stream.context) {
+            Some(library) => {
+                library.lock().unwrap_or_else(PoisonError::into_inner).run(stream, call, problem)
+            }
             None => Ok(false),
         }
     }
@@ -213,8 +198,7 @@ impl Problem {
     /// Bytes from the first element of c to behind the last.
     fn written(&self) -> u64 {
         let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
-        let elements =
-            step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
+        let elements = step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
         (elements + self.n) * self.out.size() as u64
     }
 
@@ -306,35 +290,25 @@ impl Library {
         Some(Self { plans: FxHashMap::default(), handle, workspace, choices })
     }
 
-    /// Where the workspace is, and its bytes.
-    fn workspace(&self) -> (u64, u64) {
-        self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE))
-    }
-
-    /// How a problem is solved, and what chooses its algorithm; `None` where the library cannot.
-    fn plan(&mut self, problem: Problem) -> Option<(&mut Plan, &Choices)> {
-        let workspace = self.workspace().1;
+    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
+        stream.context.make_current()?;
+        let workspace = self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE));
         if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
             self.plans.clear();
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
-            Plan::new(self.handle.raw, &problem, workspace)
+            Plan::new(self.handle.raw, &problem, workspace.1)
                 .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
                 .ok()
         });
-        plan.as_mut().map(|plan| (plan, &self.choices))
-    }
-
-    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
-        stream.context.make_current()?;
-        let (workspace, handle) = (self.workspace(), self.handle.raw);
-        let Some((plan, choices)) = self.plan(problem) else { return Ok(false) };
+        let Some(plan) = plan else { return Ok(false) };
         plan.point(&call.epilogue).map_err(|error| SourceError::Driver {
             call: "cublasLtMatmulDescSetAttribute",
             detail: error.to_string(),
         })?;
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
+        let handle = self.handle.raw;
         let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
             // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
             // workspace is used by this stream alone.
@@ -361,7 +335,7 @@ impl Library {
         };
         let worth = 2 * call.m * call.n * call.k * call.batch >= algorithms::WORTH;
         if !plan.settled && worth && plan.algorithms.len() > 1 {
-            plan.chosen = choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
+            plan.chosen = self.choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
                 // A product that is added to c is made again and again elsewhere.
                 let elsewhere = (call.beta != 0.0).then(|| Scratch::new(&stream.context, problem.written()));
                 let to = match &elsewhere {

@@ -71,7 +71,7 @@ pub fn compile_with(source: &str, name: &str, arch: u32, options: &[&str]) -> Re
     }
     let program = Program::new(source, name)?;
     let mut all = vec!["--std=c++17".to_owned()];
-    // Without what no kernel here uses (textures and the like), a source is parsed in three quarters of the time; older ones lack it.
+    // Without what no kernel here uses (textures and the like), a source is parsed in four fifths of the time; older ones lack it.
     if version()?.0 >= 13 {
         all.push("--minimal".to_owned());
     }

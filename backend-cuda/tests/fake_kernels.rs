@@ -7,24 +7,13 @@ mod scenarios;
 use std::fs;
 
 use fake_cuda::Libraries::{Compiler, Driver};
-use fake_cuda::{cache, count, hold_compiler, log, on_fake, open};
-use forebay_core::backend::{Backend, Command, KernelId, KernelSource, Launch, SegmentId, SourceError};
+use fake_cuda::{cache, count, log, on_fake, open};
+use forebay_core::backend::{Command, KernelId, KernelSource, Launch};
 use forebay_core::error::Error;
 use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-/// Runs a kernel of one binding and no parameters, and waits until it is compiled.
-fn run(backend: &dyn Backend, segment: SegmentId, id: KernelId) -> Result<(), Error> {
-    let bindings = [slice(segment, 0, 256)];
-    backend.launch(&Launch { kernel: id, bindings: &bindings, params: &[], groups: [1, 1, 1] })?;
-    backend.flush()
-}
-
-fn launches() -> Vec<String> {
-    log().into_iter().filter(|line| line.starts_with("launch")).collect()
 }
 
 on_fake! {
@@ -36,7 +25,6 @@ on_fake! {
         let bindings = [slice(segment, 256, 400), slice(segment, 1024, 4096)];
         let launch = Launch { kernel: id, bindings: &bindings, params: &params, groups: [7, 2, 1] };
         backend.launch(&launch).unwrap();
-        backend.flush().unwrap();
         let address = |offset: u64| hex(&(segment.0 + offset).to_le_bytes());
         let lengths = [400_u64.to_le_bytes(), 4096_u64.to_le_bytes()].concat();
         let expected = format!(
@@ -98,126 +86,38 @@ on_fake! {
         assert!(backend.prepare(&commands).unwrap().is_some());
     }
 
-    kernels_are_compiled_once(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let double = || {
-            let backend = open();
-            let segment = backend.alloc_segment(MIB).unwrap();
-            let id = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-            run(&*backend, segment, id).unwrap();
-            (backend, segment, id)
-        };
-        let (backend, segment, first) = double();
+    kernels_are_compiled_once(Compiler) {
+        let backend = open();
+        let first = backend.compile(&kernel(DOUBLE, "double")).unwrap();
         assert_eq!(backend.compile(&kernel(DOUBLE, "double")).unwrap(), first);
-        let [triple, half] = ["triple", "half"].map(|name| {
-            let id = backend.compile(&kernel(&DOUBLE.replace("double", name), name)).unwrap();
-            run(&*backend, segment, id).unwrap();
-            id
-        });
-        assert!(first != triple && triple != half);
+        let narrow = backend.compile(&kernel(SCALE, "scale")).unwrap();
+        let wide = backend.compile(&KernelSource { overrides: &[("width", 64.0)], ..kernel(SCALE, "scale") }).unwrap();
+        assert!(first != narrow && narrow != wide);
         assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 3));
         // Another device finds them on the disk.
-        let other = double();
+        let other = open();
+        other.compile(&kernel(DOUBLE, "double")).unwrap();
         assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 4));
-        drop(other);
         // Files that are damaged, or that the driver does not take, are made again.
         let files: Vec<_> = fs::read_dir(cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(files.len(), 3);
         for file in &files {
             fs::write(file, b"damaged").unwrap();
         }
-        double();
-        double();
+        open().compile(&kernel(DOUBLE, "double")).unwrap();
+        open().compile(&kernel(DOUBLE, "double")).unwrap();
         assert_eq!(count("nvrtcCompileProgram"), 4);
     }
 
-    work_behind_a_kernel_that_is_being_compiled_waits_in_order(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+    a_kernel_that_is_wrong_is_named(Compiler) {
         let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let at = |offset| slice(segment, offset, 8);
-        let held = hold_compiler();
-        let id = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-        backend.fill(at(0), 1).unwrap();
-        assert_eq!(count("cuMemsetD32Async"), 1, "nothing has to wait yet");
-        backend.launch(&Launch { kernel: id, bindings: &[at(256)], params: &[], groups: [1, 1, 1] }).unwrap();
-        backend.copy(at(64), at(0)).unwrap();
-        let mut data = pattern(8, 3);
-        backend.upload(at(128), &data).unwrap();
-        let uploaded = data.clone();
-        data.fill(0);
-        backend.fill(at(0), 2).unwrap();
-        assert!(launches().is_empty());
-        assert_eq!((count("cuMemsetD32Async"), count("cuMemcpyAsync")), (1, 0));
-        // What a launch is given is wrong at once.
-        let few = Launch { kernel: id, bindings: &[], params: &[], groups: [1, 1, 1] };
-        assert!(matches!(backend.launch(&few), Err(Error::Argument { .. })));
-        drop(held);
-        let contents = |offset| downloaded(&*backend, at(offset));
-        assert_eq!(contents(64), 1_u32.to_le_bytes().repeat(2), "the copy saw what was there before it");
-        assert_eq!(contents(0), 2_u32.to_le_bytes().repeat(2));
-        assert_eq!(contents(128), uploaded);
-        assert_eq!(launches().len(), 1);
-        // From now on nothing waits.
-        run(&*backend, segment, id).unwrap();
-        backend.fill(at(0), 3).unwrap();
-        assert_eq!((launches().len(), count("cuMemsetD32Async")), (2, 3));
-    }
-
-    memory_does_not_go_before_what_waits_for_a_kernel(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let id = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-        let launch = Launch { kernel: id, bindings: &[slice(segment, 0, 256)], params: &[], groups: [1, 1, 1] };
-        backend.launch(&launch).unwrap();
-        backend.free_segment(segment).unwrap();
-        assert_eq!(launches().len(), 1);
-        let other = backend.alloc_segment(MIB).unwrap();
-        let id = backend.compile(&kernel(&DOUBLE.replace("double", "half"), "half")).unwrap();
-        backend.launch(&Launch { kernel: id, bindings: &[slice(other, 0, 256)], ..launch }).unwrap();
-        drop(backend);
-        assert_eq!(launches().len(), 2, "a device that is closed has done its work");
-    }
-
-    a_kernel_that_does_not_compile_is_an_error_of_what_follows(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let at = |offset| slice(segment, offset, 8);
-        backend.fill(at(0), 1).unwrap();
-        let wrong = DOUBLE.replace("double", "fail_to_compile");
-        let held = hold_compiler();
-        let id = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap();
-        let launch = Launch { kernel: id, bindings: &[slice(segment, 0, 256)], params: &[], groups: [1, 1, 1] };
-        backend.launch(&launch).unwrap();
-        backend.fill(at(0), 2).unwrap();
-        drop(held);
-        let error = backend.fence().unwrap_err();
-        assert!(
-            matches!(&error, SourceError::Driver { detail, .. } if detail.contains("it is wrong")),
-            "{error}"
-        );
-        assert_eq!(downloaded(&*backend, at(0)), 1_u32.to_le_bytes().repeat(2), "what came behind is not run");
-        // Every launch of it says so, and the device goes on.
-        let error = backend.launch(&launch).and_then(|()| backend.flush()).unwrap_err();
-        assert!(matches!(error, Error::Kernel { .. }), "{error}");
-        let good = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-        run(&*backend, segment, good).unwrap();
-    }
-
-    kernels_are_compiled_where_they_are_needed_if_that_is_wanted(Compiler, "FOREBAY_COMPILE_THREADS" = "0") {
-        open().compile(&kernel(DOUBLE, "double")).unwrap();
-        assert_eq!(count("nvrtcCompileProgram"), 1);
-    }
-
-    a_kernel_that_is_wrong_is_named(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
         let error = backend.compile(&kernel("fn f(", "f")).unwrap_err();
         assert!(error.to_string().starts_with("kernel `a test's kernel` does not compile: "), "{error}");
         let error = backend.compile(&kernel(DOUBLE, "triple")).unwrap_err();
         assert!(error.to_string().contains("triple"), "{error}");
         assert_eq!(count("nvrtcCompileProgram"), 0);
         let wrong = DOUBLE.replace("double", "fail_to_compile");
-        let id = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap();
-        let error = run(&*backend, segment, id).unwrap_err();
+        let error = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap_err();
         assert!(matches!(error, Error::Kernel { .. }) && error.to_string().contains("it is wrong"), "{error}");
         backend.compile(&kernel(DOUBLE, "double")).unwrap();
     }
@@ -237,8 +137,7 @@ on_fake! {
         let segment = backend.alloc_segment(16 * MIB).unwrap();
         backend.upload(slice(segment, 0, 10 << 20), &vec![1; 10 << 20]).unwrap();
         downloaded(&*backend, slice(segment, 0, 10 << 20));
-        let id = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-        run(&*backend, segment, id).unwrap();
+        backend.compile(&kernel(DOUBLE, "double")).unwrap();
         backend.fence().unwrap();
         backend.free_segment(segment).unwrap();
         drop(backend);

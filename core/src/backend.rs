@@ -433,9 +433,7 @@ pub trait Backend: SegmentSource {
     /// What the device is and can do.
     fn info(&self) -> &DeviceInfo;
 
-    /// Has a kernel compiled, or finds it in the backend's disk cache. WGSL that is wrong is an error here. A backend may compile
-    /// beside the program: then what is enqueued waits, and a kernel that it cannot compile is an error of a later call, such as
-    /// the next one that waits for the device.
+    /// Compiles a kernel, or finds it in the backend's disk cache. Blocking.
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
     /// Enqueues one run of a kernel.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;

@@ -2,7 +2,6 @@
 //! the test runs again in a child process that finds them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
-use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, OnceLock};
@@ -54,8 +53,6 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env("FAKE_CUDA_LOG", scratch.0.join("log"))
         .env("FOREBAY_CACHE_DIR", scratch.0.join("cache"))
         .env("LD_LIBRARY_PATH", path)
-        .env("FAKE_NVRTC_GATE", scratch.0.join("gate"))
-        .env_remove("FOREBAY_COMPILE_THREADS")
         .env_remove("FOREBAY_CUDA_VMM")
         .env_remove("FOREBAY_NVTX")
         .env_remove("NVTX_INJECTION64_PATH")
@@ -82,18 +79,6 @@ pub(crate) fn log() -> Vec<String> {
 /// How often a line is in the log.
 pub(crate) fn count(line: &str) -> usize {
     log().iter().filter(|found| *found == line).count()
-}
-
-/// Compiling waits until the result is dropped.
-pub(crate) fn hold_compiler() -> fs::File {
-    let gate = fs::File::create(env::var_os("FAKE_NVRTC_GATE").unwrap()).unwrap();
-    // SAFETY: C's own function (`File::lock` is younger than the oldest compiler that builds this); 2 is LOCK_EX.
-    assert_eq!(unsafe { flock(gate.as_raw_fd(), 2) }, 0);
-    gate
-}
-
-unsafe extern "C" {
-    fn flock(file: i32, operation: i32) -> i32;
 }
 
 /// The child's cache folder.

@@ -1,9 +1,5 @@
-// A compiler that gives the source back as the code, for tests. With FAKE_NVRTC_GATE it waits while the test has locked that file.
-#define _GNU_SOURCE
-#include <fcntl.h>
+// A compiler that gives the source back as the code, for tests.
 #include <stdlib.h>
-#include <sys/file.h>
-#include <unistd.h>
 #include <string.h>
 
 void fake_cuda_note(const char *text);
@@ -20,12 +16,6 @@ int nvrtcCreateProgram(Program **program, const char *source, const char *name, 
     return OK;
 }
 int nvrtcCompileProgram(Program *program, int count, const char *const *options) {
-    const char *gate = getenv("FAKE_NVRTC_GATE");
-    if (gate) {
-        int file = open(gate, O_RDONLY | O_CREAT, 0600);
-        flock(file, LOCK_SH);
-        close(file);
-    }
     fake_cuda_note("nvrtcCompileProgram");
     for (int i = 0; i < count; i++) fake_cuda_note(options[i]);
     return strstr(program->code, "fail_to_compile") ? COMPILATION : OK;
