@@ -198,7 +198,8 @@ impl Problem {
     /// Bytes from the first element of c to behind the last.
     fn written(&self) -> u64 {
         let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
-        let elements = step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
+        let elements =
+            step(self.m, self.c.lead) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
         (elements + self.n) * self.out.size() as u64
     }
 

@@ -271,7 +271,7 @@ impl Tensor {
         let double = in_double(op, self)?;
         let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
         if let Some(running) = running {
-            same_statistics(op, running, n)?;
+            same_statistics(op, self, running, n)?;
         }
         let extent = batch * run;
         if training && extent == 1 && n > 0 {
@@ -285,7 +285,7 @@ impl Tensor {
             let x = self.reshape([batch, n, run])?;
             let x = match (training, running) {
                 (true, running) => {
-                    if let Some((mean, var)) = running {
+                    if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
                         let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
                         follow(mean, &m, momentum)?;
                         follow(var, &v, momentum)?;

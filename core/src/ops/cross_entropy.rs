@@ -7,7 +7,7 @@ use super::launch;
 use super::loss::Reduction;
 use super::norm::{in_double, wide};
 use super::reduce::dense;
-use super::softmax::Rows;
+use super::softmax::{Rows, check_float};
 use super::spread::{Held, QUAD};
 use crate::amp::Cast;
 use crate::autograd::{self, SavedTensor};
@@ -186,7 +186,12 @@ pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
 
 /// Checks the targets; whether they are probabilities.
 pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
-    in_double(OP, x)?;
+    // Beside f64 every float is taken; the kernels for the others read no f64.
+    let check_second = if in_double(OP, x)? {
+        |t: &Tensor| in_double(OP, t).map(drop)
+    } else {
+        |t: &Tensor| check_float(OP, t)
+    };
     target.same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
         [c] => Some((c, Dims::new())),
@@ -205,7 +210,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
         ));
     }
     if let Some(weight) = options.weight {
-        in_double(OP, weight)?;
+        check_second(weight)?;
         weight.same_device(OP, x)?;
         autograd::refuse("cross_entropy (of the class weights)", &[weight])?;
         if weight.shape() != [classes] {
@@ -217,7 +222,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
         }
     }
     if target.dtype().is_float() {
-        in_double(OP, target)?;
+        check_second(target)?;
         if target.shape() != x.shape() {
             return Err(Error::shape(
                 OP,

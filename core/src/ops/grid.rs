@@ -80,7 +80,13 @@ fn corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>
     let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(&shape);
     let read = x.gather(2, &spread(&index)?)?;
     let read = match weight {
-        Some(weight) => read.mul(&spread(&weight.to_dtype(x.dtype())?)?)?,
+        // Masked before the product: an infinite place has a weight that is NaN, also in the gradient of x.
+        Some(weight) => {
+            let weight = weight
+                .to_dtype(x.dtype())?
+                .masked_fill(&inside.logical_not()?.reshape(weight.shape())?, 0.0)?;
+            read.mul(&spread(&weight)?)?
+        }
         None => read,
     };
     read.masked_fill(&spread(&inside)?.logical_not()?, 0.0)

@@ -125,8 +125,9 @@ impl RowNorm {
         let held = Self::held(self.extent, BACKWARD);
         let sums = wants[1..].contains(&true);
         let groups = if sums { held.few_groups(self.rows) } else { held.groups(self.rows) };
-        // Sums of g times the normalised x, of g, and of the gradient.
-        let sections = if self.branch.is_some() { 3 } else { 2 };
+        // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
+        let of_columns = self.branch.is_some() && x.shape().last() == Some(&self.extent);
+        let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
             true => {
                 let _tag = memory::scope::tag(Tag::Workspace);
@@ -159,7 +160,7 @@ impl RowNorm {
         }
         let (scaled, plain, given) = match &partial {
             None => (None, None, None),
-            Some(partial) if self.branch.is_some() => {
+            Some(partial) if of_columns => {
                 let [scaled, plain, given] = part_sums(partial, self.extent)?;
                 (Some(scaled), Some(plain), Some(given))
             }
@@ -267,7 +268,9 @@ impl Tensor {
         let sum = autograd::attach_twice(op, kept.clone(), &[self, residual], move |g, wants| {
             let mut grads = Grads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
-                let grad = || g.take_low(dtype).map_or_else(|| g.to_dtype(dtype), Ok);
+                // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
+                let low = g.take_low(dtype).filter(|_| !wants.again());
+                let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
                 grads.push(if want { Some(grad()?) } else { None });
             }
             Ok(grads)

@@ -323,7 +323,13 @@ pub(super) fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, us
     }
 }
 
-pub(super) fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: usize) -> Result<()> {
+/// Running statistics of n channels of x: f64 beside f64 alone.
+pub(super) fn same_statistics(
+    op: &'static str,
+    x: &Tensor,
+    running: (&Tensor, &Tensor),
+    n: usize,
+) -> Result<()> {
     for t in [running.0, running.1] {
         if t.shape() != [n] {
             return Err(Error::shape(
@@ -332,7 +338,11 @@ pub(super) fn same_statistics(op: &'static str, running: (&Tensor, &Tensor), n: 
                 &[t.shape(), &[n]],
             ));
         }
-        in_double(op, t)?;
+        if x.dtype() == DType::F64 {
+            in_double(op, t)?;
+        } else {
+            check_float(op, t)?;
+        }
     }
     Ok(())
 }
@@ -517,7 +527,7 @@ impl Tensor {
         }
         let (_, n, _) = channels("instance_norm", self)?;
         if let Some((mean, var)) = running {
-            same_statistics("instance_norm", (mean, var), n)?;
+            same_statistics("instance_norm", self, (mean, var), n)?;
             let _no_grad = autograd::no_grad();
             let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
             let flat = self.detach().to_dtype(wide(self.dtype()))?;

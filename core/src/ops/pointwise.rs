@@ -38,8 +38,11 @@ impl Scalar {
         match (self, dtype) {
             (_, DType::Bool) => Some(Self::Bool(v != 0.0)),
             (Self::Float(_), dtype) if !dtype.is_float() => {
-                (v == v.trunc() && v.abs() <= i64::MAX as f64).then_some(Self::Int(v as i64))
+                (v == v.trunc() && v.abs() < i64::MAX as f64).then_some(Self::Int(v as i64))?.of(dtype)
             }
+            (Self::Int(v), DType::I32) => i32::try_from(v).is_ok().then_some(self),
+            (Self::Int(v), DType::U32) => u32::try_from(v).is_ok().then_some(self),
+            (Self::Int(v), DType::U8) => u8::try_from(v).is_ok().then_some(self),
             (kept, _) => Some(kept),
         }
     }

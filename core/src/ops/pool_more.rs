@@ -106,7 +106,8 @@ impl Tensor {
         // The place among all columns of the pooled images says the depth, and where the image's own place stands.
         let columns = in_depth.shape()[2] as i64;
         let in_depth = in_depth.to_dtype(DType::I32)?;
-        let in_image = in_image.to_dtype(DType::I32)?.reshape([in_depth.shape()[0] as isize, -1])?;
+        let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
+        let in_image = in_image.to_dtype(DType::I32)?.reshape([in_depth.shape()[0], places])?;
         let place = in_image.gather(1, &in_depth.flatten(1, -1)?)?.reshape(in_depth.shape())?;
         let place = in_depth.floor_divide(columns)?.mul(area as i64)?.add(&place)?;
         Ok((out.clone(), place.reshape(out.shape())?.to_dtype(DType::I64)?))

@@ -167,7 +167,7 @@ impl Tensor {
             vh.contiguous()?.reshape(&*shapes[2])?,
         ];
         // Copies for the gradients: the results are the caller's, who may change them.
-        let kept = if self.requires_grad() { Some((u.copy()?, s.copy()?, vh.copy()?)) } else { None };
+        let kept = if autograd::wanted(&[self]) { Some((u.copy()?, s.copy()?, vh.copy()?)) } else { None };
         let attach = |which: usize, out: Tensor| {
             let (kept, of) = (kept.clone(), of.clone());
             autograd::attach(OP, out, &[self], move |g, _| {
@@ -213,10 +213,11 @@ impl Tensor {
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;
+        let wanted = autograd::wanted(&[self]);
         let _no_grad = autograd::no_grad();
         let a = self.detach().reshape([batch, m, n])?;
         let a = if wide { a.transpose(1, 2)? } else { a };
-        let (values, vectors) = decompose(&a, self.requires_grad())?;
+        let (values, vectors) = decompose(&a, wanted)?;
         let out = values.reshape(&*shape)?;
         drop(_no_grad);
         let of = Dims::from_slice(self.shape());

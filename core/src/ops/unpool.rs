@@ -150,8 +150,9 @@ fn fractional<const N: usize>(
     }
     let (out, chosen) = pool(&taken, Pool::with(kernel))?;
     let places = places.ok_or_else(|| Error::argument(op, "has no dimensions"))?;
-    let chosen = chosen.to_dtype(DType::I32)?.reshape([planes as isize, -1])?;
-    let places = places.broadcast_to(taken.shape())?.reshape([planes as isize, -1])?.gather(1, &chosen)?;
+    let chosen = chosen.to_dtype(DType::I32)?.reshape([planes, output.iter().product()])?;
+    let all: usize = taken.shape()[1..].iter().product();
+    let places = places.broadcast_to(taken.shape())?.reshape([planes, all])?.gather(1, &chosen)?;
     let shape = [&x.shape()[..lead], &output].concat();
     Ok((out.reshape(&shape[..])?, places.reshape(&shape[..])?.to_dtype(DType::I64)?))
 }

@@ -221,7 +221,10 @@ impl Tensor {
         let Inner { storage, layout, dtype, base, beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta, base);
-        inner.beside.clone_from(beside);
+        // What was made besides has no history.
+        if inner.meta.is_none() {
+            inner.beside.clone_from(beside);
+        }
         Self { inner: Arc::new(inner) }
     }
 

@@ -13,6 +13,7 @@ super::tests![
     softmax_of_every_length,
     layer_norms_of_every_length,
     a_residual_is_added_in_the_same_pass,
+    a_bias_before_a_residual_gets_its_own_sums,
     the_sum_of_a_residual_gets_both_gradients,
     residuals_under_autocast,
 ];
@@ -286,6 +287,35 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
     }
     let (a, b) = (Tensor::ones(&[2, 8], DType::F32, device)?, Tensor::ones(&[8], DType::F32, device)?);
     ensure!(a.add_layer_norm(&b, &[8], None, None, 1e-5).is_err(), "a residual does not broadcast");
+    Ok(())
+}
+
+/// The sums that a norm's pass back makes for the bias of the layer before it: only where they are of that layer's columns.
+fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
+    for (shape, normed) in [([6, 4, 8], &[8][..]), ([6, 4, 8], &[4, 8]), ([6, 4, 8], &[6, 4, 8])] {
+        let (x, r, g) = (uniform(&[6, 4, 5], device)?, uniform(&shape, device)?, uniform(&shape, device)?);
+        let w = uniform(&[8, 5], device)?;
+        let run = |fused: bool| -> Result<Vec<Vec<f32>>> {
+            let leaf = |t: Tensor| t.detach().requires_grad_();
+            let (bias, scale) = (
+                leaf(Tensor::ones(&[8], DType::F32, device)?)?,
+                leaf(uniform(normed, device)?.mul(0.0)?.add(1.5)?)?,
+            );
+            let y = x.linear(&w, Some(&bias))?;
+            let (sum, out) = if fused {
+                y.add_layer_norm(&r, normed, Some(&scale), None, 1e-5)?
+            } else {
+                let sum = y.add(&r)?;
+                (sum.clone(), sum.layer_norm(normed, Some(&scale), None, 1e-5)?)
+            };
+            out.mul(&g)?.sum_all()?.add(&sum.mul(&g)?.sum_all()?)?.backward()?;
+            Ok(grads(&[bias, scale])?)
+        };
+        let (got, expected) = (run(true)?, run(false)?);
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            close(&format!("{normed:?}, gradient {k}"), got, expected, 1e-4)?;
+        }
+    }
     Ok(())
 }
 
