@@ -6,8 +6,8 @@ use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
-    Interpolation, PadMode, Pool, Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce, cat,
-    einsum, stack,
+    Interpolation, PadMode, Pool, Pool1d, Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce,
+    cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -543,6 +543,18 @@ const RESIZE: &[Case] = &[
     rough("max_unpool2d", &[Signed(&[2, 3, 6, 4])], |x| {
         let (out, places) = x[0].max_pool2d_with_indices(Pool2d::new(2))?;
         out.max_unpool2d(&places, [6, 4])
+    }),
+    rough("max_unpool1d", &[Signed(&[2, 3, 6])], |x| {
+        let (out, places) = x[0].max_pool1d_with_indices(Pool1d::new(2))?;
+        out.max_unpool1d(&places, Pool1d::new(2).unpooled([3]))
+    }),
+    rough("max_unpool3d", &[Signed(&[2, 3, 4, 2, 4])], |x| {
+        let (out, places) = x[0].max_pool3d_with_indices(Pool3d::new(2))?;
+        out.max_unpool3d(&places, [4, 2, 4])
+    }),
+    rough("fractional_max_pool3d", &[Signed(&[2, 2, 5, 4, 6])], |x| {
+        let samples = Tensor::full(&[2, 2, 3], 0.6, DType::F32, x[0].device())?;
+        Ok(x[0].fractional_max_pool3d([2; 3], [3, 2, 4], Some(&samples))?.0)
     }),
     rough("max_pool3d_with_indices", &[Signed(&[2, 3, 4, 5, 4])], |x| {
         let (out, places) = x[0].max_pool3d_with_indices(Pool3d::new(2))?;

@@ -100,6 +100,7 @@ pub(super) const FURTHER: &[Case] = &[
     }),
     smooth("rrelu", &[Signed(S)], |x| x[0].rrelu(0.1, 0.3, true)),
     smooth("dropout", &[Signed(S)], |x| x[0].dropout(0.4, true)),
+    smooth("gumbel_softmax", &[Signed(S)], |x| x[0].gumbel_softmax(0.7, false, -1)),
     smooth("feature_dropout", &[Signed(&[3, 4, 5])], |x| x[0].feature_dropout(0.4, true)),
     smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true, false)),
     flat("bitwise_not", &[Flags(S)], |x| x[0].bitwise_not()),
