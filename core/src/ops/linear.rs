@@ -10,6 +10,7 @@ use super::matmul::{self, Finish, add_scaled};
 use super::reduce::{column_sums, dense};
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads, SavedTensor, Wants};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::layout::numel;
@@ -252,6 +253,10 @@ impl Tensor {
         };
         if cast.is_none() {
             [up, up_bias, down, down_bias].iter().try_for_each(|t| matmul::check(OP, x, t))?;
+        }
+        // The kernel that makes GELU again computes in f32.
+        if x.dtype() == DType::F64 {
+            return x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
         let first = Layer::new(OP, x, up, Some(up_bias), cast.as_ref())?;
         let flat = rows(&x.detach())?;
