@@ -74,9 +74,19 @@ fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 {% endif %}
 {% endif %}
 {% if "towards_zero(" in expr or "near(" in expr %}
-// Of integers, which a division has rounded already, and of f64.
-fn towards_zero(v: {{ T }}) -> {{ T }} { return {{ "trunc(v)" if T == "f64" else "v" }}; }
-fn near(v: {{ T }}) -> {{ T }} { return {{ "round(v)" if T == "f64" else "v" }}; }
+// Of integers, which a division has rounded already, and of f64: of that, llvmpipe (Mesa 22) rounds 1.5 to 1 on some processors.
+fn towards_zero(v: T) -> T { return {{ "trunc(v)" if T == "f64" else "v" }}; }
+fn near(v: T) -> T {
+    {% if T == "f64" %}
+    let below = floor(v);
+    let rest = v - below;
+    let odd = floor(below * 0.5) != below * 0.5;
+    let whole = below + select(T(0), T(1), rest > 0.5 || (rest == 0.5 && odd));
+    return select(whole, v * T(0), whole == T(0));
+    {% else %}
+    return v;
+    {% endif %}
+}
 {% endif %}
 fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if not loop.last }}{% endfor %}) -> {{ R }} {
     {% for scalar in scalars %}

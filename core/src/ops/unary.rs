@@ -124,7 +124,7 @@ unary! {
     /// The smallest integer not below a.
     ceil / ceil_(): Number, "ceil(a)" | "a", [], Zero;
     /// The nearest integer, halves to even.
-    round / round_(): Number, "round(a)" | "a", [], Zero;
+    round / round_(): Number, "round(a)" | "near(a)", ["base"], Zero;
     /// The integer part.
     trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
     /// The fractional part, with the sign of a.
