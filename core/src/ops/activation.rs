@@ -101,12 +101,13 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     let strips = rows.div_ceil(strip);
     let partial = {
         let _tag = memory::scope::tag(Tag::Workspace);
-        Tensor::empty(&[strips, extent], DType::F32, x.device())?
+        Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
     };
     let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
     let params = Params::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
-    let [sums] = reduce::part_sums(&partial, extent)?;
+    // One section has one tensor.
+    let sums = reduce::part_sums(&partial)?.remove(0);
     Ok((again, sums))
 }
 

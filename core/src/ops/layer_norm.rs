@@ -158,17 +158,8 @@ impl RowNorm {
             tensors.extend(&partial);
             launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
         }
-        let (scaled, plain, given) = match &partial {
-            None => (None, None, None),
-            Some(partial) if of_columns => {
-                let [scaled, plain, given] = part_sums(partial, self.extent)?;
-                (Some(scaled), Some(plain), Some(given))
-            }
-            Some(partial) => {
-                let [scaled, plain] = part_sums(partial, self.extent)?;
-                (Some(scaled), Some(plain), None)
-            }
-        };
+        let mut summed = partial.as_ref().map(part_sums).transpose()?.into_iter().flatten();
+        let (scaled, plain, given) = (summed.next(), summed.next(), summed.next());
         drop((partial, more));
         let out = match (low, given) {
             (None, None) => out,

@@ -351,22 +351,25 @@ pub(super) fn column_sums(x: &Tensor, result: DType) -> Result<Tensor> {
     reduce(&SUM, x, &over, false, x.dtype(), result, Extra::default())
 }
 
-/// The sums over the parts of `partial` \[parts, N, extent\], f32, for each of N sections: one launch, and tensors of their own.
+/// The sums over the parts of `partial` \[parts, sections, extent\], f32, for each of at most three sections: one launch, and tensors of
+/// their own.
 #[track_caller]
-pub(super) fn part_sums<const N: usize>(partial: &Tensor, extent: usize) -> Result<[Tensor; N]> {
-    let parts = partial.numel() / (N * extent).max(1);
-    let outs: SmallVec<[Tensor; 3]> =
-        (0..N).map(|_| Tensor::empty(&[extent], DType::F32, partial.device())).collect::<Result<_>>()?;
+pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
+    let &[parts, sections, extent] = partial.shape() else {
+        return Err(Error::shape("part_sums", "takes [parts, sections, extent]", &[partial.shape()]));
+    };
+    let outs: SmallVec<[Tensor; 3]> = (0..sections)
+        .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
+        .collect::<Result<_>>()?;
     if extent > 0 {
         let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
-        let spec = KernelSpec::new("part_sums").def("outs", N).def("width", width);
+        let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
         let tiles = extent.div_ceil(8 * width);
-        let params = Params::new().size(parts).size(extent).size(tiles).size(N * tiles);
+        let params = Params::new().size(parts).size(extent).size(tiles).size(sections * tiles);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
-        launch::launch(&spec, &tensors, params, N * tiles)?;
+        launch::launch(&spec, &tensors, params, sections * tiles)?;
     }
-    let outs: Vec<Tensor> = outs.into_vec();
-    outs.try_into().map_err(|_| Error::argument("part_sums", "made another number of sums"))
+    Ok(outs)
 }
 
 /// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
