@@ -1,9 +1,8 @@
 //! A training step of GPT-2 124M: the row that everyone compares.
 
-use std::path::Path;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -11,7 +10,6 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::plan::Choice;
-use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
@@ -61,7 +59,7 @@ impl Training {
 }
 
 /// One line for each way; a profile of one step of the first, if wanted.
-pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
+pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
     let sizes = match b.tiny {
         true => GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 },
         // As the peers': a multiple of 128, so that their products are fast.
@@ -104,13 +102,8 @@ pub(crate) fn gpt(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
                 "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
             }),
         );
-        if let Some(path) = profile.filter(|_| k == 0) {
-            let profiler = Profiler::start(device)?;
-            training.step()?;
-            let profile = profiler.finish()?;
-            eprintln!("{profile}");
-            std::fs::write(path, profile.chrome_trace())
-                .with_context(|| format!("writing {}", path.display()))?;
+        if k == 0 {
+            b.profile(device, "gpt2_train", || training.step())?;
         }
     }
     Ok(())

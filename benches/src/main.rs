@@ -43,7 +43,7 @@ enum Command {
         /// Small sizes: does it run at all.
         #[arg(long)]
         tiny: bool,
-        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of vision beside it, and prints their kernels.
+        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of mlp and vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
         /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, eager, copies, mlp, recurrent,
@@ -87,9 +87,9 @@ fn main() -> Result<()> {
         Command::Run { device, tiny, profile, only } => {
             let device = open(device)?;
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
-            let bench = Bench::new(&device, tiny);
+            let bench = Bench::new(&device, tiny, profile);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 11] = [
+            let groups: [(&str, Group); 13] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
@@ -101,16 +101,15 @@ fn main() -> Result<()> {
                 ("copies", copies::copies),
                 ("mlp", mlp::mlp),
                 ("recurrent", recurrent::recurrent),
+                ("vision", vision::vision),
+                ("gpt", gpt::gpt),
             ];
             for (name, group) in groups {
                 if wanted(name) {
                     group(&bench)?;
                 }
             }
-            if wanted("vision") {
-                vision::vision(&bench, profile.as_deref())?;
-            }
-            if wanted("gpt") { gpt::gpt(&bench, profile.as_deref()) } else { Ok(()) }
+            Ok(())
         }
         Command::Curve { folder, device, steps, tiny } => curve::curve(&open(device)?, &folder, steps, tiny),
         Command::Compare { ours, peer } => compare::table(&ours, &peer),

@@ -1,9 +1,11 @@
 //! Timing: wall time with a synchronise around each sample, as the peers' programs do it.
 
+use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use forebay::device::Device;
+use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::{Map, Value, json};
 
@@ -11,6 +13,8 @@ use serde_json::{Map, Value, json};
 pub(crate) struct Bench<'a> {
     pub(crate) device: &'a Device,
     pub(crate) tiny: bool,
+    /// Where the timeline of a step of gpt goes; others lie beside it.
+    profile: Option<PathBuf>,
 }
 
 /// What timing an operation gave, in milliseconds.
@@ -30,8 +34,25 @@ pub(crate) fn median(mut values: Vec<f64>) -> f64 {
 }
 
 impl<'a> Bench<'a> {
-    pub(crate) fn new(device: &'a Device, tiny: bool) -> Self {
-        Self { device, tiny }
+    pub(crate) fn new(device: &'a Device, tiny: bool, profile: Option<PathBuf>) -> Self {
+        Self { device, tiny, profile }
+    }
+
+    /// Prints the kernels of one step on `device`, and writes its timeline under the name of `row`, if profiles are wanted.
+    pub(crate) fn profile(
+        &self,
+        device: &Device,
+        row: &str,
+        step: impl FnOnce() -> forebay::error::Result<Tensor>,
+    ) -> Result<()> {
+        let Some(path) = &self.profile else { return Ok(()) };
+        let path =
+            if row == "gpt2_train" { path.clone() } else { path.with_file_name(format!("{row}.json")) };
+        let profiler = Profiler::start(device)?;
+        step()?;
+        let profile = profiler.finish()?;
+        eprintln!("{row}\n{profile}");
+        std::fs::write(&path, profile.chrome_trace()).with_context(|| format!("writing {}", path.display()))
     }
 
     /// The first call alone, a warm-up, then samples of as many calls as take about 10 ms, at most `max_inner`.

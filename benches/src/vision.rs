@@ -1,8 +1,6 @@
 //! Training steps on images: ResNet-50 and ViT-B/16, 64 images of 224 x 224 a step.
 
-use std::path::Path;
-
-use anyhow::{Context, Result};
+use anyhow::Result;
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -10,7 +8,6 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Module, SelfAttention};
 use forebay::ops::{Pool2d, cat};
 use forebay::optim::{Optimizer, Sgd};
-use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
@@ -184,14 +181,14 @@ impl Net for Vit {
     }
 }
 
-/// One line for each model and way; profiles of one eager step of each, if wanted, beside `profile`.
-pub(crate) fn vision(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
+/// One line for each model and way; a profile of one eager step of each, if wanted.
+pub(crate) fn vision(b: &Bench<'_>) -> Result<()> {
     let (batch, side) = if b.tiny { (2, 32) } else { (64, 224) };
-    row(b, profile, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
+    row(b, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
         true => ResNet::new(&[1, 1], 8, device),
         false => ResNet::new(&[3, 4, 6, 3], 64, device),
     })?;
-    row(b, profile, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
+    row(b, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
         true => Vit::new(side, 2, 32, 2, device),
         false => Vit::new(side, 12, 768, 12, device),
     })
@@ -199,7 +196,6 @@ pub(crate) fn vision(b: &Bench<'_>, profile: Option<&Path>) -> Result<()> {
 
 fn row<N: Net>(
     b: &Bench<'_>,
-    profile: Option<&Path>,
     name: &str,
     shape: [usize; 4],
     net: impl Fn(&Device) -> CoreResult<N>,
@@ -244,14 +240,8 @@ fn row<N: Net>(
                 "peak_mem_mb": memory.peak_allocated() as f64 / f64::from(1 << 20),
             }),
         );
-        if let Some(path) = profile.filter(|_| !capture) {
-            let path = path.with_file_name(format!("{name}_{variant}.json"));
-            let profiler = Profiler::start(device)?;
-            step()?;
-            let profile = profiler.finish()?;
-            eprintln!("{name} {variant}\n{profile}");
-            std::fs::write(&path, profile.chrome_trace())
-                .with_context(|| format!("writing {}", path.display()))?;
+        if !capture {
+            b.profile(device, &format!("{name}_{variant}"), step)?;
         }
     }
     Ok(())
