@@ -32,12 +32,7 @@ fn counts_at(i: u32) -> u32 {
     if i >= p.n { return 0u; }
     var left = i;
     var source = p.offset;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        source += (left % extent) * p.strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("source", "strides")]) }}
     let b = x_bits(source);
     return select(0u, 1u, {{ k.nonzero(kind, "b") }});
 }

@@ -103,14 +103,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var left = i;
         var i0 = p.out_offset;
         var i1 = p.in_offset;
-        for (var d = p.rank; d > 0u; d--) {
-            let axis = d - 1u;
-            let extent = p.shape[axis >> 2u][axis & 3u];
-            let at = left % extent;
-            left = left / extent;
-            i0 += at * p.out_strides[axis >> 2u][axis & 3u];
-            i1 += at * p.in_strides[axis >> 2u][axis & 3u];
-        }
+        {{ t.walk([("i0", "out_strides"), ("i1", "in_strides")]) }}
         {% if lanes == 1 %}
         output[i0] = element(i1);
         {% elif mode == "packed" %}

@@ -30,15 +30,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if i >= p.n { return; }
     var left = i;
     var at = p.offsets.xyz;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        let place = left % extent;
-        left = left / extent;
-        at.x += place * p.a_strides[axis >> 2u][axis & 3u];
-        at.y += place * p.b_strides[axis >> 2u][axis & 3u];
-        at.z += place * p.out_strides[axis >> 2u][axis & 3u];
-    }
+    {{ t.walk([("at.x", "a_strides"), ("at.y", "b_strides"), ("at.z", "out_strides")]) }}
     let by = p.dim_strides.xyz;
     let a0 = a_at(at.x);
     let a1 = a_at(at.x + by.x);

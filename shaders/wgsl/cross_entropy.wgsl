@@ -117,12 +117,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let first = lane_of(thread) * {{ width }}u;
     var base = p.offset;
     var left = row;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let n = p.shape[axis >> 2u][axis & 3u];
-        base += (left % n) * p.strides[axis >> 2u][axis & 3u];
-        left = left / n;
-    }
+    {{ t.walk([("base", "strides")]) }}
     let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% if not soft %}
     var label = 0i;

@@ -38,14 +38,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var left = start + k;
         var i0 = p.in_offset;
         var i1 = p.index_offset;
-        for (var d = p.rank; d > 0u; d--) {
-            let axis = d - 1u;
-            let extent = p.shape[axis >> 2u][axis & 3u];
-            let at = left % extent;
-            left = left / extent;
-            i0 += at * p.in_strides[axis >> 2u][axis & 3u];
-            i1 += at * p.index_strides[axis >> 2u][axis & 3u];
-        }
+        {{ t.walk([("i0", "in_strides"), ("i1", "index_strides")]) }}
         let chosen = place(index_at(i1), p.extent);
         if chosen < p.extent {
             let i = i0 + chosen * p.dim_stride;

@@ -29,12 +29,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if i >= p.n { return; }
     var left = i;
     var source = p.offset;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        source += (left % extent) * p.strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("source", "strides")]) }}
     let chosen = place(index_at(source), p.extent);
     {% if chained %}
     let outside = (chosen >= p.extent) | (before[i] == 0xffffffffu);

@@ -128,12 +128,7 @@ fn reduced_offset(r: u32) -> u32 {
     {% else %}
     var left = r;
     var at = 0u;
-    for (var d = p.reduced_rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.reduced_shape[axis >> 2u][axis & 3u];
-        at += (left % extent) * p.reduced_strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("at", "reduced_strides")], of="reduced_") }}
     return at;
     {% endif %}
 }
@@ -172,12 +167,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let o = out_index % p.outputs;
     var base = p.offset;
     var left = o;
-    for (var d = p.kept_rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.kept_shape[axis >> 2u][axis & 3u];
-        base += (left % extent) * p.kept_strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("base", "kept_strides")], of="kept_") }}
     {% for k in range(outs) %}
     {% if center %}
     let m{{ k }} = {{ t.cast("center_at(o * " ~ outs ~ "u + " ~ k ~ "u)", t.value(center), T) }};

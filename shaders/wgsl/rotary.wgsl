@@ -42,12 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let unit = i % p.units;
     var left = row;
     var at = p.x_offset;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        at += (left % extent) * p.strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("at", "strides")]) }}
     let to = row * p.features;
     if unit >= p.pairs {
         let feature = unit + p.pairs;

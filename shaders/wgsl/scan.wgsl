@@ -104,12 +104,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if row >= p.rows { return; }
     var base = p.offset;
     var left = row;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        base += (left % extent) * p.strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("base", "strides")]) }}
     let to_base = (row / p.inner) * p.extent * p.inner + row % p.inner;
     {% if exclusive %}
     let identity = T({{ 1 if combine == "prod" else 0 }});

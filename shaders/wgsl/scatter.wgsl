@@ -47,15 +47,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var i0 = p.offsets.x;
     var i1 = p.offsets.y;
     var i2 = p.offsets.z;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        let at = left % extent;
-        left = left / extent;
-        i0 += at * p.out_strides[axis >> 2u][axis & 3u];
-        i1 += at * p.index_strides[axis >> 2u][axis & 3u];
-        i2 += at * p.src_strides[axis >> 2u][axis & 3u];
-    }
+    {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
     for (var k = 0u; k < p.length; k++) {
         let chosen = place(index_at(i1 + k * p.dim_strides.y), p.extent);
         if chosen < low || chosen >= high || chosen == p.skip { continue; }

@@ -42,15 +42,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var i0 = p.out_offset;
     var i1 = 0u;
     var i2 = p.src_offset;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        let at = left % extent;
-        left = left / extent;
-        i0 += at * p.out_strides[axis >> 2u][axis & 3u];
-        i1 += at * p.index_strides[axis >> 2u][axis & 3u];
-        i2 += at * p.src_strides[axis >> 2u][axis & 3u];
-    }
+    {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
     var k = u32(order_at(i1 + first * p.dim_strides.y));
     let chosen = to[i1 + k * p.dim_strides.y];
     if (chosen >= p.extent) | (chosen == p.skip) { return; }

@@ -49,12 +49,7 @@ var<workgroup> places: array<u32, {{ capacity }}>;
 fn line_start(row: u32) -> u32 {
     var base = p.offset;
     var left = row;
-    for (var d = p.rank; d > 0u; d--) {
-        let axis = d - 1u;
-        let extent = p.shape[axis >> 2u][axis & 3u];
-        base += (left % extent) * p.strides[axis >> 2u][axis & 3u];
-        left = left / extent;
-    }
+    {{ t.walk([("base", "strides")]) }}
     return base;
 }
 

@@ -279,6 +279,22 @@ fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x
 {%- endif -%}
 {%- endmacro -%}
 
+{#-
+Adds to each sum its own strides times the coordinates of the number `left`, counted over p.shape with the last dimension the
+fastest: `sums` are pairs of a variable and the name of its strides. `of` is what the rank, the shape and all strides are named after.
+-#}
+{%- macro walk(sums, of="") -%}
+for (var d = p.{{ of }}rank; d > 0u; d--) {
+        let axis = d - 1u;
+        let extent = p.{{ of }}shape[axis >> 2u][axis & 3u];
+        let coordinate = left % extent;
+        left = left / extent;
+        {% for sum, strides in sums %}
+        {{ sum }} += coordinate * p.{{ strides }}[axis >> 2u][axis & 3u];
+        {% endfor %}
+    }
+{%- endmacro -%}
+
 {#- fn divide(a, b): quotient and remainder. `quick`: no quotient reaches 2^20, and no number 2^31. -#}
 {%- macro divide(quick) %}
 // Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
