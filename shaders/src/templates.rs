@@ -70,6 +70,7 @@ templates! {
     "math/exp",
     "math/double",
     "math/doubles",
+    "math/doubles_trig",
     "math/log",
     "math/trig",
     "math/atrig",

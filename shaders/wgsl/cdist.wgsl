@@ -1,14 +1,18 @@
 {#-
 Distances between all rows of a and all rows of b, in batches; any strides.
 
-dtype: f32 or f64 · norm:, `zero`, `one`, `two`, `max` or `power`, whose exponent is p.power (f32 only)
+dtype: f32 or f64 · norm: `zero`, `one`, `two`, `max` or `power`, whose exponent is p.power and, of f64, what f32 leaves of it
 pass: `forward`, a tile of 16 x 16 distances a workgroup, whose rows come through workgroup memory in pieces of 16
       `backward`, the gradient of a: one invocation an element sums over the rows of b
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
 {% if norm == "power" %}
+{% if dtype == "f64" %}
+{% include "math/double" %}{% include "math/doubles" %}
+{% else %}
 {% include "math/exp" %}{% include "math/log" %}{% include "math/pow" %}
+{% endif %}
 {% endif %}
 {{ t.prelude() }}
 {% set T = dtype %}
@@ -18,7 +22,7 @@ struct Params {
     b_rows: u32,
     width: u32,
     power: f32,
-    unused0: u32,
+    power_rest: f32,
     unused1: u32,
     unused2: u32,
     // Of the operands in the order of their bindings: where they start, and how far batches, rows and columns are apart.
@@ -28,6 +32,8 @@ struct Params {
     col_strides: vec4<u32>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{% set pow = "m_d_pow" if dtype == "f64" else "m_pow" -%}
+fn exponent() -> {{ T }} { return {{ "f64(p.power) + f64(p.power_rest)" if dtype == "f64" else "p.power" }}; }
 {{ t.input(0, "a", dtype) }}
 {{ t.input(1, "b", dtype) }}
 {% if pass == "forward" %}
@@ -46,7 +52,7 @@ fn joined(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
     {% elif norm == "max" %}
     return {{ "m_max" if dtype == "f32" else "max" }}(sum, d);
     {% else %}
-    return sum + m_pow(d, p.power);
+    return sum + {{ pow }}(d, exponent());
     {% endif %}
 }
 
@@ -91,7 +97,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if norm == "two" %}
         out_put(at, sqrt(total));
         {% elif norm == "power" %}
-        out_put(at, m_pow(total, 1.0 / p.power));
+        out_put(at, {{ pow }}(total, 1.0 / exponent()));
         {% else %}
         out_put(at, total);
         {% endif %}
@@ -133,7 +139,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let share = {{ T }}(1);
         {% else %}
         let none = (far == {{ T }}(0)) | (size == {{ T }}(0));
-        let share = m_pow(size / select(far, {{ T }}(1), none), p.power - 1.0);
+        let share = {{ pow }}(size / select(far, {{ T }}(1), none), exponent() - 1.0);
         {% endif %}
         part += select(select(share, -share, difference < {{ T }}(0)) * slope, {{ T }}(0), none);
         // In blocks, so that long sums stay accurate.

@@ -1,12 +1,13 @@
 {#-
-Pooling of planes, element by element (of 16 bits by fours): of the result (`forward`), or of the input (`backward`, which gathers
+Pooling of planes, element by element (of less than 32 bits by fours): of the result (`forward`), or of the input (`backward`, which gathers
 from every window that covers it, so that no two invocations write one place).
 
 dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, whatever its extents · pass
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(dtype) -%}
-{%- set lanes = 4 if dtype in ["f16", "bf16"] else 1 -%}
+{%- set lanes = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
+{%- set whole = dtype in ["i32", "u32", "i64", "u8"] -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {
@@ -78,7 +79,7 @@ fn value_at(i: u32) -> {{ V }} {
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
     let rows = rows_of((i / p.extents.w) % p.extents.z);
     let cols = cols_of(i % p.extents.w);
-    var best = {{ V }}(0.0);
+    var best = {{ V }}(0);
     var place = -1;
     for (var y = rows.x; y < rows.y; y += i32(p.pad_dilation.z)) {
         if y < 0 { continue; }
@@ -87,7 +88,7 @@ fn value_at(i: u32) -> {{ V }} {
             let at = u32(y) * p.extents.y + u32(x);
             let v = input_at(base + at);
             {% if kind == "max" %}
-            if place < 0 || v > best || m_isnan(f32(v)) {
+            if place < 0 || v > best{{ "" if whole else " || m_isnan(f32(v))" }} {
                 best = v;
                 place = i32(at);
             }
@@ -108,7 +109,7 @@ fn value_at(i: u32) -> {{ V }} {
     let x = i % p.extents.y;
     let over_rows = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
     let over_cols = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
-    var sum = {{ V }}(0.0);
+    var sum = {{ V }}(0);
     for (var oy = over_rows.x; oy < over_rows.y; oy++) {
         {% if kind == "avg" %}
         let rows = rows_of(oy);
@@ -135,7 +136,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
     if start >= p.n { return; }
     {% if lanes == 4 %}
-    var values: array<f32, 4>;
+    var values: array<{{ V }}, 4>;
     for (var k = 0u; k < 4u; k++) { values[k] = value_at(min(start + k, p.n - 1u)); }
     out_put4(start, values, p.n);
     {% else %}

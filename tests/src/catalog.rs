@@ -6,8 +6,8 @@ use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
-    Interpolation, PadMode, Pool, Pool1d, Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction, ScatterReduce,
-    cat, einsum, stack,
+    Interpolation, Lookup, PadMode, Pool, Pool1d, Pool2d, Pool3d, Recurrent, RecurrentKind, Reduction,
+    ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -239,6 +239,9 @@ const GROUPS: &[&[Case]] = &[
         smooth("index_select", &[Signed(S), Index(&[7], 5)], |x| x[0].index_select(1, &x[1])),
         smooth("embedding", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| x[0].embedding(&x[1], None))
             .batched(2),
+        rough("embedding by frequency", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| {
+            x[0].embedding_with(&x[1], Lookup { padding_idx: Some(1), scale_grad_by_freq: true })
+        }),
         smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1))
             .batched(3),
         smooth("scatter_add", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {

@@ -343,7 +343,8 @@ pub(crate) trait Recast {
     type Cast;
     /// The widest type that takes part.
     fn float(&self) -> Option<DType>;
-    fn recast(&self, cast: &Cast) -> Result<Self::Cast>;
+    /// Each tensor as `cast` has it.
+    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast>;
 }
 
 impl Recast for &Tensor {
@@ -351,8 +352,8 @@ impl Recast for &Tensor {
     fn float(&self) -> Option<DType> {
         Some(self.dtype()).filter(|&d| is_cast(d))
     }
-    fn recast(&self, cast: &Cast) -> Result<Tensor> {
-        cast.on(self)
+    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        cast(self)
     }
 }
 
@@ -361,8 +362,8 @@ impl Recast for Option<&Tensor> {
     fn float(&self) -> Option<DType> {
         self.and_then(|t| t.float())
     }
-    fn recast(&self, cast: &Cast) -> Result<Option<Tensor>> {
-        self.map(|t| cast.on(t)).transpose()
+    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Option<Tensor>> {
+        self.map(cast).transpose()
     }
 }
 
@@ -371,8 +372,8 @@ impl Recast for &[&Tensor] {
     fn float(&self) -> Option<DType> {
         self.iter().filter_map(Recast::float).reduce(DType::promote)
     }
-    fn recast(&self, cast: &Cast) -> Result<Vec<Tensor>> {
-        self.iter().map(|t| cast.on(t)).collect()
+    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+        self.iter().map(|t| cast(t)).collect()
     }
 }
 
@@ -381,9 +382,32 @@ impl Recast for &[&Tensor] {
 macro_rules! recast {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
         if let Some(cast) = $crate::amp::Cast::of($op, &[$($crate::amp::Recast::float(&$operand)),+]) {
-            $(let $name = $crate::amp::Recast::recast(&$operand, &cast)?;)+
+            $(let $name = $crate::amp::Recast::recast(&$operand, |t| cast.on(t))?;)+
             return $again;
         }
     };
 }
 pub(crate) use recast;
+
+/// The 16-bit type that operands promote to, if it is one.
+pub(crate) fn half(operands: &[Option<DType>]) -> Option<DType> {
+    operands.iter().flatten().copied().reduce(DType::promote).filter(|dtype| dtype.size() == 2)
+}
+
+/// A 16-bit float in f32; any other tensor as it is.
+pub(crate) fn widened(t: &Tensor) -> Result<Tensor> {
+    if t.dtype().is_float() && t.dtype().size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) }
+}
+
+/// As [`recast!`], at the entry of an operation that is made of steps: of 16-bit operands all steps are made in f32, and what comes out
+/// is rounded once, as PyTorch's kernels do.
+macro_rules! stepwise {
+    ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
+        $crate::amp::recast!($op, [$($operand),+], |$($name),+| $again);
+        if let Some(half) = $crate::amp::half(&[$($crate::amp::Recast::float(&$operand)),+]) {
+            $(let $name = $crate::amp::Recast::recast(&$operand, $crate::amp::widened)?;)+
+            return $again?.to_dtype(half);
+        }
+    };
+}
+pub(crate) use stepwise;

@@ -24,4 +24,4 @@ pub use autocast::{
 };
 pub use scaler::GradScaler;
 
-pub(crate) use autocast::{Cast, Mode, Recast, recast, suspend};
+pub(crate) use autocast::{Cast, Mode, Recast, half, recast, stepwise, suspend, widened};

@@ -1,11 +1,10 @@
 //! Rows of a table by number.
 
 use super::{Module, ModuleScope, init};
-use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
-use crate::ops::{BagMode, Bags};
+use crate::ops::{BagMode, Bags, Lookup};
 use crate::tensor::Tensor;
 
 /// How long the rows of a table may be.
@@ -19,15 +18,7 @@ impl MaxNorm {
     /// Scales the rows that `index` names and that are too long, in place.
     #[track_caller]
     fn hold(self, table: &Tensor, index: &Tensor) -> Result<()> {
-        let _no_grad = autograd::no_grad();
-        let table = table.detach();
-        let norms = table.norm(self.p, &[1], true)?;
-        let named = Tensor::zeros(&[table.shape()[0]], table.dtype(), table.device())?;
-        let named = named.index_fill(0, &index.flatten(0, -1)?, 1.0)?.unsqueeze(1)?;
-        // What is added is PyTorch's: rows come out within the norm.
-        let factor = norms.add(1e-7)?.reciprocal()?.mul(self.max_norm)?;
-        let long = norms.gt(self.max_norm)?.logical_and(&named.ne(0)?)?;
-        table.mul_(&Tensor::ones(&[], table.dtype(), table.device())?.where_(&long.logical_not()?, &factor)?)
+        table.embedding_renorm_(index, self.max_norm, self.p)
     }
 }
 
@@ -38,7 +29,7 @@ pub struct Embedding {
     /// \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
-    padding_idx: Option<usize>,
+    how: Lookup,
     #[module(skip)]
     most: Option<MaxNorm>,
     scope: ModuleScope,
@@ -52,13 +43,13 @@ impl Embedding {
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
-        Ok(Self { weight, padding_idx: None, most: None, scope: ModuleScope::new() })
+        Ok(Self::from_parameter(weight))
     }
 
     /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
-        Self { weight, padding_idx: None, most: None, scope: ModuleScope::new() }
+        Self { weight, how: Lookup::default(), most: None, scope: ModuleScope::new() }
     }
 
     /// With a row that is zero and gets no gradient: padding.
@@ -68,8 +59,15 @@ impl Embedding {
     #[track_caller]
     pub fn with_padding(mut self, padding_idx: usize) -> Result<Self> {
         init::constant_(&self.weight.detach().narrow(0, padding_idx, 1)?, 0.0)?;
-        self.padding_idx = Some(padding_idx);
+        self.how.padding_idx = Some(padding_idx);
         Ok(self)
+    }
+
+    /// The gradient of a row is divided by how often a lookup names it: PyTorch's `scale_grad_by_freq`.
+    #[must_use]
+    pub fn scale_grad_by_freq(mut self) -> Self {
+        self.how.scale_grad_by_freq = true;
+        self
     }
 
     /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
@@ -88,7 +86,7 @@ impl Embedding {
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
             self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
-            self.weight.embedding(index, self.padding_idx)
+            self.weight.embedding_with(index, self.how)
         })
     }
 }
@@ -113,6 +111,8 @@ pub struct EmbeddingBag {
     #[module(skip)]
     padding_idx: Option<usize>,
     #[module(skip)]
+    scale_grad_by_freq: bool,
+    #[module(skip)]
     most: Option<MaxNorm>,
     scope: ModuleScope,
 }
@@ -134,7 +134,14 @@ impl EmbeddingBag {
         if let Some(row) = padding_idx {
             init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)?;
         }
-        Ok(Self { weight, mode, padding_idx, most: None, scope: ModuleScope::new() })
+        Ok(Self {
+            weight,
+            mode,
+            padding_idx,
+            scale_grad_by_freq: false,
+            most: None,
+            scope: ModuleScope::new(),
+        })
     }
 
     /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
@@ -142,6 +149,13 @@ impl EmbeddingBag {
     #[must_use]
     pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
         self.most = Some(MaxNorm { max_norm, p });
+        self
+    }
+
+    /// The gradient of a row is divided by how often a call names it: PyTorch's `scale_grad_by_freq`. Not of maxima.
+    #[must_use]
+    pub fn scale_grad_by_freq(mut self) -> Self {
+        self.scale_grad_by_freq = true;
         self
     }
 
@@ -156,8 +170,9 @@ impl EmbeddingBag {
         offsets: Option<&Tensor>,
         per_sample_weights: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let (mode, padding_idx) = (self.mode, self.padding_idx);
-        let bags = Bags { offsets, mode, per_sample_weights, padding_idx, ..Bags::default() };
+        let (mode, padding_idx, scale_grad_by_freq) = (self.mode, self.padding_idx, self.scale_grad_by_freq);
+        let bags =
+            Bags { offsets, mode, per_sample_weights, padding_idx, scale_grad_by_freq, ..Bags::default() };
         self.scope.run(|| {
             self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
             self.weight.embedding_bag(index, &bags)

@@ -62,8 +62,8 @@ unary! {
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a held between min_val and max_val.
-    hardtanh / hardtanh_(min_val, max_val): Number, "m_max(m_min(a, max_val), min_val)"
-        | "select(select(a, max_val, a > max_val), min_val, a < min_val)", ["base"],
+    hardtanh / hardtanh_(min_val, max_val): Number, "m_min(m_max(a, min_val), max_val)"
+        | "select(min(max(a, min_val), max_val), a, m_isnan(f32(a)))", ["base"],
         Expr("select(g, T(0), a <= min_val || a >= max_val)", &[A]);
     /// min(max(a/6 + 1/2, 0), 1).
     hardsigmoid / hardsigmoid_(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
@@ -83,6 +83,15 @@ static PRELU: Pointwise = Pointwise {
     types: Types::Float,
     math: &[],
     grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
+};
+
+static GLU: Pointwise = Pointwise {
+    name: "glu",
+    expr: "a * m_sigmoid(b)",
+    plain: "",
+    types: Types::Float,
+    math: &["base", "exp"],
+    grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
 };
 
 /// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x \[rows, extent\] backward, in one pass: g, the gradient of its result, is
@@ -143,7 +152,8 @@ impl Tensor {
         if n % 2 != 0 {
             return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
         }
-        self.narrow(dim, 0, n / 2)?.mul(&self.narrow(dim, n / 2, n / 2)?.sigmoid()?)
+        let (first, second) = (self.narrow(dim, 0, n / 2)?, self.narrow(dim, n / 2, n / 2)?);
+        pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
     }
 
     /// softmax(-a) along a dimension.

@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, Params};
 use super::norm::in_double;
 use super::random::drawn_words;
-use crate::amp::recast;
+use crate::amp::{self, Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
@@ -548,6 +548,12 @@ fn extents(params: Params, of: &[usize], count: usize) -> Params {
 
 /// By products and a softmax, with the weights in memory.
 fn composed(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention<'_>) -> Result<Tensor> {
+    // As in PyTorch: scores of 16 bits would be off by whole numbers.
+    if let Some(half) = amp::half(&[q.float(), k.float(), v.float()]) {
+        let [q, k, v] = [amp::widened(q)?, amp::widened(k)?, amp::widened(v)?];
+        let mask = options.attn_mask.map(amp::widened).transpose()?;
+        return composed(&q, &k, &v, &Attention { attn_mask: mask.as_ref(), ..*options })?.to_dtype(half);
+    }
     let (k, v) = if options.enable_gqa {
         let times = q.shape()[q.rank() - 3] / k.shape()[k.rank() - 3];
         (&repeat_heads(k, times)?, &repeat_heads(v, times)?)

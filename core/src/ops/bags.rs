@@ -3,6 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
+use super::embedding::shares;
 use super::index::{index_dtype, rows_back, scatter_grad};
 use super::launch::{self, GROUP, Params};
 use crate::autograd::{self, SavedTensor};
@@ -42,6 +43,8 @@ pub struct Bags<'a> {
     pub include_last_offset: bool,
     /// A row that counts in no bag, and gets no gradient.
     pub padding_idx: Option<usize>,
+    /// Whether the gradient of a row is divided by how often the index names it; not for maxima.
+    pub scale_grad_by_freq: bool,
 }
 
 const OP: &str = "embedding_bag";
@@ -147,7 +150,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
-    /// shape or type, or in another mode than the sum; memory runs out.
+    /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &Bags<'_>) -> Result<Tensor> {
         let _op = memory::scope::op(OP);
@@ -158,6 +161,10 @@ impl Tensor {
             return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
         }
         launch::check_compute(OP, self.dtype(), self.device())?;
+        if bags.scale_grad_by_freq && bags.mode == BagMode::Max {
+            let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
+            return Err(Error::argument(OP, rule));
+        }
         let counts = bags_of(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
             self.same_device(OP, t)?;
@@ -186,6 +193,10 @@ impl Tensor {
         let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::copy(&table, self));
         let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::copy(&plain, factors));
         drop(table);
+        let shares = match bags.scale_grad_by_freq && autograd::wanted(&[self]) {
+            true => Some(shares(&flat, self.shape()[0], self.dtype())?),
+            false => None,
+        };
         let flat = SavedTensor::of(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
@@ -205,6 +216,10 @@ impl Tensor {
                     let rows = g.index_select(0, &bag_of)?;
                     let rows = match &plain {
                         Some(factors) => rows.mul(&factors.unsqueeze(1)?)?,
+                        None => rows,
+                    };
+                    let rows = match &shares {
+                        Some(shares) => rows.mul(shares)?.to_dtype(g.dtype())?,
                         None => rows,
                     };
                     Some(rows_back(OP, &rows, &shape, &flat, skip, wants.sum_in_place(0))?)

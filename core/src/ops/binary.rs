@@ -57,7 +57,7 @@ binary! {
     /// a · b.
     mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
     /// a / b, as floats.
-    div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * y / b", &[Y, B])];
+    div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * (a / b) / b", &[A, B])];
     /// a to the power of b; of integers an integer, modulo what its type holds.
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),

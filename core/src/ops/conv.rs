@@ -12,6 +12,7 @@ use super::tiles::{AlongSum, Costs, Extents, Plan};
 use super::window::{self, IntoSpatial, Padding, at_least, axes};
 use crate::amp::recast;
 use crate::autograd::{self, Grads, SavedTensor};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
@@ -185,8 +186,10 @@ fn check(
     groups: usize,
 ) -> Result<()> {
     let dtype = x.dtype();
-    if !dtype.is_float() {
-        return Err(Error::dtype(op, dtype, "takes floats; cast with `to_dtype`"));
+    // Bytes would be summed in bytes.
+    if !dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64) {
+        let expected = "takes floats and integers of 32 and 64 bits; cast with `to_dtype`";
+        return Err(Error::dtype(op, dtype, expected));
     }
     launch::check_compute(op, dtype, x.device())?;
     for t in [Some(weight), bias].into_iter().flatten() {
@@ -473,7 +476,7 @@ macro_rules! convolutions {
                 /// [`Device::set_windows`](crate::device::Device::set_windows).
                 ///
                 /// # Errors
-                /// The shapes do not fit, the types differ or are no floats; memory runs out.
+                /// The shapes do not fit, the types differ, or are bool or u8; memory runs out.
                 #[track_caller]
                 pub fn $conv(
                     &self,
@@ -493,7 +496,7 @@ macro_rules! convolutions {
                     "] or without the batch, with a weight of [channels, out / groups, ", $shape, "].")]
                 ///
                 /// # Errors
-                /// The shapes do not fit, the types differ or are no floats; memory runs out.
+                /// The shapes do not fit, the types differ, or are bool or u8; memory runs out.
                 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
                 #[track_caller]
                 pub fn $transpose(

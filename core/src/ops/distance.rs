@@ -32,7 +32,12 @@ fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
 fn params(p: f64, operands: &[&Tensor]) -> Params {
     let (a, b) = (operands[0].shape(), operands[1].shape());
     let sizes = [a[0], a[1], b[1], a[2]];
-    let mut params = sizes.into_iter().fold(Params::new(), Params::size).f32(p as f32).align();
+    let mut params = sizes
+        .into_iter()
+        .fold(Params::new(), Params::size)
+        .f32(p as f32)
+        .f32((p - f64::from(p as f32)) as f32)
+        .align();
     params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
     for d in 0..3 {
         params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
@@ -96,7 +101,7 @@ impl Tensor {
     ///
     /// # Errors
     /// `p` is negative or NaN; there are fewer than two dimensions; widths differ, or what comes before does not broadcast; the
-    /// types differ or are no floats; they are f64 and `p` is none of 0, 1, 2 and infinity; memory runs out.
+    /// types differ or are no floats; memory runs out.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
         recast!(OP, [self, other], |x, y| x.cdist(&y, p));
@@ -114,9 +119,6 @@ impl Tensor {
             return Err(Error::dtype(OP, other.dtype(), expected));
         }
         launch::check_compute(OP, dtype, self.device())?;
-        if dtype == DType::F64 && ![0.0, 1.0, 2.0, f64::INFINITY].contains(&p) {
-            return Err(Error::dtype(OP, dtype, format!("a p of {p} takes f32; cast with `to_dtype`")));
-        }
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {

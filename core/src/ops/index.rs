@@ -442,7 +442,7 @@ impl Tensor {
     }
 
     /// Along `d`, the places that the one-dimensional `index` names.
-    fn select_rows(
+    pub(super) fn select_rows(
         &self,
         op: &'static str,
         d: usize,
@@ -465,23 +465,6 @@ impl Tensor {
             }
             Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
         }))
-    }
-
-    /// Rows of `self` (a table of [entries, width]) for indices of any shape; the row `padding_idx` gets no gradient.
-    ///
-    /// # Errors
-    /// The table has not two dimensions.
-    #[track_caller]
-    pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
-        let _op = memory::scope::op("embedding");
-        let &[_, width] = self.shape() else {
-            return Err(Error::shape("embedding", "the table is [entries, width]", &[self.shape()]));
-        };
-        let flat = index.reshape([-1])?;
-        let rows = self.select_rows("embedding", 0, &flat, &[flat.numel(), width], padding_idx)?;
-        let mut shape: Dims = index.shape().into();
-        shape.push(width);
-        rows.reshape(&shape[..])
     }
 
     /// As [`gather`](Self::gather), where `index` and `self` broadcast beside `dim`.

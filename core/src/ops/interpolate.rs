@@ -333,10 +333,12 @@ impl Tensor {
             return Err(Error::shape(OP, rule, &[self.shape()]));
         }
         let nearest = matches!(options.mode, Nearest | NearestExact);
-        let taken = self.dtype().is_float() || (nearest && self.dtype() == DType::U8);
-        if !taken {
-            let expected = "takes floats, and u8 for the nearest; cast with `to_dtype`";
-            return Err(Error::dtype(OP, self.dtype(), expected));
+        if self.dtype() == DType::U8 && !nearest {
+            let smooth = self.to_dtype(DType::F32)?.interpolate(options)?;
+            return smooth.round()?.clamp(0.0, 255.0)?.to_dtype(DType::U8);
+        }
+        if !self.dtype().is_float() && self.dtype() != DType::U8 {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
         }
         launch::check_compute(OP, self.dtype(), self.device())?;
         if options.align_corners && (nearest || options.mode == Area) {

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::pointwise::Operand;
-use crate::amp::{self, recast};
+use crate::amp::{self, stepwise};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -56,7 +56,7 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        recast!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
+        stepwise!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
         let _op = memory::scope::op("nll_loss");
         if !target.dtype().is_int() {
             return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
@@ -92,7 +92,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        recast!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
+        stepwise!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
     }
 
@@ -102,7 +102,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        recast!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
+        stepwise!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
@@ -112,7 +112,7 @@ impl Tensor {
     /// The shapes do not broadcast; `beta` is negative; memory runs out.
     #[track_caller]
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
-        recast!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
+        stepwise!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
         if beta < 0.0 {
             return Err(Error::argument("smooth_l1_loss", format!("beta {beta} is negative")));
         }
@@ -130,7 +130,7 @@ impl Tensor {
     /// The shapes do not broadcast; `delta` is not positive; memory runs out.
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
-        recast!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
+        stepwise!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
         if delta <= 0.0 {
             return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
         }
@@ -168,6 +168,7 @@ impl Tensor {
                 &[self.shape(), target.shape()],
             ));
         }
+        stepwise!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(&y, w.as_ref(), reduction));
         let (x, y) = (self.detach(), target.detach());
         let kept = [SavedTensor::of(self), SavedTensor::of(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
@@ -210,7 +211,7 @@ impl Tensor {
         pos_weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        recast!(
+        stepwise!(
             "binary_cross_entropy_with_logits",
             [self, target, weight, pos_weight],
             |x, y, weight, pos| {
@@ -233,7 +234,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
-        recast!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
+        stepwise!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
         let losses = if log_target {
             target.exp()?.mul(&target.sub(self)?)?
         } else {
@@ -256,6 +257,9 @@ impl Tensor {
         eps: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
+        stepwise!("gaussian_nll_loss", [self, target, var], |x, y, var| {
+            x.gaussian_nll_loss(&y, &var, full, eps, reduction)
+        });
         // One variance for a row of the input.
         let per_row = var.rank() + 1 == self.rank() && self.shape().starts_with(var.shape());
         let var = if per_row { var.unsqueeze(-1)? } else { var.clone() };
@@ -273,7 +277,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        recast!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
+        stepwise!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
     }
 
@@ -289,11 +293,12 @@ impl Tensor {
         margin: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        recast!("margin_ranking_loss", [self, other, target], |a, b, y| {
+        stepwise!("margin_ranking_loss", [self, other, target], |a, b, y| {
             a.margin_ranking_loss(&b, &y, margin, reduction)
         });
-        let ahead = self.sub(other)?.mul(target)?;
-        reduction.apply(&ahead.rsub(margin)?.clamp_below()?)
+        // Negated first: of unsigned numbers that wraps, as in PyTorch.
+        let missed = target.neg()?.mul(&self.sub(other)?)?.add(margin)?;
+        reduction.apply(&missed.clamp_below()?)
     }
 
     /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`; NaN stays NaN.
@@ -307,7 +312,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
-        recast!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
+        stepwise!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
         let unit = |t: &Tensor| t.broadcast_to(&shape)?.normalize(2.0, dim, eps);
@@ -320,6 +325,7 @@ impl Tensor {
     /// `dim` is out of range; memory runs out.
     #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
+        stepwise!("normalize", [self], |x| x.normalize(p, dim, eps));
         let length = self.norm(p, &[dim], true)?;
         let held = length.detach().lt(eps)?;
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
@@ -331,7 +337,18 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
+        stepwise!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
         self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
+    }
+
+    /// The p-norm of the difference of `self` and `other`, which broadcast: one number. PyTorch's `dist`.
+    ///
+    /// # Errors
+    /// As [`norm`](Self::norm); the shapes do not broadcast.
+    #[track_caller]
+    pub fn dist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
+        stepwise!("dist", [self, other], |x, y| x.dist(&y, p));
+        self.sub(other)?.norm(p, &[], false)
     }
 
     /// How far these anchors miss being nearer to `positive` than to `negative` by `margin`, in the p-norm; `swap`
@@ -350,7 +367,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const EPS: f64 = 1e-6;
-        recast!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
+        stepwise!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
             a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
         });
         let near = self.pairwise_distance(positive, p, EPS, false)?;

@@ -1,7 +1,7 @@
 //! Losses of counts, of pairs and of several labels, as PyTorch defines them; the others are in `loss.rs`.
 
 use super::loss::{Reduction, weighted};
-use crate::amp::recast;
+use crate::amp::stepwise;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -47,7 +47,7 @@ impl Tensor {
         eps: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        recast!("poisson_nll_loss", [self, target], |x, y| {
+        stepwise!("poisson_nll_loss", [self, target], |x, y| {
             x.poisson_nll_loss(&y, log_input, full, eps, reduction)
         });
         let losses = if log_input {
@@ -71,7 +71,8 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn hinge_embedding_loss(&self, target: &Tensor, margin: f64, reduction: Reduction) -> Result<Tensor> {
-        recast!("hinge_embedding_loss", [self, target], |x, y| x.hinge_embedding_loss(&y, margin, reduction));
+        stepwise!("hinge_embedding_loss", [self, target], |x, y| x
+            .hinge_embedding_loss(&y, margin, reduction));
         let y = target.detach();
         let apart = self.rsub(margin)?.clamp_below()?.masked_fill(&y.eq(1.0)?, 0.0)?;
         let near = self.masked_fill(&y.eq(-1.0)?, 0.0)?;
@@ -94,7 +95,7 @@ impl Tensor {
         const OP: &str = "cosine_embedding_loss";
         // PyTorch's, added to squares.
         const EPS: f64 = 1e-12;
-        recast!(OP, [self, other, target], |a, b, y| a.cosine_embedding_loss(&b, &y, margin, reduction));
+        stepwise!(OP, [self, other, target], |a, b, y| a.cosine_embedding_loss(&b, &y, margin, reduction));
         if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
             return Err(Error::shape(
                 OP,
@@ -125,7 +126,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const OP: &str = "multi_margin_loss";
-        recast!(OP, [self, weight], |x, w| x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
+        stepwise!(OP, [self, weight], |x, w| x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
         let _op = memory::scope::op(OP);
         if !matches!(p, 1 | 2) {
             return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
@@ -147,7 +148,7 @@ impl Tensor {
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         const OP: &str = "multilabel_margin_loss";
-        recast!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
+        stepwise!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
         let _op = memory::scope::op(OP);
         let (x, y) = with_batch(OP, self, target, true)?;
         let classes = x.shape()[1];

@@ -607,6 +607,12 @@ impl Tensor {
     #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
+        if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
+            // As in PyTorch: sums and products of truth values are `or` and `and`.
+            ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
+            let both = a.unsqueeze(1)?.logical_and(&b.logical_and(alpha != 0.0)?)?;
+            return self.logical_and(beta != 0.0)?.logical_or(&both);
+        }
         let wide = summed_in(a.dtype());
         let out = add_scaled("addr", self, &a.to_dtype(wide)?.outer(&b.to_dtype(wide)?)?, beta, alpha)?;
         if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }

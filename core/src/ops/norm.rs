@@ -547,12 +547,16 @@ impl Tensor {
     /// `nn.functional.local_response_norm`. Beyond the first and the last channel stand zeros.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; `size` is 0; the dtype is no float; memory runs out.
+    /// There are fewer than three dimensions; `size` is 0; the dtype is bool; memory runs out.
     #[track_caller]
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
         const OP: &str = "local_response_norm";
         let _op = memory::scope::op(OP);
-        in_double(OP, self)?;
+        if self.dtype().is_int() {
+            launch::check_compute(OP, self.dtype(), self.device())?;
+        } else {
+            in_double(OP, self)?;
+        }
         if self.rank() < 3 {
             return Err(Error::shape(
                 OP,
@@ -572,7 +576,12 @@ impl Tensor {
         }
         let squares = self.square()?.pad(&pads, PadMode::Constant(0.0))?;
         // Windows over channels are a view: nothing is copied for each of them.
-        let means = squares.unfold(1, size, 1)?.mean(&[-1], false)?;
+        let windows = squares.unfold(1, size, 1)?;
+        let means = match windows.dtype().is_float() {
+            true => windows.mean(&[-1], false)?,
+            // As in PyTorch, whose averages of integers are integers.
+            false => windows.sum(&[-1], false)?.trunc_divide(size)?,
+        };
         self.div(&means.mul(alpha)?.add(k)?.pow(beta)?)
     }
 }

@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use super::evaluate::{Names, Value};
 use super::fuse;
 use super::launch::{self, GROUP, MAX_RANK, Params};
-use crate::amp::{Cast, Recast, recast};
+use crate::amp::{Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
@@ -86,8 +86,8 @@ impl Recast for &[Operand<'_>] {
     fn float(&self) -> Option<DType> {
         self.iter().filter_map(|arg| arg.tensor().float()).reduce(DType::promote)
     }
-    fn recast(&self, cast: &Cast) -> Result<Self::Cast> {
-        self.iter().map(|arg| arg.tensor().recast(cast)).collect()
+    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast> {
+        self.iter().map(|arg| arg.tensor().map(&cast).transpose()).collect()
     }
 }
 
@@ -98,6 +98,8 @@ pub(crate) enum Types {
     Float,
     /// Numbers in their promoted type; bools are refused.
     Number,
+    /// Numbers in their promoted type; bools become i64.
+    Counted,
     /// Numbers and bools in their promoted type; a bool computes as u32.
     Any,
     /// Numbers and bools in their promoted type, to a bool.
@@ -202,7 +204,8 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
         Types::Number if dtype == DType::Bool => {
             return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
         }
-        Types::Float | Types::Number | Types::Any => (dtype, dtype),
+        Types::Counted if dtype == DType::Bool => (DType::I64, DType::I64),
+        Types::Float | Types::Number | Types::Counted | Types::Any => (dtype, dtype),
         Types::Compare => (dtype, DType::Bool),
         Types::Predicate if !dtype.is_float() => (DType::F32, DType::Bool),
         Types::Predicate => (dtype, DType::Bool),
@@ -253,12 +256,15 @@ struct Input<'a> {
 
 /// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
 const DOUBLES: &[&str] = &["base", "double", "doubles"];
+const DOUBLES_TRIG: &[&str] = &["base", "double", "doubles", "doubles_trig"];
 
-/// Functions of the math library that f64 does not have: their arguments would have to be taken modulo π.
-const NOT_DOUBLE: &[&str] = &["m_sin(", "m_cos(", "m_tan("];
-
-fn in_doubles(expr: &str) -> bool {
-    !NOT_DOUBLE.iter().any(|name| expr.contains(name))
+/// The files that an expression in f64 needs.
+fn doubles(expr: &str) -> &'static [&'static str] {
+    match expr {
+        _ if !expr.contains("m_") && !expr.contains("power(") => &[],
+        _ if ["m_sin(", "m_cos(", "m_tan("].iter().any(|name| expr.contains(name)) => DOUBLES_TRIG,
+        _ => DOUBLES,
+    }
 }
 
 impl Pointwise {
@@ -268,8 +274,8 @@ impl Pointwise {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
             // What rounds says how in `expr`; its plain form is for integers.
             DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
-            DType::F64 if self.plain.is_empty() && in_doubles(self.expr) => Ok((self.expr, DOUBLES)),
-            DType::F64 if self.plain.contains("power(") => Ok((self.plain, DOUBLES)),
+            DType::F64 if self.plain.is_empty() => Ok((self.expr, doubles(self.expr))),
+            DType::F64 if self.plain.contains("power(") => Ok((self.plain, doubles(self.plain))),
             _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
             _ if self.math.is_empty() => Ok((self.expr, &[])),
@@ -627,15 +633,17 @@ fn record(
                         }
                     }
                     inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
-                    let whole = Tensor::empty(g.shape(), *dtype, g.device())?;
+                    // What is summed is not rounded before: terms of halves may cancel.
+                    let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
+                    let (made, compute) = if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
+                    let whole = Tensor::empty(g.shape(), made, g.device())?;
                     let math = match compute {
-                        DType::F64 if expr.contains("m_") => DOUBLES,
-                        DType::F64 => &[],
+                        DType::F64 => doubles(expr),
                         _ => op.math,
                     };
                     let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs };
                     run(&recipe, op.types, &whole, false)?;
-                    whole.sum_to(shape)?
+                    whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
             result.push(Some(grad));

@@ -1,4 +1,4 @@
-//! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. Computed in f32.
+//! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. 16-bit floats are computed in f32.
 
 use forebay_shaders::KernelSpec;
 
@@ -137,8 +137,14 @@ impl Plan {
         let &[.., h, w] = x.shape() else {
             return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
         };
-        if !x.dtype().is_float() {
-            return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
+        // Averages of integers are rounded towards zero, as in PyTorch; windows that divide a plane evenly are of floats there.
+        let taken = match kind {
+            Kind::Max | Kind::Avg => x.dtype() != DType::Bool,
+            Kind::AdaptiveMax | Kind::AdaptiveAvg => x.dtype().is_float(),
+        };
+        if !taken {
+            let expected = if kind.is_adaptive() { "takes floats" } else { "takes numbers" };
+            return Err(Error::dtype(op, x.dtype(), format!("{expected}; cast with `to_dtype`")));
         }
         launch::check_compute(op, x.dtype(), x.device())?;
         let [oh, ow] = match outs {
@@ -171,7 +177,7 @@ impl Plan {
         for pair in [plane(&self.input), plane(&self.output), w.kernel, w.stride, w.padding, w.dilation] {
             params = params.size(pair[0]).size(pair[1]);
         }
-        let lanes = if to.dtype().size() == 2 { 4 } else { 1 };
+        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
         let groups = to.numel().div_ceil(lanes * GROUP);
         match places {
             Some(places) => launch::launch(&spec, &[from, to, places], params, groups),
@@ -235,7 +241,7 @@ impl Tensor {
     /// The largest element of each window.
     ///
     /// # Errors
-    /// A window does not fit; the dtype is no 16- or 32-bit float.
+    /// A window does not fit; the dtype is bool.
     #[track_caller]
     pub fn max_pool2d(&self, window: Pool2d) -> Result<Tensor> {
         Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
@@ -253,7 +259,7 @@ impl Tensor {
     /// The average of each window.
     ///
     /// # Errors
-    /// A window does not fit; the dtype is no 16- or 32-bit float.
+    /// A window does not fit; the dtype is bool.
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2d) -> Result<Tensor> {
         if window.dilation != [1; 2] {
@@ -268,7 +274,7 @@ impl Tensor {
     /// Averages of as many windows as the result has elements, which divide the plane evenly.
     ///
     /// # Errors
-    /// The dtype is no 16- or 32-bit float; an extent of the input is 0.
+    /// The dtype is no float; an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         let window = Pool2d { count_include_pad: false, ..Pool2d::new(1) };
@@ -278,7 +284,7 @@ impl Tensor {
     /// The largest elements of as many windows as the result has elements, which divide the plane evenly; height and width.
     ///
     /// # Errors
-    /// The dtype is no 16- or 32-bit float; an extent of the input is 0.
+    /// The dtype is no float; an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         Ok(Plan::new(ADAPTIVE_MAX, Kind::AdaptiveMax, self, Pool2d::new(1), Some(output))?.run(self)?.0)

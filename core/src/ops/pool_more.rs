@@ -16,6 +16,9 @@ fn volume(
     let &[ref lead @ .., d, h, w] = x.shape() else {
         return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
     };
+    if !x.dtype().is_float() {
+        return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
+    }
     if !matches!(lead.len(), 1 | 2) {
         let rule = "takes [batch, channels, depth, height, width], or without the batch";
         return Err(Error::shape(op, rule, &[x.shape()]));

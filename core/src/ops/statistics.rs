@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
-use crate::amp::recast;
+use crate::amp::{self, recast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -79,8 +79,10 @@ impl Tensor {
         let root = op.name == "std";
         let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
         Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
-            let x = x.get(wants)?;
-            let y = y.as_ref().map(|y| y.get(wants)).transpose()?;
+            let dtype = g.dtype();
+            // Halves are rounded once, behind all steps.
+            let (g, x) = (amp::widened(g)?, amp::widened(&x.get(wants)?)?);
+            let y = y.as_ref().map(|y| amp::widened(&y.get(wants)?)).transpose()?;
             let mean = match wants.again() {
                 true => x.sum_to(&over.kept)?.div(over.extent as f64)?,
                 false => center.to_dtype(x.dtype())?,
@@ -93,10 +95,11 @@ impl Tensor {
             // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
             let away = x.sub(&over.spread(&mean)?)?;
             let grad = g.mul(&away)?;
-            Ok(smallvec![Some(match &y {
+            let grad = match &y {
                 Some(y) => grad.masked_fill(&over.spread(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
-            })])
+            };
+            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
         }))
     }
 
@@ -157,8 +160,7 @@ impl Tensor {
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
             // Powers leave the range of halves.
-            let dtype = g.dtype();
-            let wide = |t: &Tensor| if dtype.size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) };
+            let (dtype, wide) = (g.dtype(), amp::widened);
             let (x, y) = (wide(&x.get(wants)?)?, wide(&y.get(wants)?)?);
             let (g, y) = (over.spread(&wide(g)?)?, over.spread(&y)?);
             // Where something is zero, or largest, does not change with it.

@@ -61,8 +61,8 @@ unary! {
     neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
     sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
-    /// a².
-    square / square_(): Number, "a * a", [], Expr("g * 2.0 * a", &[A]);
+    /// a²; of bools, as i64.
+    square / square_(): Counted, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
     reciprocal / reciprocal_(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
     /// √a.

@@ -52,6 +52,11 @@ pub(super) const IN_PLACE: &[&[Case]] = &[
             y.narrow(0, 1, 2)?.copy_(&x[1])?;
             Ok(y)
         }),
+        rough("embedding_renorm_", &[Signed(&[6, 4]), Index(&[3], 6)], |x| {
+            let table = x[0].detach().copy()?;
+            table.embedding_renorm_(&x[1], 0.5, 2.0)?;
+            x[0].add(&table)
+        }),
         smooth("fill_", &[Signed(S)], |x| onto(x, |y| y.narrow(0, 1, 1)?.fill_(2.5))),
         smooth("zero_", &[Signed(S)], |x| onto(x, |y| y.narrow(1, 2, 2)?.zero_())),
     ],
@@ -151,6 +156,7 @@ pub(super) const FURTHER: &[Case] = &[
         var.mul(&mean)
     }),
     smooth("normalize", &[Signed(S)], |x| x[0].normalize(2.0, 1, 1e-12)),
+    smooth("dist", &[Signed(S), Positive(&[5])], |x| x[0].dist(&x[1], 3.0)),
     smooth("pairwise_distance", &[Signed(S), Positive(S)], |x| {
         x[0].pairwise_distance(&x[1], 2.0, 1e-6, true)
     }),

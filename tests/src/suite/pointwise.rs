@@ -195,11 +195,14 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     let mut unit = || numbers.next() as f64 / u64::MAX as f64;
     let wide: Vec<f64> = (0..600).map(|_| (unit() - 0.5) * 2f64.powf(10.0 * unit() - 4.0)).collect();
     let near: Vec<f64> = (0..600).map(|_| 2.0 * unit() - 1.0).collect();
-    let everywhere: [Pair; 12] = [
+    let everywhere: [Pair; 15] = [
         ("exp", Tensor::exp, f64::exp),
         ("exp2", Tensor::exp2, f64::exp2),
         ("expm1", Tensor::expm1, f64::exp_m1),
         ("tanh", Tensor::tanh, f64::tanh),
+        ("sin", Tensor::sin, f64::sin),
+        ("cos", Tensor::cos, f64::cos),
+        ("tan", Tensor::tan, f64::tan),
         ("sinh", Tensor::sinh, f64::sinh),
         ("cosh", Tensor::cosh, f64::cosh),
         ("atan", Tensor::atan, f64::atan),
@@ -224,6 +227,38 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
             let bound = 32.0 * f64::EPSILON * exact.abs();
             ensure!((got - exact).abs() <= bound || got == exact, "{name}({x:e}) is {got:e}, not {exact:e}");
         }
+    }
+    // Near multiples of pi/2, in each way of reduction, and as far as f64 reaches. The last but one is the worst of all f64.
+    let turns = [
+        1e-300,
+        -0.0,
+        1.5707963267948966,
+        -3.141592653589793,
+        355.0,
+        1e5,
+        1_048_575.5,
+        1_048_576.0,
+        -1e20,
+        1e22,
+        6_381_956_970_095_103.0 * 2f64.powi(797),
+        f64::MAX,
+    ];
+    let x = Tensor::from_slice(&turns, &[turns.len()], device)?;
+    let circle: [Pair; 3] =
+        [("sin", Tensor::sin, f64::sin), ("cos", Tensor::cos, f64::cos), ("tan", Tensor::tan, f64::tan)];
+    for (name, ours, host) in circle {
+        for (&x, got) in turns.iter().zip(ours(&x)?.to_vec::<f64>()?) {
+            let exact = host(x);
+            ensure!(
+                (got - exact).abs() <= 8.0 * f64::EPSILON * exact.abs(),
+                "{name}({x:e}) is {got:e}, not {exact:e}"
+            );
+        }
+        let none = Tensor::from_slice(&[f64::INFINITY, f64::NEG_INFINITY, f64::NAN], &[3], device)?;
+        ensure!(
+            ours(&none)?.to_vec::<f64>()?.iter().all(|v| v.is_nan()),
+            "{name} of no finite number is a number"
+        );
     }
     // Known to more digits: erfc(2), lgamma(1/2) and digamma(1).
     for (name, got, exact) in [

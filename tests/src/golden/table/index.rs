@@ -1,10 +1,22 @@
 //! Choosing, placing, joining and padding.
 
 use forebay::dtype::DType;
-use forebay::ops::{PadMode, Scalar, ScatterReduce, cat, stack};
+use forebay::ops::{Lookup, PadMode, Scalar, ScatterReduce, cat, stack};
 use forebay::tensor::Tensor;
 
-use super::{Table, missing, one};
+use super::{Table, one};
+use crate::golden::args::Args;
+
+/// What `max_norm` does to a table before rows are looked up.
+pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> anyhow::Result<()> {
+    match a.get(usize::MAX, "max_norm") {
+        Some(_) => {
+            let (most, p) = (a.f(usize::MAX, "max_norm", 0.0)?, a.f(usize::MAX, "norm_type", 2.0)?);
+            Ok(table.embedding_renorm_(index, most, p)?)
+        }
+        None => Ok(()),
+    }
+}
 
 pub(super) fn register(t: &mut Table) {
     t.op("gather", |a| one(a.t(0)?.gather(a.i(1, "dim", 0)? as isize, a.t(2)?)));
@@ -38,15 +50,15 @@ pub(super) fn register(t: &mut Table) {
         one(a.t(0)?.index_fill(dim, a.t(2)?, a.operand(3, "value", Scalar::Int(0))?))
     });
     t.op("nn.functional.embedding", |a| {
-        if a.get(9, "max_norm").is_some() || a.b(9, "scale_grad_by_freq", false) {
-            return Err(missing("embedding with max_norm or scale_grad_by_freq"));
-        }
         // PyTorch's function takes the indices first; the database the weight.
         let (weight, index) =
             if a.t(0)?.dtype().is_float() { (a.t(0)?, a.t(1)?) } else { (a.t(1)?, a.t(0)?) };
         let padding =
             a.opt_i(2, "padding_idx")?.map(|p| if p < 0 { p + weight.shape()[0] as i64 } else { p });
-        one(weight.embedding(index, padding.map(|p| p as usize)))
+        renormed(a, weight, index)?;
+        let scale_grad_by_freq = a.b(usize::MAX, "scale_grad_by_freq", false);
+        one(weight
+            .embedding_with(index, Lookup { padding_idx: padding.map(|p| p as usize), scale_grad_by_freq }))
     });
     t.op("cat", |a| one(cat(&a.tensors(0)?, a.i(1, "dim", 0)? as isize)));
     t.op("stack", |a| one(stack(&a.tensors(0)?, a.i(1, "dim", 0)? as isize)));

@@ -75,7 +75,7 @@ pub(super) fn register(table: &mut Table) {
         }
         one(a.t(0)?.norm(a.f(1, "p", 2.0)?, &a.dims(2, "dim")?, a.b(3, "keepdim", false)))
     });
-    table.op("dist", |a| one(a.t(0)?.sub(a.t(1)?)?.norm(a.f(2, "p", 2.0)?, &[], false)));
+    table.op("dist", |a| one(a.t(0)?.dist(a.t(1)?, a.f(2, "p", 2.0)?)));
     table.op("logsumexp", |a| one(a.t(0)?.logsumexp(&a.dims(1, "dim")?, keepdim(a))));
     table.op("cumsum", |a| Ok(vec![a.named(a.t_as(0)?.cumsum(a.i(1, "dim", 0)? as isize)?)?]));
     table.op("cumprod", |a| Ok(vec![a.named(a.t_as(0)?.cumprod(a.i(1, "dim", 0)? as isize)?)?]));

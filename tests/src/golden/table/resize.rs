@@ -4,6 +4,7 @@ use anyhow::Result;
 use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode, PadMode};
 use forebay::tensor::Tensor;
 
+use super::index::renormed;
 use super::{Table, missing, one};
 use crate::golden::args::Args;
 
@@ -77,10 +78,8 @@ pub(super) fn register(t: &mut Table) {
     t.op("cdist", |a| one(a.t(0)?.cdist(a.t(1)?, a.f(2, "p", 2.0)?)));
     t.op("cross", |a| one(a.t(0)?.cross(a.t(1)?, a.opt_i(2, "dim")?.map(|d| d as isize))));
     t.op("nn.functional.embedding_bag", |a| {
-        if a.get(4, "max_norm").is_some() || a.b(6, "scale_grad_by_freq", false) {
-            return Err(missing("embedding_bag with max_norm or scale_grad_by_freq"));
-        }
         let table = a.t(0)?;
+        renormed(a, table, a.t(1)?)?;
         let padding =
             a.opt_i(11, "padding_idx")?.map(|p| if p < 0 { p + table.shape()[0] as i64 } else { p });
         one(table.embedding_bag(
@@ -95,6 +94,7 @@ pub(super) fn register(t: &mut Table) {
                 per_sample_weights: a.opt_t(9, "per_sample_weights"),
                 include_last_offset: a.b(10, "include_last_offset", false),
                 padding_idx: padding.map(|p| p as usize),
+                scale_grad_by_freq: a.b(usize::MAX, "scale_grad_by_freq", false),
             },
         ))
     });

@@ -1,0 +1,84 @@
+//! Places of equal elements: which of them an operation names is not settled, unless it is asked for a stable order.
+
+use serde_json::Value;
+
+use super::{Call, Host};
+
+/// Operations that give places along a dimension: which result they are, and where the dimension stands among the arguments.
+const PLACES: &[(&str, usize, usize)] =
+    &[("sort", 1, 1), ("argsort", 0, 1), ("topk", 1, 2), ("kthvalue", 1, 2), ("median", 1, 1)];
+
+/// The dimension along which a result of a call has places; `None` if it has none, or each is settled.
+fn dimension(call: &Call, result: usize, rank: usize) -> Option<usize> {
+    let &(_, _, at) = PLACES.iter().find(|(op, which, _)| *op == call.op && *which == result)?;
+    if call.kwargs.get("stable").and_then(Value::as_bool) == Some(true) {
+        return None;
+    }
+    let dim = call.args.get(at).or_else(|| call.kwargs.get("dim")).map_or(Some(-1), Value::as_i64)?;
+    usize::try_from(if dim < 0 { dim + rank.max(1) as i64 } else { dim }).ok()
+}
+
+/// Whether places name elements equal to those that others name, line by line, each of them once.
+pub(super) fn as_good(call: &Call, result: usize, input: &Host<'_>, got: &[f64], wanted: &[f64]) -> bool {
+    let Some(d) = dimension(call, result, input.shape.len()) else { return false };
+    let n = input.shape.get(d).copied().unwrap_or(1);
+    let inner: usize = input.shape.iter().skip(d + 1).product();
+    let lines = input.shape.iter().product::<usize>() / n.max(1);
+    if lines == 0 || got.len() != wanted.len() {
+        return false;
+    }
+    let (k, values) = (got.len() / lines, input.values());
+    (0..lines).all(|line| {
+        let (outer, i) = (line / inner, line % inner);
+        let mut named = vec![false; n];
+        (0..k).all(|j| {
+            let at = (outer * k + j) * inner + i;
+            let value = |place: f64| values.get((outer * n + place as usize) * inner + i).copied();
+            let fresh = named.get_mut(got[at] as usize).is_some_and(|named| !std::mem::replace(named, true));
+            let equal = match (value(got[at]), value(wanted[at])) {
+                (Some(a), Some(b)) => a == b || (a.is_nan() && b.is_nan()),
+                _ => false,
+            };
+            got[at] >= 0.0 && fresh && equal
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use forebay::dtype::DType;
+
+    use super::*;
+
+    fn call(op: &str, stable: bool) -> Call {
+        Call {
+            op: op.into(),
+            variant: String::new(),
+            sample: 0,
+            args: Vec::new(),
+            kwargs: BTreeMap::from([("stable".into(), Value::Bool(stable)), ("dim".into(), 0.into())]),
+            outs: Vec::new(),
+            diff_outs: Vec::new(),
+            cotangents: Vec::new(),
+            grads: BTreeMap::new(),
+            error: None,
+        }
+    }
+
+    #[test]
+    fn places_of_equal_elements_are_as_good_and_others_are_not() {
+        // Two columns: 3 1 1 and 2 2 5.
+        let input = Host { dtype: DType::U8, shape: vec![3, 2], data: &[3, 2, 1, 2, 1, 5] };
+        let sorted = [1.0, 0.0, 2.0, 1.0, 0.0, 2.0];
+        let good = |got: &[f64], stable| as_good(&call("sort", stable), 1, &input, got, &sorted);
+        assert!(good(&sorted, false));
+        assert!(good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], false));
+        assert!(!good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], true), "a stable order is settled");
+        assert!(!good(&[1.0, 0.0, 1.0, 1.0, 0.0, 2.0], false), "a place is named twice");
+        assert!(!good(&[0.0, 0.0, 2.0, 1.0, 1.0, 2.0], false), "the elements differ");
+        assert!(!good(&[1.0, 0.0, 2.0, 1.0, 9.0, 2.0], false), "there is no such place");
+        assert!(!as_good(&call("cumsum", false), 0, &input, &sorted, &sorted));
+    }
+}
