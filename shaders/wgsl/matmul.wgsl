@@ -4,7 +4,7 @@ Matrix products of any strides: c[z] = a[z] · b[z].
 dtype: the elements of a and b · out: those of c, which may be f32 for 16-bit ones · way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with
 lanes, order): see `matmul_body`
 split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, summed up by `matmul_sum`
-mode: `packed` (tiles only, n is a multiple of 4) or `scattered` output
+mode: `packed` (tiles only, n is a multiple of 4) or `scattered` output · bias: a number for each column is added before the sum is rounded
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_body" as body -%}
@@ -19,7 +19,7 @@ struct Params {
     splits: u32,
     // The second of two batch dimensions.
     inner: u32,
-    unused: u32,
+    bias_offset: u32,
     // Offset, strides of rows, columns.
     a: vec4<u32>,
     b: vec4<u32>,
@@ -29,15 +29,26 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "a", dtype) }}
 {{ t.input(1, "b", dtype) }}
-{{ t.output(2, "c", T if split else out, mode) }}
+{% if bias %}
+{{ t.input(2, "bias", dtype) }}
+{% endif %}
+{{ t.output(3 if bias else 2, "c", T if split else out, mode) }}
 
 fn a_base(z: u32) -> u32 { return p.a.x + (z / p.inner) * p.steps.x + (z % p.inner) * p.steps.y; }
 fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.steps.z + (z % p.inner) * p.steps.w; }
 fn a_value(base: u32, row: u32, k: u32) -> {{ T }} { return a_at(base + row * p.a.y + k * p.a.z); }
 fn b_value(base: u32, k: u32, col: u32) -> {{ T }} { return b_at(base + k * p.b.y + col * p.b.z); }
 
+// The first piece of a sum brings the bias along.
+fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
+    {% if bias %}
+    if piece == 0u { return v + bias_at(p.bias_offset + min(col, p.n - 1u)); }
+    {% endif %}
+    return v;
+}
 {% if way == "tiled" %}
-fn store4(piece: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
+fn store4(piece: u32, z: u32, row: u32, col: u32, sums: vec4<f32>) {
+    let v = vec4<f32>(with_bias(piece, col, sums.x), with_bias(piece, col + 1u, sums.y), with_bias(piece, col + 2u, sums.z), with_bias(piece, col + 3u, sums.w));
     let i = ((piece * p.batch + z) * p.m + row) * p.n + col;
     {% if mode == "packed" %}
     c_put4(i, array<f32, 4>(v.x, v.y, v.z, v.w), i + 4u);
@@ -51,7 +62,7 @@ fn store4(piece: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
 {{ body.tiled(high, rows, cols, depth, a_order, b_order) }}
 {% else %}
 fn store(piece: u32, z: u32, row: u32, col: u32, v: {{ T }}) {
-    c_put(((piece * p.batch + z) * p.m + row) * p.n + col, v);
+    c_put(((piece * p.batch + z) * p.m + row) * p.n + col, with_bias(piece, col, v));
 }
 {{ body.simple(T, lanes, order) }}
 {% endif %}

@@ -224,6 +224,7 @@ const GROUPS: &[&[Case]] = &[
         smooth("stack", &[Signed(S), Signed(S)], |x| stack(&[&x[0], &x[1]], -1)),
         smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])).batched(1),
         smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)),
+        smooth("movedim", &[Signed(&[2, 3, 4])], |x| x[0].movedim(&[0, -1], &[1, 0])),
         smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3])),
         smooth("repeat_interleave", &[Signed(S)], |x| x[0].repeat_interleave(3, 0)),
         smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0))),

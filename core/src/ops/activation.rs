@@ -128,7 +128,7 @@ impl Tensor {
     #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
         let channels = self.shape().get(1).copied().unwrap_or(1);
-        if weight.numel() != 1 && weight.numel() != channels {
+        if weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels) {
             return Err(Error::shape(
                 "prelu",
                 format!("takes 1 or {channels} weights"),

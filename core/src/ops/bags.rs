@@ -6,6 +6,7 @@ use smallvec::SmallVec;
 use super::embedding::shares;
 use super::index::{index_dtype, rows_back, scatter_grad};
 use super::launch::{self, GROUP, Params};
+use crate::amp;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -214,15 +215,17 @@ impl Tensor {
                         None => g.clone(),
                     };
                     let rows = g.index_select(0, &bag_of)?;
-                    let rows = match &plain {
-                        Some(factors) => rows.mul(&factors.unsqueeze(1)?)?,
-                        None => rows,
-                    };
-                    let rows = match &shares {
-                        Some(shares) => rows.mul(shares)?.to_dtype(g.dtype())?,
-                        None => rows,
-                    };
-                    Some(rows_back(OP, &rows, &shape, &flat, skip, wants.sum_in_place(0))?)
+                    if plain.is_none() && shares.is_none() {
+                        Some(rows_back(OP, &rows, &shape, &flat, skip, wants.sum_in_place(0))?)
+                    } else {
+                        // What is summed is not rounded before.
+                        let factors = plain.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
+                        let mut rows = amp::widened(&rows)?;
+                        for factor in factors.iter().chain(&shares) {
+                            rows = rows.mul(factor)?;
+                        }
+                        Some(rows_back(OP, &rows, &shape, &flat, skip, None)?.to_dtype(g.dtype())?)
+                    }
                 }
             };
             let others = match &kept {

@@ -82,10 +82,7 @@ impl Layer {
         let Some(bias) = &self.low_bias else { return matmul::multiply(self.op, x, &weight) };
         let out = self.empty(x)?;
         let bias = &dense(bias)?;
-        if !matmul::multiply_with(self.op, x, &weight, &out, false, Finish::Bias(bias))? {
-            matmul::multiply_into(self.op, x, &weight, &out, false)?;
-            out.add_(bias)?;
-        }
+        matmul::multiply_biased(self.op, x, &weight, &out, bias)?;
         Ok(out)
     }
 
@@ -269,8 +266,7 @@ impl Tensor {
             wide
         } else {
             drop(wide);
-            matmul::multiply_into(OP, &flat, &weight, &before, false)?;
-            before.add_(&bias)?;
+            matmul::multiply_biased(OP, &flat, &weight, &before, &bias)?;
             before.gelu_tanh()?
         };
         let second = Layer::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
@@ -335,13 +331,17 @@ impl Tensor {
         }
         // One product for x1 with all outputs' weights, then one small one for each row.
         let rows = numel(batch);
-        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
-        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
+        matmul::check(OP, self, weight)?;
+        let wide = matmul::summed_in(self.dtype());
+        let all = weight.transpose(0, 1)?.reshape([i, o * j])?;
+        let left = matmul::product_as(OP, &self.reshape([rows, i])?, &all, wide)?;
+        let out = left.reshape([rows, o, j])?.bmm(&x2.to_dtype(wide)?.reshape([rows, j, 1])?)?;
         let shape: Dims = batch.iter().copied().chain([o]).collect();
         let out = out.reshape(&shape[..])?;
-        match bias {
-            None => Ok(out),
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
-        }
+        let out = match bias {
+            None => out,
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0)?,
+        };
+        out.to_dtype(self.dtype())
     }
 }

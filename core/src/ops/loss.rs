@@ -370,6 +370,9 @@ impl Tensor {
         stepwise!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
             a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
         });
+        if margin.is_nan() || margin <= 0.0 {
+            return Err(Error::argument("triplet_margin_loss", format!("margin {margin} is not positive")));
+        }
         let near = self.pairwise_distance(positive, p, EPS, false)?;
         let far = self.pairwise_distance(negative, p, EPS, false)?;
         let far =

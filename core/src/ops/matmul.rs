@@ -10,7 +10,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, Params};
 use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
 use super::tiles::{AlongSum, Costs, Extents, Plan};
-use crate::amp::recast;
+use crate::amp::{self, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
@@ -65,7 +65,7 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// The same in `dtype`: the operands', or f32 for 16-bit ones.
-fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+pub(super) fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
     if !autograd::wanted(&[a, b]) {
         return Ok(out);
@@ -89,7 +89,7 @@ fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<
 }
 
 /// The type in which products of this one are summed: halves are rounded once, behind the sum.
-fn summed_in(dtype: DType) -> DType {
+pub(super) fn summed_in(dtype: DType) -> DType {
     if dtype.size() == 2 { DType::F32 } else { dtype }
 }
 
@@ -128,6 +128,25 @@ pub(super) fn multiply_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tens
         true if add => Ok(()),
         true => crate::nn::init::zeros_(out),
         false => product.write(out, add),
+    }
+}
+
+/// Writes a · b + `bias` over `out`, as [`multiply_into`]; the sum is rounded once. `bias` has a number for each column, side by side, and
+/// `out` lies dense at the start of its memory.
+pub(super) fn multiply_biased(
+    op: &'static str,
+    a: &Tensor,
+    b: &Tensor,
+    out: &Tensor,
+    bias: &Tensor,
+) -> Result<()> {
+    if multiply_with(op, a, b, out, false, Finish::Bias(bias))? {
+        return Ok(());
+    }
+    let product = Product::new(op, a, b)?;
+    match product.is_empty() {
+        true => bias.broadcast_to(out.shape())?.copy_into(out),
+        false => product.by_kernel(out, Some(bias)),
     }
 }
 
@@ -246,13 +265,13 @@ impl Product {
         }
         // The kernels write whole tensors.
         if !add && out.is_contiguous() && out.layout().offset() == 0 {
-            return self.by_kernel(out);
+            return self.by_kernel(out, None);
         }
         let whole = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&self.shape, out.dtype(), out.device())?
         };
-        self.by_kernel(&whole)?;
+        self.by_kernel(&whole, None)?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
 
@@ -321,8 +340,8 @@ impl Product {
         Ok(true)
     }
 
-    /// Into a contiguous `out` from the start of its memory.
-    fn by_kernel(&self, out: &Tensor) -> Result<()> {
+    /// Into a contiguous `out` from the start of its memory; `bias` has a number for each column, side by side.
+    fn by_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
         if out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2) {
@@ -333,13 +352,18 @@ impl Product {
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
         let along = AlongSum { a: along(a.col, a.row), b: along(b.row, b.col) };
         let name = |dtype| launch::shader_dtype(dtype, device);
-        let spec = KernelSpec::new("matmul").def("dtype", name(ta.dtype())).def("out", name(out.dtype()));
+        let spec = KernelSpec::new("matmul")
+            .def("dtype", name(ta.dtype()))
+            .def("out", name(out.dtype()))
+            .def("bias", bias.is_some());
         let spec = plan.define(spec, along, e.n.is_multiple_of(4));
         let matrices = |p: Params, m: &Matrices| p.size(m.offset).size(m.row).size(m.col).align();
-        let params = plan.params().size(self.inner).align();
+        let params =
+            plan.params().size(self.inner).size(bias.map_or(0, |bias| bias.layout().offset())).align();
         let params =
             matrices(matrices(params, &a), &b).size(a.outer).size(a.inner).size(b.outer).size(b.inner);
-        plan.run(&spec, &[ta, tb], params, out)
+        let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
+        plan.run(&spec, &inputs, params, out)
     }
 }
 
@@ -430,9 +454,38 @@ fn add_product(
     alpha: f64,
 ) -> Result<Tensor> {
     let _op = memory::scope::op(op);
-    let product = product_as(op, a, b, summed_in(a.dtype()))?;
-    let out = add_scaled(op, input, &product, beta, alpha)?;
-    if input.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
+    let wide = summed_in(a.dtype());
+    let made = multiply_as(op, &a.detach(), &b.detach(), wide)?;
+    let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
+    if input.dtype() == a.dtype() {
+        out = out.to_dtype(a.dtype())?;
+    }
+    if !autograd::wanted(&[input, a, b]) {
+        return Ok(out);
+    }
+    // Each operand is kept for the gradient of the other.
+    let left = b.requires_grad().then(|| SavedTensor::of(a));
+    let right = a.requires_grad().then(|| SavedTensor::of(b));
+    let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
+    Ok(autograd::attach_twice(op, out, &[input, a, b], move |g, wants| {
+        let own = match (wants[0], beta == 1.0) {
+            (false, _) => None,
+            (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),
+            (true, false) => Some(amp::widened(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
+        };
+        let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
+            Some(kept) => transposed(&kept.get(wants)?).map(Some),
+            None => Ok(None),
+        };
+        // The factor goes behind the product, whose sums may cancel.
+        let scaled = |a: &Tensor, b: &Tensor| match alpha == 1.0 {
+            true => product(op, a, b),
+            false => product_as(op, a, b, wide)?.mul(alpha)?.to_dtype(a.dtype()),
+        };
+        let da = of(&right, 1)?.map(|b| scaled(&g.to_dtype(b.dtype())?, &b)).transpose()?;
+        let db = of(&left, 2)?.map(|a| scaled(&a, &g.to_dtype(a.dtype())?)).transpose()?;
+        Ok(smallvec![own, da, db] as Grads)
+    }))
 }
 
 /// Fails if a tensor has another number of dimensions than an operation takes.
@@ -597,7 +650,10 @@ impl Tensor {
     #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
-        add_scaled("addmv", self, &matrix.mv(vector)?, beta, alpha)
+        ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
+        check("addmv", matrix, vector)?;
+        let column = if self.rank() == 0 { self.clone() } else { self.unsqueeze(-1)? };
+        add_product("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
     }
 
     /// beta · self + alpha · [`outer`](Self::outer)(a, b); `self` broadcasts, and is ignored if beta is 0.

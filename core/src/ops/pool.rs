@@ -73,7 +73,9 @@ impl<const N: usize> Pool<N> {
 
     fn out(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
-        if k == 0 || s == 0 || d == 0 || p * 2 > k {
+        // So large that nothing fits, and positions would not fit the kernel's integers.
+        let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
+        if large || k == 0 || s == 0 || d == 0 || p * 2 > k {
             return Err(Error::argument(
                 op,
                 format!(
@@ -134,7 +136,7 @@ impl Plan {
         window: Pool2d,
         outs: Option<[usize; 2]>,
     ) -> Result<Self> {
-        let &[.., h, w] = x.shape() else {
+        let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
             return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
         };
         // Averages of integers are rounded towards zero, as in PyTorch; windows that divide a plane evenly are of floats there.

@@ -95,6 +95,19 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     cat(&rows.iter().collect::<Vec<_>>(), dim)
 }
 
+/// `count` numbers on the host, if a tensor and the host's memory hold as many.
+fn numbers(op: &'static str, count: usize, number: impl Fn(usize) -> f64) -> Result<Vec<f64>> {
+    let mut values = Vec::new();
+    if u32::try_from(count).is_err() || values.try_reserve_exact(count).is_err() {
+        return Err(Error::argument(
+            op,
+            format!("{count} numbers; tensors have less than 2^32, and these lie in the host's memory first"),
+        ));
+    }
+    values.extend((0..count).map(number));
+    Ok(values)
+}
+
 /// Values from the host, in any number type.
 fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     match dtype {
@@ -111,24 +124,24 @@ impl Tensor {
     /// `start`, `start + step`, ... before `end`.
     ///
     /// # Errors
-    /// `step` is 0 or leads away from `end`.
+    /// `step` is 0 or leads away from `end`; there are 2^32 numbers or more, or the host's memory does not hold them.
     #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         let count = ((end - start) / step).ceil();
-        if step == 0.0 || !count.is_finite() || count < 0.0 {
+        if step == 0.0 || !count.is_finite() || (end - start) * step < 0.0 {
             return Err(Error::argument(
                 "arange",
                 format!("steps of {step} do not lead from {start} to {end}"),
             ));
         }
-        let values: Vec<f64> = (0..count as usize).map(|i| start + i as f64 * step).collect();
+        let values = numbers("arange", count as usize, |i| start + i as f64 * step)?;
         from_numbers(&values, &[values.len()], dtype, device)
     }
 
     /// `steps` numbers from `start` to `end`, both included, at equal distances.
     ///
     /// # Errors
-    /// Memory runs out.
+    /// There are 2^32 or more; memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
@@ -142,7 +155,7 @@ impl Tensor {
                 end - (steps - 1 - i) as f64 * step
             }
         };
-        from_numbers(&(0..steps).map(value).collect::<Vec<_>>(), &[steps], dtype, device)
+        from_numbers(&numbers("linspace", steps, value)?, &[steps], dtype, device)
     }
 
     /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.
@@ -186,6 +199,33 @@ impl Tensor {
         }
         let cut = n - shift.rem_euclid(n as isize) as usize;
         cat(&[&self.narrow(dim, cut % n, n - cut % n)?, &self.narrow(dim, 0, cut % n)?], dim)
+    }
+
+    /// A view with the dimensions `source` at the places `destination`; the others keep their order. PyTorch's `movedim`.
+    ///
+    /// # Errors
+    /// They are not as many; a dimension is out of range, or named twice.
+    #[track_caller]
+    pub fn movedim(&self, source: &[isize], destination: &[isize]) -> Result<Tensor> {
+        const OP: &str = "movedim";
+        let rank = self.rank();
+        let places = |dims: &[isize]| -> Result<Dims> {
+            let places = dims.iter().map(|&d| normalize_dim(OP, d, rank)).collect::<Result<Dims>>()?;
+            match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
+                true => Err(Error::argument(OP, format!("{dims:?} names a dimension twice"))),
+                false => Ok(places),
+            }
+        };
+        let (from, to) = (places(source)?, places(destination)?);
+        if from.len() != to.len() {
+            let rule = format!("takes as many places as dimensions, got {source:?} and {destination:?}");
+            return Err(Error::argument(OP, rule));
+        }
+        let mut rest = (0..rank).filter(|d| !from.contains(d));
+        let at = |place: usize| to.iter().position(|&t| t == place).map(|k| from[k]);
+        let order: Vec<isize> =
+            (0..rank).filter_map(|place| at(place).or_else(|| rest.next())).map(|d| d as isize).collect();
+        self.permute(&order)
     }
 
     /// The tensor repeated along each dimension; new ones come in front.

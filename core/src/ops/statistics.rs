@@ -128,7 +128,10 @@ impl Tensor {
     /// As [`var`](Self::var).
     #[track_caller]
     pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        Ok((self.var(dims, correction, keepdim)?, self.mean(dims, keepdim)?))
+        // Both gradients are added before they are rounded.
+        let x = amp::widened(self)?;
+        let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
+        Ok((var.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
 
     /// The p-norm over `dims` (all if there are none): the number of elements that are not zero for a `p` of 0, the

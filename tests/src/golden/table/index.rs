@@ -54,7 +54,7 @@ pub(super) fn register(t: &mut Table) {
         let (weight, index) =
             if a.t(0)?.dtype().is_float() { (a.t(0)?, a.t(1)?) } else { (a.t(1)?, a.t(0)?) };
         let padding =
-            a.opt_i(2, "padding_idx")?.map(|p| if p < 0 { p + weight.shape()[0] as i64 } else { p });
+            a.opt_i(2, "padding_idx")?.map(|p| if p < 0 { p + weight.dim(0).unwrap_or(0) as i64 } else { p });
         renormed(a, weight, index)?;
         let scale_grad_by_freq = a.b(usize::MAX, "scale_grad_by_freq", false);
         one(weight
@@ -67,8 +67,12 @@ pub(super) fn register(t: &mut Table) {
         let x = a.t(0)?;
         let (shifts, dims) = (a.dims(1, "shifts")?, a.dims(2, "dims")?);
         if dims.is_empty() {
-            return one(x.reshape([-1])?.roll(shifts[0], 0)?.reshape(x.shape()));
+            let &[shift] = shifts.as_slice() else {
+                anyhow::bail!("{} shifts of all elements", shifts.len())
+            };
+            return one(x.reshape([-1])?.roll(shift, 0)?.reshape(x.shape()));
         }
+        anyhow::ensure!(shifts.len() == dims.len(), "{} shifts, {} dimensions", shifts.len(), dims.len());
         let mut out = x.clone();
         for (s, d) in shifts.iter().zip(&dims) {
             out = out.roll(*s, *d)?;
@@ -135,8 +139,8 @@ pub(super) fn register(t: &mut Table) {
         one(Tensor::linspace(bound(0)?, bound(1)?, a.i(2, "steps", 0)? as usize, dtype, a.device()))
     });
     t.op("eye", |a| {
-        let rows = a.i(0, "n", 0)? as usize;
-        let cols = a.opt_i(1, "m")?.map_or(rows, |m| m as usize);
+        let rows = usize::try_from(a.i(0, "n", 0)?)?;
+        let cols = a.opt_i(1, "m")?.map_or(Ok(rows), usize::try_from)?;
         one(Tensor::eye(rows, cols, a.dtype(9, "dtype")?.unwrap_or(DType::F32), a.device()))
     });
     t.op("column_stack", |a| {

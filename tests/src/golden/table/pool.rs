@@ -1,5 +1,6 @@
 //! Pooling.
 
+use anyhow::bail;
 use forebay::ops::Pool2d;
 use forebay::tensor::Tensor;
 
@@ -16,7 +17,8 @@ fn window(a: &Args<'_>, ends: usize) -> anyhow::Result<Pool2d> {
             ([], _) => None,
             ([n], 1) => Some([rest, *n]),
             ([n], _) => Some([*n, *n]),
-            (v, _) => Some([v[0], v[1]]),
+            (&[h, w], _) => Some([h, w]),
+            (v, _) => bail!("{name} of {} numbers", v.len()),
         })
     };
     let kernel = pair(1, "kernel_size", 1)?.unwrap_or([1, 1]);
@@ -37,7 +39,8 @@ fn max(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
         w.dilation = match (d.as_slice(), ends) {
             ([n], 1) => [1, *n],
             ([n], _) => [*n, *n],
-            (d, _) => [d[0], d[1]],
+            (&[h, w], _) => [h, w],
+            (d, _) => bail!("dilation of {} numbers", d.len()),
         };
     }
     w.ceil_mode = a.b(5, "ceil_mode", false);
@@ -71,8 +74,9 @@ fn adaptive_size(a: &Args<'_>) -> anyhow::Result<[usize; 2]> {
         Some(items) => items.clone(),
         None => vec![value.clone(), value.clone()],
     };
-    let size = |v: &serde_json::Value, own: usize| v.as_u64().map_or(own, |n| n as usize);
-    Ok([size(&items[0], h), size(&items[1], w)])
+    let size = |v: &serde_json::Value, own: usize| v.as_i64().map_or(Ok(own), usize::try_from);
+    let [rows, cols] = items.as_slice() else { bail!("a size of {} numbers", items.len()) };
+    Ok([size(rows, h)?, size(cols, w)?])
 }
 
 pub(super) fn register(t: &mut Table) {
@@ -84,7 +88,8 @@ pub(super) fn register(t: &mut Table) {
         let Some(n) = a.ints(1, "output_size")? else {
             return Err(missing("adaptive_avg_pool1d without a size"));
         };
-        one(a.t(0)?.unsqueeze(-2)?.adaptive_avg_pool2d([1, n[0] as usize])?.squeeze(-2))
+        let &[n] = n.as_slice() else { bail!("a size of {} numbers", n.len()) };
+        one(a.t(0)?.unsqueeze(-2)?.adaptive_avg_pool2d([1, usize::try_from(n)?])?.squeeze(-2))
     });
     t.op("nn.functional.adaptive_avg_pool2d", |a| one(a.t(0)?.adaptive_avg_pool2d(adaptive_size(a)?)));
     t.op("nn.functional.adaptive_max_pool2d", |a| {

@@ -81,7 +81,7 @@ pub(super) fn register(t: &mut Table) {
         let table = a.t(0)?;
         renormed(a, table, a.t(1)?)?;
         let padding =
-            a.opt_i(11, "padding_idx")?.map(|p| if p < 0 { p + table.shape()[0] as i64 } else { p });
+            a.opt_i(11, "padding_idx")?.map(|p| if p < 0 { p + table.dim(0).unwrap_or(0) as i64 } else { p });
         one(table.embedding_bag(
             a.t(1)?,
             &Bags {

@@ -95,28 +95,11 @@ pub(super) fn register(t: &mut Table) {
         Ok(x.tensor_split_at(&a.dims(1, "indices")?, dim)?)
     });
     t.op("diff", |a| {
-        let (n, dim) = (a.i(1, "n", 1)? as usize, a.i(2, "dim", -1)? as isize);
+        let (n, dim) = (usize::try_from(a.i(1, "n", 1)?)?, a.i(2, "dim", -1)? as isize);
         one(a.t(0)?.diff(n, dim, a.opt_t(3, "prepend"), a.opt_t(4, "append")))
     });
     t.op("unbind", |a| Ok(a.t(0)?.unbind(a.i(1, "dim", 0)? as isize)?));
-    t.op("movedim", |a| {
-        let x = a.t(0)?;
-        let rank = x.rank() as isize;
-        let wrap =
-            |v: Vec<isize>| v.into_iter().map(|d| if d < 0 { d + rank } else { d }).collect::<Vec<_>>();
-        let (from, to) = (wrap(a.dims(1, "source")?), wrap(a.dims(2, "destination")?));
-        let mut order = vec![-1; rank as usize];
-        for (f, t) in from.iter().zip(&to) {
-            order[*t as usize] = *f;
-        }
-        let mut rest = (0..rank).filter(|d| !from.contains(d));
-        for slot in &mut order {
-            if *slot < 0 {
-                *slot = rest.next().unwrap_or(0);
-            }
-        }
-        one(x.permute(&order))
-    });
+    t.op("movedim", |a| one(a.t(0)?.movedim(&a.dims(1, "source")?, &a.dims(2, "destination")?)));
     let like: super::Op = |a| {
         let x = a.t(0)?;
         one(Tensor::zeros(x.shape(), a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
