@@ -3,6 +3,7 @@
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -61,7 +62,7 @@ binary! {
     /// a to the power of b; of integers an integer, modulo what its type holds.
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
-        Expr("select(g * y * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B, Y])];
+        Expr("select(g * m_pow(a, b) * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
     /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
     maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
@@ -75,7 +76,7 @@ binary! {
         Expr("select(g * b / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
         Expr("select(-g * a / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
     /// √(a² + b²).
-    hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / y", &[A, Y]), Expr("g * b / y", &[B, Y])];
+    hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
     /// The remainder of a / b rounded towards zero, as C's fmod.
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
@@ -284,6 +285,13 @@ impl Tensor {
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.filling("fill_", value.into())?;
+        if let Operand::Scalar(Scalar::Int(v)) = value
+            && self.dtype() == DType::I64
+            && !self.device().info().features.i64
+        {
+            // Copies move what the device does not compute with.
+            return self.copy_(&Tensor::from_slice(&[v], &[], self.device())?);
+        }
         pointwise_(&FILL_, self, &[value], &[])
     }
 

@@ -167,6 +167,7 @@ impl Names<'_> {
             ("trunc", [x]) => x.trunc()?,
             ("min", [x, y]) => x.minimum(y)?,
             ("m_pow", [x, y]) => x.pow(y)?,
+            ("m_hypot", [x, y]) => x.hypot(y)?,
             ("m_copysign", [x, y]) => x.copysign(y)?,
             ("m_isfinite", [x]) => return Ok(Value::Mask(x.detach().isfinite()?)),
             // It has no gradient: one that comes to it is an error, in the name of the operation.

@@ -310,6 +310,8 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
+    /// Bytes are computed in f32 and rounded to the nearest.
+    ///
     /// # Errors
     /// The mode takes another number of axes, or another type; there is neither a size nor a scale_factor, or both; an extent
     /// would be 0, or is; an option does not go with the mode; memory runs out.

@@ -2,6 +2,7 @@
 
 use smallvec::smallvec;
 
+use crate::amp::stepwise;
 use crate::autograd::{self, Grads};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -274,6 +275,10 @@ impl Tensor {
     /// There are more pairs than dimensions; a mode needs more elements than there are.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
+        if !matches!(mode, PadMode::Constant(_)) && autograd::wanted(&[self]) {
+            // What several places took comes back as a sum, one dimension after the other.
+            stepwise!("pad", [self], |x| x.pad(pads, mode));
+        }
         let _op = memory::scope::op("pad");
         let pairs = pads.len() / 2;
         if !pads.len().is_multiple_of(2) || pairs > self.rank() {

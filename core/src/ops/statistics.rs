@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
-use crate::amp::{self, recast};
+use crate::amp::{self, recast, stepwise};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -141,6 +141,10 @@ impl Tensor {
     /// As [`var`](Self::var); `p` is -inf and there are no elements.
     #[track_caller]
     pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        if autograd::wanted(&[self]) {
+            // Its gradient is made of powers of the norm, which would be rounded before.
+            stepwise!("norm", [self], |x| x.norm(p, dims, keepdim));
+        }
         recast!("norm", [self], |x| x.norm(p, dims, keepdim));
         let over = Over::new("norm", self.shape(), dims)?;
         let op = match p {
@@ -162,10 +166,8 @@ impl Tensor {
         };
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
-            // Powers leave the range of halves.
-            let (dtype, wide) = (g.dtype(), amp::widened);
-            let (x, y) = (wide(&x.get(wants)?)?, wide(&y.get(wants)?)?);
-            let (g, y) = (over.spread(&wide(g)?)?, over.spread(&y)?);
+            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let (g, y) = (over.spread(g)?, over.spread(&y)?);
             // Where something is zero, or largest, does not change with it.
             let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
@@ -187,7 +189,7 @@ impl Tensor {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
                 slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             };
-            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
+            Ok(smallvec![Some(grad)])
         }))
     }
 

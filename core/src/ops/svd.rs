@@ -115,6 +115,15 @@ fn left_gradient(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result
     change.matmul(vh)
 }
 
+/// What is made of no elements: zeros, whose history leads to the input.
+fn of_nothing(op: &'static str, of: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let out = Tensor::zeros(shape, of.dtype(), of.device())?;
+    let shape = Dims::from_slice(of.shape());
+    Ok(autograd::attach_twice(op, out, &[of], move |g, _| {
+        Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+    }))
+}
+
 impl Tensor {
     /// The singular value decomposition of matrices \[.., m, n\] with k = min(m, n): left vectors \[.., m, k\], values \[.., k\], largest first, and right
     /// vectors as rows \[.., k, n\], whose product is `self`: PyTorch's `linalg.svd` with `full_matrices=False`. Of each pair of vectors the
@@ -143,7 +152,7 @@ impl Tensor {
         let shapes: [Dims; 3] =
             [&[m, k][..], &[k], &[k, n]].map(|rest| lead.iter().chain(rest).copied().collect());
         if self.numel() == 0 {
-            let [u, s, vh] = shapes.map(|shape| Tensor::zeros(&shape, self.dtype(), self.device()));
+            let [u, s, vh] = shapes.map(|shape| of_nothing(OP, self, &shape));
             return Ok((u?, s?, vh?));
         }
         let (u, s, vh) = {
@@ -209,7 +218,7 @@ impl Tensor {
         let Matrices { lead, m, n } = matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
-            return Tensor::zeros(&shape, self.dtype(), self.device());
+            return of_nothing(OP, self, &shape);
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;
