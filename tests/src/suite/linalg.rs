@@ -17,6 +17,7 @@ super::tests![
     singular_values_of_every_shape,
     singular_values_of_hard_matrices,
     the_gradient_of_singular_values,
+    matrices_of_nothing_have_gradients,
     what_svdvals_refuses,
 ];
 
@@ -262,5 +263,18 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[3, 3], DType::F32, device)?;
     let error = x.nuclear_norm(&[0, -2], false).err().context("the same twice")?.to_string();
     ensure!(error.contains("two different dimensions"), "{error}");
+    Ok(())
+}
+
+fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.requires_grad_()?;
+    let (u, s, vh) = x.svd()?;
+    for made in [u, s, vh, x.svdvals()?] {
+        ensure!(made.requires_grad(), "{made:?} has no history");
+        made.sum_all()?.backward()?;
+        let shape = x.grad().context("no gradient")?.shape().to_vec();
+        ensure!(shape == [0, 3, 2], "the gradient is {shape:?}");
+        x.set_grad(None);
+    }
     Ok(())
 }

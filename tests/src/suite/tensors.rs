@@ -19,6 +19,7 @@ tests![
     broadcasting_follows_the_rule,
     in_place_changes_only_its_view,
     in_place_equals_out_of_place,
+    wide_integers_are_filled,
     a_tensor_may_be_added_to_its_transpose,
     overlapping_copies_read_before_they_write,
     expanded_tensors_refuse_changes,
@@ -360,4 +361,13 @@ fn clones_share_and_copies_do_not(device: &Device) -> Result<()> {
     expect(&clone, &[1.0; 3])?;
     expect(&view, &[1.0; 3])?;
     expect(&copy, &[0.0; 3])
+}
+
+/// Also where the device computes with none.
+fn wide_integers_are_filled(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6], &[2, 3], device)?;
+    x.narrow(1, 1, 1)?.fill_(1i64 << 40)?;
+    x.narrow(1, 2, 1)?.zero_()?;
+    ensure!(x.to_vec::<i64>()? == [1, 1 << 40, 0, 4, 1 << 40, 0], "{:?}", x.to_vec::<i64>()?);
+    Ok(())
 }
