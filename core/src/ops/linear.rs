@@ -8,7 +8,7 @@ use smallvec::smallvec;
 use super::activation;
 use super::matmul::{self, Finish, add_scaled};
 use super::reduce::{column_sums, dense};
-use crate::amp::{Cast, recast};
+use crate::amp::{Cast, stepwise};
 use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -311,7 +311,7 @@ impl Tensor {
     #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "bilinear";
-        recast!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
+        stepwise!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
         let _op = memory::scope::op(OP);
         let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
             (weight.shape(), self.shape().split_last(), x2.shape().split_last())
@@ -331,17 +331,13 @@ impl Tensor {
         }
         // One product for x1 with all outputs' weights, then one small one for each row.
         let rows = numel(batch);
-        matmul::check(OP, self, weight)?;
-        let wide = matmul::summed_in(self.dtype());
-        let all = weight.transpose(0, 1)?.reshape([i, o * j])?;
-        let left = matmul::product_as(OP, &self.reshape([rows, i])?, &all, wide)?;
-        let out = left.reshape([rows, o, j])?.bmm(&x2.to_dtype(wide)?.reshape([rows, j, 1])?)?;
+        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
+        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
         let shape: Dims = batch.iter().copied().chain([o]).collect();
         let out = out.reshape(&shape[..])?;
-        let out = match bias {
-            None => out,
-            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0)?,
-        };
-        out.to_dtype(self.dtype())
+        match bias {
+            None => Ok(out),
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+        }
     }
 }

@@ -65,7 +65,7 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 }
 
 /// The same in `dtype`: the operands', or f32 for 16-bit ones.
-pub(super) fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
     if !autograd::wanted(&[a, b]) {
         return Ok(out);
@@ -89,7 +89,7 @@ pub(super) fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType)
 }
 
 /// The type in which products of this one are summed: halves are rounded once, behind the sum.
-pub(super) fn summed_in(dtype: DType) -> DType {
+fn summed_in(dtype: DType) -> DType {
     if dtype.size() == 2 { DType::F32 } else { dtype }
 }
 
