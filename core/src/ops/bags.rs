@@ -209,23 +209,21 @@ impl Tensor {
                 (Some(places), true) if mode == BagMode::Max => {
                     Some(scatter_grad(OP, g, &shape, 0, (places, places.strides()), None)?)
                 }
-                (more, true) => {
-                    let g = match more {
-                        Some(counts) => g.div(&counts.to_dtype(g.dtype())?.reshape([-1isize, 1])?)?,
-                        None => g.clone(),
-                    };
-                    let rows = g.index_select(0, &bag_of)?;
-                    if plain.is_none() && shares.is_none() {
-                        Some(rows_back(OP, &rows, &shape, &flat, skip, wants.sum_in_place(0))?)
-                    } else {
-                        // What is summed is not rounded before.
-                        let factors = plain.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
-                        let mut rows = amp::widened(&rows)?;
-                        for factor in factors.iter().chain(&shares) {
-                            rows = rows.mul(factor)?;
-                        }
-                        Some(rows_back(OP, &rows, &shape, &flat, skip, None)?.to_dtype(g.dtype())?)
+                (counts, true) => {
+                    // Factors are multiplied in f32: what is summed is not rounded before.
+                    let exact = counts.is_some() || plain.is_some() || shares.is_some();
+                    let mut rows = if exact { amp::widened(g)? } else { g.clone() };
+                    if let Some(counts) = counts {
+                        rows = rows.div(&counts.to_dtype(rows.dtype())?.reshape([-1isize, 1])?)?;
                     }
+                    rows = rows.index_select(0, &bag_of)?;
+                    let factors = plain.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
+                    for factor in factors.iter().chain(&shares) {
+                        rows = rows.mul(factor)?;
+                    }
+                    let same = rows.dtype() == g.dtype();
+                    let sum = if same { wants.sum_in_place(0) } else { None };
+                    Some(rows_back(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
             let others = match &kept {
