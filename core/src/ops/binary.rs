@@ -285,12 +285,17 @@ impl Tensor {
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.filling("fill_", value.into())?;
-        if let Operand::Scalar(Scalar::Int(v)) = value
+        if let Operand::Scalar(number) = value
             && self.dtype() == DType::I64
             && !self.device().info().features.i64
         {
             // Copies move what the device does not compute with.
-            return self.copy_(&Tensor::from_slice(&[v], &[], self.device())?);
+            let value = match number {
+                Scalar::Int(v) => v,
+                Scalar::Bool(v) => v.into(),
+                Scalar::Float(v) => v as i64,
+            };
+            return self.copy_(&Tensor::from_slice(&[value], &[], self.device())?);
         }
         pointwise_(&FILL_, self, &[value], &[])
     }
