@@ -418,6 +418,11 @@ impl Tensor {
         prepend: Option<&Tensor>,
         append: Option<&Tensor>,
     ) -> Result<Tensor> {
+        if n > 1 {
+            stepwise!("diff", [self, prepend, append], |x, before, after| {
+                x.diff(n, dim, before.as_ref(), after.as_ref())
+            });
+        }
         let d = normalize_dim("diff", dim, self.rank())? as isize;
         if self.rank() == 0 {
             return Err(Error::shape("diff", "takes at least one dimension", &[self.shape()]));

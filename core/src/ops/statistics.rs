@@ -213,12 +213,15 @@ impl Tensor {
             return sum.log()?.add(&shift.reshape(sum.shape())?);
         }
         let extra = Extra { center: Some(&largest), ..Extra::default() };
-        let out = reduce_float(&LOGSUMEXP, self, &over, keepdim, extra)?;
+        // Of halves the gradient keeps it in f32: its rounding would be a factor of all weights.
+        let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
+        let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        Ok(autograd::attach_twice("logsumexp", out, &[self], move |g, wants| {
+        let out = autograd::attach_twice("logsumexp", out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
-            let weight = x.sub(&over.spread(&y)?)?.exp()?;
-            Ok(smallvec![Some(over.spread(g)?.mul(&weight)?)])
-        }))
+            let weight = x.to_dtype(y.dtype())?.sub(&over.spread(&y)?)?.exp()?;
+            Ok(smallvec![Some(over.spread(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
+        });
+        out.to_dtype(self.dtype())
     }
 }
