@@ -1,5 +1,7 @@
 //! Elementwise operations: types, conversions bit by bit, sizes, special values.
 
+use std::f64::consts::{FRAC_PI_2, PI};
+
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -232,8 +234,8 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     let turns = [
         1e-300,
         -0.0,
-        1.5707963267948966,
-        -3.141592653589793,
+        FRAC_PI_2,
+        -PI,
         355.0,
         1e5,
         1_048_575.5,
