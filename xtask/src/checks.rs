@@ -1,10 +1,11 @@
 //! The cheap checks: they need no device and little time.
 
 use crate::process;
-use crate::suite::Stage;
+use crate::stage::{Planned, Stage};
 use crate::workspace::Workspace;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// The most lines that a source file may have.
 const MOST_LINES: usize = 800;
@@ -12,21 +13,37 @@ const MOST_LINES: usize = 800;
 const FOREIGN: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
 
 /// All of them, in the order of their cost.
-pub(crate) fn all(workspace: &Workspace) -> Result<Vec<Stage>> {
-    let mut stages = vec![Stage::run("line budget", || Ok(line_budget(&workspace.root)))?];
-    for (tool, args) in [
-        ("fmt", &["fmt", "--all", "--", "--check"][..]),
-        ("clippy", &["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"]),
-    ] {
-        let there =
-            process::ask(workspace.cargo_command(&[tool, "--version"]).env_remove("RUSTUP_TOOLCHAIN"))
-                .is_ok();
-        stages.push(match there {
-            true => Stage::run(tool, || workspace.cargo(args))?,
-            false => Stage::skipped(tool, format!("cargo {tool} is not installed (rustup component add)")),
-        });
+pub(crate) fn all(workspace: &Workspace) -> Vec<Stage> {
+    let mut stages = quick(workspace);
+    stages
+        .extend(clippy(workspace).map_or_else(|skipped| vec![skipped], |p| Stage::side_by_side(vec![p], 1)));
+    stages
+}
+
+/// Those that compile nothing.
+pub(crate) fn quick(workspace: &Workspace) -> Vec<Stage> {
+    let budget = Stage::run("line budget", || Ok(line_budget(&workspace.root)));
+    let fmt = match tool(workspace, "fmt", &["--all", "--", "--check"]) {
+        Ok(mut command) => Stage::run("fmt", || process::hand_over(&mut command)),
+        Err(skipped) => skipped,
+    };
+    vec![budget, fmt]
+}
+
+/// Clippy, or why it is skipped.
+pub(crate) fn clippy(workspace: &Workspace) -> Result<Planned, Stage> {
+    let args = ["--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    Ok(Planned::whole("clippy", tool(workspace, "clippy", &args)?))
+}
+
+/// A component of the toolchain, where it is installed.
+fn tool(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Command, Stage> {
+    let mut command = workspace.cargo_command(&[name]);
+    command.args(args);
+    match process::ask(workspace.cargo_command(&[name, "--version"]).env_remove("RUSTUP_TOOLCHAIN")) {
+        Ok(_) => Ok(command),
+        Err(_) => Err(Stage::skipped(name, format!("cargo {name} is not installed (rustup component add)"))),
     }
-    Ok(stages)
 }
 
 /// Whether every source file is short enough to read; names those that are not.

@@ -8,6 +8,7 @@ mod checks;
 mod environment;
 mod process;
 mod setup;
+mod stage;
 mod suite;
 mod tally;
 mod workspace;
@@ -124,7 +125,7 @@ fn run(command: Command) -> Result<bool> {
         }
         Command::Docs => workspace.cargo(&["doc", "--workspace", "--exclude", "xtask", "--no-deps"]),
         Command::Fuzz => checks::fuzz(&workspace),
-        Command::Check => Ok(checks::all(&workspace)?.iter().all(suite::Stage::passed)),
+        Command::Check => Ok(checks::all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {
             let (program, args) = rest.args.split_first().context("what shall be run?")?;
             let environment = Setup::new(&workspace)?.for_programs()?;

@@ -27,26 +27,24 @@ pub(crate) fn works(program: &str, args: &[&str]) -> bool {
 pub(crate) struct Ended {
     /// Whether it ended well.
     pub(crate) ok: bool,
-    /// What it printed on its standard output.
+    /// What it printed.
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs a program in sight and keeps the lines of its standard output.
-pub(crate) fn watch(command: &mut Command) -> Result<Ended> {
+/// Runs a program in sight, each line of it behind `name`, because others may run beside it; and keeps its lines.
+pub(crate) fn watch(name: &str, command: &mut Command) -> Result<Ended> {
     let shown = shown(command);
-    let mut child = command
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .with_context(|| format!("{shown} could not be started"))?;
+    let (reader, writer) = std::io::pipe().with_context(|| format!("{shown} gets no pipe"))?;
+    command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
+    let child = command.spawn().with_context(|| format!("{shown} could not be started"));
+    // The pipe ends when nobody can write to it any more, and the command holds two ends.
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let mut child = child?;
     let mut lines = Vec::new();
-    if let Some(stdout) = child.stdout.take() {
-        let mut out = std::io::stdout().lock();
-        for line in BufReader::new(stdout).split(b'\n') {
-            let line = String::from_utf8_lossy(&line?).into_owned();
-            writeln!(out, "{line}")?;
-            lines.push(line);
-        }
+    for line in BufReader::new(reader).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        writeln!(std::io::stdout(), "{name} | {line}")?;
+        lines.push(line);
     }
     Ok(Ended { ok: child.wait()?.success(), lines })
 }
@@ -73,6 +71,15 @@ fn last_words(stderr: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_is_watched_to_its_end() -> Result<()> {
+        let ended = watch("test", Command::new("sh").args(["-c", "echo one; echo two >&2; exit 3"]))?;
+        assert!(!ended.ok);
+        assert_eq!(ended.lines, ["one", "two"]);
+        assert!(watch("test", &mut Command::new("no such program")).is_err());
+        Ok(())
+    }
 
     #[test]
     fn an_error_is_told_in_one_line() {

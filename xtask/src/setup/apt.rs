@@ -2,9 +2,9 @@
 
 use crate::process;
 use anyhow::{Context, Result, bail};
-use std::cell::OnceCell;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// Packages of this system's own release.
 pub(crate) struct Apt {
@@ -12,12 +12,12 @@ pub(crate) struct Apt {
     folder: PathBuf,
     root: bool,
     /// What came of bringing the lists up to date, once that was tried.
-    updated: OnceCell<Result<(), String>>,
+    updated: OnceLock<Result<(), String>>,
 }
 
 impl Apt {
     pub(crate) fn new(folder: PathBuf, root: bool) -> Self {
-        Self { folder, root, updated: OnceCell::new() }
+        Self { folder, root, updated: OnceLock::new() }
     }
 
     pub(crate) fn can_install(&self) -> bool {

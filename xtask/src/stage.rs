@@ -1,0 +1,171 @@
+//! The parts of `cargo xtask test`: what each came to, and running them side by side.
+
+use crate::process;
+use crate::tally::Tally;
+use anyhow::Result;
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A part of the run, and what it came to.
+pub(crate) struct Stage {
+    name: String,
+    verdict: Verdict,
+}
+
+enum Verdict {
+    Ran { tally: Tally, time: Duration },
+    Skipped { why: String },
+}
+
+/// A stage to come: a program.
+pub(crate) struct Planned {
+    name: String,
+    command: Command,
+    /// Whether its output says how many tests passed.
+    counts: bool,
+}
+
+impl Planned {
+    /// A program that says how many tests passed. One that does not has failed, as has one that ends badly.
+    pub(crate) fn new(name: impl Into<String>, command: Command) -> Self {
+        Self { name: name.into(), command, counts: true }
+    }
+
+    /// A program that passes or fails as a whole.
+    pub(crate) fn whole(name: impl Into<String>, command: Command) -> Self {
+        Self { name: name.into(), command, counts: false }
+    }
+
+    fn run(mut self) -> Stage {
+        let name = self.name.clone();
+        Stage::count(self.name, || {
+            let ended = process::watch(&name, &mut self.command)?;
+            if !self.counts {
+                return Ok(Tally::one(ended.ok));
+            }
+            let counted = Tally::of(&ended.lines);
+            let mut tally = counted.unwrap_or_default();
+            if tally.failed == 0 && (counted.is_none() || !ended.ok) {
+                println!("{name} {}", if ended.ok { "did not say what passed" } else { "ended badly" });
+                tally.failed = 1;
+            }
+            Ok(tally)
+        })
+    }
+}
+
+impl Stage {
+    /// Something that passes or fails as a whole.
+    pub(crate) fn run(name: &str, what: impl FnOnce() -> Result<bool>) -> Self {
+        Self::count(name.into(), || Ok(Tally::one(what()?)))
+    }
+
+    /// Something that could not be run here.
+    pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
+        Self { name: name.into(), verdict: Verdict::Skipped { why: why.into() } }
+    }
+
+    /// Runs stages that need nothing of each other, `lanes` at a time, in their order; and returns them in it.
+    pub(crate) fn side_by_side(planned: Vec<Planned>, lanes: usize) -> Vec<Self> {
+        let waiting = Mutex::new(planned.into_iter().enumerate());
+        let done = Mutex::new(Vec::new());
+        let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::thread::scope(|scope| {
+            for _ in 0..lanes {
+                scope.spawn(|| {
+                    while let Some((place, stage)) = next() {
+                        let stage = stage.run();
+                        done.lock().unwrap_or_else(PoisonError::into_inner).push((place, stage));
+                    }
+                });
+            }
+        });
+        let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
+        done.sort_by_key(|(place, _)| *place);
+        done.into_iter().map(|(_, stage)| stage).collect()
+    }
+
+    pub(crate) fn passed(&self) -> bool {
+        match self.verdict {
+            Verdict::Ran { tally, .. } => tally.failed == 0,
+            Verdict::Skipped { .. } => true,
+        }
+    }
+
+    /// What cannot even be started has failed, and does not keep the others from running.
+    fn count(name: String, what: impl FnOnce() -> Result<Tally>) -> Self {
+        println!("\n=== {name} ===");
+        let start = Instant::now();
+        let tally = what().unwrap_or_else(|error| {
+            println!("{name}: {error:#}");
+            Tally::one(false)
+        });
+        Self { name, verdict: Verdict::Ran { tally, time: start.elapsed() } }
+    }
+}
+
+/// Prints what every stage came to, and all of them together in the last line; false if anything failed.
+pub(crate) fn report(stages: &[Stage], time: Duration) -> bool {
+    println!("\n=== summary ===");
+    println!(
+        "{:<44} {:>8} {:>8} {:>8} {:>12} {:>7}",
+        "", "passed", "failed", "skipped", "unsupported", "time"
+    );
+    let mut sum = Tally::default();
+    for stage in stages {
+        match &stage.verdict {
+            Verdict::Ran { tally, time } => {
+                let Tally { passed, failed, skipped, unsupported } = tally;
+                let seconds = time.as_secs_f64();
+                println!(
+                    "{:<44} {passed:>8} {failed:>8} {skipped:>8} {unsupported:>12} {seconds:>6.0}s",
+                    stage.name
+                );
+                sum += *tally;
+            }
+            Verdict::Skipped { why } => {
+                println!("{:<44} not run: {why}", stage.name);
+                sum.skipped += 1;
+            }
+        }
+    }
+    println!("{:<44} {:>46.0}s", "all, some of them side by side", time.as_secs_f64());
+    println!("\n{} passed, {} failed, {} skipped", sum.passed, sum.failed, sum.skipped);
+    sum.failed == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shell(name: &str, script: &str) -> Planned {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Planned::new(name, command)
+    }
+
+    #[test]
+    fn stages_side_by_side_come_back_in_their_order() {
+        // The first one ends only when the second one has run: a pipe of the file system is opened by both or by none.
+        let pipe = std::env::temp_dir().join(format!("forebay-xtask-pipe-{}", std::process::id()));
+        let made = Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.is_ok_and(|status| status.success()));
+        let reads = format!("cat '{}'", pipe.display());
+        let writes = format!("echo 2 passed, 0 failed > '{}'; echo 1 passed, 0 failed", pipe.display());
+        let planned = vec![
+            shell("reads", &reads),
+            shell("writes", &writes),
+            shell("silent", "true"),
+            shell("ends badly", "echo 1 passed, 0 failed; exit 1"),
+            Planned::new("missing", Command::new("no such program")),
+            Planned::whole("whole", Command::new("true")),
+        ];
+        let stages = Stage::side_by_side(planned, 2);
+        let names: Vec<_> = stages.iter().map(|stage| &*stage.name).collect();
+        assert_eq!(names, ["reads", "writes", "silent", "ends badly", "missing", "whole"]);
+        let passed: Vec<_> = stages.iter().map(Stage::passed).collect();
+        assert_eq!(passed, [true, true, false, false, false, true]);
+        assert!(std::fs::remove_file(pipe).is_ok());
+    }
+}
