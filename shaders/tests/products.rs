@@ -51,10 +51,12 @@ fn every_way(spec: &KernelSpec, tiles: bool) {
 #[test]
 fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        every_way(
-            &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype),
-            matches!(dtype, "f32" | "f16" | "bf16"),
-        );
+        for bias in [false, true] {
+            every_way(
+                &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias),
+                matches!(dtype, "f32" | "f16" | "bf16"),
+            );
+        }
         let sums = match dtype {
             "f16" | "bf16" => "f32",
             "u8" => "u32",
@@ -66,7 +68,7 @@ fn products_are_valid() {
 
 #[test]
 fn convolutions_are_valid() {
-    for dtype in ["f32", "f16", "bf16", "f64"] {
+    for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64"] {
         for kind in ["forward", "input", "weight"] {
             for rank in [2usize, 3] {
                 for bias in [false, true] {
@@ -76,7 +78,7 @@ fn convolutions_are_valid() {
                         .def("rank", rank)
                         .def("quick", bias)
                         .def("bias", bias);
-                    every_way(&spec, dtype != "f64");
+                    every_way(&spec, matches!(dtype, "f32" | "f16" | "bf16"));
                 }
             }
         }

@@ -44,8 +44,22 @@ fn distances() {
     for norm in ["zero", "one", "two", "max", "power"] {
         for dtype in ["f32", "f64"] {
             for pass in ["forward", "backward"] {
-                if (dtype == "f32" || norm != "power") && (norm != "zero" || pass == "forward") {
+                if norm != "zero" || pass == "forward" {
                     valid(&KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm).def("pass", pass));
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn pools() {
+    for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
+        for kind in ["max", "avg"] {
+            for pass in ["forward", "backward"] {
+                for adaptive in [false, true] {
+                    let spec = KernelSpec::new("pool").def("dtype", dtype).def("kind", kind);
+                    valid(&spec.def("adaptive", adaptive).def("pass", pass));
                 }
             }
         }
