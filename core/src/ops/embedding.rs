@@ -1,7 +1,5 @@
 //! Rows of a table by number.
 
-use smallvec::smallvec;
-
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -54,13 +52,11 @@ impl Tensor {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
         let flat = index.reshape([-1])?;
-        let mut rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], how.padding_idx)?;
-        if how.scale_grad_by_freq && autograd::wanted(&[self]) {
-            let shares = shares(&flat, entries, self.dtype())?;
-            rows = autograd::attach_twice(OP, rows.detach(), &[&rows], move |g, _| {
-                Ok(smallvec![Some(g.mul(&shares)?.to_dtype(g.dtype())?)])
-            });
-        }
+        let shares = match how.scale_grad_by_freq && autograd::wanted(&[self]) {
+            true => Some(shares(&flat, entries, self.dtype())?),
+            false => None,
+        };
+        let rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], how.padding_idx, shares)?;
         let mut shape: Dims = index.shape().into();
         shape.push(width);
         rows.reshape(&shape[..])

@@ -12,7 +12,7 @@ use super::reduce::dense;
 use super::scatter;
 use super::shape::PadMode;
 use super::spread::QUAD;
-use crate::amp::recast;
+use crate::amp::{self, recast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -438,10 +438,10 @@ impl Tensor {
         if let Some(n) = shape.get_mut(d) {
             *n = index.numel();
         }
-        self.select_rows("index_select", d, index, &shape, None)
+        self.select_rows("index_select", d, index, &shape, None, None)
     }
 
-    /// Along `d`, the places that the one-dimensional `index` names.
+    /// Along `d`, the places that the one-dimensional `index` names. `shares`, of rows, has a factor for the gradient of each.
     pub(super) fn select_rows(
         &self,
         op: &'static str,
@@ -449,6 +449,7 @@ impl Tensor {
         index: &Tensor,
         shape: &[usize],
         skip: Option<usize>,
+        shares: Option<Tensor>,
     ) -> Result<Tensor> {
         let out = Tensor::empty(shape, self.dtype(), self.device())?;
         let mut strides = Dims::from_elem(0, shape.len());
@@ -459,6 +460,12 @@ impl Tensor {
         let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::of(index));
         Ok(autograd::attach_twice(op, out, &[self], move |g, wants| {
             let index = index.get(wants)?;
+            if let Some(shares) = &shares {
+                // What is summed is not rounded before.
+                let rows = amp::widened(g)?.mul(shares)?;
+                let back = rows_back(op, &rows, &before, &index, skip, None)?;
+                return Ok(smallvec![Some(back.to_dtype(g.dtype())?)]);
+            }
             if d == 0 {
                 let sum = wants.sum_in_place(0);
                 return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
