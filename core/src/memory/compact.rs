@@ -25,6 +25,8 @@ pub(super) const COPY: u64 = 1 << 20;
 const DEPTH: usize = 2;
 /// Segments that are emptied at once, at most.
 const EMPTIED: usize = 3;
+/// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
+const GAIN: u64 = 8;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
 const LESS: u64 = 9;
 /// And where at least this part of the request is free.
@@ -75,7 +77,7 @@ impl State {
     ) -> Result<Option<Block>> {
         let bins = &self.heap.arenas[usize::from(need.arena)].bins;
         let sum = bins.iter().map(|e| e.size).sum::<u64>();
-        let (enough, emptier) = (sum >= need.size, sum >= surplus);
+        let (enough, emptier) = (sum >= need.size, sum >= self.worth_emptying(surplus));
         let less = sum >= need.size / LEAST_FREE && self.has_own_segment(need);
         if !enough && !less && !emptier {
             return Ok(None);
@@ -107,7 +109,7 @@ impl State {
         found: &[Found],
         free: &[Entry],
     ) -> Result<bool> {
-        let (least, most) = (self.slab(need), self.segment_size(need) / 10 * LESS);
+        let (least, most) = (self.slab(need), need.size / 10 * LESS);
         if least >= most {
             return Ok(false);
         }
@@ -128,6 +130,11 @@ impl State {
         Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
     }
 
+    /// The bytes that emptying segments has to give back: what is too many, or so much that it is worth it by itself.
+    fn worth_emptying(&self, surplus: u64) -> u64 {
+        surplus.min(self.heap.counters.most_active / GAIN)
+    }
+
     /// Empties segments of `surplus` bytes, so that they go back instead of the pool growing by as much. What was in them may
     /// take a new segment, a smaller one.
     fn evacuate(
@@ -138,13 +145,14 @@ impl State {
         surplus: u64,
         free: &[Entry],
     ) -> Result<bool> {
+        let worth = self.worth_emptying(surplus);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
         let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
             let gap = planner.whole(&segments[..count]);
             let missing = planner.missing(&gap, free, 0).next_multiple_of(ROUND);
-            let worth = gap.size.saturating_sub(missing) >= surplus.max(missing);
-            (worth && planner.fits(&gap, free, missing)).then_some((gap, missing))
+            let gain = gap.size.saturating_sub(missing);
+            (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
         let Some((gap, missing)) = found else { return Ok(false) };
         if missing > 0 && !self.extend(source, need, missing)? {

@@ -21,8 +21,8 @@ const PIECES: u64 = 512;
 const LARGEST_EXTENT: u64 = 20 * MIB;
 /// Idle segments are worth giving back for growth if they are between these parts of what is missing: less is not worth
 /// the calls, and more would soon be missed.
-const LEAST_PIECE: u64 = 16;
-const LARGEST_PIECE: u64 = 4;
+const LEAST_PIECE: u64 = 32;
+const LARGEST_PIECE: u64 = 8;
 /// Where blocks in use move, plain segments are at least this part of what the program uses, and twice `large_segment_size`
 /// of one that uses as much: fewer calls, and larger holes to be made.
 const SLAB: u64 = 28;
@@ -393,7 +393,7 @@ impl State {
         let donors = self.donors.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
         let mut donors = donors.into_iter().peekable();
         let (mut pieces, mut new) = (Vec::new(), 0);
-        for hole in &place.holes {
+        for (at, hole) in place.holes.iter().enumerate() {
             let mut filled = 0;
             // The last one may reach beyond the hole, where there is room.
             while let Some((from, bytes)) =
@@ -403,8 +403,10 @@ impl State {
                 filled += bytes;
             }
             let mut missing = hole.size.saturating_sub(filled);
-            if missing > 0 && more {
-                missing = missing.max(self.growth(need, new + missing, page)).min(hole.room - filled);
+            // What is mapped ahead lies behind the last of them.
+            if missing > 0 && more && at + 1 == place.holes.len() {
+                let all = self.growth(need, new + missing, page);
+                missing = missing.max(all.saturating_sub(new)).min(hole.room - filled);
             }
             new += missing;
             let each = self.piece(need, page);

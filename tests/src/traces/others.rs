@@ -1,0 +1,289 @@
+//! Workloads of other kinds: graphs, points, tables, games, streams.
+
+use super::program::{Block, Program};
+use super::transformers::{Adam, SMALL, Transformer};
+
+/// Neighbours of some nodes of a graph, picked at random in each step.
+pub(super) fn neighbours(p: &mut Program) {
+    let _features = p.take(2_400_000 * 100 * 4);
+    let _held = p.take_all([100 * 256 * 4, 256 * 256 * 4, 256 * 47 * 4]);
+    for _ in 0..120 {
+        let seeds = 1024;
+        let (first, second) = (seeds * p.any(6, 12), seeds * p.any(40, 110));
+        let index = p.take_all([second * 8 * 2, first * 8 * 2, second * 8]);
+        let mut saved = vec![p.take(second * 100 * 4)];
+        for (nodes, edges, width) in [(first, second, 256), (seeds, first, 256), (seeds, seeds * 10, 47)] {
+            let messages = p.take(edges * width * 4);
+            saved.push(p.take(nodes * width * 4));
+            p.free([messages]);
+            saved.extend(p.take_all([nodes * width * 4, nodes * width / 8]));
+        }
+        let mut flow = p.take(seeds * 47 * 4);
+        for (edges, width) in [(first, 256), (second, 256), (second, 100)] {
+            p.next(&mut flow, edges * width * 4);
+            let at = saved.len() - 3;
+            p.free(saved.split_off(at));
+        }
+        p.free([flow]);
+        p.free(saved);
+        p.free(index);
+    }
+}
+
+/// Molecules: batches of graphs of any size, with forces as gradients of gradients.
+pub(super) fn molecules(p: &mut Program) {
+    let _held = p.take_all((0..6).flat_map(|_| [128 * 128 * 4, 128 * 4, 128 * 50 * 4]));
+    for _ in 0..60 {
+        let atoms = p.any(500, 3000);
+        let edges = atoms * p.any(15, 40);
+        let mut saved = p.take_all([edges * 12, edges * 4, edges * 50 * 4]);
+        for _ in 0..6 {
+            let filters = p.take_all([edges * 128 * 4, edges * 128 * 4]);
+            saved.extend(p.take_all([edges * 128 * 4, atoms * 128 * 4, atoms * 128 * 4]));
+            p.free(filters.into_iter().take(1));
+        }
+        // The second pass keeps what the first one made, too.
+        for _ in 0..6 {
+            let scratch = p.take(edges * 128 * 4);
+            saved.push(p.take(atoms * 128 * 4));
+            p.free([scratch]);
+        }
+        saved.reverse();
+        p.free(saved);
+        // What was left of the filters: all that is not in use goes at the end of a step.
+        p.scratch(edges * 128 * 4);
+    }
+}
+
+/// Points in clouds of any size, by voxels.
+pub(super) fn points(p: &mut Program) {
+    let _held = p.take_all((0..8).map(|layer| (32 << (layer / 2)) * (32 << (layer / 2)) * 27 * 4));
+    for _ in 0..80 {
+        let count = p.any(100_000, 2_000_000);
+        let cloud = p.take(count * 16);
+        let (mut voxels, mut saved) = (count / 2, Vec::new());
+        for layer in 0..8_u64 {
+            let width = 32 << (layer / 2);
+            let pairs = voxels * p.any(8, 14);
+            let map = p.take(pairs * 8);
+            let gathered = p.take(pairs * width / 4 * 4);
+            saved.push(p.take(voxels * width * 4));
+            p.free([gathered]);
+            saved.push(map);
+            if layer % 2 == 1 {
+                voxels = voxels * 2 / 5;
+            }
+        }
+        let mut flow = p.take(voxels.max(1) * 256 * 4);
+        while let Some(block) = saved.pop() {
+            let bytes = p.any(1, 120) << 20;
+            p.next(&mut flow, bytes);
+            p.free([block]);
+        }
+        p.free([flow, cloud]);
+    }
+}
+
+/// Tables of a recommender, with gradients of the rows that were used.
+pub(super) fn tables(p: &mut Program) {
+    let rows: Vec<u64> = (0..26).map(|_| p.any(100, 3_000_000)).collect();
+    let _tables = p.take_all(rows.iter().map(|rows| rows * 32 * 4));
+    let _held = p.take_all([512, 256, 64, 1024, 1024, 512, 256].map(|w| w * 512 * 4));
+    for _ in 0..70 {
+        let batch = p.any(2048, 16_384);
+        let mut saved = Vec::new();
+        for _ in &rows {
+            let index = p.any(batch, 4 * batch);
+            saved.extend(p.take_all([index * 8, batch * 32 * 4]));
+        }
+        saved.push(p.take(batch * 27 * 32 * 4));
+        saved.push(p.take(batch * 27 * 27 * 4));
+        for width in [1024, 1024, 512, 256, 1] {
+            saved.push(p.take(batch * width * 4));
+        }
+        let mut flow = p.take(batch * 4);
+        for width in [256, 512, 1024, 1024, 27 * 32] {
+            p.next(&mut flow, batch * width * 4);
+        }
+        for _ in &rows {
+            let unique = p.any(batch / 10, batch);
+            let gradient = p.take(unique * 32 * 4);
+            p.scratch(unique * 32 * 4);
+            p.scratch(batch * 8);
+            p.free([gradient]);
+        }
+        p.free([flow]);
+        p.free(saved);
+    }
+}
+
+/// A game: many small steps that fill a buffer, then a training on parts of it.
+pub(super) fn games(p: &mut Program) {
+    let elements = [32 * 4 * 64, 64 * 32 * 16, 64 * 64 * 9, 3136 * 512, 512 * 18];
+    let _held = p.take_all(elements.map(|n| n * 4));
+    let mut adam = Adam::default();
+    for _ in 0..5 {
+        let mut buffer = Vec::new();
+        for _ in 0..128 {
+            buffer.extend(p.take_all([64 * 4 * 84 * 84, 64 * 8, 64 * 4, 64 * 4, 64 * 4]));
+            let mut flow = p.take(64 * 4 * 84 * 84 * 4);
+            for bytes in [64 * 32 * 400 * 4, 64 * 64 * 81 * 4, 64 * 64 * 49 * 4, 64 * 512 * 4, 64 * 18 * 4] {
+                p.next(&mut flow, bytes);
+            }
+            p.free([flow]);
+        }
+        let all = p.take_all([128 * 64 * 4 * 84 * 84, 128 * 64 * 4, 128 * 64 * 4]);
+        for _ in 0..16 {
+            let batch = 2048;
+            let input = p.take(batch * 4 * 84 * 84 * 4);
+            let saved = p.take_all([32 * 400, 64 * 81, 64 * 49, 512, 18].map(|n| batch * n * 4));
+            let mut flow = p.take(batch * 18 * 4);
+            for (bytes, block) in
+                [512, 64 * 49, 64 * 81, 32 * 400].map(|n| batch * n * 4).into_iter().zip(saved.iter().rev())
+            {
+                p.next(&mut flow, bytes);
+                p.free([*block]);
+            }
+            p.free([saved[0], flow, input]);
+            adam.step(p, &elements, true);
+        }
+        p.free(all);
+        p.free(buffer);
+    }
+}
+
+/// Batches come ahead on one queue and results go on another one, beside what is computed.
+pub(super) fn streams(p: &mut Program) {
+    let net = Transformer { layers: 6, ..SMALL };
+    let _held = net.load(p);
+    let mut ahead: Vec<Block> = Vec::new();
+    let mut results: Vec<Block> = Vec::new();
+    for _ in 0..24 {
+        p.queue = 1;
+        let batch = p.any(16, 160);
+        let raw = p.take(batch * 224 * 224 * 3);
+        let wide = p.take(batch * 224 * 224 * 3 * 4);
+        p.free([raw]);
+        ahead.push(p.take(batch * 224 * 224 * 3 * 2));
+        p.free([wide]);
+        p.queue = 0;
+        let (length, mut gradients) = (p.any(100, 700), Vec::new());
+        net.pass(p, 8, length, &mut gradients);
+        p.free(gradients);
+        p.queue = 2;
+        results.push(p.take(8 * length * 768 * 4));
+        p.queue = 0;
+        if ahead.len() > 2 {
+            p.free([ahead.remove(0)]);
+        }
+        if results.len() > 4 {
+            p.free([results.remove(0)]);
+        }
+    }
+}
+
+/// Branches of a network on four queues, which take what the others gave.
+pub(super) fn branches(p: &mut Program) {
+    let mut joined: Option<Block> = None;
+    for _ in 0..100 {
+        let rows = p.any(4000, 32_000);
+        let mut outputs = Vec::new();
+        for queue in 0..4 {
+            p.queue = queue;
+            let mut flow = p.take(rows * 1024 * 4);
+            for _ in 0..p.any(2, 6) {
+                let width = 512 * p.any(1, 6);
+                p.scratch(rows * width / 2);
+                p.next(&mut flow, rows * width * 4);
+            }
+            outputs.push(flow);
+        }
+        p.queue = 0;
+        let together = p.take(rows * 4096 * 4);
+        p.free(joined.replace(together));
+        p.free(outputs);
+    }
+}
+
+/// Models of other sizes one after the other, as a search for good settings makes them.
+pub(super) fn settings(p: &mut Program) {
+    for _ in 0..9 {
+        let net = Transformer {
+            layers: p.any(2, 8),
+            width: 64 * p.any(4, 20),
+            vocabulary: 20_000,
+            element: 4,
+            ..SMALL
+        };
+        let held = net.load(p);
+        let (elements, batch) = (net.parameters(), p.any(4, 32));
+        let state = p.take_all(elements.iter().flat_map(|n| [n * 4, n * 4]));
+        for _ in 0..4 {
+            let mut gradients = Vec::new();
+            net.pass(p, batch, 256, &mut gradients);
+            p.free(gradients);
+        }
+        p.free(state);
+        p.free(held);
+    }
+}
+
+/// Very many small parameters, with their gradients and states.
+pub(super) fn small_tensors(p: &mut Program) {
+    let elements: Vec<u64> = (0..1500).map(|_| 1 << p.any(6, 18)).map(|n: u64| n + n / 3).collect();
+    let _held = p.take_all(elements.iter().map(|n| n * 4));
+    let mut adam = Adam::default();
+    for _ in 0..8 {
+        let mut saved = Vec::new();
+        for n in &elements {
+            saved.push(p.take(n / 2 * 4));
+            p.scratch(n * 8);
+        }
+        let mut gradients = Vec::new();
+        for n in elements.iter().rev() {
+            gradients.push(p.take(n * 4));
+            p.free(saved.pop());
+        }
+        adam.step(p, &elements, true);
+        p.free(gradients);
+    }
+}
+
+/// Work without much order: sorts, joins and products of tables of any size.
+pub(super) fn notebook(p: &mut Program) {
+    let mut held: Vec<Block> = Vec::new();
+    for _ in 0..1500 {
+        let rows = 1 << p.any(8, 25);
+        let rows = rows + p.any(0, rows);
+        match p.any(0, 3) {
+            0 => {
+                let parts = p.take_all([rows * 4, rows * 8, rows * 8]);
+                held.push(p.take(rows * 4));
+                p.free(parts);
+            }
+            1 => held.push(p.take(rows * 16)),
+            _ => p.scratch(rows * 12),
+        }
+        if held.len() > 40 {
+            let at = p.any(0, 40) as usize;
+            let gone = held.swap_remove(at);
+            p.free([gone]);
+        }
+    }
+}
+
+/// Large matrices in factors and products: few blocks, each a large part of all.
+pub(super) fn matrices(p: &mut Program) {
+    for _ in 0..60 {
+        let (n, m) = (128 * p.any(16, 120), 128 * p.any(16, 120));
+        let a = p.take(n * m * 8);
+        let square = p.take(m * m * 8);
+        let factor = p.take(m * m * 8);
+        p.scratch(m * 64 * 8);
+        p.free([square]);
+        let solved = p.take(n * m * 8);
+        p.free([a, factor]);
+        p.scratch(n * 8);
+        p.free([solved]);
+    }
+}

@@ -1,0 +1,64 @@
+//! Workloads that were made up, as traces: what programs of many kinds ask of an allocator, of a seed.
+
+use forebay::memory::trace::Trace;
+
+use super::program::Program;
+use super::{language, others, serving, vision};
+
+type Workload = (&'static str, fn(&mut Program));
+
+/// All of them.
+const WORKLOADS: &[Workload] = &[
+    ("text_varying", language::varying),
+    ("text_buckets", language::buckets),
+    ("text_tokens", language::tokens),
+    ("text_curriculum", language::curriculum),
+    ("text_checkpointed", language::checkpointed),
+    ("text_accumulated", language::accumulated),
+    ("text_evaluated", language::evaluated),
+    ("text_adapters", language::adapters),
+    ("text_sharded", language::sharded),
+    ("text_pipelined", language::pipelined),
+    ("text_translation", language::translation),
+    ("text_experts", language::experts),
+    ("text_preferences", language::preferences),
+    ("text_recurrent", language::recurrent),
+    ("serve_growing_cache", serving::growing_cache),
+    ("serve_beams", serving::beams),
+    ("serve_beams_of_texts", serving::beams_of_texts),
+    ("serve_arrivals", serving::arrivals),
+    ("serve_one_piece", serving::arrivals_in_one_piece),
+    ("serve_guesses", serving::guesses),
+    ("serve_sounds", serving::sounds),
+    ("serve_in_turn", serving::models_in_turn),
+    ("serve_search", serving::search),
+    ("image_batches", vision::growing_batches),
+    ("image_sizes", vision::sizes),
+    ("image_evaluated", vision::evaluated),
+    ("image_answered", vision::answered),
+    ("image_detection", vision::detection),
+    ("image_volumes", vision::volumes),
+    ("image_denoising", vision::denoising),
+    ("image_adversaries", vision::adversaries),
+    ("image_tried_out", vision::tried_out),
+    ("graph_neighbours", others::neighbours),
+    ("graph_molecules", others::molecules),
+    ("points", others::points),
+    ("tables", others::tables),
+    ("games", others::games),
+    ("streams", others::streams),
+    ("branches", others::branches),
+    ("settings", others::settings),
+    ("small_tensors", others::small_tensors),
+    ("notebook", others::notebook),
+    ("matrices", others::matrices),
+];
+
+/// The workloads, of a seed.
+pub(super) fn all(seed: u64) -> impl Iterator<Item = Trace> {
+    WORKLOADS.iter().zip(1..).map(move |((name, run), at)| {
+        let mut program = Program::new(seed * 1000 + at);
+        run(&mut program);
+        program.trace(name)
+    })
+}
