@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use forebay_core::backend::{AttentionCall, AttentionOperand, SourceError};
+use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
 
 use crate::context::{Context, Function, Module, Stream};
@@ -216,6 +216,8 @@ struct Params {
     heads: [Heads; 8],
     lse: u64,
     stats: u64,
+    /// 0 where nobody wants them.
+    sums: u64,
     /// Batch, heads, kv heads, queries, keys, left, right, heads at a time.
     numbers: [i32; 8],
     scale: f32,
@@ -233,12 +235,13 @@ struct Params {
 
 impl Params {
     fn new(call: &AttentionCall) -> Option<Self> {
-        let (grads, stats) = match &call.backward {
+        let (grads, stats, sums) = match &call.backward {
             Some(b) => {
                 let heads = [Heads::new(&b.out)?, Heads::new(&b.q)?, Heads::new(&b.k)?, Heads::new(&b.v)?];
-                (heads, b.scratch.segment.0 + b.scratch.offset)
+                let sums = b.sums.map_or(0, |sums| sums.segment.0 + sums.offset);
+                (heads, b.scratch.segment.0 + b.scratch.offset, sums)
             }
-            None => ([Heads::default(); 4], 0),
+            None => ([Heads::default(); 4], 0, 0),
         };
         let [g, dq, dk, dv] = grads;
         let own = [Heads::new(&call.q)?, Heads::new(&call.k)?, Heads::new(&call.v)?, Heads::new(&call.out)?];
@@ -260,6 +263,7 @@ impl Params {
             heads: [q, k, v, out, g, dq, dk, dv],
             lse: call.lse.segment.0 + call.lse.offset,
             stats,
+            sums,
             numbers: all,
             scale: call.scale,
             unused: 0,
@@ -317,7 +321,12 @@ impl Attention {
                 Pass::Keys => (call.keys, call.kv_heads),
                 Pass::Forward | Pass::Queries => (call.queries, call.heads),
             };
-            let blocks = rows.div_ceil(kernel.tiling().rows().into()) * heads * call.batch;
+            let of_block = u64::from(kernel.tiling().rows());
+            if call.backward.is_some_and(|b| b.sums.is_some()) && of_block != AttentionGradients::SUMMED_ROWS
+            {
+                return Ok(false);
+            }
+            let blocks = rows.div_ceil(of_block) * heads * call.batch;
             let Ok(blocks) = i32::try_from(blocks) else { return Ok(false) };
             launches.push((function, blocks.unsigned_abs(), kernel));
         }
@@ -327,7 +336,7 @@ impl Attention {
             // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
             // their segments.
             unsafe {
-                stream.launch_with(function, [blocks, 1, 1], [threads, 1, 1], kernel.shared(), &mut arguments)
+                stream.launch(function, [blocks, 1, 1], [threads, 1, 1], kernel.shared(), &mut arguments)
             }?;
         }
         Ok(true)

@@ -147,7 +147,7 @@ impl CudaBackend {
                 max_bindings: MAX_BINDINGS as u32,
                 max_workgroup_size: device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
                 max_workgroup_memory: device
-                    .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK)?,
+                    .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
                 // In y and z; x could have more, but one rule is simpler than two.
                 max_groups: 65_535,
                 subgroup_size: (warp, warp),

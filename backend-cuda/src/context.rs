@@ -172,27 +172,12 @@ impl Stream {
         check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, self.raw) })
     }
 
-    /// Enqueues a kernel.
+    /// Enqueues a kernel, with bytes of shared memory besides what it declares.
     ///
     /// # Safety
     /// `arguments` points at one value for each of the kernel's parameters, of its size, and the addresses among
     /// them hold what the kernel reads and writes.
     pub(crate) unsafe fn launch(
-        &self,
-        function: Function,
-        groups: [u32; 3],
-        block: [u32; 3],
-        arguments: &mut [*mut c_void],
-    ) -> Result<(), SourceError> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_with(function, groups, block, 0, arguments) }
-    }
-
-    /// As [`launch`](Self::launch), with bytes of shared memory besides what the kernel declares.
-    ///
-    /// # Safety
-    /// As [`launch`](Self::launch).
-    pub(crate) unsafe fn launch_with(
         &self,
         function: Function,
         groups: [u32; 3],

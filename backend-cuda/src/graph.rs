@@ -137,6 +137,7 @@ impl Graph {
         function: Function,
         groups: [u32; 3],
         block: [u32; 3],
+        shared: u32,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
@@ -149,7 +150,7 @@ impl Graph {
             blockDimX: bx,
             blockDimY: by,
             blockDimZ: bz,
-            sharedMemBytes: 0,
+            sharedMemBytes: shared,
             kernelParams: arguments.as_mut_ptr(),
             extra: ptr::null_mut(),
             kern: ptr::null_mut(),

@@ -43,6 +43,8 @@ struct Kernel {
     params: usize,
     /// Whether it takes the bindings' lengths.
     lengths: bool,
+    /// Bytes of workgroup memory that a launch asks for.
+    shared: u32,
 }
 
 impl Kernels {
@@ -85,7 +87,16 @@ impl Kernels {
         let name = CString::new(translated.entry.as_str()).map_err(|error| refuse(error.to_string()))?;
         let module = self.load(context, source.label, &translated.source, &refuse, &[])?;
         let function = module.function(&name)?;
+        let shared = translated.dynamic_memory;
+        if shared > 0 {
+            function.allow_shared(shared).map_err(|error| {
+                refuse(format!(
+                    "it takes {shared} bytes of workgroup memory, which the device refuses: {error}"
+                ))
+            })?;
+        }
         let kernel = Kernel {
+            shared,
             function,
             block: translated.workgroup_size,
             bindings,
@@ -144,7 +155,7 @@ impl Kernels {
         self.with_arguments(launch, |kernel, arguments| {
             // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
             // core has checked that the slices lie inside their segments.
-            unsafe { stream.launch(kernel.function, launch.groups, kernel.block, arguments) }
+            unsafe { stream.launch(kernel.function, launch.groups, kernel.block, kernel.shared, arguments) }
         })
     }
 
@@ -152,7 +163,7 @@ impl Kernels {
     pub(crate) fn relaunch(&self, graph: &Graph, node: Node, launch: &Launch<'_>) -> Result<()> {
         self.with_arguments(launch, |kernel, arguments| {
             // SAFETY: as for a launch; the node was made by one of the same kernel.
-            unsafe { graph.set(node, kernel.function, launch.groups, kernel.block, arguments) }
+            unsafe { graph.set(node, kernel.function, launch.groups, kernel.block, kernel.shared, arguments) }
         })
     }
 

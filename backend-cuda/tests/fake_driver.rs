@@ -30,7 +30,7 @@ on_fake! {
         let info = backend.info();
         assert_eq!(info.to_string(), "cuda:0 Fake GPU 0 (CUDA 13.0, sm_90)");
         assert!(!info.software && info.features.f16 && info.features.f64_math);
-        assert_eq!(info.limits.max_workgroup_memory, 48 << 10);
+        assert_eq!(info.limits.max_workgroup_memory, 227 << 10);
         let limits = backend.limits();
         let managed = limits.virtual_memory.unwrap();
         assert_eq!((managed.granularity, managed.reservation), (PAGE, 288 * MIB));

@@ -211,7 +211,7 @@ fn what_is_refused_is_named() {
         refuse(&with("override n: u32;", "var x = n;"), &[]),
         refuse(&main(""), &[("n", 1.0)]),
         refuse(&with("override n: u32;", "var x = n;"), &[("n", -1.0)]),
-        refuse(&with("var<workgroup> big: array<f32, 20000>;", "big[0] = 1.0;"), &[]),
+        refuse(&with("var<workgroup> big: array<f32, 60000>;", "big[0] = 1.0;"), &[]),
         refuse(&with("@group(0) @binding(0) var t: texture_2d<f32>;", "let x = textureDimensions(t);"), &[]),
         refuse(&with("@group(0) @binding(0) var<uniform> u: vec4<f32>;", "let x = u.x; var y = x;"), &[]),
         refuse(&with("@group(2) @binding(1) var<storage> s: array<f32>;", "let x = s[0]; var y = x;"), &[]),
@@ -225,7 +225,7 @@ fn what_is_refused_is_named() {
         ),
         &[],
     ));
-    assert!(matches!(messages[7], TranslateError::WorkgroupMemory { bytes: 80000, .. }));
+    assert!(matches!(messages[7], TranslateError::WorkgroupMemory { bytes: 240_000, .. }));
     messages.push(translate("@compute @workgroup_size(64, 32) fn main() {}", "main", &[]).unwrap_err());
     let messages: Vec<_> = messages.iter().map(ToString::to_string).collect();
     insta::assert_snapshot!(messages.join("\n---\n"));

@@ -400,6 +400,14 @@ pub struct AttentionGradients {
     pub v: AttentionOperand,
     /// Scratch memory of twice the size of `lse`.
     pub scratch: Slice,
+    /// Where to write the sums of the gradients over [`SUMMED_ROWS`](Self::SUMMED_ROWS) rows each, if they are wanted: of q, k and v of one
+    /// length, \[batch, blocks of rows, heads of q, of k and of v, elements\] of f32.
+    pub sums: Option<Slice>,
+}
+
+impl AttentionGradients {
+    /// Rows of one of the `sums`.
+    pub const SUMMED_ROWS: u64 = 64;
 }
 
 impl AttentionCall {

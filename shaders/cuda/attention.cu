@@ -39,6 +39,8 @@ struct Params {
     float* lse;
     // The same to the base 2, then the sum of grad · out of each query: scratch memory between the passes.
     float* stats;
+    // [batch][blocks of ROWS rows][heads of q, k and v][HEAD], or nothing: the sums of the gradients over a block's rows.
+    float* sums;
     int batch, heads, kv_heads, queries, keys;
     // Query i sees keys i - left to i + right.
     int left, right;
@@ -359,6 +361,40 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
     }
 }
 
+// The sums of rows of sums over a block's rows below `end`, times a factor, in f32: as they were before they were rounded. What is in
+// `scratch`, shared memory of HEAD floats for each warp, nobody reads any more.
+INLINE void store_sums(const Sums<DEPTH>& s, float factor, u32 scratch, int row, int end, float* to) {
+    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
+#pragma unroll
+    for (int n = 0; n < DEPTH / 8; n++)
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            float sum = 0;
+#pragma unroll
+            for (int m = 0; m < ROWS16; m++)
+#pragma unroll
+                for (int half = 0; half < 2; half++)
+                    if (row + 16 * m + 8 * half + (lane >> 2) < end) sum += s.v[m][n][2 * half + k];
+            // Eight lanes, four apart, have the other rows of this column.
+            sum += __shfl_xor_sync(0xffffffff, sum, 4);
+            sum += __shfl_xor_sync(0xffffffff, sum, 8);
+            sum += __shfl_xor_sync(0xffffffff, sum, 16);
+            u32 at = scratch + (warp * DEPTH + 8 * n + 2 * lane + k) * 4;
+            if (lane < 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum) : "memory");
+        }
+    __syncthreads();
+    if (threadIdx.x < HEAD) {
+        float sum = 0;
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float part;
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (w * DEPTH + threadIdx.x) * 4) : "memory");
+            sum += part;
+        }
+        to[threadIdx.x] = sum * factor;
+    }
+}
+
 // For what is written out twice, for tiles at an edge of what is seen and for others: between the beginning of products and
 // the wait for them there must be no branch.
 #define WRITTEN_OUT __attribute__((always_inline))
@@ -381,6 +417,12 @@ INLINE Work work_of(int heads, int batch, int tiles, int group, bool last_first)
     int id = blockIdx.x, total = heads * batch, wave = id / (group * tiles), within = id % (group * tiles);
     int size = min(group, total - wave * group), tile = within / size, at = wave * group + within % size;
     return {at / heads, at % heads, last_first ? tiles - 1 - tile : tile};
+}
+
+// Where the sums of a block go: of head `head` among those of queries, keys and values.
+INLINE float* sums_of(const Params& p, int rows, const Work& work, int head) {
+    int blocks = (rows + ROWS - 1) / ROWS;
+    return p.sums + ((i64)(work.batch * blocks + work.tile) * (p.heads + 2 * p.kv_heads) + head) * HEAD;
 }
 
 // The tiles of columns that some row of a block sees, and of these, those that one of this unit's rows does. Row i sees

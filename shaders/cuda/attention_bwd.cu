@@ -1,6 +1,6 @@
 // Attention backward, in two kernels without atomics: the gradients of the queries, by tiles of queries over the keys that they see
 // (and delta, the sum of grad · out of each query), then those of keys and values, by tiles of keys over the queries that
-// see them. Weights are made again from the scores and the saved logarithm.
+// see them; on their way, where they are wanted, the sums of each block's rows. Weights are made again from the scores and the saved logarithm.
 
 #if PASS == 1
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_queries(const __grid_constant__ Params p) {
@@ -138,6 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     copies_wait<0>();
     __syncthreads();
     store<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, work.batch, work.head), p.dq.row, row, p.queries);
+    if (p.sums) store_sums(dq, p.scale, k_tiles, row, p.queries, sums_of(p, p.queries, work, work.head));
 }
 #else
 // Here rows are keys and columns are queries: the products of weights and gradients then start from registers.
@@ -275,5 +276,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = KEPT(p);
     store<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, work.batch, work.head), p.dv.row, row, p.keys);
+    if (p.sums) {
+        const int head = p.heads + work.head;
+        store_sums(dk, p.scale, q_tiles, row, p.keys, sums_of(p, p.keys, work, head));
+        store_sums(dv, KEPT(p), g_tiles, row, p.keys, sums_of(p, p.keys, work, head + p.kv_heads));
+    }
 }
 #endif

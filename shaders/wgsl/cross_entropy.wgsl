@@ -12,6 +12,7 @@ dtype: of the logits (any strides) and their gradient · goal: of the targets ·
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
 lanes, across: see rows · width: elements of a step, 4 where rows lie in aligned fours, else 1
 ragged: with a width of 4, the extent is no multiple of it: rows are padded in memory
+held: with a width of 4 and 256 lanes, elements of workgroup memory that `both` keeps a row in, to read it once; else 0
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -82,14 +83,19 @@ fn classes(c: u32) -> vec4<u32> { return vec4<u32>(c, c + 1u, c + 2u, c + 3u); }
 {% else %}
 fn classes(c: u32) -> u32 { return c; }
 {% endif %}
-fn logits(base: u32, c: u32) -> Step {
-    let v = {{ source }}_step(base + c{{ stride }});
+fn within(v: Step, c: u32) -> Step {
     {% if ragged %}
     return select(Step(m_from_bits(0xff800000u)), v, classes(c) < vec4<u32>(p.extent));
     {% else %}
     return v;
     {% endif %}
 }
+fn logits(base: u32, c: u32) -> Step { return within({{ source }}_step(base + c{{ stride }}), c); }
+{% if held %}
+// Who writes an element here reads it again: there is nothing to wait for.
+var<workgroup> row: array<{{ t.quad_type(dtype) }}, {{ held // 4 }}>;
+{{ t.quad_read("row", dtype) }}
+{% endif %}
 // One of them.
 fn logit(base: u32, c: u32) -> f32 {
     {% if width == 4 %}
@@ -109,16 +115,21 @@ fn shared_part(c: u32, dense: u32) -> f32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let row = row_of(group_index(group, groups), thread);
-    let live = row < p.rows;
-    let place = p.first + min(row, p.rows - 1u);
+    {% if pass == "both" %}
+    // The last rows first: the product that made them has left them in the cache, and the one that comes next finds the first ones there.
+    let number = p.rows - 1u - row_of(group_index(group, groups), thread);
+    {% else %}
+    let number = row_of(group_index(group, groups), thread);
+    {% endif %}
+    let live = number < p.rows;
+    let place = p.first + min(number, p.rows - 1u);
     // Threads without a row stay for the barriers, with nothing to do.
     let extent = select(0u, p.extent, live);
     let first = lane_of(thread) * {{ width }}u;
     var base = p.offset;
-    var left = row;
+    var left = number;
     {{ t.walk([("base", "strides")]) }}
-    let dense = (row / p.inner) * p.extent * p.inner + row % p.inner;
+    let dense = (number / p.inner) * p.extent * p.inner + number % p.inner;
     {% if not soft %}
     var label = 0i;
     if live { label = i32(goal_at(place)); }
@@ -139,6 +150,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% endif %}
     {% set turn = 4 if width == 4 else 8 %}
+    {% if held %}
+    {#- As many on their way as registers hold, in turns of equal length. -#}
+    {% set each = (held // 4 + lanes - 1) // lanes %}
+    {% set turns = (each + 11) // 12 %}
+    {% set turn = (each + turns - 1) // turns %}
+    {% endif %}
     var largest = m_from_bits(0xff800000u);
     var sum = 0.0;
     {% if near %}
@@ -148,8 +165,19 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var at = first; at < extent; at += {{ reach * turn }}u) {
         {% for k in range(turn) %}
         let in{{ k }} = at + {{ k * reach }}u < extent;
-        let x{{ k }} = logits(base, select(at, at + {{ k * reach }}u, in{{ k }}));
+        let c{{ k }} = select(at, at + {{ k * reach }}u, in{{ k }});
+        {% if held %}
+        let w{{ k }} = {{ source }}[(base + c{{ k }}) >> 2u];
+        {% else %}
+        let x{{ k }} = logits(base, c{{ k }});
+        {% endif %}
         {% endfor %}
+        {% if held %}
+        {% for k in range(turn) %}
+        row[c{{ k }} >> 2u] = w{{ k }};
+        let x{{ k }} = within({{ t.quad_value(dtype, "w" ~ k) }}, c{{ k }});
+        {% endfor %}
+        {% endif %}
         let before = largest;
         {% for k in range(turn) %}
         {% if near %}
@@ -244,7 +272,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for k in range(turn) %}
         let c{{ k }} = at + {{ k * reach }}u;
         let in{{ k }} = c{{ k }} < extent;
+        {% if held %}
+        let near{{ k }} = select(at, c{{ k }}, in{{ k }});
+        let x{{ k }} = within(row_quad(near{{ k }} >> 2u), near{{ k }});
+        {% else %}
         let x{{ k }} = logits(base, select(at, c{{ k }}, in{{ k }}));
+        {% endif %}
         {% endfor %}
         {% for k in range(turn) %}
         if in{{ k }} {

@@ -34,8 +34,9 @@ var<workgroup> sums: array<Step, 256>;
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let number = group_index(group, groups);
-    if number >= p.groups { return; }
+    if group_index(group, groups) >= p.groups { return; }
+    // The last rows first: the product that made them has left them in the cache.
+    let number = p.groups - 1u - group_index(group, groups);
     let strip = number / p.tiles;
     let column = (number % p.tiles * 64u + thread % 64u) * {{ width }}u;
     let inside = column < p.extent;

@@ -186,17 +186,19 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 {#- Four neighbouring elements as one aligned access: NAME_quad(i) has the elements 4 i to 4 i + 3. For f32, i32, u32, f16 and bf16. -#}
 {%- macro quad_type(dtype) -%}{{ "vec2<u32>" if dtype in ["f16", "bf16"] else "vec4<" ~ dtype ~ ">" }}{%- endmacro -%}
 
+{#- What the words `w` of a quad hold. -#}
+{%- macro quad_value(dtype, w) -%}
+{%- if dtype == "f16" -%}vec4<f32>(unpack2x16float({{ w }}.x), unpack2x16float({{ w }}.y))
+{%- elif dtype == "bf16" -%}
+bitcast<vec4<f32>>(vec4<u32>({{ w }}.x << 16u, {{ w }}.x & 0xffff0000u, {{ w }}.y << 16u, {{ w }}.y & 0xffff0000u))
+{%- else -%}{{ w }}
+{%- endif -%}
+{%- endmacro -%}
+
 {%- macro quad_read(name, dtype) %}
 fn {{ name }}_quad(i: u32) -> vec4<{{ value(dtype) }}> {
-    {% if dtype == "f16" %}
     let w = {{ name }}[i];
-    return vec4<f32>(unpack2x16float(w.x), unpack2x16float(w.y));
-    {% elif dtype == "bf16" %}
-    let w = {{ name }}[i];
-    return bitcast<vec4<f32>>(vec4<u32>(w.x << 16u, w.x & 0xffff0000u, w.y << 16u, w.y & 0xffff0000u));
-    {% else %}
-    return {{ name }}[i];
-    {% endif %}
+    return {{ quad_value(dtype, "w") }};
 }
 {% endmacro -%}
 

@@ -19,6 +19,7 @@ use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
+use forebay::ops::CrossEntropy;
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp,
     Rprop, Sgd, clip_grad_norm_, clip_grad_value_,
@@ -138,6 +139,7 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
     stored(&device, &types)?;
     chains(&device)?;
     windows(&device)?;
+    many_classes(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled())
@@ -190,6 +192,18 @@ fn windows(device: &Device) -> Result<()> {
         }
     }
     device.set_windows(None);
+    Ok(())
+}
+
+/// Losses whose rows a workgroup keeps: in memory that a block has, in what it has to ask for, and padded ones.
+fn many_classes(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        for classes in [4096, 25_001, 50_304] {
+            let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.requires_grad_());
+            let target = Tensor::zeros(&[2], DType::I32, device)?;
+            x?.linear_cross_entropy(&weight?, &target, &CrossEntropy::default())?.backward()?;
+        }
+    }
     Ok(())
 }
 

@@ -12,7 +12,9 @@ use super::function::FunctionWriter;
 use super::names::{Names, plain};
 use super::native::native;
 use super::types::Context;
-use super::{Binding, Needs, Options, SHARED_MEMORY, TranslateError, Translated, uniform, unsupported};
+use super::{
+    Binding, Needs, Options, SHARED_MEMORY, STATIC_MEMORY, TranslateError, Translated, uniform, unsupported,
+};
 
 const PRELUDE: [&str; 8] = [
     include_str!("prelude/base.cuh"),
@@ -114,6 +116,7 @@ pub(super) fn write(
     }
     let context = context;
     let workgroup_memory = write_workgroup(&context, &mut text)?;
+    let dynamic_memory = if workgroup_memory > STATIC_MEMORY { workgroup_memory } else { 0 };
     let queries = info.get_entry_point(0).global_uses.iter().any(|u| u.contains(GlobalUse::QUERY));
     if queries {
         writeln!(text, "struct Lengths {{ u64 bytes[{}]; }};", bindings.len()).ok();
@@ -148,6 +151,7 @@ pub(super) fn write(
         entry: name,
         workgroup_size: entry.workgroup_size,
         workgroup_memory,
+        dynamic_memory,
         bindings,
         needs_lengths: queries,
         params_size,
@@ -223,19 +227,33 @@ fn extent(context: &Context<'_>, global: &GlobalVariable) -> (u32, u32) {
     (context.layouts[global.ty].size, 0)
 }
 
+/// The workgroup's variables: each by itself, or, where they are more than a block has without asking, at places of memory that the
+/// launch brings. Their bytes.
 fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, TranslateError> {
-    let mut bytes = 0u64;
-    for (handle, global) in context.module.global_variables.iter() {
-        if global.space == AddressSpace::WorkGroup {
-            let (ty, name) = (context.type_name(global.ty)?, &context.globals[&handle]);
-            writeln!(text, "static __shared__ __align__(16) {ty} {name};").ok();
-            bytes += u64::from(context.layouts[global.ty].size).next_multiple_of(16);
+    let variables = || {
+        let all = context.module.global_variables.iter();
+        all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)
+    };
+    let size = |global: &GlobalVariable| u64::from(context.layouts[global.ty].size).next_multiple_of(16);
+    let bytes: u64 = variables().map(|(_, global)| size(global)).sum();
+    let Some(whole) = u32::try_from(bytes).ok().filter(|&bytes| bytes <= SHARED_MEMORY) else {
+        return Err(TranslateError::WorkgroupMemory { bytes, limit: SHARED_MEMORY });
+    };
+    let dynamic = whole > STATIC_MEMORY;
+    if dynamic {
+        writeln!(text, "extern __shared__ __align__(16) unsigned char dynamic_memory[];").ok();
+    }
+    let mut at = 0;
+    for (handle, global) in variables() {
+        let (ty, name) = (context.type_name(global.ty)?, &context.globals[&handle]);
+        match dynamic {
+            true => writeln!(text, "#define {name} (*reinterpret_cast<{ty}*>(dynamic_memory + {at}))"),
+            false => writeln!(text, "static __shared__ __align__(16) {ty} {name};"),
         }
+        .ok();
+        at += size(global);
     }
-    match u32::try_from(bytes) {
-        Ok(bytes) if bytes <= SHARED_MEMORY => Ok(bytes),
-        _ => Err(TranslateError::WorkgroupMemory { bytes, limit: SHARED_MEMORY }),
-    }
+    Ok(whole)
 }
 
 fn write_function(

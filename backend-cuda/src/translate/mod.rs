@@ -50,8 +50,10 @@ pub struct Translated {
     pub entry: String,
     /// Threads of a block.
     pub workgroup_size: [u32; 3],
-    /// Bytes of static `__shared__` memory.
+    /// Bytes of `__shared__` memory.
     pub workgroup_memory: u32,
+    /// Those of it that a launch asks for: all, where it is more than a block has without asking, else none.
+    pub dynamic_memory: u32,
     /// The storage bindings, in the order of the kernel's parameters.
     pub bindings: Vec<Binding>,
     /// Whether the kernel asks for the lengths of its runtime-sized arrays.
@@ -143,7 +145,9 @@ pub enum TranslateError {
 }
 
 /// Workgroup memory of a block without asking the driver for more.
-const SHARED_MEMORY: u32 = 48 << 10;
+const STATIC_MEMORY: u32 = 48 << 10;
+/// The most that a block of any device has.
+const SHARED_MEMORY: u32 = 227 << 10;
 
 /// Translates the compute entry point `entry` of a module, with the values of its `override` constants.
 pub fn translate(wgsl: &str, entry: &str, overrides: &[(&str, f64)]) -> Result<Translated, TranslateError> {

@@ -219,7 +219,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     ENTER();
     switch (attribute) {
     case 1: *value = 1024; return OK;                              // threads per block
-    case 8: *value = 49152; return OK;                             // shared memory per block
+    case 97: *value = 232448; return OK;                           // shared memory per block that asks for it
     case 10: *value = 32; return OK;                               // warp
     case 75: *value = 9; return OK;                                // compute capability
     case 76: *value = 0; return OK;

@@ -94,7 +94,7 @@ impl Default for Profile {
                 max_binding: 1 << 40,
                 max_bindings: 32,
                 max_workgroup_size: 1024,
-                max_workgroup_memory: 48 << 10,
+                max_workgroup_memory: 227 << 10,
                 max_groups: 65_535,
                 subgroup_size: (32, 32),
                 max_params: 4096,

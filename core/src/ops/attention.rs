@@ -11,6 +11,7 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, Params};
 use super::norm::in_double;
 use super::random::drawn_words;
+use super::reduce::part_sums;
 use crate::amp::{self, Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{
@@ -190,7 +191,7 @@ impl Tensor {
             let [q, k, v] = &run.inputs;
             let dq = rows_like(q, q.shape()[3])?;
             let [dk, dv] = two_like(k, v)?;
-            run.backward(&g.reshape(run.out.shape())?, [&dq, &dk, &dv])?;
+            run.backward(&g.reshape(run.out.shape())?, [&dq, &dk, &dv], None)?;
             Ok(smallvec![Some(dq), Some(dk), Some(dv)])
         })
     }
@@ -249,8 +250,18 @@ impl Tensor {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
-            run.backward(&g, [&dq, &dk, &dv])?;
-            Ok(smallvec![Some(whole)])
+            // The bias of the projection wants the sums of the columns. Kernels that may make them besides are where products are.
+            let rows = length.div_ceil(AttentionGradients::SUMMED_ROWS as usize);
+            let partial = (g.device().backend().multiplies() && g.dtype().size() == 2).then(|| {
+                let _tag = memory::scope::tag(Tag::Workspace);
+                Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
+            });
+            let partial = partial.transpose()?;
+            let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
+            let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
+            // One section has one tensor.
+            let sums = part_sums(&partial)?.remove(0);
+            Ok(smallvec![Some(whole.with_beside(None, Some(sums)))])
         })
     }
 }
@@ -334,6 +345,9 @@ struct Run {
     dropout: Option<Dropped>,
 }
 
+/// What the backend is given backward: the gradient of the result, those of q, k and v, memory that both passes share, and where sums go.
+type Backward<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
+
 /// Weights that are dropped.
 struct Dropped {
     drawn: Draw,
@@ -371,15 +385,16 @@ impl Run {
         Ok(run)
     }
 
-    /// Writes the gradients of q, k and v, of which the last two share their memory.
-    fn backward(&self, g: &Tensor, grads: [&Tensor; 3]) -> Result<()> {
+    /// Writes the gradients of q, k and v, of which the last two share their memory. Whether `sums`, if there is such, has been written too:
+    /// see [`AttentionGradients::sums`].
+    fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let lines = self.lse.numel();
         let stats = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&[2, lines], DType::F32, g.device())?
         };
-        if self.by_backend(Some((g, &grads, &stats)))? {
-            return Ok(());
+        if self.by_backend(Some((g, &grads, &stats, sums)))? {
+            return Ok(sums.is_some());
         }
         let name = launch::shader_dtype(g.dtype(), g.device());
         let spec = KernelSpec::new("attention_delta").def("dtype", name).def("value", g.shape()[3]);
@@ -389,30 +404,33 @@ impl Run {
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
         self.by_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
-        self.by_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])
+        self.by_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])?;
+        Ok(false)
     }
 
     /// The backend's kernels; `false` if it has none for this.
-    fn by_backend(&self, backward: Option<(&Tensor, &[&Tensor; 3], &Tensor)>) -> Result<bool> {
+    fn by_backend(&self, backward: Option<Backward<'_>>) -> Result<bool> {
         let [q, k, v] = &self.inputs;
         let rows = |t: &&Tensor| t.strides()[3] == 1 || t.shape()[3] == 1;
-        let gradients: SmallVec<[&Tensor; 4]> =
-            backward.iter().flat_map(|&(g, grads, _)| [g].into_iter().chain(grads.iter().copied())).collect();
+        let gradients: SmallVec<[&Tensor; 4]> = backward
+            .iter()
+            .flat_map(|&(g, grads, ..)| [g].into_iter().chain(grads.iter().copied()))
+            .collect();
         if q.shape()[3] != v.shape()[3] || ![q, k, v, &self.out].iter().chain(&gradients).all(rows) {
             return Ok(false);
         }
         let forward = if backward.is_some() { Access::Read } else { Access::Write };
-        let mut touched: SmallVec<[(&Tensor, Access); 12]> = smallvec![
+        let mut touched: SmallVec<[(&Tensor, Access); 13]> = smallvec![
             (q, Access::Read),
             (k, Access::Read),
             (v, Access::Read),
             (&self.out, forward),
             (&self.lse, forward),
         ];
-        if let Some((g, grads, scratch)) = backward {
+        if let Some((g, grads, scratch, sums)) = backward {
             touched.push((g, Access::Read));
             touched.extend(grads.iter().map(|&t| (t, Access::Write)));
-            touched.push((scratch, Access::Write));
+            touched.extend([scratch].into_iter().chain(sums).map(|t| (t, Access::Write)));
         }
         let drop = match &self.dropout {
             None => None,
@@ -455,12 +473,13 @@ impl Run {
                 threshold,
                 kept,
             }),
-            backward: backward.map(|_| AttentionGradients {
+            backward: backward.map(|(.., sums)| AttentionGradients {
                 out: operand(5),
                 q: operand(6),
                 k: operand(7),
                 v: operand(8),
                 scratch: bound[9],
+                sums: sums.map(|_| bound[10]),
             }),
         };
         q.device().offer(|| work(&call), &Command::Attention(&call))

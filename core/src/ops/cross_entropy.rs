@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::launch;
+use super::launch::{self, GROUP};
 use super::loss::Reduction;
 use super::norm::{in_double, wide};
 use super::reduce::dense;
@@ -68,6 +68,16 @@ pub(super) struct Example {
     pub(super) padded: bool,
 }
 
+/// Elements of workgroup memory that keep a row, so that it is read once: where two workgroups on one multiprocessor have room for
+/// theirs, as one works while the other one reads. 0 where there is less.
+fn kept_row(extent: usize, x: &Tensor) -> usize {
+    // In steps, so that not every number of classes has a kernel of its own; what else a workgroup has is below 6 KiB.
+    const STEP: usize = 2048;
+    let elements = extent.next_multiple_of(STEP);
+    let room = x.device().info().limits.max_workgroup_memory as usize / 2;
+    if elements * x.dtype().size() + (6 << 10) <= room { elements } else { 0 }
+}
+
 /// What [`Example::run`] does.
 pub(super) enum Pass<'a> {
     /// Writes losses with their weights, and log-sum-exps.
@@ -101,8 +111,11 @@ impl Example {
             }
             Pass::Both(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
         }
+        let in_one_read = matches!(pass, Pass::Both(..)) && held.width == QUAD && held.lanes == GROUP;
+        let kept = if in_one_read { kept_row(rows.extent, &self.x) } else { 0 };
         let spec = KernelSpec::new("cross_entropy")
             .def("pass", kind)
+            .def("held", kept)
             .def("dtype", name(&self.x))
             .def("goal", name(&self.target))
             .def("weight", self.weight.as_ref().map_or("", name))

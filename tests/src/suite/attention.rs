@@ -18,6 +18,7 @@ tests![
     masks_of_every_kind_and_shape,
     queries_that_see_nothing_get_zeros,
     one_projection_is_three_views,
+    the_bias_of_a_projection_gets_the_sums_of_its_rows,
     what_lies_around_is_not_read,
     nothing_of_the_size_of_the_matrix_is_kept,
     dropped_weights_come_again,
@@ -347,6 +348,40 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
         ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", place());
         let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
         close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
+    }
+    Ok(())
+}
+
+fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result<()> {
+    // Kernels of the backend's own make them on their way, block by block: of one, of several, and of a part of one.
+    for (dtype, tolerance, batch, length, heads, shared, features) in [
+        (DType::BF16, 2e-2, 2, 41, 4, 2, 64),
+        (DType::BF16, 2e-2, 1, 130, 2, 1, 64),
+        (DType::F16, 2.5e-3, 3, 192, 2, 2, 128),
+        (DType::F16, 2.5e-3, 2, 70, 2, 1, 40),
+    ] {
+        // Each size of heads is a kernel of its own, which programs that play GPUs compile slowly.
+        if features != 64 && device.info().software {
+            continue;
+        }
+        let (width, inputs) = ((heads + 2 * shared) * features, 8);
+        let [x, weight, bias] = [[batch * length, inputs], [width, inputs], [1, width]]
+            .map(|shape| normal(&shape, dtype, device));
+        let (x, weight, bias) =
+            (x?.reshape([batch, length, inputs])?, weight?, leaf(&bias?.reshape([width])?)?);
+        let g = normal(&[batch, length, heads * features], dtype, device)?;
+        let options = Attention { is_causal: true, ..Attention::default() };
+        let qkv = x.linear(&weight, Some(&bias))?;
+        qkv.qkv_attention(heads, shared, &options)?.backward_with(&g)?;
+        let got = bias.grad().context("a gradient")?.to_f64s()?;
+        // Of the same numbers in f32, and summed.
+        let wide = leaf(&qkv.detach().to_dtype(DType::F32)?)?;
+        wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
+        let expected = wide.grad().context("a gradient")?.sum(&[0, 1], false)?.to_f64s()?;
+        let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+        close(&got, &expected, tolerance, tolerance * most).with_context(|| {
+            format!("{dtype}, {batch} x {length}, {heads} and {shared} heads of {features}")
+        })?;
     }
     Ok(())
 }
