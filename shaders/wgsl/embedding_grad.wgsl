@@ -4,7 +4,7 @@ give the same bits, and no row of the table is touched that was not picked.
 
 Each workgroup is of one i, and of 256 steps of a row. It looks through all indices for its own one, a tile at a time, all of which are on
 their way at once; if an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and
-adds those rows, sixteen on their way at a time.
+adds those rows, eight on their way at a time: with more, registers are left for few workgroups.
 
 index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
 -#}
@@ -62,14 +62,14 @@ fn list_some(start: u32) -> u32 {
 // The sum of the listed rows, in order.
 fn sum_of(count: u32, column: u32) -> Step {
     var total = Step(0.0);
-    for (var k = 0u; k < count; k += 16u) {
-        {% for u in range(16) %}
+    for (var k = 0u; k < count; k += 8u) {
+        {% for u in range(8) %}
         let v{{ u }} = g_step(list[min(k + {{ u }}u, count - 1u)] * p.extent + column);
         {% endfor %}
-        {% for u in range(1, 16) %}
+        {% for u in range(1, 8) %}
         let w{{ u }} = select(Step(0.0), v{{ u }}, k + {{ u }}u < count);
         {% endfor %}
-        total += (((v0 + w1) + (w2 + w3)) + ((w4 + w5) + (w6 + w7))) + (((w8 + w9) + (w10 + w11)) + ((w12 + w13) + (w14 + w15)));
+        total += ((v0 + w1) + (w2 + w3)) + ((w4 + w5) + (w6 + w7));
     }
     return total;
 }
@@ -86,6 +86,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     // Nothing is left to look through for a row that gets nothing.
     let n = select(0u, p.n, own < p.entries && own != p.skip);
     var total = Step(0.0);
+    // On its way while indices are looked through.
+    let to = select(0u, own, n > 0u) * p.extent + near;
+    let before = out_step(to);
     var mine = n > 0u;
     var first = true;
     for (var start = 0u; start < n; start += {{ tile }}u) {
@@ -120,5 +123,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             break;
         }
     }
-    if mine && live { out_put_step(own * p.extent + column, out_step(own * p.extent + column) + total); }
+    if mine && live { out_put_step(to, before + total); }
 }
