@@ -361,37 +361,32 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
     }
 }
 
-// The sums of rows of sums over a block's rows below `end`, times a factor, in f32: as they were before they were rounded. What is in
-// `scratch`, shared memory of HEAD floats for each warp, nobody reads any more.
-INLINE void store_sums(const Sums<DEPTH>& s, float factor, u32 scratch, int row, int end, float* to) {
-    int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
-#pragma unroll
-    for (int n = 0; n < DEPTH / 8; n++)
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            float sum = 0;
-#pragma unroll
-            for (int m = 0; m < ROWS16; m++)
-#pragma unroll
-                for (int half = 0; half < 2; half++)
-                    if (row + 16 * m + 8 * half + (lane >> 2) < end) sum += s.v[m][n][2 * half + k];
-            // Eight lanes, four apart, have the other rows of this column.
-            sum += __shfl_xor_sync(0xffffffff, sum, 4);
-            sum += __shfl_xor_sync(0xffffffff, sum, 8);
-            sum += __shfl_xor_sync(0xffffffff, sum, 16);
-            u32 at = scratch + (warp * DEPTH + 8 * n + 2 * lane + k) * 4;
-            if (lane < 4) asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(sum) : "memory");
+// The sums over the first `rows` rows of a tile that `store` has left in shared memory, to `to`. What is in `scratch`, HEAD floats for each
+// row of threads, nobody reads any more.
+template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch, float* to) {
+    constexpr int WORDS = HEAD / 2, TURNS = THREADS / WORDS;
+    const int word = threadIdx.x % WORDS, turn = threadIdx.x / WORDS;
+    __syncthreads();
+    if (turn < TURNS) {
+        float low = 0, high = 0;
+        for (int r = turn; r < rows; r += TURNS) {
+            u32 pair;
+            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(place<TILE_ROWS>(tile, r, word >> 2) + (word & 3) * 4) : "memory");
+            low += low_half(pair);
+            high += high_half(pair);
         }
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(scratch + (turn * HEAD + 2 * word) * 4), "f"(low), "f"(high) : "memory");
+    }
     __syncthreads();
     if (threadIdx.x < HEAD) {
         float sum = 0;
 #pragma unroll
-        for (int w = 0; w < WARPS; w++) {
+        for (int t = 0; t < TURNS; t++) {
             float part;
-            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (w * DEPTH + threadIdx.x) * 4) : "memory");
+            asm volatile("ld.shared.f32 %0, [%1];" : "=f"(part) : "r"(scratch + (t * HEAD + threadIdx.x) * 4) : "memory");
             sum += part;
         }
-        to[threadIdx.x] = sum * factor;
+        to[threadIdx.x] = sum;
     }
 }
 
@@ -412,9 +407,16 @@ INLINE int unit_row() { return warp_row(); }
 struct Work {
     int batch, head, tile;
 };
-// Which tile of which head a block works on, the most work of each group of heads first.
-INLINE Work work_of(int heads, int batch, int tiles, int group, bool last_first) {
-    int id = blockIdx.x, total = heads * batch, wave = id / (group * tiles), within = id % (group * tiles);
+// The block's number, asked for anew: what is worked out of it at the end takes no registers from the loop.
+INLINE int block_again() {
+    int id;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(id));
+    return id;
+}
+
+// Which tile of which head block `id` works on, the most work of each group of heads first.
+INLINE Work work_of(int id, int heads, int batch, int tiles, int group, bool last_first) {
+    int total = heads * batch, wave = id / (group * tiles), within = id % (group * tiles);
     int size = min(group, total - wave * group), tile = within / size, at = wave * group + within % size;
     return {at / heads, at % heads, last_first ? tiles - 1 - tile : tile};
 }

@@ -7,7 +7,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), g_tile = q_tile + TILE_BYTES(ROWS), k_tiles = g_tile + TILE_BYTES(ROWS);
     const u32 v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
-    const Work work = work_of(p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const u16* k_rows = head_of(p.k, work.batch, kv_head);
     const u16* v_rows = head_of(p.v, work.batch, kv_head);
@@ -132,13 +132,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         if (edge) step(true);
         else step(false);
     }
+    const Work again = work_of(block_again(), p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    const int start = again.tile * ROWS, own = start + warp_row();
     float factor[ROWS16][2];
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
     copies_wait<0>();
     __syncthreads();
-    store<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, work.batch, work.head), p.dq.row, row, p.queries);
-    if (p.sums) store_sums(dq, p.scale, k_tiles, row, p.queries, sums_of(p, p.queries, work, work.head));
+    store<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, again.batch, again.head), p.dq.row, own, p.queries);
+    if (p.sums) store_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, sums_of(p, p.queries, again, again.head));
 }
 #else
 // Here rows are keys and columns are queries: the products of weights and gradients then start from registers.
@@ -146,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     extern __shared__ char memory[];
     const u32 k_tile = shared_base(memory), v_tile = k_tile + TILE_BYTES(ROWS), q_tiles = v_tile + TILE_BYTES(ROWS);
     const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), lines = g_tiles + STAGES * TILE_BYTES(COLS);
-    const Work work = work_of(p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
+    const Work work = work_of(blockIdx.x, p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
     const int shared_by = p.heads / p.kv_heads;
 
     // The tiles of queries that see some key of the block, for each head that shares the keys.
@@ -267,19 +269,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         if (edge) step(true);
         else step(false);
     }
+    const Work again = work_of(block_again(), p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
+    const int start = again.tile * ROWS, own = start + warp_row();
     float factor[ROWS16][2];
     copies_wait<0>();
     __syncthreads();
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
-    store<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, work.batch, work.head), p.dk.row, row, p.keys);
+    store<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, again.batch, again.head), p.dk.row, own, p.keys);
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = KEPT(p);
-    store<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, work.batch, work.head), p.dv.row, row, p.keys);
+    store<ROWS>(dv, factor, v_tile, warp_row(), head_of(p.dv, again.batch, again.head), p.dv.row, own, p.keys);
     if (p.sums) {
-        const int head = p.heads + work.head;
-        store_sums(dk, p.scale, q_tiles, row, p.keys, sums_of(p, p.keys, work, head));
-        store_sums(dv, KEPT(p), g_tiles, row, p.keys, sums_of(p, p.keys, work, head + p.kv_heads));
+        const int rows = min(ROWS, p.keys - start), head = p.heads + again.head;
+        store_sums<ROWS>(k_tile, rows, q_tiles, sums_of(p, p.keys, again, head));
+        store_sums<ROWS>(v_tile, rows, g_tiles, sums_of(p, p.keys, again, head + p.kv_heads));
     }
 }
 #endif

@@ -50,7 +50,7 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(const __grid_constant__ Params p) {
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
-    const Work work = work_of(p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const u16* k_rows = head_of(p.k, work.batch, kv_head);
     const u16* v_rows = head_of(p.v, work.batch, kv_head);

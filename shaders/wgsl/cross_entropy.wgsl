@@ -12,7 +12,7 @@ dtype: of the logits (any strides) and their gradient · goal: of the targets ·
 soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
 lanes, across: see rows · width: elements of a step, 4 where rows lie in aligned fours, else 1
 ragged: with a width of 4, the extent is no multiple of it: rows are padded in memory
-held: with a width of 4 and 256 lanes, elements of workgroup memory that `both` keeps a row in, to read it once; else 0
+held: with a width of 4 and at least 256 lanes, elements of workgroup memory that `both` keeps a row in, to read it once; else 0
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -112,7 +112,7 @@ fn shared_part(c: u32, dense: u32) -> f32 {
     return weight_of(c) * {{ "(goal_at(dense + c * p.inner) * p.keep + p.share)" if soft else "p.share" }};
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size({{ lanes if lanes > 256 else 256 }})
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     {% if pass == "both" %}
@@ -153,7 +153,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if held %}
     {#- As many on their way as registers hold, in turns of equal length. -#}
     {% set each = (held // 4 + lanes - 1) // lanes %}
-    {% set turns = (each + 11) // 12 %}
+    {% set most = 12 if lanes == 256 else 6 %}
+    {% set turns = (each + most - 1) // most %}
     {% set turn = (each + turns - 1) // turns %}
     {% endif %}
     var largest = m_from_bits(0xff800000u);
@@ -282,7 +283,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% for k in range(turn) %}
         if in{{ k }} {
             {% if near %}
-            let e{{ k }} = step_near_exp2(((x{{ k }} - m) - log_sum) * LOG2_E);
+            let e{{ k }} = step_near_exp2((x{{ k }} - m) * LOG2_E - log_sum * LOG2_E);
             {% else %}
             let e{{ k }} = step_exp_down((x{{ k }} - m) - log_sum);
             {% endif %}

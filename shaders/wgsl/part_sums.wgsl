@@ -28,15 +28,15 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let number = group_index(group, groups);
     if number >= p.groups { return; }
     let section = number / p.tiles;
-    // Eight steps lie side by side, and 32 threads below each other take every 32nd part.
-    let column = (number % p.tiles * 8u + thread % 8u) * {{ width }}u;
+    // Four steps lie side by side, and 64 threads below each other take every 64th part: most sums have few columns, and are short.
+    let column = (number % p.tiles * 4u + thread % 4u) * {{ width }}u;
     let inside = column < p.extent;
     let at = section * p.extent + select(0u, column, inside);
     var sum = Step(0.0);
-    for (var part = thread / 8u; part < p.parts; part += 256u) {
+    for (var part = thread / 4u; part < p.parts; part += 512u) {
         {% for k in range(8) %}
-        let in{{ k }} = part + {{ 32 * k }}u < p.parts;
-        let v{{ k }} = partial_step(select(part, part + {{ 32 * k }}u, in{{ k }}) * p.extent * {{ outs }}u + at);
+        let in{{ k }} = part + {{ 64 * k }}u < p.parts;
+        let v{{ k }} = partial_step(select(part, part + {{ 64 * k }}u, in{{ k }}) * p.extent * {{ outs }}u + at);
         {% endfor %}
         {% for k in range(8) %}
         sum += select(Step(0.0), v{{ k }}, in{{ k }});
@@ -51,9 +51,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         sums[thread] = sum;
     }
     workgroupBarrier();
-    if thread < 8u && inside {
+    if thread < 4u && inside {
         sum = sums[thread];
-        for (var k = 8u; k < 64u; k += 8u) { sum += sums[thread + k]; }
+        for (var k = 4u; k < 64u; k += 4u) { sum += sums[thread + k]; }
         {% for s in range(outs) %}
         if section == {{ s }}u { out{{ s }}_put_step(column, sum); }
         {% endfor %}

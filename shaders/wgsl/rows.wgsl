@@ -1,13 +1,14 @@
 {#-
-What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows. Threads that
+What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows, or one of more lanes. Threads that
 lie side by side hold elements of one row or, `across`, elements of neighbouring rows. All threads, with a row or
 without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result. value: what is summed, f32 or f64, which
 needs math/double.
 -#}
 {%- macro functions(lanes, across, value="f32") %}
-{% set rows = 256 // lanes %}
+{% set threads = lanes if lanes > 256 else 256 %}
+{% set rows = threads // lanes %}
 {% set step = rows if across else 1 %}
-{% set few = 16 if lanes == 256 else 8 if lanes >= 64 else 4 if lanes == 32 else lanes %}
+{% set few = 16 if lanes >= 256 else 8 if lanes >= 64 else 4 if lanes == 32 else lanes %}
 {% if across %}
 fn lane_of(thread: u32) -> u32 { return thread / {{ rows }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread % {{ rows }}u; }
@@ -16,8 +17,8 @@ fn lane_of(thread: u32) -> u32 { return thread % {{ lanes }}u; }
 fn row_of(group: u32, thread: u32) -> u32 { return group * {{ rows }}u + thread / {{ lanes }}u; }
 {% endif %}
 {% if lanes > 1 %}
-var<workgroup> row_values: array<{{ value }}, 256>;
-var<workgroup> row_pairs: array<vec2<{{ value }}>, 256>;
+var<workgroup> row_values: array<{{ value }}, {{ threads }}>;
+var<workgroup> row_pairs: array<vec2<{{ value }}>, {{ threads }}>;
 {% endif %}
 {% for name, type, memory, both in [
     ("sum", value, "row_values", "all + other"), ("max", value, "row_values", "m_max" ~ ("64" if value == "f64") ~ "(all, other)"),

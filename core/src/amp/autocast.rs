@@ -10,7 +10,7 @@ use std::marker::PhantomData;
 use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
-use super::copies;
+use super::{copies, fp8};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -229,13 +229,16 @@ pub fn clear_autocast_cache() {
     drop(CASTS.with(RefCell::take));
 }
 
-/// Autocast of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
+/// Autocast, with [`fp8`](fp8::fp8), of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mode(Option<DType>);
+pub(crate) struct Mode {
+    dtype: Option<DType>,
+    fp8: bool,
+}
 
 impl Mode {
     pub(crate) fn current() -> Self {
-        Self(autocast_dtype())
+        Self { dtype: autocast_dtype(), fp8: fp8::is_fp8_enabled() }
     }
 
     /// Enters it with no casts of parameters known. Those of the scopes around are of another graph, which a walk
@@ -244,7 +247,8 @@ impl Mode {
         Entered {
             casts: CASTS.with(RefCell::take),
             depth: DEPTH.with(|d| d.replace(1)),
-            dtype: DTYPE.with(|d| d.replace(self.0)),
+            dtype: DTYPE.with(|d| d.replace(self.dtype)),
+            fp8: fp8::set(self.fp8),
         }
     }
 }
@@ -253,6 +257,7 @@ impl Mode {
 #[derive(Debug)]
 pub(crate) struct Entered {
     dtype: Option<DType>,
+    fp8: bool,
     depth: u32,
     casts: Casts,
 }
@@ -261,6 +266,7 @@ impl Drop for Entered {
     fn drop(&mut self) {
         DTYPE.with(|d| d.set(self.dtype));
         DEPTH.with(|d| d.set(self.depth));
+        fp8::set(self.fp8);
         drop(CASTS.with(|c| c.replace(std::mem::take(&mut self.casts))));
     }
 }

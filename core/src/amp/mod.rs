@@ -2,7 +2,7 @@
 //!
 //! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
 //! ([`Policy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
-//! on their way. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
+//! on their way. With [`fp8`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -17,11 +17,13 @@
 
 mod autocast;
 pub(crate) mod copies;
+mod fp8;
 mod scaler;
 
 pub use autocast::{
     Autocast, Policy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
 };
+pub use fp8::{Fp8, fp8, is_fp8_enabled};
 pub use scaler::GradScaler;
 
 pub(crate) use autocast::{Cast, Mode, Recast, half, recast, stepwise, suspend, widened};

@@ -1,7 +1,8 @@
 //! What a queue is told to do, as a value: run now, or kept and run again.
 
 use super::{
-    AttentionCall, AttentionOperand, Backend, Epilogue, Launch, MatmulCall, MatrixOperand, SegmentId, Slice,
+    AttentionCall, AttentionGradients, AttentionOperand, Backend, Epilogue, Launch, MatmulCall,
+    MatrixOperand, SegmentId, Slice,
 };
 use crate::error::Result;
 
@@ -110,11 +111,14 @@ pub(crate) fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>
     if let Some(dropout) = &mut call.dropout {
         visit(of_slice(&mut dropout.words), Touch::Read);
     }
-    if let Some(backward) = &mut call.backward {
-        visit(of_attention(&mut backward.out), Touch::Read);
-        for operand in [&mut backward.q, &mut backward.k, &mut backward.v] {
+    // Each by name: memory that is not visited would stay where it was when a step was recorded.
+    if let Some(AttentionGradients { out, q, k, v, scratch, sums }) = &mut call.backward {
+        visit(of_attention(out), Touch::Read);
+        for operand in [q, k, v] {
             visit(of_attention(operand), Touch::Write);
         }
-        visit(of_slice(&mut backward.scratch), Touch::Write);
+        for slice in [scratch].into_iter().chain(sums) {
+            visit(of_slice(slice), Touch::Write);
+        }
     }
 }

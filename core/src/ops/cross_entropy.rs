@@ -71,11 +71,11 @@ pub(super) struct Example {
 /// Elements of workgroup memory that keep a row, so that it is read once: where two workgroups on one multiprocessor have room for
 /// theirs, as one works while the other one reads. 0 where there is less.
 fn kept_row(extent: usize, x: &Tensor) -> usize {
-    // In steps, so that not every number of classes has a kernel of its own; what else a workgroup has is below 6 KiB.
+    // In steps, so that not every number of classes has a kernel of its own; what else a workgroup has is below 7 KiB.
     const STEP: usize = 2048;
     let elements = extent.next_multiple_of(STEP);
     let room = x.device().info().limits.max_workgroup_memory as usize / 2;
-    if elements * x.dtype().size() + (6 << 10) <= room { elements } else { 0 }
+    if elements * x.dtype().size() + (7 << 10) <= room { elements } else { 0 }
 }
 
 /// What [`Example::run`] does.
@@ -113,6 +113,10 @@ impl Example {
         }
         let in_one_read = matches!(pass, Pass::Both(..)) && held.width == QUAD && held.lanes == GROUP;
         let kept = if in_one_read { kept_row(rows.extent, &self.x) } else { 0 };
+        // The rows that a multiprocessor keeps are few: each has twice the threads.
+        let wide = kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * GROUP;
+        let (lanes, groups) =
+            if wide { (2 * GROUP, rows.rows) } else { (held.lanes, held.groups(rows.rows)) };
         let spec = KernelSpec::new("cross_entropy")
             .def("pass", kind)
             .def("held", kept)
@@ -121,7 +125,7 @@ impl Example {
             .def("weight", self.weight.as_ref().map_or("", name))
             .def("soft", self.soft)
             .def("smooth", self.smoothing > 0.0)
-            .def("lanes", held.lanes)
+            .def("lanes", lanes)
             .def("across", rows.across)
             .def("width", held.width)
             .def("ragged", ragged)
@@ -130,7 +134,7 @@ impl Example {
         let params =
             rows.params(&self.x, [self.first, self.total]).u32(self.ignore as u32).size(scale_stride);
         let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32);
-        launch::launch(&spec, &tensors, params, held.groups(rows.rows))
+        launch::launch(&spec, &tensors, params, groups)
     }
 
     /// The gradient of probabilities: what each class would have added to the loss.

@@ -6,9 +6,10 @@
 use smallvec::smallvec;
 
 use super::activation;
+use super::linear_fp8;
 use super::matmul::{self, Finish, add_scaled};
 use super::reduce::{column_sums, dense};
-use crate::amp::{Cast, stepwise};
+use crate::amp::{self, Cast, stepwise};
 use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -36,24 +37,7 @@ impl Layer {
         bias: Option<&Tensor>,
         cast: Option<&Cast>,
     ) -> Result<Self> {
-        let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
-            return Err(Error::shape(
-                op,
-                "takes x of [.., in] and a weight of [out, in]",
-                &[x.shape(), weight.shape()],
-            ));
-        };
-        if features != given {
-            return Err(Error::shape(
-                op,
-                format!("the weight takes {features} features, the last extent of x is {given}"),
-                &[x.shape(), weight.shape()],
-            ));
-        }
-        if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
-            let rule = format!("takes a bias of [{outputs}], one number for each output");
-            return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
-        }
+        check_shapes(op, x, weight, bias)?;
         let cast = |t: &Tensor| match cast {
             Some(cast) => cast.numbers(t),
             None => Ok(t.detach()),
@@ -155,8 +139,35 @@ impl Layer {
     }
 }
 
+fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
+        return Err(Error::shape(
+            op,
+            "takes x of [.., in] and a weight of [out, in]",
+            &[x.shape(), weight.shape()],
+        ));
+    };
+    if features != given {
+        return Err(Error::shape(
+            op,
+            format!("the weight takes {features} features, the last extent of x is {given}"),
+            &[x.shape(), weight.shape()],
+        ));
+    }
+    if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
+        let rule = format!("takes a bias of [{outputs}], one number for each output");
+        return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
+    }
+    Ok(())
+}
+
+/// Whether layers of this type multiply in 8 bits now.
+fn in_fp8(dtype: DType) -> bool {
+    amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
 /// A tensor as rows of its last dimension.
-fn rows(t: &Tensor) -> Result<Tensor> {
+pub(super) fn rows(t: &Tensor) -> Result<Tensor> {
     let (last, before) = t.shape().split_last().map_or((1, 1), |(last, before)| (*last, numel(before)));
     t.reshape([before, last])
 }
@@ -166,7 +177,8 @@ fn with_last(shape: &[usize], last: usize) -> Dims {
 }
 
 impl Tensor {
-    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\].
+    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\]. Within
+    /// [`fp8`](crate::amp::fp8()) it multiplies in 8 bits.
     ///
     /// # Errors
     /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
@@ -193,6 +205,10 @@ impl Tensor {
         if cast.is_none() {
             matmul::check(OP, x, weight)?;
             bias.map_or(Ok(()), |bias| matmul::check(OP, x, bias))?;
+        }
+        if in_fp8(x.dtype()) {
+            check_shapes(OP, x, weight, bias)?;
+            return linear_fp8::linear(OP, x, weight, bias);
         }
         let layer = Layer::new(OP, x, weight, bias, cast.as_ref())?;
         let flat = rows(x)?;
@@ -242,6 +258,9 @@ impl Tensor {
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         const OP: &str = "mlp";
         let _op = memory::scope::op(OP);
+        if in_fp8(self.dtype()) {
+            return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
+        }
         // It is made of linear layers, and cast as they are.
         let cast = Cast::of("linear", &[Some(self.dtype()), Some(up.dtype())]);
         let x = match &cast {

@@ -27,6 +27,7 @@ pub(crate) mod launch;
 mod layer_norm;
 mod linear;
 mod linear_cross_entropy;
+mod linear_fp8;
 mod loss;
 mod margin;
 pub(crate) mod matmul;

@@ -364,7 +364,7 @@ pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     if extent > 0 {
         let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
         let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
-        let tiles = extent.div_ceil(8 * width);
+        let tiles = extent.div_ceil(4 * width);
         let params = Params::new().size(parts).size(extent).size(tiles).size(sections * tiles);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
         launch::launch(&spec, &tensors, params, sections * tiles)?;

@@ -2,9 +2,12 @@
 //! against sums in f64.
 
 use anyhow::{Context, Result, ensure};
+use forebay::amp::{autocast, fp8, is_fp8_enabled};
+use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
+use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
 use super::tests;
@@ -17,6 +20,9 @@ tests![
     products_are_captured,
     other_operations_refuse_them,
     wrong_operands_are_named,
+    layers_are_products_of_their_bytes,
+    layers_in_8_bits_have_their_types_and_come_again,
+    a_model_trains_in_8_bits,
 ];
 
 /// The value of a byte, by the definition of the format.
@@ -311,5 +317,144 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
         let Err(error) = result else { anyhow::bail!("`{text}` is not said") };
         ensure!(error.to_string().contains(text), "{error}\ndoes not say {text}");
     }
+    Ok(())
+}
+
+/// What a tensor is as 8-bit floats, divided by the smallest power of two that brings it into their range: in f32.
+fn through(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    let largest = if dtype == DType::F8E4M3 { 448.0 } else { 57_344.0 };
+    let most = x.to_f64s()?.into_iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let scale = (most / largest).log2().ceil().exp2();
+    let low = x.to_dtype(DType::F32)?.div(scale)?.to_dtype(dtype)?;
+    Ok(low.to_dtype(DType::F32)?.mul(scale)?)
+}
+
+/// Equal but for roundings of the type, and what matrix units lose of a sum of `terms` numbers of about the largest result.
+fn near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<()> {
+    let (got_all, expected) = (got.to_f64s()?, expected.to_f64s()?);
+    let rounding = match got.dtype() {
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        _ => 1e-6,
+    };
+    let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
+    let bound = 2f64.powi(-11) * most * terms.sqrt();
+    ensure!(got_all.len() == expected.len(), "{name}: {} numbers, not {}", got_all.len(), expected.len());
+    for (k, (got, expected)) in got_all.into_iter().zip(expected).enumerate() {
+        let bound = bound + rounding * expected.abs();
+        ensure!(
+            (got - expected).abs() <= bound,
+            "{name}, element {k}: {got}, not {expected} within {bound:e}"
+        );
+    }
+    Ok(())
+}
+
+fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
+    // Multiples of 16, and others; numbers far from 1, as gradients are.
+    for (dtype, [m, n, k], size) in [
+        (DType::F32, [32, 48, 64], 1.0),
+        (DType::F32, [5, 7, 9], 3e-7),
+        (DType::BF16, [16, 32, 16], 300.0),
+        (DType::F16, [3, 16, 32], 0.05),
+    ] {
+        let of = |shape: &[usize], size: f64| -> Result<Tensor> {
+            Ok(Tensor::randn(shape, DType::F32, device)?.mul(size)?.to_dtype(dtype)?)
+        };
+        let (x, weight) = (of(&[1, m, k], size)?.requires_grad_()?, of(&[n, k], 0.1)?.requires_grad_()?);
+        let (bias, g) = (of(&[n], 0.1)?.requires_grad_()?, of(&[1, m, n], size)?);
+        let y = {
+            let _fp8 = fp8();
+            x.linear(&weight, Some(&bias))?
+        };
+        ensure!(!is_fp8_enabled() && y.dtype() == dtype && y.shape() == [1, m, n]);
+        y.backward_with(&g)?;
+        let place = |what: &str| format!("{dtype} {m} x {n} x {k}, {what}");
+        let [low_x, low_weight] =
+            [through(&x.detach(), DType::F8E4M3)?, through(&weight.detach(), DType::F8E4M3)?];
+        let low_g = through(&g, DType::F8E5M2)?.reshape([m, n])?;
+        let low_x = low_x.reshape([m, k])?;
+        let expected = low_x.mm(&low_weight.t()?)?.add(&bias.detach().to_dtype(DType::F32)?)?;
+        near(&place("the result"), &y, &expected, k as f64)?;
+        let grad = |t: &Tensor| t.grad().context("a gradient");
+        near(&place("of x"), &grad(&x)?, &low_g.mm(&low_weight)?, n as f64)?;
+        near(&place("of the weight"), &grad(&weight)?, &low_g.t()?.mm(&low_x)?, m as f64)?;
+        near(&place("of the bias"), &grad(&bias)?, &g.to_dtype(DType::F32)?.sum(&[0, 1], false)?, m as f64)?;
+    }
+    Ok(())
+}
+
+fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<()> {
+    let x = Tensor::randn(&[32, 16], DType::F32, device)?.requires_grad_()?;
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.requires_grad_();
+    let (up, up_bias, down, down_bias) = (of(&[48, 16])?, of(&[48])?, of(&[16, 48])?, of(&[16])?);
+    let all = [&x, &up, &up_bias, &down, &down_bias];
+    let run = |again: bool| -> Result<Vec<Vec<f64>>> {
+        all.iter().for_each(|t| t.set_grad(None));
+        let (_autocast, _fp8) = (autocast(DType::BF16)?, fp8());
+        let y = if again {
+            let layers = (up.clone(), up_bias.clone(), down.clone(), down_bias.clone());
+            checkpoint(&[&x], move |t| t[0].mlp(&layers.0, &layers.1, &layers.2, &layers.3))?
+        } else {
+            x.mlp(&up, &up_bias, &down, &down_bias)?
+        };
+        drop((_autocast, _fp8));
+        ensure!(y.dtype() == DType::BF16, "{}", y.dtype());
+        y.to_dtype(DType::F32)?.square()?.sum_all()?.backward()?;
+        let mut found = vec![y.to_f64s()?];
+        for t in all {
+            let grad = t.grad().context("a gradient")?;
+            ensure!(grad.dtype() == DType::F32, "a gradient of {}", grad.dtype());
+            found.push(grad.to_f64s()?);
+        }
+        Ok(found)
+    };
+    let plain = run(false)?;
+    ensure!(plain == run(true)?, "a checkpoint gives other numbers");
+    all.iter().for_each(|t| t.set_grad(None));
+    let wide = x.mlp(&up, &up_bias, &down, &down_bias)?.to_f64s()?;
+    ensure!(plain[0] != wide, "products are those of other types");
+    let _fp8 = fp8();
+    {
+        let _inner = fp8();
+    }
+    ensure!(is_fp8_enabled(), "an inner scope ends the outer one");
+    // Nothing is found large in nothing; NaN stays.
+    let none = Tensor::zeros(&[0, 16], DType::F32, device)?.linear(&up, Some(&up_bias))?;
+    ensure!(none.shape() == [0, 48]);
+    let zeros = Tensor::zeros(&[2, 16], DType::F32, device)?.linear(&up, None)?;
+    ensure!(zeros.to_f64s()?.iter().all(|&y| y == 0.0), "zeros times a weight");
+    let nan = Tensor::full(&[2, 16], f64::NAN, DType::F32, device)?.linear(&up, None)?;
+    ensure!(nan.to_f64s()?.iter().all(|y| y.is_nan()), "NaN times a weight");
+    // A layer in 8 bits has no second gradient, and says so.
+    let options = GradOptions::create_graph();
+    let y = x.linear(&up, None)?.square()?.sum_all()?;
+    let slope = autograd::grad(&[y], &[x.clone()], &options)?[0].square()?.sum_all()?;
+    let Err(error) = slope.backward() else { anyhow::bail!("a second gradient") };
+    ensure!(error.to_string().contains("linear: its gradient has no gradient"), "{error}");
+    Ok(())
+}
+
+fn a_model_trains_in_8_bits(device: &Device) -> Result<()> {
+    let x = Tensor::randn(&[64, 16], DType::F32, device)?;
+    let goal = x.narrow(1, 0, 1)?.mul(&x.narrow(1, 1, 1)?)?;
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.requires_grad_();
+    let (up, up_bias, down, down_bias) = (of(&[64, 16])?, of(&[64])?, of(&[16, 64])?, of(&[16])?);
+    let all = vec![up.clone(), up_bias.clone(), down.clone(), down_bias.clone()];
+    let mut optimizer = AdamW::new(all, 1e-2);
+    let mut losses = Vec::new();
+    for _ in 0..60 {
+        let y = {
+            let (_autocast, _fp8) = (autocast(DType::BF16)?, fp8());
+            x.mlp(&up, &up_bias, &down, &down_bias)?.narrow(1, 0, 1)?
+        };
+        let loss = y.to_dtype(DType::F32)?.sub(&goal)?.square()?.mean_all()?;
+        losses.push(loss.item()?);
+        loss.backward()?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+    }
+    let (first, last) = (losses[0], losses[losses.len() - 1]);
+    ensure!(last < first / 4.0, "the loss goes from {first} to {last}");
     Ok(())
 }

@@ -13,6 +13,7 @@ super::tests![
     cross_entropy_over_its_logits,
     a_layer_with_its_loss,
     a_layer_with_its_loss_under_autocast,
+    a_layer_with_its_loss_is_captured,
     a_layer_with_its_loss_says_what_it_does_not_take,
     tables_sum_their_rows_in_order,
     margins_that_are_just_met_have_no_gradient,
@@ -172,6 +173,30 @@ fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<
     for (got, expected) in got.1.iter().zip(&expected.1) {
         ensure!(got.dtype() == DType::F32, "gradients of f32 leaves are f32, not {}", got.dtype());
         close(&format!("a gradient of {count} classes"), got, expected, 1e-3)?;
+    }
+    Ok(())
+}
+
+fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
+    // Rows that a workgroup keeps: of a GPU, in memory that its launches have to ask for.
+    let count = if device.info().software { 4001 } else { 50_304 };
+    let (x, weight) = (uniform(&[6, 16], device)?, uniform(&[count, 16], device)?.requires_grad_()?);
+    let target = classes(6, count, device)?;
+    let step = || -> forebay::error::Result<Tensor> {
+        weight.set_grad(None);
+        let _autocast = autocast(DType::BF16)?;
+        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropy::default())?;
+        loss.backward()?;
+        weight.grad().map_or_else(|| Ok(loss.clone()), |g| g.square()?.sum_all()?.add(&loss))
+    };
+    let mut captured = device.capture(step)?;
+    for factor in [1.0, 0.5] {
+        x.mul_(factor)?;
+        let expected = step()?.item()?;
+        for _ in 0..2 {
+            let got = captured.replay()?.item()?;
+            ensure!(got == expected, "{got}, not {expected}, after a change by {factor}");
+        }
     }
     Ok(())
 }
