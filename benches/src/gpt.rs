@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
-use forebay::amp::autocast;
+use forebay::amp::{autocast, fp8};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -26,6 +26,8 @@ struct Training {
     next: Tensor,
     /// The 16-bit type of mixed precision.
     low: Option<DType>,
+    /// Whether layers multiply in 8 bits.
+    fp8: bool,
 }
 
 impl Training {
@@ -43,12 +45,13 @@ impl Training {
             .low_precision_copies(copies);
         let shape = [batch, sizes.context];
         let text = || Tensor::randint(0, sizes.vocabulary as i64, &shape, DType::I32, device);
-        Ok(Self { text: text()?, next: text()?, net, optimizer, low })
+        Ok(Self { text: text()?, next: text()?, net, optimizer, low, fp8: false })
     }
 
     fn step(&mut self) -> CoreResult<Tensor> {
         let loss = {
             let _autocast = self.low.map(autocast).transpose()?;
+            let _fp8 = self.fp8.then(fp8);
             self.net.loss(&self.text, &self.next)?
         };
         loss.backward()?;
@@ -72,15 +75,22 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         ("bf16_captured", low, false, true),
         ("bf16_ckpt", low, true, false),
         ("bf16_ckpt_captured", low, true, true),
+        ("fp8", low, false, false),
+        ("fp8_captured", low, false, true),
         ("f32", None, false, false),
     ];
     for (k, (variant, low, again, capture)) in variants.into_iter().enumerate() {
+        let in_fp8 = variant.starts_with("fp8");
+        if in_fp8 && !b.device.info().features.f8 {
+            continue;
+        }
         // A pool of its own: the peak is this way's.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
         let choice = Choice::new(batch, 1).recompute(vec![true; sizes.layers]);
         let _segments = again.then(|| choice.segments());
         let start = Instant::now();
         let mut training = Training::new(&sizes, batch, (low, !again), device)?;
+        training.fp8 = in_fp8;
         let first_loss = training.step()?.item()?;
         let first_ms = start.elapsed().as_secs_f64() * 1e3;
         let mut captured = capture.then(|| device.capture(|| training.step())).transpose()?;
