@@ -199,6 +199,25 @@ fn main(@builtin(local_invocation_index) lane: u32) {
 }
 
 #[test]
+fn more_memory_than_a_block_has_comes_with_the_launch() {
+    let of = |n: u32| {
+        let wgsl = format!(
+            "var<workgroup> few: array<u32, 4>; var<workgroup> row: array<vec4<f32>, {n}>;
+             @compute @workgroup_size(4) fn main(@builtin(local_invocation_index) i: u32) {{ row[i] = vec4<f32>(); few[i] = i; }}"
+        );
+        translate(&wgsl, "main", &[]).unwrap()
+    };
+    let few = of(3000);
+    assert_eq!((few.workgroup_memory, few.dynamic_memory), (16 + 48_000, 0));
+    assert!(few.source.contains("static __shared__") && !few.source.contains("extern __shared__"));
+    let many = of(6000);
+    assert_eq!((many.workgroup_memory, many.dynamic_memory), (16 + 96_000, 16 + 96_000));
+    assert!(many.source.contains("extern __shared__") && many.source.contains("(dynamic_memory + 16)"));
+    // Names are of this kernel alone.
+    assert_eq!(many.source.matches("#define g_").count(), many.source.matches("#undef g_").count());
+}
+
+#[test]
 fn what_is_refused_is_named() {
     let refuse = |wgsl: &str, overrides: &[(&str, f64)]| translate(wgsl, "main", overrides).unwrap_err();
     let main = |body: &str| format!("@compute @workgroup_size(1) fn main() {{ {body} }}");

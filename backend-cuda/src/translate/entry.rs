@@ -55,6 +55,12 @@ impl Context<'_> {
         list.into_iter()
     }
 
+    /// The variables of the workgroup.
+    fn workgroup(&self) -> impl Iterator<Item = (Handle<GlobalVariable>, &GlobalVariable)> {
+        let all = self.module.global_variables.iter();
+        all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)
+    }
+
     /// The declaration of a storage binding.
     fn pointer(&self, global: Handle<GlobalVariable>, restrict: &str) -> Result<String, TranslateError> {
         let variable = &self.module.global_variables[global];
@@ -144,6 +150,12 @@ pub(super) fn write(
         source.push('\n');
     }
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
+    if dynamic_memory > 0 {
+        // Other kernels may stand behind this one.
+        for (handle, _) in context.workgroup() {
+            writeln!(source, "#undef {}", context.globals[&handle]).ok();
+        }
+    }
 
     let needs = Needs { subgroups: pieces.subgroup || uses_subgroups(module, entry), ..context.needs.get() };
     Ok(Translated {
@@ -230,12 +242,8 @@ fn extent(context: &Context<'_>, global: &GlobalVariable) -> (u32, u32) {
 /// The workgroup's variables: each by itself, or, where they are more than a block has without asking, at places of memory that the
 /// launch brings. Their bytes.
 fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, TranslateError> {
-    let variables = || {
-        let all = context.module.global_variables.iter();
-        all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)
-    };
     let size = |global: &GlobalVariable| u64::from(context.layouts[global.ty].size).next_multiple_of(16);
-    let bytes: u64 = variables().map(|(_, global)| size(global)).sum();
+    let bytes: u64 = context.workgroup().map(|(_, global)| size(global)).sum();
     let Some(whole) = u32::try_from(bytes).ok().filter(|&bytes| bytes <= SHARED_MEMORY) else {
         return Err(TranslateError::WorkgroupMemory { bytes, limit: SHARED_MEMORY });
     };
@@ -244,7 +252,7 @@ fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, Tran
         writeln!(text, "extern __shared__ __align__(16) unsigned char dynamic_memory[];").ok();
     }
     let mut at = 0;
-    for (handle, global) in variables() {
+    for (handle, global) in context.workgroup() {
         let (ty, name) = (context.type_name(global.ty)?, &context.globals[&handle]);
         match dynamic {
             true => writeln!(text, "#define {name} (*reinterpret_cast<{ty}*>(dynamic_memory + {at}))"),
