@@ -280,7 +280,7 @@ fn rows_of_tables_and_what_losses_need() {
         }
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
-        valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width));
+        valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width).def("each", 8usize));
         valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
         valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
     }

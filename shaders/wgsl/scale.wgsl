@@ -1,7 +1,7 @@
 {#-
 x *= scale, in place: nothing is read or written where the scale is 1, as it is where a loss is what is walked back from.
 
-dtype: of x · width: 4 where its length is a multiple of four, else 1
+dtype: of x · width: 4 where its length is a multiple of four, else 1 · each: steps of a thread
 -#}
 {%- import "types" as t -%}
 {%- import "rows" as rows -%}
@@ -17,7 +17,10 @@ struct Params {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let scale = scale_at(0u);
-    let i = group_index(group, groups) * 256u + thread;
-    if scale == 1.0 || i >= p.steps { return; }
-    result_put_step(i * {{ width }}u, result_step(i * {{ width }}u) * scale);
+    if scale == 1.0 { return; }
+    // Several steps a thread: few workgroups are there to find that there is nothing to do.
+    let first = group_index(group, groups) * {{ 256 * each }}u + thread;
+    for (var i = first; i < min(p.steps, first + {{ 256 * each }}u); i += 256u) {
+        result_put_step(i * {{ width }}u, result_step(i * {{ width }}u) * scale);
+    }
 }

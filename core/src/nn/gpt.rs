@@ -277,22 +277,17 @@ impl Gpt {
             let rule = format!("takes [batch, length] with a length of at most {context}");
             return Err(Error::shape("Gpt", rule, &[text.shape()]));
         };
-        let x = self.scope.run(|| {
-            let positions = self.wpe.weight.narrow(0, 0, length)?;
-            self.wte.forward(text)?.add(&positions)
-        });
-        let mut x = x?;
+        let mut x = self.scope.run(|| self.wte.forward(text))?;
+        let positions = self.wpe.weight.narrow(0, 0, length)?;
         if !is_planned() {
-            let mut added = None;
+            // The first norm adds the positions, as others add what a block gives.
+            let mut added = positions.broadcast_to(x.shape())?;
             for block in &self.h {
-                let (sum, more) = block.open(&x, added.as_ref())?;
-                (x, added) = (sum, Some(more));
+                (x, added) = block.open(&x, Some(&added))?;
             }
-            return match added {
-                Some(added) => Ok(self.ln_f.forward_add(&added, &x)?.1),
-                None => self.ln_f.forward(&x),
-            };
+            return Ok(self.ln_f.forward_add(&added, &x)?.1);
         }
+        x = x.add(&positions)?;
         // What is computed again keeps one tensor a block.
         for block in &self.h {
             let block = Arc::clone(block);

@@ -37,8 +37,9 @@ const ROW: usize = 64;
 fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(QUAD) { QUAD } else { 1 };
     let steps = x.numel() / width;
-    let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width);
-    launch::launch(&spec, &[scale, x], Params::new().size(steps), steps.div_ceil(GROUP))
+    const EACH: usize = 8;
+    let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
+    launch::launch(&spec, &[scale, x], Params::new().size(steps), steps.div_ceil(GROUP * EACH))
 }
 
 /// What the losses are divided by, as a number on the device: 1 for their sum.
