@@ -7,7 +7,7 @@ thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8`].
+/// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`].
 #[derive(Debug)]
 pub struct Fp8 {
     before: bool,

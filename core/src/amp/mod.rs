@@ -2,7 +2,7 @@
 //!
 //! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
 //! ([`Policy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
-//! on their way. With [`fp8`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
+//! on their way. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};

@@ -32,11 +32,12 @@ impl Scaled {
                 most.clamp(LEAST, f64::INFINITY)?.div(largest)?.log2()?.ceil()?.exp2()?
             }
         };
-        let _tag = memory::scope::tag(Tag::Workspace);
         // f16 does not hold every power.
         let wide = if x.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 };
-        let divided = x.to_dtype(wide)?.div(&scale.to_dtype(wide)?)?;
-        drop(_tag);
+        let divided = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            x.to_dtype(wide)?.div(&scale.to_dtype(wide)?)?
+        };
         Ok(Self { bytes: divided.to_dtype(dtype)?, scale })
     }
 
