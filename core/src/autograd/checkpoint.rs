@@ -6,8 +6,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::walk::{Options, Targets, run, run_to, take_grad};
-use super::{Grads, Kind, SavedTensor, compose, enable_grad, no_grad, record, wanted};
+use super::walk::{Beyond, Options, Targets, run_down_to, take_grad};
+use super::{
+    Grads, Kind, SavedTensor, Wants, compose, enable_grad, inplace, next_id, no_grad, record, wanted,
+};
 use crate::amp::Mode;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -15,7 +17,8 @@ use crate::tensor::Tensor;
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
-/// Parameters that `body` captures get their gradients too, when the backward pass runs it again. `body` must give
+/// Parameters and results that `body` captures get their gradients too, when the backward pass runs it again; what it captures is not to
+/// be changed until then. `body` must give
 /// the same result when it is run twice; random numbers drawn inside replay, under the
 /// [`autocast`](crate::amp::autocast) of the first time. Checkpoints nest: an inner one is taken when the outer one
 /// runs again.
@@ -70,6 +73,8 @@ pub fn checkpoint(
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
+        // What is recorded from here on belongs to the second run; what is older is the walk's around.
+        let oldest = next_id();
         let now = device.random_state();
         device.restore_random(random);
         let again = {
@@ -83,14 +88,16 @@ pub fn checkpoint(
         let mut grads: Grads = if wants.again() {
             let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
             let options = Options { retain_graph: true, create_graph: true };
-            let mut found = match again.requires_grad() {
-                true => run_to(&[(again, grad.clone())], options, Some(&targets))?,
+            let (mut found, beyond) = match again.requires_grad() {
+                true => run_down_to(oldest, &[(again, grad.clone())], options, Some(&targets))?,
                 false => Default::default(),
             };
+            leave(wants, beyond)?;
             compose::take(&leaves, wants, |leaf| found.remove(&leaf))?
         } else {
             if again.requires_grad() {
-                run(&[(again, grad.clone())], Options::default())?;
+                let (_, beyond) = run_down_to(oldest, &[(again, grad.clone())], Options::default(), None)?;
+                leave(wants, beyond)?;
             }
             let mut grads = Grads::new();
             for (leaf, &want) in leaves.iter().zip(wants.iter()) {
@@ -106,6 +113,16 @@ pub fn checkpoint(
         }
         Ok(grads)
     }))
+}
+
+/// Leaves the gradients of what the closure captures to the walk around.
+fn leave(wants: &Wants<'_>, beyond: Beyond) -> Result<()> {
+    // A history that is younger than the first run: the second one has read something else.
+    if beyond.iter().any(|(node, _)| node.id > wants.node.id) {
+        return Err(inplace::captured(&wants.node.describe()));
+    }
+    wants.beyond.borrow_mut().extend(beyond);
+    Ok(())
 }
 
 fn anchor(out: &Tensor) -> Result<Tensor> {

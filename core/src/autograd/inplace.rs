@@ -1,12 +1,13 @@
 //! Recorded operations that overwrite a tensor: PyTorch's rules for leaves, views and what else sees the memory.
 //!
 //! The handle that was written through gets the operation's history, and with it all its clones. Where it is a view, so does
-//! the tensor that it is a view of: a part of that one is now the operation's result. Other handles on the memory know nothing
-//! of it, with a history or without one; what is recorded of them, or walked back from them, is an error.
+//! the tensor that it is a view of: a part of that one is now the operation's result. Other views of that tensor get theirs when
+//! they are next asked for it ([`viewed_again`]). Handles that are no such views, as after `detach`, know nothing of it; what is
+//! recorded of those that have a history, or walked back from them, is an error.
 
 use smallvec::smallvec;
 
-use super::{attach_linear, attach_twice, is_enabled};
+use super::{Meta, attach_linear, attach_twice, enable_grad, is_enabled};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Layout, Tensor};
@@ -16,6 +17,14 @@ pub(super) fn outdated(what: &str) -> Error {
     Error::Backward(format!(
         "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
          or through its base; make the view again behind the operation, or change a copy (`copy`)"
+    ))
+}
+
+/// What a checkpoint captures is not what it was when it first ran.
+pub(super) fn captured(what: &str) -> Error {
+    Error::Backward(format!(
+        "{what} captures a tensor that was changed in place, or made, since it ran: run again, it would give something else; change a \
+         copy (`copy`), or change it after the backward pass"
     ))
 }
 
@@ -87,6 +96,21 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
     let offset = base.layout().offset() + at.offset();
     target.adopt(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());
     Ok(())
+}
+
+/// The history of a view that was made before its base was overwritten: that of the same view made now.
+pub(crate) fn viewed_again(view: &Tensor, base: &Tensor) -> Option<Meta> {
+    let _grad = enable_grad();
+    let at = view.layout();
+    if base.is_contiguous()
+        && let Ok(again) = base.as_strided(view.shape(), view.strides(), Some(at.offset()))
+    {
+        return again.meta();
+    }
+    // Which elements of the base it sees cannot be told by strides: an error, if a gradient comes to it.
+    let refused =
+        attach_twice("view", view.detach(), &[base], |_, wants| Err(outdated(&wants.node.describe())));
+    refused.meta()
 }
 
 /// A copy with zeros in a part: its own transpose.

@@ -37,7 +37,7 @@ pub use checkpoint::checkpoint;
 pub use compose::{attach_composed, attach_linear, attach_linear_by};
 pub use hooks::HookHandle;
 use hooks::Hooks;
-pub(crate) use inplace::{may_overwrite, overwritten};
+pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
 pub use saved::SavedTensor;
 use walk::SINK;
 pub use walk::{GradOptions, backward, grad, grad_allow_unused};
@@ -59,6 +59,8 @@ pub struct Wants<'a> {
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
     /// The inputs, leaves, whose sums were handed out to be added to.
     handed: RefCell<SmallVec<[usize; 2]>>,
+    /// Gradients of nodes that are no inputs: of what a checkpoint captures.
+    beyond: RefCell<walk::Beyond>,
 }
 
 impl Deref for Wants<'_> {
@@ -322,12 +324,6 @@ pub fn attach_twice(
     backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     record(op, out, inputs, Kind::Twice, backward)
-}
-
-/// A value of the walk that depends on `inputs` and has no gradient: one that comes to it is an error.
-#[track_caller]
-pub(crate) fn dead_end(op: &'static str, out: Tensor, inputs: &[&Tensor]) -> Tensor {
-    record(op, out, inputs, Kind::Twice, |_, wants| Err(wants.node.refusal()))
 }
 
 #[track_caller]

@@ -97,6 +97,8 @@ pub(super) fn take_grad(t: &Tensor) -> Option<Tensor> {
 /// What is known of the tape before the walk: only where it does not go everywhere, or a leaf has a hook.
 #[derive(Default)]
 struct Ahead {
+    /// The nodes that were looked at.
+    seen: FxHashSet<u64>,
     /// The nodes that lead to a target; all, if there are no targets.
     needed: Option<FxHashSet<u64>>,
     /// How many gradients a leaf with a hook still gets.
@@ -104,34 +106,33 @@ struct Ahead {
 }
 
 impl Ahead {
-    fn look(roots: &[(Tensor, Tensor)], targets: Option<&Targets>) -> Self {
+    /// Looks from `roots` on, down to the node `oldest`, at what was not seen before.
+    fn look(&mut self, roots: &[Meta], targets: Option<&Targets>, oldest: u64) {
         let ends = targets.filter(|targets| targets.ends);
         let targets = targets.filter(|targets| !targets.and_all);
         if targets.is_none() && !hooks::on_leaves() {
-            return Self::default();
+            return;
         }
         let mut seen: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         let mut stack: Vec<Arc<Node>> = Vec::new();
-        let nodes = |meta: Option<Meta>| match meta {
-            Some(Meta::Node(node)) => Some(node),
-            _ => None,
+        let nodes = |meta: &Meta| match meta {
+            Meta::Node(node) => Some(node.clone()),
+            Meta::Leaf(_) => None,
         };
-        stack.extend(roots.iter().filter_map(|(root, _)| nodes(root.meta())));
+        stack.extend(roots.iter().filter_map(nodes));
         while let Some(node) = stack.pop() {
             // What lies beyond is not walked, and what it would give a leaf is not waited for.
-            if ends.is_some_and(|ends| ends.nodes.contains(&node.id)) {
-                continue;
-            }
-            if seen.insert(node.id, node.clone()).is_none() {
-                stack.extend(node.inputs.iter().filter_map(|edge| nodes(edge.clone())));
+            let beyond = node.id < oldest || ends.is_some_and(|ends| ends.nodes.contains(&node.id));
+            if !beyond && !self.seen.contains(&node.id) && seen.insert(node.id, node.clone()).is_none() {
+                stack.extend(node.inputs.iter().flatten().filter_map(nodes));
             }
         }
+        self.seen.extend(seen.keys());
         // Inputs are older than what is made of them.
         let mut order: Vec<&Arc<Node>> = seen.values().collect();
         order.sort_unstable_by_key(|node| node.id);
-        let mut ahead = Self::default();
         if let Some(targets) = targets {
-            let mut needed = FxHashSet::default();
+            let needed = self.needed.get_or_insert_default();
             for node in &order {
                 let leads = node.kind == Kind::Checkpoint
                     || node.inputs.iter().flatten().any(|edge| match edge {
@@ -142,30 +143,31 @@ impl Ahead {
                     needed.insert(node.id);
                 }
             }
-            ahead.needed = Some(needed);
         }
-        let walked = order.iter().filter(|node| ahead.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
-        let edges = walked.flat_map(|node| node.inputs.iter().flatten().cloned());
-        let edges = edges.chain(roots.iter().filter_map(|(t, _)| t.meta()));
-        let mut left: FxHashMap<u64, usize> = FxHashMap::default();
-        for edge in edges {
+        let walked = order.iter().filter(|node| self.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
+        let edges = walked.flat_map(|node| node.inputs.iter().flatten());
+        for edge in edges.chain(roots) {
             if let Meta::Leaf(leaf) = edge
                 && leaf.hooks.get().is_some()
                 && targets.is_none_or(|targets| targets.leaves.contains(&leaf.id))
             {
-                *left.entry(leaf.id).or_default() += 1;
+                *self.left.entry(leaf.id).or_default() += 1;
             }
         }
-        ahead.left = left;
-        ahead
     }
 }
+
+/// Gradients of nodes that are left to the walk around.
+pub(super) type Beyond = Vec<(Arc<Node>, Tensor)>;
 
 /// A walk on its way.
 struct Walk<'a> {
     options: Options,
     targets: Option<&'a Targets>,
     ahead: Ahead,
+    /// What is older is not walked: it is given back.
+    oldest: u64,
+    beyond: Beyond,
     /// The sums that have come to nodes, and to leaves that wait for all of theirs.
     pending: FxHashMap<u64, Tensor>,
     heap: BinaryHeap<Ready>,
@@ -214,6 +216,10 @@ impl Walk<'_> {
                     self.finish(leaf, sum)
                 }
             },
+            Meta::Node(node) if node.id < self.oldest => {
+                self.beyond.push((node.clone(), grad));
+                Ok(())
+            }
             Meta::Node(node) => {
                 let sum = match self.pending.remove(&node.id) {
                     Some(sum) => self.accumulate(sum, grad)?,
@@ -249,6 +255,18 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// Takes what a walk inside has given back: the gradients of what a checkpoint captures.
+    fn take_over(&mut self, beyond: Beyond) -> Result<()> {
+        for (node, grad) in beyond {
+            let edge = Meta::Node(node);
+            self.ahead.look(std::slice::from_ref(&edge), self.targets, self.oldest);
+            if self.goes(&edge) {
+                self.deliver(&edge, grad, false)?;
+            }
+        }
+        Ok(())
+    }
+
     /// The gradients of a node's inputs, and which leaves' sums it was handed.
     fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(Grads, SmallVec<[usize; 2]>)> {
         let backward = lock(&node.backward).take().ok_or_else(|| {
@@ -269,6 +287,7 @@ impl Walk<'_> {
             again,
             pending: RefCell::new(&mut self.pending),
             handed: RefCell::default(),
+            beyond: RefCell::default(),
         };
         let grads = match once {
             false => backward(grad, &wants),
@@ -277,13 +296,14 @@ impl Walk<'_> {
                 backward(&grad.detach(), &wants)
             }
         };
-        let handed = wants.handed.take();
+        let (handed, beyond) = (wants.handed.take(), wants.beyond.take());
         if self.options.retain_graph || self.options.create_graph {
             *lock(&node.backward) = Some(backward);
         } else {
             drop(backward);
         }
         let grads = grads?;
+        self.take_over(beyond)?;
         let refused = |g: Option<Tensor>| g.map(|g| refused(node, grad, &g));
         Ok((if once { grads.into_iter().map(refused).collect() } else { grads }, handed))
     }
@@ -321,9 +341,13 @@ impl Walk<'_> {
                 node.inputs.len()
             )));
         }
-        for (k, (edge, grad)) in node.inputs.iter().zip(grads).enumerate() {
-            let Some(edge) = edge.as_ref().filter(|edge| self.goes(edge)) else { continue };
-            let Some(mut grad) = grad else {
+        let mut grads = grads;
+        // A leaf may be several inputs: the sum that was handed out has to come back before another gradient meets it.
+        let (first, then): (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) =
+            (0..grads.len()).partition(|k| handed.contains(k));
+        for k in first.into_iter().chain(then) {
+            let Some(edge) = node.inputs[k].as_ref().filter(|edge| self.goes(edge)) else { continue };
+            let Some(mut grad) = grads[k].take() else {
                 return Err(Error::Backward(format!(
                     "`{}` lost a gradient: an input requires one and got none",
                     node.op
@@ -356,6 +380,16 @@ pub(super) fn run_to(
     options: Options,
     targets: Option<&Targets>,
 ) -> Result<FxHashMap<u64, Tensor>> {
+    run_down_to(0, roots, options, targets).map(|(found, _)| found)
+}
+
+/// As [`run_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
+pub(super) fn run_down_to(
+    oldest: u64,
+    roots: &[(Tensor, Tensor)],
+    options: Options,
+    targets: Option<&Targets>,
+) -> Result<(FxHashMap<u64, Tensor>, Beyond)> {
     let (_no_grad, _grad) = match options.create_graph {
         false => (Some(no_grad()), None),
         true => (None, Some(enable_grad())),
@@ -366,11 +400,15 @@ pub(super) fn run_to(
     let mut walk = Walk {
         options,
         targets,
-        ahead: Ahead::look(roots, targets),
+        ahead: Ahead::default(),
+        oldest,
+        beyond: Beyond::new(),
         pending: FxHashMap::default(),
         heap: BinaryHeap::new(),
         found: FxHashMap::default(),
     };
+    let starts: SmallVec<[Meta; 4]> = roots.iter().filter_map(|(root, _)| root.meta()).collect();
+    walk.ahead.look(&starts, targets, oldest);
     for (root, seed) in roots {
         let Some(meta) = root.meta() else {
             return Err(Error::Backward("the tensor does not require a gradient".into()));
@@ -387,7 +425,7 @@ pub(super) fn run_to(
             walk.visit(&node, grad, looks)?;
         }
     }
-    Ok(walk.found)
+    Ok((walk.found, walk.beyond))
 }
 
 /// What [`backward`] and [`grad`] take besides tensors; the defaults are PyTorch's.

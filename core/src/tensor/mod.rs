@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::{Leaf, Meta};
+use crate::autograd::{self, Leaf, Meta};
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -197,6 +197,7 @@ impl Tensor {
     }
 
     pub(crate) fn meta(&self) -> Option<Meta> {
+        self.renew();
         match self.inner.later.get() {
             None => self.inner.meta.clone(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
@@ -205,7 +206,18 @@ impl Tensor {
 
     /// Whether it has a history, or is a leaf.
     pub(crate) fn has_meta(&self) -> bool {
+        self.renew();
         self.inner.later.get().map_or(self.inner.meta.is_some(), |_| self.meta().is_some())
+    }
+
+    /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
+    #[inline]
+    fn renew(&self) {
+        if !self.is_of_now()
+            && let Some(base) = self.base().filter(Tensor::is_of_now)
+        {
+            self.adopt(autograd::viewed_again(self, &base));
+        }
     }
 
     /// The leaf that it is. Leaves are not written to by recorded operations.

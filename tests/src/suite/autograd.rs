@@ -1,19 +1,25 @@
 //! Gradients: that they reach every input, add up, and are the same inside a checkpoint.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::Error;
+use forebay::error::{Error, Result as CoreResult};
+use forebay::ops::{Attention, BagMode, Bags, CrossEntropy, Recurrent, RecurrentKind, cat};
 use forebay::tensor::Tensor;
 
-use super::host::{expect, same_bits};
+use super::host::{close, expect, same_bits};
 use super::tests;
 
 tests![
     diamonds_add_up,
     repeated_use_adds_up,
     one_gradient_that_comes_twice_counts_twice,
+    one_leaf_in_several_places_gets_the_gradients_of_all,
+    a_gradient_that_is_read_is_not_the_sum_that_grows,
     gradients_accumulate_in_place,
     no_grad_stops_recording,
     detach_cuts,
@@ -25,6 +31,7 @@ tests![
     checkpoints_nest,
     a_checkpoint_reaches_captured_parameters,
     grad_goes_through_checkpoints,
+    what_a_checkpoint_captures_is_walked_with_all_else,
     saved_tensors_are_freed_on_the_way,
 ];
 
@@ -60,6 +67,167 @@ fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
     let known = x.grad().context("no gradient")?;
     x.add(1.0)?.backward_with(&known)?;
     expect(&x.grad().context("no gradient")?, &[4.0; 3])
+}
+
+/// An operation of several tensors, of which some may be one: which of two leaves, \[4, 4\] and \[4\], stands where.
+type Places = (&'static str, &'static [usize], fn(&[Tensor]) -> CoreResult<Tensor>);
+
+const PLACES: &[Places] = &[
+    ("mlp", &[0, 0, 1, 0, 1], |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4])),
+    ("linear", &[0, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))),
+    ("two linear layers", &[0, 0, 1, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))),
+    ("layer_norm", &[1, 1, 1], |x| x[0].layer_norm(&[4], Some(&x[1]), Some(&x[2]), 1e-5)),
+    ("add_layer_norm", &[0, 0, 1, 1], |x| {
+        let (sum, normed) = x[0].add_layer_norm(&x[1], &[4], Some(&x[2]), Some(&x[3]), 1e-5)?;
+        normed.mul(&sum)
+    }),
+    ("scaled_dot_product_attention", &[0, 0, 0], |x| {
+        x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default())
+    }),
+    ("scaled_dot_product_attention with a mask", &[0, 0, 0, 0], |x| {
+        let options = Attention { attn_mask: Some(&x[3]), ..Attention::default() };
+        x[0].scaled_dot_product_attention(&x[1], &x[2], &options)
+    }),
+    ("embedding", &[0, 0, 0], |x| {
+        let rows = Tensor::from_slice(&[1i32, 3, 1, 0], &[4], x[0].device())?;
+        x[0].embedding(&rows, None)?.mul(&x[1].embedding(&rows, None)?)?.add(&x[2])
+    }),
+    ("embedding_bag", &[0, 0], |x| {
+        let rows =
+            Tensor::from_slice(&[1i32, 3, 1, 0, 2, 2, 0, 1, 0, 0, 3, 3, 1, 1, 2, 0], &[4, 4], x[0].device())?;
+        let bags = Bags { mode: BagMode::Sum, per_sample_weights: Some(&x[1]), ..Bags::default() };
+        x[0].embedding_bag(&rows, &bags)
+    }),
+    ("addmm", &[0, 0, 0], |x| x[0].addmm(&x[1], &x[2], 0.5, 2.0)),
+    ("addcmul", &[0, 0, 1], |x| x[0].addcmul(&x[1], &x[2], 0.7)),
+    ("lerp", &[0, 1, 0], |x| x[0].lerp(&x[1], &x[2])),
+    ("rnn_tanh", &[0, 0, 1], |x| {
+        let input = x[0].unsqueeze(0)?.mul(0.5)?;
+        let of = Recurrent::new(RecurrentKind::Tanh, &input, &x[0], &x[1]);
+        Ok(Recurrent { bias: Some(&x[2]), ..of }.run()?.last)
+    }),
+    ("linear_cross_entropy", &[0, 0], |x| {
+        let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
+        x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropy::default())
+    }),
+    ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropy::default())),
+    ("cat", &[0, 0], |x| cat(&[&x[0], &x[1]], 1)),
+    ("conv1d", &[0, 0, 1], |x| x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), 1, 0, 1, 1)),
+];
+
+fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Result<()> {
+    let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
+    let leaves = || -> Result<Vec<Tensor>> {
+        let leaf = |n: usize, shape: &[usize]| -> Result<Tensor> {
+            Ok(Tensor::from_slice(&values[..n], shape, device)?.requires_grad_()?)
+        };
+        Ok(vec![leaf(16, &[4, 4])?, leaf(4, &[4])?])
+    };
+    for &(name, places, run) in PLACES {
+        // Apart, each place gets its own.
+        let apart = leaves()?;
+        let apart = places.iter().map(|&k| Ok(apart[k].requires_grad_()?)).collect::<Result<Vec<_>>>()?;
+        run(&apart)?.square()?.sum_all()?.backward()?;
+        let of = |leaf: usize| -> Result<Vec<f64>> {
+            let mut sum = vec![0.0; [16, 4][leaf]];
+            for (t, _) in apart.iter().zip(places).filter(|(_, k)| **k == leaf) {
+                let grad = t.grad().context("no gradient")?.to_f64s()?;
+                sum.iter_mut().zip(grad).for_each(|(sum, g)| *sum += g);
+            }
+            Ok(sum)
+        };
+        let expected = [of(0)?, of(1)?];
+        let again = move |x: &[Tensor]| run(x)?.square()?.sum_all();
+        let check = |what: &str, times: f64, found: &dyn Fn(usize) -> Option<Tensor>| -> Result<()> {
+            for leaf in [0, 1].into_iter().filter(|leaf| places.contains(leaf)) {
+                let grad = found(leaf).with_context(|| format!("{name}, {what}: no gradient"))?;
+                let expected: Vec<f64> = expected[leaf].iter().map(|v| v * times).collect();
+                close(&grad.to_f64s()?, &expected, 1e-5, 1e-5)
+                    .with_context(|| format!("{name}, {what}: leaf {leaf}"))?;
+            }
+            Ok(())
+        };
+        let all = |of: &[Tensor]| places.iter().map(|&k| of[k].clone()).collect::<Vec<_>>();
+        let used = |of: &[Tensor]| {
+            [0, 1].into_iter().filter(|k| places.contains(k)).map(|k| of[k].clone()).collect::<Vec<_>>()
+        };
+        // Another path gives each leaf something first: what operations add to in place.
+        let known = |of: &[Tensor], loss: Tensor| -> CoreResult<Tensor> {
+            used(of).iter().try_fold(loss, |loss, t| loss.add(&t.mul(0.0)?.sum_all()?))
+        };
+
+        let x = leaves()?;
+        let loss = again(&all(&x))?;
+        if name == "linear_cross_entropy" {
+            // It gives its gradients away: a second pass is over another one.
+            loss.backward()?;
+            check("a first pass", 1.0, &|k| x[k].grad())?;
+            again(&all(&x))?.backward()?;
+        } else {
+            loss.backward_retain()?;
+            check("a first pass", 1.0, &|k| x[k].grad())?;
+            loss.backward()?;
+        }
+        check("a second pass", 2.0, &|k| x[k].grad())?;
+        known(&x, again(&all(&x))?)?.backward()?;
+        check("a third pass", 3.0, &|k| x[k].grad())?;
+
+        for options in [GradOptions::default(), GradOptions::create_graph()] {
+            let x = leaves()?;
+            let loss = known(&x, again(&all(&x))?)?;
+            // Each input twice: each time the whole gradient.
+            let inputs = [used(&x), used(&x)].concat();
+            let found = autograd::grad(&[loss], &inputs, &options)?;
+            for half in found.chunks(inputs.len() / 2) {
+                let at = |k: usize| half.get(if places.contains(&0) { k } else { 0 }).cloned();
+                check(if options.create_graph { "recorded" } else { "`grad`" }, 1.0, &at)?;
+            }
+            ensure!(x.iter().all(|t| t.grad().is_none()), "{name}: `grad` touched a leaf");
+        }
+
+        let x = leaves()?;
+        for t in &x {
+            t.register_hook(|g| g.mul(2.0).map(Some))?;
+        }
+        again(&all(&x))?.backward()?;
+        check("a hook that doubles", 2.0, &|k| x[k].grad())?;
+
+        // As inputs of a checkpoint, and captured by one.
+        let x = leaves()?;
+        for _ in 0..2 {
+            let inputs = all(&x);
+            checkpoint(&inputs.iter().collect::<Vec<_>>(), again)?.backward()?;
+        }
+        check("inputs of checkpoints", 2.0, &|k| x[k].grad())?;
+        let (captured, one) = (all(&x), Tensor::ones(&[], DType::F32, device)?);
+        checkpoint(&[&one], move |_| again(&captured))?.backward()?;
+        check("captured by a checkpoint", 3.0, &|k| x[k].grad())?;
+        let captured = all(&x);
+        let loss = known(&x, checkpoint(&[&one], move |_| again(&captured))?)?;
+        let found = autograd::grad(&[loss], &used(&x), &GradOptions::default())?;
+        check("`grad` of what a checkpoint captures", 1.0, &|k| {
+            found.get(if places.contains(&0) { k } else { 0 }).cloned()
+        })?;
+    }
+    Ok(())
+}
+
+/// A program may give a leaf's gradient to an operation, or back to the pass: it is read before it grows.
+fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<()> {
+    let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
+    let apart = || Tensor::from_slice(&values, &[4, 4], device);
+    let run = |x: &Tensor, seed: &Tensor, known: &Tensor| -> Result<Vec<f64>> {
+        let w = apart()?.mul(0.5)?.requires_grad_()?;
+        let b = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
+        w.set_grad(Some(known.clone()));
+        x.linear(&w, Some(&b))?.backward_with(seed)?;
+        Ok(w.grad().context("no gradient")?.to_f64s()?)
+    };
+    let expected = run(&apart()?, &apart()?, &apart()?)?;
+    let known = apart()?;
+    close(&run(&apart()?, &known, &known)?, &expected, 1e-5, 1e-5).context("the seed")?;
+    let known = apart()?;
+    close(&run(&known, &apart()?, &known)?, &expected, 1e-5, 1e-5).context("the input")
 }
 
 fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
@@ -201,6 +369,75 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
     let y = checkpoint(&[&x], move |inputs| inputs[0].mul(&inner))?;
     y.backward_with(&y.ones_like()?)?;
     expect(&w.grad().context("no gradient")?, &[5.0; 2])
+}
+
+/// Results, which others use as well, and hooks on them; whatever the way through the graph.
+fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result<()> {
+    let values = [0.3f32, -0.7, 1.1];
+    // The loss, the result that is captured, and how often its hook has run.
+    let build = |x: &Tensor, again: bool| -> Result<(Tensor, Tensor, Arc<AtomicUsize>)> {
+        let h = x.exp()?;
+        let calls = Arc::new(AtomicUsize::new(0));
+        let count = calls.clone();
+        h.register_hook(move |g| {
+            count.fetch_add(1, Ordering::Relaxed);
+            g.mul(2.0).map(Some)
+        })?;
+        let (z, held) = (x.mul(3.0)?, h.clone());
+        let body = move |z: &[Tensor]| z[0].mul(&held)?.sin()?.mul(&held);
+        let y = match again {
+            // Nested, and with the same result as an input.
+            true => checkpoint(&[&z, &h], move |z| checkpoint(&[&z[0]], body.clone())?.mul(&z[1]))?,
+            false => body(&[z])?.mul(&h)?,
+        };
+        Ok((y.add(&h)?.sum_all()?, h, calls))
+    };
+    let leaf = || -> Result<Tensor> { Ok(Tensor::from_slice(&values, &[3], device)?.requires_grad_()?) };
+    let run = |again: bool| -> Result<Vec<Vec<f64>>> {
+        let mut found = Vec::new();
+        let x = leaf()?;
+        let (loss, _, calls) = build(&x, again)?;
+        loss.backward_retain()?;
+        found.push(x.grad().context("no gradient")?.to_f64s()?);
+        loss.backward()?;
+        found.push(x.grad().context("no gradient")?.to_f64s()?);
+        ensure!(calls.load(Ordering::Relaxed) == 2, "the hook saw parts of the gradient");
+        for options in [GradOptions::default(), GradOptions::create_graph()] {
+            let x = leaf()?;
+            let (loss, h, _) = build(&x, again)?;
+            let grads = autograd::grad(&[loss], &[h, x.clone()], &options)?;
+            for grad in &grads {
+                found.push(grad.to_f64s()?);
+            }
+            if options.create_graph {
+                grads[1].square()?.sum_all()?.backward()?;
+                found.push(x.grad().context("no second gradient")?.to_f64s()?);
+            }
+        }
+        Ok(found)
+    };
+    for (k, (again, plain)) in run(true)?.iter().zip(run(false)?).enumerate() {
+        close(again, &plain, 1e-4, 1e-5).with_context(|| format!("gradient {k}"))?;
+    }
+    // A leaf with a hook, which only what is captured leads to.
+    let x = leaf()?;
+    x.register_hook(|g| g.mul(2.0).map(Some))?;
+    let (h, one) = (x.exp()?, Tensor::ones(&[], DType::F32, device)?);
+    checkpoint(&[&one], move |one| h.mul(&one[0])?.mul(&h)?.sum_all())?.backward()?;
+    let expected: Vec<f64> = values.iter().map(|&v| 4.0 * (2.0 * f64::from(v)).exp()).collect();
+    close(&x.grad().context("no gradient")?.to_f64s()?, &expected, 1e-5, 1e-5)?;
+    // What is captured and changed is an error, and not another gradient.
+    let x = leaf()?;
+    let h = x.mul(2.0)?;
+    let held = h.clone();
+    let y = checkpoint(&[&x], move |x| x[0].mul(&held))?;
+    h.add_(1.0)?;
+    let error = y.sum_all()?.backward().err().context("a changed tensor was used")?.to_string();
+    ensure!(
+        error.contains("`checkpoint`") && error.contains("captures a tensor that was changed"),
+        "{error}"
+    );
+    Ok(())
 }
 
 fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
