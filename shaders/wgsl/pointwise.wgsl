@@ -94,9 +94,11 @@ fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if no
     {% set hi = "p.scalars[" ~ (k // 2) ~ "]." ~ ("x" if k % 2 == 0 else "z") %}
     {% set lo = "p.scalars[" ~ (k // 2) ~ "]." ~ ("y" if k % 2 == 0 else "w") %}
     {% if compute == "f64" %}
-    let {{ scalar }} = f64(bitcast<f32>({{ hi }})) + f64(bitcast<f32>({{ lo }}));
+    // An f32, and how many last places of an f64 it is off by.
+    let {{ scalar }}_places = f64(bitcast<i32>({{ lo }})) * (f64(bitcast<f32>({{ hi }} & 0x7f800000u)) * 0x1p-52);
+    let {{ scalar }} = f64(bitcast<f32>({{ hi }})) + select({{ scalar }}_places, f64(0.0), {{ lo }} == 0u);
     {% elif compute == "i64" %}
-    let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | i64({{ lo }});
+    let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | {{ t.widened(lo) }};
     {% elif T == "bool" %}
     let {{ scalar }} = {{ hi }} != 0u;
     {% else %}

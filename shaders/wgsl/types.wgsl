@@ -237,8 +237,12 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 `e` of value type `source` as value type `to`. Floats become integers towards zero, and saturate; NaN becomes 0, which
 WGSL leaves open. NaN is true: `!=` is not written, as naga's SPIR-V has it false for NaN.
 -#}
+{#- A u32 as an i64, by halves: naga 30's SPIR-V extends the sign. -#}
+{%- macro widened(e) -%}((i64(({{ e }}) >> 16u) << 16u) | i64(({{ e }}) & 0xffffu)){%- endmacro -%}
+
 {%- macro cast(e, source, to) -%}
 {%- if source == to -%}{{ e }}
+{%- elif source == "u32" and to == "i64" -%}{{ widened(e) }}
 {%- elif to == "bool" -%}!({{ e }} == {{ source }}(0))
 {%- elif source == "f32" and to in ["i32", "u32", "i64"] -%}
 select({{ to }}({{ e }}), {{ to }}(0), (bitcast<u32>({{ e }}) & 0x7fffffffu) > 0x7f800000u)

@@ -21,8 +21,8 @@ use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::ops::CrossEntropy;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, NAdam, Optimizer, RAdam, RmsProp,
-    Rprop, Sgd, clip_grad_norm_, clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipNorm, Lamb, Lion, NAdam, Optimizer, RAdam,
+    RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay_cuda::attention::{self, Mask, Pass};
@@ -217,7 +217,9 @@ fn train(device: &Device) -> Result<()> {
             parameters.push(p);
         }
     }
-    clip_grad_norm_(&parameters, 1.0)?;
+    for norm_type in [1.0, 2.0, 3.0, f64::INFINITY] {
+        clip_grad_norm_with(&parameters, 1.0, &ClipNorm { norm_type, ..ClipNorm::default() })?;
+    }
     clip_grad_value_(&parameters, 1.0)?;
     let all = || parameters.clone();
     // Types and alignments are the template's, not the algorithm's.

@@ -295,7 +295,7 @@ impl Tensor {
                 Scalar::Bool(v) => v.into(),
                 Scalar::Float(v) => v as i64,
             };
-            return self.copy_(&Tensor::from_slice(&[value], &[], self.device())?);
+            return self.copy_(&Tensor::constant(&[value], &[], self.device())?);
         }
         pointwise_(&FILL_, self, &[value], &[])
     }

@@ -32,9 +32,18 @@ pub enum Scalar {
 }
 
 impl Scalar {
+    /// The number as a float.
+    pub(super) fn float(self) -> f64 {
+        match self {
+            Self::Float(v) => v,
+            Self::Int(v) => v as f64,
+            Self::Bool(v) => f64::from(u8::from(v)),
+        }
+    }
+
     /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
     pub(super) fn of(self, dtype: DType) -> Option<Self> {
-        let v = number(self);
+        let v = self.float();
         match (self, dtype) {
             (_, DType::Bool) => Some(Self::Bool(v != 0.0)),
             (Self::Float(_), dtype) if !dtype.is_float() => {
@@ -217,19 +226,10 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     })
 }
 
-/// A number as a float.
-fn number(s: Scalar) -> f64 {
-    match s {
-        Scalar::Float(v) => v,
-        Scalar::Int(v) => v as f64,
-        Scalar::Bool(v) => f64::from(u8::from(v)),
-    }
-}
-
 /// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
 /// computed with in f32; only where it is `compared` with them it is rounded as they are.
 fn scalar_words(s: Scalar, compute: DType, compared: bool) -> [u32; 2] {
-    let float = number(s);
+    let float = s.float();
     let int = if let Scalar::Int(v) = s { v } else { float as i64 };
     match compute {
         // Nothing computes in a type that is only stored.
@@ -238,9 +238,12 @@ fn scalar_words(s: Scalar, compute: DType, compared: bool) -> [u32; 2] {
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
         DType::F64 => {
+            // The f32 next to it, and how many last places of an f64 it is off by.
             let high = float as f32;
-            let low = if high.is_finite() { (float - f64::from(high)) as f32 } else { 0.0 };
-            [high.to_bits(), low.to_bits()]
+            let place = f64::from(f32::from_bits(high.to_bits() & 0x7f80_0000)) * f64::EPSILON;
+            let low =
+                if high.is_finite() && place > 0.0 { ((float - f64::from(high)) / place) as i32 } else { 0 };
+            [high.to_bits(), low as u32]
         }
         DType::I64 => [(int >> 32) as u32, int as u32],
         DType::I32 | DType::U32 | DType::U8 => [int as u32, 0],
@@ -590,7 +593,7 @@ fn record(
                     *name,
                     match value {
                         Kept::Tensor(t) => Value::Tensor(t.get(wants)?),
-                        Kept::Scalar(s) => Value::Number(number(*s)),
+                        Kept::Scalar(s) => Value::Number(s.float()),
                     },
                 ))
             })
@@ -609,7 +612,7 @@ fn record(
                 Grad::Expr(expr, _) if wants.again() => {
                     let given = std::iter::once(("g", Value::Tensor(g.clone())));
                     let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
-                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(number(s))));
+                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(s.float())));
                     let cast = |(name, value)| match value {
                         Value::Tensor(t) => Ok((name, Value::Tensor(t.to_dtype(compute)?))),
                         value => Ok((name, value)),

@@ -15,8 +15,29 @@ use crate::tensor::Tensor;
 /// Elements whose squares one workgroup sums.
 const PART: usize = 4096;
 
+/// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
+///
+/// ```
+/// # use forebay_core::optim::ClipNorm;
+/// let largest = ClipNorm { norm_type: f64::INFINITY, ..ClipNorm::default() };
+/// assert_eq!((ClipNorm::default().norm_type, largest.error_if_nonfinite), (2.0, false));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipNorm {
+    /// The order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
+    pub norm_type: f64,
+    /// A norm that is infinite or NaN is an error, and the gradients stay as they are; the host waits for the device to know it.
+    pub error_if_nonfinite: bool,
+}
+
+impl Default for ClipNorm {
+    fn default() -> Self {
+        Self { norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
 /// Scales the gradients of `parameters` in place so that the norm of all together is at most `max_norm`, and returns the
-/// norm they had. Nothing waits for the device.
+/// norm they had. Nothing waits for the device. [`clip_grad_norm_with`] has other norms.
 ///
 /// ```no_run
 /// # use forebay_core::{error::Result, optim::clip_grad_norm_, tensor::Tensor};
@@ -29,7 +50,28 @@ const PART: usize = 4096;
 /// # Errors
 /// The gradients are on several devices or of f64; memory runs out.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
+    clip_grad_norm_with(parameters, max_norm, &ClipNorm::default())
+}
+
+/// As [`clip_grad_norm_`] with a norm of any order, and on request an error where it is not finite.
+///
+/// # Errors
+/// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
+pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipNorm) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm_";
+    let power = options.norm_type;
+    if power.is_nan() || power <= 0.0 {
+        return Err(Error::argument(
+            OP,
+            format!("takes a norm of an order above 0, or of infinity, not of {power}"),
+        ));
+    }
+    let kind = match power {
+        1.0 => "one",
+        2.0 => "two",
+        f64::INFINITY => "largest",
+        _ => "power",
+    };
     let _op = memory::scope::op(OP);
     let Some(device) = parameters.first().map(Tensor::device) else {
         return Err(Error::argument(OP, "takes at least one parameter"));
@@ -46,6 +88,9 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     let mut done = 0;
     for batch in batches(&grads, 1) {
         let mut params = Params::new();
+        if kind == "power" {
+            params = params.f32(power as f32).align();
+        }
         let mut tensors: SmallVec<[&Tensor; 16]> = SmallVec::from_slice(&[&parts]);
         let mut groups = 0;
         for grad in batch {
@@ -54,12 +99,23 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
             tensors.push(grad);
         }
         done += groups;
-        let spec = KernelSpec::new("optim_norm").def("stage", "parts").def("dtypes", &dtypes(batch)[..]);
+        let spec = KernelSpec::new("optim_norm").def("stage", "parts").def("norm", kind);
+        let spec = spec.def("dtypes", &dtypes(batch)[..]);
         launch::launch(&spec, &tensors, params, groups)?;
     }
-    let spec = KernelSpec::new("optim_norm").def("stage", "total");
-    let params = Params::new().size(count).f32(max_norm as f32);
+    let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
+    let params = Params::new().size(count).f32(max_norm as f32).f32((1.0 / power) as f32);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
+    if options.error_if_nonfinite {
+        let found = norm.item()?;
+        if !found.is_finite() {
+            let rule = format!(
+                "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
+                 (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
+            );
+            return Err(Error::argument(OP, rule));
+        }
+    }
     change(&grads, Change::Scale(&factor))?;
     Ok(norm)
 }

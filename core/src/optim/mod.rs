@@ -35,7 +35,7 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
 pub use asgd::Asgd;
 pub use averaged::AveragedModel;
-pub use clip::{clip_grad_norm_, clip_grad_value_};
+pub use clip::{ClipNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_};
 pub use fused::ParamGroup;
 pub use lamb::Lamb;
 pub use lion::Lion;

@@ -14,11 +14,12 @@ use super::host::{close, expect};
 use super::tests;
 
 tests![
+    filling_takes_every_type_on_every_device,
     forms_in_place_are_those_that_make_a_tensor,
     leaves_and_their_views_are_refused,
     a_view_writes_into_its_base,
     parts_of_a_buffer_are_written,
-    views_of_what_was_overwritten_are_refused,
+    views_of_what_was_overwritten_have_its_history,
     what_was_kept_and_overwritten_is_refused,
     second_gradients_go_through_what_was_overwritten,
     an_activation_in_place_saves_its_memory,
@@ -59,6 +60,31 @@ const FORMS: &[(&str, In, Out)] = &[
     ("floor_", |x, _| x.floor_(), |x, _| x.floor()),
     ("square_", |x, _| x.square_(), |x, _| x.square()),
 ];
+
+/// Also types that the device does not compute: filling is copying.
+fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
+    for dtype in
+        [DType::I64, DType::F64, DType::I32, DType::U32, DType::U8, DType::Bool, DType::F16, DType::BF16]
+    {
+        let t = Tensor::zeros(&[3, 4], dtype, device)?;
+        t.fill_(1)?;
+        t.narrow(1, 1, 2)?.t()?.zero_()?;
+        expect(&t, &[1.0, 0.0, 0.0, 1.0].repeat(3)).with_context(|| dtype.to_string())?;
+    }
+    let t = Tensor::zeros(&[2], DType::I64, device)?;
+    t.fill_(-(1i64 << 40) - 1)?;
+    ensure!(t.to_vec::<i64>()? == [-(1i64 << 40) - 1; 2], "{:?}", t.to_vec::<i64>()?);
+    // What a u32 holds keeps its sign.
+    if device.info().features.i64 {
+        let t = Tensor::from_slice(&[3_000_000_000u32, u32::MAX, 7], &[3], device)?;
+        expect(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
+        expect(&t.to_dtype(DType::I64)?.add(3_000_000_000i64)?, &[6e9, 7_294_967_295.0, 3_000_000_007.0])?;
+    }
+    let t = Tensor::zeros(&[2], DType::F64, device)?;
+    t.fill_(0.1)?;
+    ensure!(t.to_vec::<f64>()? == [0.1; 2], "{:?}", t.to_vec::<f64>()?);
+    Ok(())
+}
 
 fn operands(device: &Device) -> Result<[Tensor; 2]> {
     let at = |i: usize, by: f32| 0.5 + 1.5 * ((i as f32 * 0.618_034 + by).fract());
@@ -153,28 +179,34 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
     expect(&x.grad().context("no gradient")?, &[0.0, 1.0])
 }
 
-fn views_of_what_was_overwritten_are_refused(device: &Device) -> Result<()> {
+fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
     let base = x.mul(1.0)?;
     let early = base.narrow(0, 0, 2)?;
+    let of_early = early.unsqueeze(0)?;
     base.mul_(3.0)?;
-    let refused = |result: CoreResult<()>| -> Result<()> {
-        let error = result.err().context("a history of the past was used")?.to_string();
-        ensure!(error.contains("whose memory was overwritten by a recorded operation"), "{error}");
-        Ok(())
-    };
-    refused(early.exp()?.sum_all()?.backward())?;
-    refused(early.backward_with(&early.detach().ones_like()?))?;
-    refused(early.add_(1.0))?;
-    // Nor does a view without a history know that the memory has one.
+    early.mul(&early)?.sum_all()?.add(&of_early.sum_all()?)?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[21.0, 21.0, 0.0, 0.0])?;
+    // A view without a history has one as soon as the memory has, and writes into the base as any view.
+    x.set_grad(None);
+    let plain = Tensor::zeros(&[4], DType::F32, device)?;
+    let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 1, 2)?);
+    let apart = plain.detach();
+    written.copy_(&x.narrow(0, 0, 2)?)?;
+    ensure!(beside.requires_grad() && !apart.requires_grad(), "what was detached has no history");
+    beside.add_(&beside.mul(&x.narrow(0, 2, 2)?)?)?;
+    plain.sum_all()?.add(&written.sum_all()?)?.backward()?;
+    // plain is x0, x1 + x1 x2, 0, 0, and written the first two of them.
+    expect(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
+    // With the whole gone, nobody says what the other views see.
     let plain = Tensor::zeros(&[4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
     drop(plain);
     written.copy_(&x.narrow(0, 0, 2)?)?;
-    refused(beside.mul(&x.narrow(0, 2, 2)?)?.sum_all()?.backward())?;
-    // A view that is made behind it is right.
-    base.narrow(0, 0, 2)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[3.0, 3.0, 0.0, 0.0])
+    let refused = beside.mul(&x.narrow(0, 2, 2)?)?.sum_all()?.backward();
+    let error = refused.err().context("a history of the past was used")?.to_string();
+    ensure!(error.contains("whose memory was overwritten by a recorded operation"), "{error}");
+    Ok(())
 }
 
 fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {

@@ -7,11 +7,13 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm1d, Dropout, Embedding, Linear, Module, SelfAttention, Sequential};
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_value_};
+use forebay::optim::{
+    Adam, AdamW, ClipNorm, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_,
+};
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 
-use super::host::{Numbers, same_bits};
+use super::host::{Numbers, close, same_bits};
 use super::runs::Points;
 use super::tests;
 
@@ -23,6 +25,7 @@ tests![
     parameters_without_gradients_stay,
     a_saved_optimiser_goes_on_with_the_same_bits,
     clipping_bounds_the_norm_of_all,
+    clipping_takes_norms_of_other_orders,
     clipping_bounds_every_value,
     layers_switch_between_modes,
     attention_looks_back_only,
@@ -266,6 +269,63 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
                 ensure!((f64::from(ours) - exact).abs() <= 2e-6 * exact.abs(), "{ours} is not {exact}");
             }
         }
+    }
+    Ok(())
+}
+
+/// Beside PyTorch's `clip_grad_norm_` of the same numbers, in f64.
+fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(7);
+    for dtype in [DType::F32, DType::BF16] {
+        for (norm_type, max_norm) in [(1.0, 3.0), (f64::INFINITY, 0.1), (3.0, 0.5), (0.5, 100.0), (2.0, 0.5)]
+        {
+            let mut parameters = Vec::new();
+            let mut exact = Vec::new();
+            for size in [3, 20_000, 1] {
+                let p = Tensor::zeros(&[size], dtype, device)?.requires_grad_()?;
+                let grad =
+                    Tensor::from_slice(&values(&mut numbers, size), &[size], device)?.to_dtype(dtype)?;
+                exact.push(grad.to_f64s()?);
+                p.set_grad(Some(grad));
+                parameters.push(p);
+            }
+            let all = || exact.iter().flatten().map(|g| g.abs());
+            let norm = match norm_type == f64::INFINITY {
+                true => all().fold(0.0, f64::max),
+                false => all().map(|g| g.powf(norm_type)).sum::<f64>().powf(1.0 / norm_type),
+            };
+            let options = ClipNorm { norm_type, error_if_nonfinite: true };
+            let found = clip_grad_norm_with(&parameters, max_norm, &options)?.item()?;
+            ensure!(
+                (found - norm).abs() <= 1e-5 * norm,
+                "order {norm_type}: the norm is {norm}, not {found}"
+            );
+            let factor = (max_norm / (norm + 1e-6)).min(1.0);
+            let rounding = if dtype == DType::F32 { 2e-5 } else { 5e-3 };
+            for (p, grad) in parameters.iter().zip(&exact) {
+                let expected: Vec<f64> = grad.iter().map(|g| g * factor).collect();
+                let found = p.grad().map(|g| g.to_f64s()).transpose()?.unwrap_or_default();
+                close(&found, &expected, rounding, 1e-9).with_context(|| format!("order {norm_type}"))?;
+            }
+        }
+    }
+    // What is not finite: the norm says so, or an error does, and then nothing was changed.
+    for bad in [f32::NAN, f32::INFINITY] {
+        let p = Tensor::zeros(&[2], DType::F32, device)?.requires_grad_()?;
+        p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], &[2], device)?));
+        for norm_type in [1.0, 2.0, 2.5, f64::INFINITY] {
+            let options = ClipNorm { norm_type, error_if_nonfinite: true };
+            let error = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &options);
+            let error = error.err().context("it must fail")?.to_string();
+            ensure!(error.starts_with("clip_grad_norm_: the norm of order"), "{error}");
+        }
+        ensure!(p.grad().context("no gradient")?.to_f64s()?[1] == 8.0, "the gradient was changed");
+        let norm = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &ClipNorm::default())?.item()?;
+        ensure!(!norm.is_finite(), "the norm is {norm}");
+    }
+    for norm_type in [0.0, -1.0, f64::NAN] {
+        let options = ClipNorm { norm_type, ..ClipNorm::default() };
+        ensure!(clip_grad_norm_with(&[], 1.0, &options).is_err(), "a norm of order {norm_type} was taken");
     }
     Ok(())
 }
