@@ -32,6 +32,7 @@ templates! {
     "part_sums",
     "attention",
     "attention_delta",
+    "attention_kept",
     "cross_entropy",
     "class_weights",
     "scale",
@@ -79,6 +80,8 @@ templates! {
     "math/ahyp",
     "math/mod",
     "math/gamma",
+    "math/polygamma",
+    "math/kept",
     "math/activation",
 }
 

@@ -40,5 +40,6 @@ fn attention() {
         }
         fits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize));
     }
+    fits(&KernelSpec::new("attention_kept"));
     fits(&KernelSpec::new("drawn_words"));
 }

@@ -15,6 +15,7 @@ The gradients of k and v lie in one buffer.
 {% include "math/log" %}
 {% if dropout %}
 {% include "math/philox" %}
+{% include "math/kept" %}
 {% endif %}
 {{ t.prelude() }}
 struct Params {
@@ -105,10 +106,7 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
 // What a weight is multiplied by.
 fn keep(query: u32, key: u32) -> f32 {
     {% if dropout %}
-    // Eight keys share four numbers, and each has 16 bits.
-    let numbers = m_philox(vec4<u32>(p.random.xy, at_head * {{ queries }} + query, key >> 3u), p.random.zw);
-    let number = (numbers[(key >> 1u) & 3u] >> ((key & 1u) * 16u)) & 0xffffu;
-    return select(0.0, p.kept, number >= p.threshold);
+    return m_kept(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
     {% else %}
     return 1.0;
     {% endif %}

@@ -8,7 +8,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, Params};
+use super::launch::{self, GROUP, Params};
 use super::norm::in_double;
 use super::random::drawn_words;
 use super::reduce::part_sums;
@@ -162,7 +162,7 @@ impl Tensor {
         let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - apart].into() };
         let batch = broadcast_shapes(OP, &[&outer(self), &outer(key), &outer(value)])?;
         if !options.is_fused(self, value) || numel(&batch) == 0 {
-            return composed(self, key, value, options);
+            return composed(self, key, value, options, None);
         }
         let whole = |t: &Tensor| {
             let tail = &t.shape()[t.rank() - apart..];
@@ -185,9 +185,9 @@ impl Tensor {
         if !autograd::wanted(&[&q, &k, &v]) {
             return Ok(result);
         }
-        let again = again(options);
+        let again = again(options, &run);
         let composed = move |t: &[Tensor]| again(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
-        attach(result, &[&q, &k, &v], run, options, composed, move |run, g| {
+        attach(result, &[&q, &k, &v], run, composed, move |run, g| {
             let [q, k, v] = &run.inputs;
             let dq = rows_like(q, q.shape()[3])?;
             let [dk, dv] = two_like(k, v)?;
@@ -241,12 +241,12 @@ impl Tensor {
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
         let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?)?;
         let result = together(&run.out)?;
-        let again = again(&options);
+        let again = again(&options, &run);
         let composed = move |t: &[Tensor]| {
             let [q, k, v] = parts(&t[0])?;
             again(&q, &k, &v, t.get(1))?.transpose(1, 2)?.reshape([batch, length, heads * features])
         };
-        attach(result, &[self], run, &options, composed, move |run, g| {
+        attach(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
@@ -266,35 +266,31 @@ impl Tensor {
     }
 }
 
-/// Attention that is made again for gradients of gradients, with its weights in memory: of q, k, v and a mask.
+/// Attention that is made again for gradients of gradients, with its weights in memory, of which the same are dropped: of q, k, v and a
+/// mask.
 fn again(
     options: &Attention<'_>,
+    run: &Run,
 ) -> impl Fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + 'static {
     let &Attention { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
+    let dropped = run.dropout.clone();
     move |q, k, v, attn_mask| {
-        composed(q, k, v, &Attention { attn_mask, dropout_p, is_causal, scale, enable_gqa, window })
+        let options = Attention { attn_mask, dropout_p, is_causal, scale, enable_gqa, window };
+        composed(q, k, v, &options, dropped.as_ref())
     }
 }
 
-/// Puts attention on the tape, with what `run` keeps: `inputs`, the mask, and the result. With dropout its gradient has none: other
-/// weights would be dropped in what is made again.
+/// Puts attention on the tape, with what `run` keeps: `inputs`, the mask, and the result.
 fn attach(
     out: Tensor,
     inputs: &[&Tensor],
     run: Run,
-    options: &Attention<'_>,
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
     backward: impl Fn(&Run, &Tensor) -> Result<Grads> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let saved: SmallVec<[SavedTensor; 4]> =
         inputs.iter().copied().chain(&run.mask).map(SavedTensor::of).collect();
     let result = SavedTensor::result(&run.out);
-    if options.dropout_p > 0.0 {
-        return Ok(autograd::attach(OP, out, inputs, move |g, wants| {
-            saved.iter().chain([&result]).try_for_each(|t| t.get(wants).map(drop))?;
-            backward(&run, g)
-        }));
-    }
     Ok(autograd::attach_composed(OP, out, inputs, saved, composed, move |g, wants| {
         result.get(wants)?;
         backward(&run, g)
@@ -349,6 +345,7 @@ struct Run {
 type Backward<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
 
 /// Weights that are dropped.
+#[derive(Clone)]
 struct Dropped {
     drawn: Draw,
     /// Where the numbers stand, for the backend's kernels.
@@ -366,6 +363,22 @@ impl Dropped {
         let words = words.then(|| drawn_words(drawn, device)).transpose()?;
         let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
         Ok(Self { drawn, words, threshold, kept: (1.0 / (1.0 - p)) as f32 })
+    }
+
+    /// The weights, \[.., queries, keys\], that the kernels keep, and zeros; `p` is the probability that one is dropped.
+    fn apply(&self, weights: &Tensor, p: f64) -> Result<Tensor> {
+        let (n, keys) = (weights.numel(), weights.shape()[weights.rank() - 1]);
+        if n == 0 {
+            return Ok(weights.clone());
+        }
+        let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
+        let &Self { drawn, threshold, .. } = self;
+        let params = move |now: &Now| {
+            let params = Params::new().size(n).size(keys).u32(threshold).f32(1.0);
+            drawn.words(now).into_iter().fold(params, Params::u32)
+        };
+        launch::launch_live(&KernelSpec::new("attention_kept"), &[&kept], params, n.div_ceil(GROUP))?;
+        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
     }
 }
 
@@ -565,13 +578,20 @@ fn extents(params: Params, of: &[usize], count: usize) -> Params {
     of.iter().take(count).fold(params, |params, &n| params.size(n))
 }
 
-/// By products and a softmax, with the weights in memory.
-fn composed(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention<'_>) -> Result<Tensor> {
+/// By products and a softmax, with the weights in memory, of which those that were `dropped` before are dropped again.
+fn composed(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    options: &Attention<'_>,
+    dropped: Option<&Dropped>,
+) -> Result<Tensor> {
     // As in PyTorch: scores of 16 bits would be off by whole numbers.
     if let Some(half) = amp::half(&[q.float(), k.float(), v.float()]) {
         let [q, k, v] = [amp::widened(q)?, amp::widened(k)?, amp::widened(v)?];
         let mask = options.attn_mask.map(amp::widened).transpose()?;
-        return composed(&q, &k, &v, &Attention { attn_mask: mask.as_ref(), ..*options })?.to_dtype(half);
+        let options = Attention { attn_mask: mask.as_ref(), ..*options };
+        return composed(&q, &k, &v, &options, dropped)?.to_dtype(half);
     }
     let (k, v) = if options.enable_gqa {
         let times = q.shape()[q.rank() - 3] / k.shape()[k.rank() - 3];
@@ -604,7 +624,15 @@ fn composed(q: &Tensor, k: &Tensor, v: &Tensor, options: &Attention<'_>) -> Resu
     } else {
         scores.softmax(-1)?
     };
-    let weights = if options.dropout_p > 0.0 { weights.dropout(options.dropout_p, true)? } else { weights };
+    let weights = match options.dropout_p {
+        0.0 => weights,
+        1.0 => weights.mul(0.0)?,
+        p => match dropped {
+            Some(dropped) => dropped.apply(&weights, p)?,
+            // By the numbers that the kernels would draw.
+            None => Dropped::new(p, false, q.device())?.apply(&weights, p)?,
+        },
+    };
     weights.matmul(v)
 }
 

@@ -75,7 +75,7 @@ impl Tensor {
         let &[rows, _] = self.shape() else {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
-        // Pair by pair, without the diagonal: distances of 0 have no second gradient.
+        // Pair by pair: half of the distances.
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();
@@ -140,7 +140,15 @@ impl Tensor {
         let out = distances(&a.detach(), &b.detach(), p)?;
         let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::result(&out));
         let saved = [&a, &b].into_iter().map(SavedTensor::of).collect();
-        let composed = move |t: &[Tensor]| t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?.norm(p, &[-1], false);
+        let composed = move |t: &[Tensor]| {
+            let apart = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
+            if width == 0 {
+                return apart.norm(p, &[-1], false);
+            }
+            // Where no gradient flows, none of it does.
+            let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
+            apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
+        };
         let out = autograd::attach_composed(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.get(wants)?;
             let own = match wants[0] {

@@ -6,7 +6,6 @@
 use smallvec::SmallVec;
 
 use super::pointwise::Operand;
-use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -148,6 +147,10 @@ impl Names<'_> {
     }
 
     fn call(&self, name: &str, args: &[Value]) -> Result<Value> {
+        // Its order is a number, and stays one.
+        if let ("m_polygamma", [x, Value::Number(n), _]) = (name, args) {
+            return Ok(Value::Tensor(self.tensor(x.clone())?.polygamma(*n as usize)?));
+        }
         let args = args.iter();
         let args = args.map(|v| self.tensor(v.clone())).collect::<Result<SmallVec<[Tensor; 2]>>>()?;
         Ok(Value::Tensor(match (name, &args[..]) {
@@ -170,14 +173,7 @@ impl Names<'_> {
             ("m_hypot", [x, y]) => x.hypot(y)?,
             ("m_copysign", [x, y]) => x.copysign(y)?,
             ("m_isfinite", [x]) => return Ok(Value::Mask(x.detach().isfinite()?)),
-            // It has no gradient: one that comes to it is an error, in the name of the operation.
-            ("m_digamma", [x]) => {
-                let y = {
-                    let _no_grad = autograd::no_grad();
-                    x.detach().digamma()?
-                };
-                autograd::dead_end(self.op, y, &[x])
-            }
+            ("m_digamma", [x]) => x.digamma()?,
             (name, [x]) => {
                 let Some((_, expr)) = DEFINED.iter().find(|(known, _)| *known == name) else {
                     return Err(self.fail(format!("`{name}` is not known")));

@@ -14,7 +14,7 @@ use super::reduce::dense;
 use super::softmax::check_float;
 use super::spread::QUAD;
 use crate::amp::Cast;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, Grads, SavedTensor};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -148,7 +148,7 @@ impl Tensor {
     /// f32. The logits are made in chunks of rows of at most 256 MiB, whatever the batch; where gradients are wanted they
     /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
     ///
-    /// The backward pass can walk through it once. Its loss is a sum or a mean; under
+    /// A backward pass can walk through it once, but where it is recorded (`create_graph`): there the logits are made again, all at once. Its loss is a sum or a mean; under
     /// [`autocast`](crate::amp::autocast) the products are of 16-bit numbers.
     ///
     /// ```
@@ -213,9 +213,26 @@ impl Tensor {
             false => [false, false],
         };
         let (loss, made) = head.run(wants, weight.dtype())?;
+        if !autograd::wanted(&[x, weight]) {
+            return Ok(loss);
+        }
         let shape: Dims = x.shape().into();
         let made = Mutex::new(Some(made));
-        Ok(autograd::attach(OP, loss, &[x, weight], move |g, _| {
+        let mut saved: SmallVec<[SavedTensor; 4]> = [x, weight].map(SavedTensor::apart).into_iter().collect();
+        saved.extend([Some(&head.target), options.weight].into_iter().flatten().map(SavedTensor::apart));
+        let &CrossEntropy { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } = options;
+        let composed = move |t: &[Tensor]| {
+            let logits = t[0].reshape([n, features])?.linear(&t[1].to_dtype(t[0].dtype())?, None)?;
+            let options = CrossEntropy {
+                weight: t.get(3),
+                ignore_index,
+                reduction,
+                label_smoothing,
+                ..CrossEntropy::default()
+            };
+            logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
+        };
+        Ok(autograd::attach_composed(OP, loss, &[x, weight], saved, composed, move |g, _| {
             let made = made.lock().unwrap_or_else(PoisonError::into_inner).take();
             let Some([dx, dw]) = made else {
                 return Err(Error::Backward(format!(

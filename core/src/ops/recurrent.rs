@@ -4,8 +4,10 @@
 //! The products of the input are made before, for all steps at once. Backward there is one product a step too, for the state's
 //! gradient; the weights' gradients are one product over all steps.
 
+use std::sync::Arc;
+
 use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::shape::stack;
@@ -15,7 +17,7 @@ use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::Tensor;
+use crate::tensor::{Layout, Tensor};
 
 /// What a step computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,6 +244,94 @@ impl Run {
     }
 }
 
+/// A gate whose value is known, with the history of the sum that it is taken of: nobody reads that sum.
+fn gate(op: &'static str, sum: &Tensor, value: Tensor, slope: fn(&Tensor) -> Result<Tensor>) -> Tensor {
+    let kept = SavedTensor::result(&value);
+    autograd::attach_twice(op, value, &[sum], move |g, wants| {
+        Ok(smallvec![Some(g.mul(&slope(&kept.get(wants)?)?)?)])
+    })
+}
+
+fn slope_of_sigmoid(y: &Tensor) -> Result<Tensor> {
+    y.sub(&y.square()?)
+}
+
+fn slope_of_tanh(y: &Tensor) -> Result<Tensor> {
+    y.square()?.neg()?.add(1.0)
+}
+
+fn slope_of_relu(y: &Tensor) -> Result<Tensor> {
+    y.detach().gt(0.0)?.to_dtype(y.dtype())
+}
+
+/// For gradients of gradients: the states once more, of differentiable operations on what was kept. Of the input, which was not, only the
+/// history is used.
+impl Run {
+    fn again(&self, t: &[Tensor]) -> Result<Tensor> {
+        let ([steps, batch, hidden], op) = (self.sizes, self.kind.op());
+        let (Some((input, rest)), Some(states)) = (t.split_first(), t.last()) else {
+            return Err(Error::argument(op, "has no inputs"));
+        };
+        let (first, weight) = (&rest[0], &rest[1]);
+        let bias = self.bias.then(|| &rest[2]);
+        let mut cell = match self.kind {
+            RecurrentKind::Lstm => Some(rest[2 + usize::from(self.bias)].clone()),
+            _ => None,
+        };
+        let mut fed_by = first.clone();
+        let mut state = match first.shape()[1] == hidden {
+            true => first.clone(),
+            false => Tensor::zeros(&[batch, hidden], first.dtype(), first.device())?,
+        };
+        let mut slots = vec![state.clone(); steps + 1];
+        for time in self.order() {
+            let ended = match &self.lengths {
+                Some(lengths) => Some(lengths.le(time as i64)?.unsqueeze(1)?),
+                None => None,
+            };
+            // What has ended was not written.
+            let known = |t: Tensor| match &ended {
+                Some(ended) => t.detach().masked_fill(ended, 0.0),
+                None => Ok(t.detach()),
+            };
+            let value = |k: isize| match &self.saved {
+                Some(saved) => known(saved.select(0, time as isize)?.select(1, k)?),
+                None => known(states.select(0, self.slot(time) as isize)?),
+            };
+            let (given, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
+            let part = |t: &Tensor, k: usize| t.narrow(1, k * hidden, hidden);
+            let sum = |k: usize| part(&given, k)?.add(&part(&fed, k)?);
+            let sigmoid =
+                |k: usize| -> Result<Tensor> { Ok(gate(op, &sum(k)?, value(k as isize)?, slope_of_sigmoid)) };
+            let keep = |before: &Tensor, now: Tensor| match &ended {
+                Some(ended) => before.where_(ended, &now),
+                None => Ok(now),
+            };
+            let now = match (self.kind, &cell) {
+                (RecurrentKind::Lstm, Some(before)) => {
+                    let fresh = gate(op, &sum(2)?, value(2)?, slope_of_tanh);
+                    let inside = sigmoid(1)?.mul(before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
+                    let now = sigmoid(3)?.mul(&inside.tanh()?)?;
+                    cell = Some(keep(before, inside)?);
+                    now
+                }
+                (RecurrentKind::Gru, _) => {
+                    let inside = part(&given, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
+                    let fresh = gate(op, &inside, value(2)?, slope_of_tanh);
+                    fresh.add(&sigmoid(1)?.mul(&state.sub(&fresh)?)?)?
+                }
+                (RecurrentKind::Relu, _) => gate(op, &sum(0)?, value(0)?, slope_of_relu),
+                _ => gate(op, &sum(0)?, value(0)?, slope_of_tanh),
+            };
+            state = keep(&state, now)?;
+            slots[self.slot(time)] = state.clone();
+            fed_by = state.clone();
+        }
+        slots.extend(cell);
+        stack(&slots.iter().collect::<Vec<_>>(), 0)
+    }
+}
+
 impl<'a> Recurrent<'a> {
     /// From the first step to the last, without a cell, a bias and lengths.
     #[must_use]
@@ -347,13 +437,30 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
     }
     let (from, last) = if of.reverse { (0, 0) } else { (1, steps) };
     let states = run.states.clone();
-    let read = [Some(of.state), Some(of.weight), run.lengths.as_ref()].into_iter().flatten();
-    let kept: SmallVec<[SavedTensor; 4]> =
-        read.map(SavedTensor::of).chain([SavedTensor::result(&states)]).collect();
-    let states = autograd::attach(op, states, &order, move |g, wants| {
-        kept.iter().try_for_each(|t| t.get(wants).map(drop))?;
-        run.backward(g, wants)
-    });
+    let states = match keeps {
+        false => states,
+        true => {
+            // The history of the input, without its memory: any number of its type in all places.
+            let nowhere = Layout::new(of.input.shape(), &[0; 3], run.weight.layout().offset());
+            let history = run.weight.with_layout(nowhere).detach().with_meta(of.input.meta());
+            let mut saved: SmallVec<[SavedTensor; 4]> =
+                [&history, of.state, of.weight].map(SavedTensor::of).into_iter().collect();
+            // The gradients do not read these.
+            saved.extend([of.bias, of.cell].into_iter().flatten().map(SavedTensor::apart));
+            saved.extend(run.lengths.as_ref().map(SavedTensor::of));
+            saved.push(SavedTensor::result(&states));
+            let run = Arc::new(run);
+            let again = run.clone();
+            autograd::attach_composed(
+                op,
+                states,
+                &order,
+                saved,
+                move |t| again.again(t),
+                move |g, wants| run.backward(g, wants),
+            )
+        }
+    };
     Ok(States {
         all: states.narrow(0, from, steps)?,
         last: states.select(0, last as isize)?,

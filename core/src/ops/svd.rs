@@ -7,7 +7,7 @@ use super::launch::{self, GROUP, Params};
 use super::shape::cat;
 use super::softmax::lanes;
 use crate::amp::recast;
-use crate::autograd;
+use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -178,8 +178,13 @@ impl Tensor {
         // Copies for the gradients: the results are the caller's, who may change them.
         let kept = if autograd::wanted(&[self]) { Some((u.copy()?, s.copy()?, vh.copy()?)) } else { None };
         let attach = |which: usize, out: Tensor| {
-            let (kept, of) = (kept.clone(), of.clone());
-            autograd::attach(OP, out, &[self], move |g, _| {
+            let (kept, of, matrix) = (kept.clone(), of.clone(), SavedTensor::apart(self));
+            autograd::attach_twice(OP, out, &[self], move |g, wants| {
+                // Recorded, all three depend on the matrix: the same bits, signs included, are made again, with their history.
+                let kept = match wants.again() {
+                    true => Some(matrix.get(wants)?.reshape([batch, m, n])?.svd()?),
+                    false => kept.clone(),
+                };
                 let Some((u, s, vh)) = &kept else { return Ok(smallvec![None]) };
                 let grad = match which {
                     0 => left_gradient(&g.reshape([batch, m, k])?, u, s, vh)?,
@@ -230,7 +235,9 @@ impl Tensor {
         let out = values.reshape(&*shape)?;
         drop(_no_grad);
         let of = Dims::from_slice(self.shape());
-        Ok(autograd::attach(OP, out, &[self], move |g, _| {
+        let saved = std::iter::once(SavedTensor::apart(self)).collect();
+        let composed = |t: &[Tensor]| Ok(t[0].svd()?.1);
+        Ok(autograd::attach_composed(OP, out, &[self], saved, composed, move |g, _| {
             let Some((left, right)) = &vectors else { return Ok(smallvec![None]) };
             let g = g.reshape([batch, m.min(n), 1])?;
             let grad = left.transpose(1, 2)?.matmul(&g.mul(right)?)?;

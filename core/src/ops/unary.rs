@@ -110,7 +110,8 @@ unary! {
     /// The logarithm of |Γ(a)|.
     lgamma(): Float, "m_lgamma(a)", ["base", "log", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
     /// The derivative of lgamma.
-    digamma(): Float, "m_digamma(a)", ["base", "log", "trig", "gamma"], NoGrad;
+    digamma(): Float, "m_digamma(a)", ["base", "log", "trig", "gamma", "polygamma"],
+        Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
     /// The error function.
     erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
     /// 1 - erf(a), accurate for large a.
@@ -147,10 +148,36 @@ unary! {
     logical_not(): Logic, "!a", [], NoGrad;
 }
 
+/// `factor` is (-1)ⁿ⁺¹ n!.
+static POLYGAMMA: Pointwise = Pointwise {
+    name: "polygamma",
+    expr: "m_polygamma(a, n, factor)",
+    plain: "",
+    types: Types::Float,
+    math: &["base", "polygamma"],
+    grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
+};
+
 static BITWISE_NOT: Pointwise =
     Pointwise { name: "bitwise_not", expr: "~a", plain: "", types: Types::Bits, math: &[], grads: &[NoGrad] };
 
 impl Tensor {
+    /// The derivative of order `n` of [`digamma`](Self::digamma), which is the one of order 0: (-1)ⁿ⁺¹ n! ζ(n + 1, a), with Hurwitz's ζ.
+    /// Infinite at 0 and the negative integers.
+    ///
+    /// # Errors
+    /// The dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn polygamma(&self, n: usize) -> Result<Tensor> {
+        if n == 0 {
+            return self.digamma();
+        }
+        let factorial: f64 = (1..=n).map(|k| k as f64).product();
+        let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
+        let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
+        pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+    }
+
     /// Every bit flipped; of a bool, the truth.
     ///
     /// # Errors

@@ -262,11 +262,18 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
             "{name} of no finite number is a number"
         );
     }
-    // Known to more digits: erfc(2), lgamma(1/2) and digamma(1).
+    // Known to more digits: erfc(2), lgamma(1/2) and digamma(1); π²/6 and π²/2 of trigamma, and of PyTorch.
     for (name, got, exact) in [
         ("erfc", Tensor::full(&[], 2.0, DType::F64, device)?.erfc()?.item()?, 0.004677734981047266),
         ("lgamma", Tensor::full(&[], 0.5, DType::F64, device)?.lgamma()?.item()?, 0.5723649429247001),
         ("digamma", Tensor::full(&[], 1.0, DType::F64, device)?.digamma()?.item()?, -0.5772156649015329),
+        ("trigamma", Tensor::full(&[], 1.0, DType::F64, device)?.polygamma(1)?.item()?, 1.6449340668482264),
+        ("trigamma", Tensor::full(&[], 0.5, DType::F64, device)?.polygamma(1)?.item()?, 4.934802200544679),
+        (
+            "polygamma(2)",
+            Tensor::full(&[], -1.7, DType::F64, device)?.polygamma(2)?.item()?,
+            -69.03454955011419,
+        ),
     ] {
         ensure!((got - exact).abs() <= 1e-14 * exact.abs(), "{name} is {got:e}, not {exact:e}");
     }

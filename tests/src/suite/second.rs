@@ -1,4 +1,4 @@
-//! Gradients of gradients: of every operation against differences of its gradients, or a refusal that names it; and what is
+//! Gradients of gradients: of every operation against differences of its gradients; and what is
 //! done with them, against PyTorch's values (tests/second).
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use forebay::amp::autocast;
 use forebay::autograd::{self, GradOptions, checkpoint, functional};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::error::{Error, Result as CoreResult};
+use forebay::error::Result as CoreResult;
 use forebay::ops::{Pool2d, Reduction, ScatterReduce};
 use forebay::tensor::Tensor;
 
@@ -18,7 +18,7 @@ use super::tests;
 use crate::catalog::{self, Case};
 
 tests![
-    every_operation_has_a_second_gradient_or_refuses,
+    every_operation_has_a_second_gradient,
     second_gradients_are_differences_of_first_ones,
     first_gradients_are_the_same_when_they_are_recorded,
     a_gradient_penalty_trains_as_in_pytorch,
@@ -32,22 +32,8 @@ tests![
     checkpoints_have_second_gradients,
     checkpoints_before_composed_gradients_are_walked_once,
     functions_have_jacobians_and_hessians,
+    distances_of_rows_to_themselves_have_second_gradients,
     bad_requests_are_refused,
-];
-
-/// Operations whose gradient has none; nothing else may refuse.
-const ONCE: &[&str] = &[
-    "lgamma",
-    "linear_cross_entropy",
-    "svd",
-    "svdvals",
-    "nuclear_norm",
-    "rnn_tanh",
-    "rnn_relu",
-    "gru",
-    "gru of lengths",
-    "lstm",
-    "lstm of lengths",
 ];
 
 /// Operations of whose first gradients a step along the differences passes a kink: one element of what is rectified is near 0.
@@ -99,7 +85,7 @@ fn seed(case: &Case, inputs: &[Tensor], device: &Device) -> Result<Tensor> {
     weights(case.run(inputs)?.shape(), -0.3, device)
 }
 
-fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<()> {
+fn every_operation_has_a_second_gradient(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.gradient) {
         let inputs = leaves(case, device)?;
         let v = seed(case, &inputs, device)?.requires_grad_()?;
@@ -114,20 +100,6 @@ fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<(
         let mut to = floats(&inputs);
         to.push(v);
         let found = autograd::grad_allow_unused(from_ref(&sum), &to, &GradOptions::default());
-        if ONCE.contains(&case.name) {
-            // The nuclear norm is the sum of the singular values.
-            let name = if case.name == "nuclear_norm" {
-                "svdvals"
-            } else {
-                case.name.split(' ').next().unwrap_or_default()
-            };
-            ensure!(
-                matches!(&found, Err(Error::NoSecondGradient { op, .. }) if *op == name),
-                "{}: {found:?} where its gradient has none",
-                case.name
-            );
-            continue;
-        }
         let found = found.with_context(|| case.name)?;
         // A gradient depends on that of the result, whatever the operation is, but where it is zero.
         let reached = found.last().is_some_and(Option::is_some);
@@ -147,7 +119,7 @@ fn every_operation_has_a_second_gradient_or_refuses(device: &Device) -> Result<(
 }
 
 fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()> {
-    for case in catalog::cases().filter(|c| c.gradient && c.smooth && !ONCE.contains(&c.name)) {
+    for case in catalog::cases().filter(|c| c.gradient && c.smooth) {
         if KINKED.contains(&case.name) {
             continue;
         }
@@ -425,6 +397,19 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     expect(&functional::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
 }
 
+/// Where a distance is 0 its gradient is, and so is that of its gradient.
+fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Result<()> {
+    for p in [1.0, 2.0, 3.0, f64::INFINITY] {
+        let x = numbers(0, &[3, 4], device)?;
+        let y = x.cdist(&x, p)?.square()?.sum_all()?;
+        let slope = autograd::grad(&[y], from_ref(&x), &GradOptions::create_graph())?;
+        slope[0].square()?.sum_all()?.backward()?;
+        let grad = x.grad().context("no second gradient")?.to_f64s()?;
+        ensure!(grad.iter().all(|g| g.is_finite()) && grad.iter().any(|g| *g != 0.0), "p {p}: {grad:?}");
+    }
+    Ok(())
+}
+
 fn bad_requests_are_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
     let other = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
@@ -443,12 +428,5 @@ fn bad_requests_are_refused(device: &Device) -> Result<()> {
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let seed = text(autograd::grad(from_ref(&y), from_ref(&x), &options))?;
     ensure!(seed.contains("the gradient is f32 [3], the tensor f32 [2]"), "{seed}");
-    // Kernels of dropout in attention would drop other weights.
-    let q = Tensor::ones(&[1, 4, 8], DType::F32, device)?.requires_grad_()?;
-    let options = forebay::ops::Attention { dropout_p: 0.5, ..Default::default() };
-    let y = q.scaled_dot_product_attention(&q, &q, &options)?.sum_all()?;
-    let slope = autograd::grad(&[y], from_ref(&q), &GradOptions::create_graph())?;
-    let refused = text(autograd::grad(&[slope[0].sum_all()?], &[q], &GradOptions::default()))?;
-    ensure!(refused.contains("scaled_dot_product_attention: its gradient has no gradient"), "{refused}");
     Ok(())
 }

@@ -1,0 +1,26 @@
+{#-
+What attention's weights are multiplied by where some are dropped, [.., queries, keys]: for gradients of gradients, which have the weights
+in memory.
+-#}
+{%- import "types" as t -%}
+{% include "math/philox" %}
+{% include "math/kept" %}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    keys: u32,
+    threshold: u32,
+    kept: f32,
+    offset: vec2<u32>,
+    seed: vec2<u32>,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.output(0, "result", "f32") }}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    if i >= p.n { return; }
+    result_put(i, m_kept(i / p.keys, i % p.keys, p.offset, p.seed, p.threshold, p.kept));
+}
