@@ -6,7 +6,7 @@
 
 use std::path::PathBuf;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
@@ -19,6 +19,7 @@ mod eager;
 mod gpt;
 mod mlp;
 mod operations;
+mod records;
 mod recurrent;
 mod resize;
 mod timing;
@@ -63,6 +64,24 @@ enum Command {
         /// A small model: does it run at all.
         #[arg(long)]
         tiny: bool,
+    },
+    /// Measures every operation that the conformance suite has a record of, and prints a JSON line for each: bytes that it has to move a
+    /// second, or operations of its products.
+    Records {
+        /// A device id: `cuda:0`, `wgpu:0`.
+        #[arg(long)]
+        device: Option<String>,
+        /// The type of floats: f32, f16, bf16 or f64.
+        #[arg(long, default_value = "f32")]
+        dtype: String,
+        /// Both passes as well.
+        #[arg(long)]
+        gradients: bool,
+        /// Small sizes: does it run at all.
+        #[arg(long)]
+        tiny: bool,
+        /// Only records whose name contains one of these.
+        only: Vec<String>,
     },
     /// Prints a table: each of our lines beside the peer's line for the same work.
     Compare {
@@ -110,6 +129,14 @@ fn main() -> Result<()> {
                 }
             }
             Ok(())
+        }
+        Command::Records { device, dtype, gradients, tiny, only } => {
+            let known = [DType::F32, DType::F16, DType::BF16, DType::F64];
+            let Some(dtype) = known.into_iter().find(|known| known.name() == dtype) else {
+                bail!("--dtype takes f32, f16, bf16 or f64, not {dtype}");
+            };
+            let device = open(device)?;
+            records::records(&Bench::new(&device, tiny), dtype, gradients, &only)
         }
         Command::Curve { folder, device, steps, tiny } => curve::curve(&open(device)?, &folder, steps, tiny),
         Command::Compare { ours, peer } => compare::table(&ours, &peer),

@@ -420,7 +420,7 @@ impl AttentionCall {
             // Pairs with key - query below a bound: a sum of min(max(bound + i, 0), m) over the queries.
             let first = (-bound).clamp(0.0, n);
             let full = (m - bound).clamp(first, n);
-            (bound + first + bound + full) / 2.0 * (full - first) + (n - full) * m
+            (bound + first + bound + full - 1.0) / 2.0 * (full - first) + (n - full) * m
         };
         let pairs = (below(self.right as f64 + 1.0) - below(-(self.left as f64))).max(0.0);
         let products = if self.backward.is_some() { 5.0 } else { 2.0 };

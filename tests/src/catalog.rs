@@ -1,7 +1,6 @@
 //! Operations, one record each: what the checks of the topic `records`, the tests of second gradients and of kernels, the
 //! measurements and `docs/operators.md` run. A test in `catalog/complete.rs` says which public operation has none.
 
-use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
@@ -11,154 +10,15 @@ use forebay::ops::{
 };
 use forebay::tensor::Tensor;
 
+mod case;
 #[cfg(test)]
 mod complete;
+mod cost;
 mod further;
 
-/// What an input of a case holds.
-#[derive(Clone, Copy, Debug)]
-pub enum Input {
-    /// Distinct floats in -1.5..1.5, none near 0.
-    Signed(&'static [usize]),
-    /// Distinct floats in 0.5..2.
-    Positive(&'static [usize]),
-    /// Distinct floats in -0.8..0.8.
-    Small(&'static [usize]),
-    /// Indices below a bound, repeated.
-    Index(&'static [usize], usize),
-    /// Truth values.
-    Flags(&'static [usize]),
-}
-
-/// One operation on given inputs.
-#[derive(Clone, Copy, Debug)]
-pub struct Case {
-    /// Its name, with what is special about this call.
-    pub name: &'static str,
-    inputs: &'static [Input],
-    call: fn(&[Tensor]) -> Result<Tensor>,
-    /// Whether every float input has a gradient; else an input that requires one is an error.
-    pub gradient: bool,
-    /// Whether finite differences say something about it.
-    pub smooth: bool,
-    /// Whether it takes 16-bit floats.
-    pub halves: bool,
-    /// Whether its result depends on no input, which only says the type and the device.
-    pub made: bool,
-    /// Bit k is set where dimension 0 of input k is a batch, whose lines give those of the result, each by itself; 0 for none.
-    pub batched: u8,
-    /// Whether it goes element by element, which one family of kernels does.
-    pub elementwise: bool,
-}
-
-impl Case {
-    /// The inputs, floats in a type.
-    pub fn inputs(&self, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
-        self.inputs.iter().enumerate().map(|(k, input)| input.tensor(k, dtype, device)).collect()
-    }
-
-    /// The result, with the same random numbers in every run.
-    pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
-        if let Some(first) = inputs.first() {
-            first.device().manual_seed(0);
-        }
-        (self.call)(inputs)
-    }
-
-    /// The inputs in f64, with that type's own values, where the device and the operation take it.
-    pub fn in_doubles(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
-        if !self.takes(DType::F64) || !device.supports(DType::F64) {
-            return Ok(None);
-        }
-        self.inputs(DType::F64, device).map(Some)
-    }
-
-    /// Whether it can be called in a type: the null device knows, without a kernel. Gradients included.
-    pub fn takes(&self, dtype: DType) -> bool {
-        let device = Device::null(Default::default());
-        let leaf = |t: Tensor| {
-            if self.gradient && t.dtype().is_float() { t.requires_grad_() } else { Ok(t) }
-        };
-        let made = self.inputs(dtype, &device).and_then(|inputs| {
-            let out = self.run(&inputs.into_iter().map(leaf).collect::<Result<Vec<_>>>()?)?;
-            if out.requires_grad() { out.backward_with(&out.ones_like()?) } else { Ok(()) }
-        });
-        made.is_ok()
-    }
-
-    /// The operation's name, without what is special about this call.
-    pub fn operation(&self) -> &'static str {
-        self.name.split(' ').next().unwrap_or(self.name)
-    }
-
-    /// Element by element.
-    const fn elementwise(self) -> Self {
-        Self { elementwise: true, batched: 1, ..self }
-    }
-
-    /// With batches in some of the inputs.
-    const fn batched(self, inputs: u8) -> Self {
-        Self { batched: inputs, ..self }
-    }
-}
-
-impl Input {
-    fn tensor(self, k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let unit = |shape: &[usize]| -> Vec<f32> {
-            // The golden ratio's multiples: spread evenly, none twice.
-            let at = |i: usize| (i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() as f32;
-            (0..shape.iter().product()).map(at).collect()
-        };
-        let map = |shape: &[usize], f: fn(f32) -> f32| -> Result<Tensor> {
-            let values: Vec<f32> = unit(shape).into_iter().map(f).collect();
-            Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
-        };
-        match self {
-            Self::Signed(shape) => map(shape, |u| if u < 0.5 { u * 2.4 - 1.5 } else { u * 2.4 - 0.9 }),
-            Self::Positive(shape) => map(shape, |u| 0.5 + u * 1.5),
-            Self::Small(shape) => map(shape, |u| u * 1.6 - 0.8),
-            Self::Index(shape, bound) => {
-                let values: Vec<i64> =
-                    (0..shape.iter().product::<usize>()).map(|i| ((i * 7 + 3) % bound) as i64).collect();
-                Tensor::from_slice(&values, shape, device)
-            }
-            Self::Flags(shape) => {
-                let values: Vec<bool> =
-                    (0..shape.iter().product::<usize>()).map(|i| i * 7 % 3 != 1).collect();
-                Tensor::from_bools(&values, shape, device)
-            }
-        }
-    }
-}
-
 use Input::{Flags, Index, Positive, Signed, Small};
-
-/// Smooth, with gradients, in every float type.
-const fn smooth(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case {
-        name,
-        inputs,
-        call,
-        gradient: true,
-        smooth: true,
-        halves: true,
-        made: false,
-        batched: 0,
-        elementwise: false,
-    }
-}
-
-/// As [`smooth`], with steps or kinks.
-const fn rough(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case { smooth: false, ..smooth(name, inputs, call) }
-}
-
-/// Without a gradient.
-const fn flat(name: &'static str, inputs: &'static [Input], call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
-    Case { gradient: false, smooth: false, ..smooth(name, inputs, call) }
-}
-
-const S: &[usize] = &[3, 5];
+pub use case::{Case, Input};
+use case::{S, flat, rough, smooth};
 
 /// Elements that meet in some places of a tensor.
 const fn reducing(name: &'static str, call: fn(&[Tensor]) -> Result<Tensor>) -> Case {
@@ -185,12 +45,12 @@ const GROUPS: &[&[Case]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
         frac, rad2deg, deg2rad, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
         elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
-    unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma),
+    unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma, digamma, polygamma(1)),
+    &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Small: asin, acos, atanh, tan, erfinv),
     unary!(rough, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
         hardsigmoid, threshold(0.2, 7.0), nan_to_num),
     unary!(flat, Signed: isnan, isinf, isfinite, logical_not),
-    unary!(flat, Positive: digamma),
     binary!(smooth, Signed, Positive: add, sub, rsub, mul, div, atan2, hypot),
     binary!(smooth, Positive, Signed: pow),
     binary!(smooth, Signed, Positive: xlogy),
@@ -203,42 +63,56 @@ const GROUPS: &[&[Case]] = &[
         }),
         smooth("prelu", &[Signed(&[2, 3, 4]), Positive(&[3])], |x| x[0].prelu(&x[1])).batched(1),
         smooth("glu", &[Signed(&[2, 6])], |x| x[0].glu(-1)).batched(1),
-        smooth("where_", &[Flags(&[3, 1]), Signed(S), Positive(&[5])], |x| x[1].where_(&x[0], &x[2])),
-        smooth("masked_fill", &[Signed(S), Flags(S)], |x| x[0].masked_fill(&x[1], 4.0)),
-        rough("clamp", &[Signed(S)], |x| x[0].clamp(-0.5, 1.0)),
+        smooth("where_", &[Flags(&[3, 1]), Signed(S), Positive(&[5])], |x| x[1].where_(&x[0], &x[2]))
+            .measured(&[Flags(&[4096, 4096]), Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
+        smooth("masked_fill", &[Signed(S), Flags(S)], |x| x[0].masked_fill(&x[1], 4.0))
+            .measured(&[Signed(&[4096, 4096]), Flags(&[4096, 4096])]),
+        rough("clamp", &[Signed(S)], |x| x[0].clamp(-0.5, 1.0)).measured(&[Signed(&[4096, 4096])]),
         rough("clamp by tensors", &[Signed(S), Small(&[5]), Positive(&[3, 1])], |x| x[0].clamp(&x[1], &x[2])),
-        smooth("addcmul", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcmul(&x[1], &x[2], 0.7)),
-        smooth("addcdiv", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcdiv(&x[1], &x[2], 0.7)),
-        smooth("lerp", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].lerp(&x[1], &x[2])),
+        smooth("addcmul", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcmul(&x[1], &x[2], 0.7))
+            .measured(&[Signed(&[4096, 4096]), Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
+        smooth("addcdiv", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcdiv(&x[1], &x[2], 0.7))
+            .measured(&[Signed(&[4096, 4096]), Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
+        smooth("lerp", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].lerp(&x[1], &x[2]))
+            .measured(&[Signed(&[4096, 4096]), Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         rough("to_dtype", &[Signed(S)], |x| x[0].to_dtype(DType::BF16)?.to_dtype(x[0].dtype())),
     ],
     &[
         smooth("reshape", &[Signed(&[2, 6])], |x| x[0].t()?.reshape([3, 4])),
-        smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute(&[2, 0, 1])),
-        smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand(&[4, -1])),
-        smooth("narrow", &[Signed(S)], |x| x[0].narrow(1, 1, 3)),
-        smooth("slice_dim", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)),
-        smooth("select", &[Signed(S)], |x| x[0].select(0, -1)),
-        smooth("diagonal", &[Signed(S)], |x| x[0].diagonal(1, 0, 1)),
-        smooth("cat", &[Signed(&[2, 3]), Signed(&[4, 3])], |x| cat(&[&x[0], &x[1]], 0)),
+        smooth("permute", &[Signed(&[2, 3, 4])], |x| x[0].permute(&[2, 0, 1])).moving(cost::nothing),
+        smooth("expand", &[Signed(&[1, 3])], |x| x[0].expand(&[4, -1])).moving(cost::nothing),
+        smooth("narrow", &[Signed(S)], |x| x[0].narrow(1, 1, 3)).moving(cost::nothing),
+        smooth("slice_dim", &[Signed(&[9])], |x| x[0].slice_dim(0, 1, 8, 3)).moving(cost::nothing),
+        smooth("select", &[Signed(S)], |x| x[0].select(0, -1)).moving(cost::nothing),
+        smooth("diagonal", &[Signed(S)], |x| x[0].diagonal(1, 0, 1)).moving(cost::nothing),
+        smooth("cat", &[Signed(&[2, 3]), Signed(&[4, 3])], |x| cat(&[&x[0], &x[1]], 0))
+            .measured(&[Signed(&[2048, 4096]), Signed(&[2048, 4096])]),
         smooth("stack", &[Signed(S), Signed(S)], |x| stack(&[&x[0], &x[1]], -1)),
         smooth("flip", &[Signed(S)], |x| x[0].flip(&[1])).batched(1),
-        smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)),
-        smooth("movedim", &[Signed(&[2, 3, 4])], |x| x[0].movedim(&[0, -1], &[1, 0])),
-        smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3])),
+        smooth("roll", &[Signed(S)], |x| x[0].roll(2, 1)).measured(&[Signed(&[4096, 4096])]),
+        smooth("movedim", &[Signed(&[2, 3, 4])], |x| x[0].movedim(&[0, -1], &[1, 0])).moving(cost::nothing),
+        smooth("repeat", &[Signed(S)], |x| x[0].repeat(&[2, 1, 3])).measured(&[Signed(&[2048, 1024])]),
         smooth("repeat_interleave", &[Signed(S)], |x| x[0].repeat_interleave(3, 0)),
-        smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0))),
+        smooth("pad", &[Signed(S)], |x| x[0].pad(&[1, 2, 0, 1], PadMode::Constant(3.0)))
+            .measured(&[Signed(&[4096, 4096])]),
         smooth("pad by reflection", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Reflect)),
         smooth("pad by replication", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Replicate)),
         smooth("pad in a circle", &[Signed(S)], |x| x[0].pad(&[2, 1], PadMode::Circular)),
-        smooth("tril", &[Signed(&[4, 4])], |x| x[0].tril(0)),
-        smooth("triu", &[Signed(&[4, 4])], |x| x[0].triu(-1)),
-        smooth("contiguous", &[Signed(&[4, 3])], |x| x[0].t()?.contiguous()),
+        smooth("tril", &[Signed(&[4, 4])], |x| x[0].tril(0)).measured(&[Signed(&[4096, 4096])]),
+        smooth("triu", &[Signed(&[4, 4])], |x| x[0].triu(-1)).measured(&[Signed(&[4096, 4096])]),
+        smooth("contiguous", &[Signed(&[4, 3])], |x| x[0].t()?.contiguous())
+            .measured(&[Signed(&[4096, 4096])]),
     ],
     &[
-        smooth("gather", &[Signed(S), Index(&[2, 5], 3)], |x| x[0].gather(0, &x[1])),
-        smooth("index_select", &[Signed(S), Index(&[7], 5)], |x| x[0].index_select(1, &x[1])),
+        smooth("gather", &[Signed(S), Index(&[2, 5], 3)], |x| x[0].gather(0, &x[1]))
+            .moving(cost::picked)
+            .measured(&[Signed(&[4096, 4096]), Index(&[1024, 4096], 4096)]),
+        smooth("index_select", &[Signed(S), Index(&[7], 5)], |x| x[0].index_select(1, &x[1]))
+            .moving(cost::picked)
+            .measured(&[Signed(&[4096, 4096]), Index(&[1024], 4096)]),
         smooth("embedding", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| x[0].embedding(&x[1], None))
+            .moving(cost::picked)
+            .measured(&[Signed(&[32000, 768]), Index(&[8, 1024], 32000)])
             .batched(2),
         rough("embedding by frequency", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| {
             x[0].embedding_with(&x[1], Lookup { padding_idx: Some(1), scale_grad_by_freq: true })
@@ -247,20 +121,32 @@ const GROUPS: &[&[Case]] = &[
             .batched(3),
         smooth("scatter_add", &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], |x| {
             x[0].scatter_add(0, &x[1], &x[2])
-        }),
+        })
+        .measured(&[Signed(&[4096, 4096]), Index(&[1024, 4096], 4096), Signed(&[1024, 4096])]),
         smooth("index_add", &[Signed(&[4, 5]), Index(&[3], 4), Signed(&[3, 5])], |x| {
             x[0].index_add(0, &x[1], &x[2], 0.5)
-        }),
+        })
+        .measured(&[Signed(&[32000, 256]), Index(&[8192], 32000), Signed(&[8192, 256])]),
         smooth("index_fill", &[Signed(&[4, 5]), Index(&[2], 4)], |x| x[0].index_fill(0, &x[1], 2.0)),
     ],
     &[
-        smooth("sort", &[Signed(&[3, 9])], |x| Ok(x[0].sort(1, false)?.0)).batched(1),
-        smooth("sort of columns", &[Signed(&[7, 3])], |x| Ok(x[0].sort(0, true)?.0)),
+        smooth("sort", &[Signed(&[3, 9])], |x| Ok(x[0].sort(1, false)?.0))
+            .measured(&[Signed(&[4096, 4096])])
+            .batched(1),
+        smooth("sort of columns", &[Signed(&[7, 3])], |x| Ok(x[0].sort(0, true)?.0))
+            .measured(&[Signed(&[4096, 4096])]),
         rough("sort of a long line", &[Signed(&[2100])], |x| Ok(x[0].sort(-1, false)?.0)),
-        flat("argsort", &[Signed(&[5, 6])], |x| x[0].argsort(1, true)).batched(1),
-        smooth("topk", &[Signed(&[3, 9])], |x| Ok(x[0].topk(4, 1, true)?.0)).batched(1),
-        smooth("kthvalue", &[Signed(&[3, 9])], |x| Ok(x[0].kthvalue(3, 1, true)?.0)).batched(1),
-        smooth("median", &[Signed(&[4, 6])], |x| Ok(x[0].median(0, false)?.0)),
+        flat("argsort", &[Signed(&[5, 6])], |x| x[0].argsort(1, true))
+            .measured(&[Signed(&[4096, 4096])])
+            .batched(1),
+        smooth("topk", &[Signed(&[3, 9])], |x| Ok(x[0].topk(4, 1, true)?.0))
+            .measured(&[Signed(&[4096, 4096])])
+            .batched(1),
+        smooth("kthvalue", &[Signed(&[3, 9])], |x| Ok(x[0].kthvalue(3, 1, true)?.0))
+            .measured(&[Signed(&[4096, 4096])])
+            .batched(1),
+        smooth("median", &[Signed(&[4, 6])], |x| Ok(x[0].median(0, false)?.0))
+            .measured(&[Signed(&[4096, 4096])]),
         smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)).batched(1),
         smooth("median_all", &[Signed(S)], |x| x[0].median_all()),
         smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, Some(1), false, Interpolation::Linear)),
@@ -302,103 +188,189 @@ const GROUPS: &[&[Case]] = &[
         }),
     ],
     &[
-        smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1])).batched(1),
-        smooth("matmul of batches", &[Signed(&[2, 1, 3, 4]), Signed(&[3, 4, 2])], |x| x[0].matmul(&x[1]))
+        smooth("matmul", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].matmul(&x[1]))
+            .multiplying(cost::product)
+            .measured(&[Signed(&[2048, 2048]), Signed(&[2048, 2048])])
             .batched(1),
-        smooth("matmul with a vector", &[Signed(&[2, 3, 4]), Signed(&[4])], |x| x[0].matmul(&x[1])),
-        smooth("matmul of transposes", &[Signed(&[4, 3]), Signed(&[5, 4])], |x| x[0].t()?.matmul(&x[1].t()?)),
-        smooth("dot", &[Signed(&[9]), Signed(&[9])], |x| x[0].dot(&x[1])),
+        smooth("matmul of batches", &[Signed(&[2, 1, 3, 4]), Signed(&[3, 4, 2])], |x| x[0].matmul(&x[1]))
+            .multiplying(cost::product)
+            .measured(&[Signed(&[16, 1, 512, 512]), Signed(&[4, 512, 512])])
+            .batched(1),
+        smooth("matmul with a vector", &[Signed(&[2, 3, 4]), Signed(&[4])], |x| x[0].matmul(&x[1]))
+            .multiplying(cost::product)
+            .measured(&[Signed(&[64, 512, 1024]), Signed(&[1024])]),
+        smooth("matmul of transposes", &[Signed(&[4, 3]), Signed(&[5, 4])], |x| x[0].t()?.matmul(&x[1].t()?))
+            .multiplying(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 0))
+            .measured(&[Signed(&[2048, 2048]), Signed(&[2048, 2048])]),
+        smooth("dot", &[Signed(&[9]), Signed(&[9])], |x| x[0].dot(&x[1]))
+            .multiplying(|x, _| 2 * cost::numel(&x[0])),
         smooth("outer", &[Signed(&[3]), Signed(&[4])], |x| x[0].outer(&x[1])),
         smooth("addmm", &[Signed(&[5]), Signed(&[3, 4]), Signed(&[4, 5])], |x| {
             x[0].addmm(&x[1], &x[2], 0.5, 2.0)
-        }),
+        })
+        .multiplying(|x, y| cost::product(&x[1..], y))
+        .measured(&[Signed(&[2048]), Signed(&[2048, 2048]), Signed(&[2048, 2048])]),
         smooth("linear", &[Signed(&[2, 3, 4]), Signed(&[5, 4]), Signed(&[5])], |x| {
             x[0].linear(&x[1], Some(&x[2]))
         })
+        .multiplying(cost::product)
+        .measured(&[Signed(&[8, 1024, 1024]), Signed(&[4096, 1024]), Signed(&[4096])])
         .batched(1),
         smooth(
             "mlp",
             &[Signed(&[2, 3, 4]), Signed(&[8, 4]), Small(&[8]), Signed(&[5, 8]), Small(&[5])],
             |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4]),
         )
+        .within(case::ROUNDED_WIDE)
+        .multiplying(|x, _| 2 * cost::rows(&x[0]) * (cost::numel(&x[1]) + cost::numel(&x[3])))
+        .measured(&[
+            Signed(&[8, 1024, 768]),
+            Signed(&[3072, 768]),
+            Signed(&[3072]),
+            Signed(&[768, 3072]),
+            Signed(&[768]),
+        ])
         .batched(1),
         smooth("bilinear", &[Signed(&[2, 3]), Signed(&[2, 4]), Signed(&[5, 3, 4]), Small(&[5])], |x| {
             x[0].bilinear(&x[1], &x[2], Some(&x[3]))
-        }),
-        smooth("matmul of large matrices", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1])),
+        })
+        .multiplying(|x, y| {
+            2 * (cost::rows(&x[0]) * cost::numel(&x[2]) + cost::numel(y) * cost::extent(&x[1], 1))
+        })
+        .within(case::ROUNDED_WIDE),
+        smooth("matmul of large matrices", &[Signed(&[65, 70]), Signed(&[70, 66])], |x| x[0].matmul(&x[1]))
+            .multiplying(cost::product),
     ],
     &[
-        smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum(&[0, 2], false)),
-        smooth("sum_all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all()),
-        smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum(&[1], true)),
-        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true)).batched(1),
-        smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false)).batched(1),
-        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false)).batched(1),
-        smooth("amin", &[Signed(S)], |x| x[0].amin(&[0], true)),
-        smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0)).batched(1),
-        smooth("cumsum", &[Signed(&[3, 9])], |x| x[0].cumsum(1)).batched(1),
-        smooth("cumprod", &[Signed(&[3, 4])], |x| x[0].cumprod(1)).batched(1),
-        smooth("cummax", &[Signed(&[3, 9])], |x| Ok(x[0].cummax(1)?.0)).batched(1),
+        smooth("sum", &[Signed(&[3, 4, 5])], |x| x[0].sum(&[0, 2], false))
+            .measured(&[Signed(&[256, 256, 256])]),
+        smooth("sum_all", &[Signed(&[3, 4, 5])], |x| x[0].sum_all()).measured(&[Signed(&[4096, 64, 64])]),
+        smooth("sum of long rows", &[Signed(&[2, 5000])], |x| x[0].sum(&[1], true))
+            .measured(&[Signed(&[64, 262144])]),
+        smooth("mean", &[Signed(&[3, 4, 5])], |x| x[0].mean(&[-1], true))
+            .measured(&[Signed(&[16, 1024, 1024])])
+            .batched(1),
+        smooth("prod", &[Signed(&[3, 4])], |x| x[0].prod(1, false))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("amax", &[Signed(S)], |x| x[0].amax(&[1], false))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("amin", &[Signed(S)], |x| x[0].amin(&[0], true)).measured(&[Signed(&[4096, 4096])]),
+        smooth("max", &[Signed(S)], |x| Ok(x[0].max(1, false)?.0))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("cumsum", &[Signed(&[3, 9])], |x| x[0].cumsum(1))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("cumprod", &[Signed(&[3, 4])], |x| x[0].cumprod(1))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("cummax", &[Signed(&[3, 9])], |x| Ok(x[0].cummax(1)?.0))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
     ],
     &[
-        smooth("softmax", &[Signed(&[3, 7])], |x| x[0].softmax(-1)).batched(1),
-        smooth("softmax of columns", &[Signed(&[4, 5])], |x| x[0].softmax(0)),
-        smooth("log_softmax", &[Signed(&[3, 7])], |x| x[0].log_softmax(-1)).batched(1),
-        smooth("cross_entropy", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].cross_entropy(&x[1])),
+        smooth("softmax", &[Signed(&[3, 7])], |x| x[0].softmax(-1))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("softmax of columns", &[Signed(&[4, 5])], |x| x[0].softmax(0))
+            .measured(&[Signed(&[4096, 4096])]),
+        smooth("log_softmax", &[Signed(&[3, 7])], |x| x[0].log_softmax(-1))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("cross_entropy", &[Signed(&[6, 5]), Index(&[6], 5)], |x| x[0].cross_entropy(&x[1]))
+            .measured(&[Signed(&[2048, 32000]), Index(&[2048], 32000)]),
         smooth("nll_loss", &[Signed(&[6, 5]), Index(&[6], 5)], |x| {
             x[0].nll_loss(&x[1], None, -100, Reduction::Mean)
-        }),
-        smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean)),
+        })
+        .moving(|x, y| cost::bytes(&x[1]) + cost::bytes(y))
+        .measured(&[Signed(&[2048, 32000]), Index(&[2048], 32000)]),
+        smooth("mse_loss", &[Signed(S), Positive(S)], |x| x[0].mse_loss(&x[1], Reduction::Mean))
+            .measured(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("linear_cross_entropy", &[Signed(&[2, 3, 4]), Signed(&[10, 4])], |x| {
             let classes = Tensor::from_slice(&[1i32, 9, 0, 3, -100, 4], &[2, 3], x[0].device())?;
             x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropy::default())
-        }),
+        })
+        .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[1])),
+        smooth("linear_cross_entropy of weighted classes", &[Signed(&[4, 4]), Signed(&[5, 4])], |x| {
+            let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
+            let weight = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 1.5], &[5], x[0].device())?;
+            let options =
+                CrossEntropy { weight: Some(&weight), label_smoothing: 0.1, ..CrossEntropy::default() };
+            x[0].linear_cross_entropy(&x[1], &classes, &options)
+        })
+        .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[1])),
         smooth("add_layer_norm", &[Signed(&[3, 8]), Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
-            let (sum, normed) = x[0].add_layer_norm(&x[1], &[8], Some(&x[2]), Some(&x[3]), 1e-5)?;
+            let (sum, normed) = x[0].add_layer_norm(&x[1], x[2].shape(), Some(&x[2]), Some(&x[3]), 1e-5)?;
             normed.mul(&sum)
         })
+        .measured(&[Signed(&[16384, 1024]), Signed(&[16384, 1024]), Positive(&[1024]), Signed(&[1024])])
         .batched(3),
         smooth("add_rms_norm", &[Signed(&[3, 7]), Signed(&[3, 7]), Positive(&[7])], |x| {
-            let (sum, normed) = x[0].add_rms_norm(&x[1], &[7], Some(&x[2]), None)?;
+            let (sum, normed) = x[0].add_rms_norm(&x[1], x[2].shape(), Some(&x[2]), None)?;
             normed.add(&sum)
         })
+        .measured(&[Signed(&[16384, 1024]), Signed(&[16384, 1024]), Positive(&[1024])])
         .batched(3),
         smooth("layer_norm", &[Signed(&[3, 8]), Positive(&[8]), Signed(&[8])], |x| {
-            x[0].layer_norm(&[8], Some(&x[1]), Some(&x[2]), 1e-5)
+            x[0].layer_norm(x[1].shape(), Some(&x[1]), Some(&x[2]), 1e-5)
         })
+        .measured(&[Signed(&[16384, 1024]), Positive(&[1024]), Signed(&[1024])])
         .batched(1),
-        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| x[0].rms_norm(&[8], Some(&x[1]), None))
-            .batched(1),
+        smooth("rms_norm", &[Signed(&[3, 8]), Positive(&[8])], |x| {
+            x[0].rms_norm(x[1].shape(), Some(&x[1]), None)
+        })
+        .measured(&[Signed(&[16384, 1024]), Positive(&[1024])])
+        .batched(1),
         smooth("group_norm", &[Signed(&[2, 4, 3]), Positive(&[4]), Signed(&[4])], |x| {
             x[0].group_norm(2, Some(&x[1]), Some(&x[2]), 1e-5)
         })
+        .measured(&[Signed(&[16, 512, 1024]), Positive(&[512]), Signed(&[512])])
         .batched(1),
         smooth("batch_norm", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        }),
+        })
+        .measured(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])]),
         smooth("batch_norm_relu", &[Signed(&[4, 3, 2, 2]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].batch_norm_relu(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
-        }),
-        smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2))).batched(1),
-        smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3))).batched(1),
+        })
+        .measured(&[Signed(&[64, 256, 32, 32]), Positive(&[256]), Signed(&[256])]),
+        smooth("max_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].max_pool2d(Pool2d::new(2)))
+            .measured(&[Signed(&[32, 64, 112, 112])])
+            .batched(1),
+        smooth("avg_pool2d", &[Signed(&[2, 3, 6, 6])], |x| x[0].avg_pool2d(Pool2d::new(3)))
+            .measured(&[Signed(&[32, 64, 112, 112])])
+            .batched(1),
         smooth("adaptive_avg_pool2d", &[Signed(&[2, 3, 5, 7])], |x| x[0].adaptive_avg_pool2d([2, 3]))
+            .measured(&[Signed(&[64, 512, 14, 14])])
             .batched(1),
         smooth("instance_norm", &[Signed(&[2, 3, 7]), Positive(&[3]), Signed(&[3])], |x| {
             x[0].instance_norm(None, Some(&x[1]), Some(&x[2]), true, 0.1, 1e-5)
         })
+        .measured(&[Signed(&[64, 256, 1024]), Positive(&[256]), Signed(&[256])])
         .batched(1),
     ],
     &[
-        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false)).batched(1),
-        smooth("std", &[Signed(&[3, 7])], |x| x[0].std(&[0], 0.0, true)),
-        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false)).batched(1),
-        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true)).batched(1),
-        smooth("cummin", &[Signed(&[3, 9])], |x| Ok(x[0].cummin(1)?.0)),
-        smooth("l1_loss", &[Signed(S), Positive(S)], |x| x[0].l1_loss(&x[1], Reduction::Sum)),
-        smooth("huber_loss", &[Signed(S), Positive(S)], |x| x[0].huber_loss(&x[1], 0.7, Reduction::Mean)),
+        smooth("var", &[Signed(&[3, 7])], |x| x[0].var(&[1], 1.0, false))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("std", &[Signed(&[3, 7])], |x| x[0].std(&[0], 0.0, true)).measured(&[Signed(&[4096, 4096])]),
+        smooth("norm", &[Signed(&[3, 7])], |x| x[0].norm(2.0, &[1], false))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("logsumexp", &[Signed(&[3, 7])], |x| x[0].logsumexp(&[-1], true))
+            .measured(&[Signed(&[16384, 1024])])
+            .batched(1),
+        smooth("cummin", &[Signed(&[3, 9])], |x| Ok(x[0].cummin(1)?.0)).measured(&[Signed(&[16384, 1024])]),
+        smooth("l1_loss", &[Signed(S), Positive(S)], |x| x[0].l1_loss(&x[1], Reduction::Sum))
+            .measured(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
+        smooth("huber_loss", &[Signed(S), Positive(S)], |x| x[0].huber_loss(&x[1], 0.7, Reduction::Mean))
+            .measured(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("binary_cross_entropy_with_logits", &[Signed(S), Small(S)], |x| {
             x[0].binary_cross_entropy_with_logits(&x[1], None, None, Reduction::Mean)
-        }),
+        })
+        .measured(&[Signed(&[4096, 4096]), Small(&[4096, 4096])]),
         smooth("binary_cross_entropy", &[Signed(S), Small(S)], |x| {
             x[0].sigmoid()?.binary_cross_entropy(&x[1].sigmoid()?, None, Reduction::Mean)
         }),
@@ -413,33 +385,48 @@ const GROUPS: &[&[Case]] = &[
             x[0].batch_norm(Some((&mean, &var)), Some(&x[1]), Some(&x[2]), false, 0.1, 1e-5)
         })
         .batched(1),
-        smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum)),
+        smooth("kl_div", &[Signed(S), Positive(S)], |x| x[0].kl_div(&x[1], false, Reduction::Sum))
+            .measured(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("cosine_similarity", &[Signed(S), Positive(S)], |x| x[0].cosine_similarity(&x[1], 1, 1e-8))
+            .within(case::ROUNDED)
+            .measured(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])])
             .batched(3),
     ],
     &[
         smooth("conv1d", &[Signed(&[2, 3, 9]), Signed(&[4, 3, 3]), Signed(&[4])], |x| {
             x[0].conv1d(&x[1], Some(&x[2]), 2, 1, 1, 1)
         })
+        .multiplying(cost::convolution)
+        .measured(&[Signed(&[32, 256, 1024]), Signed(&[256, 256, 3]), Signed(&[256])])
         .batched(1),
         smooth("conv2d", &[Signed(&[2, 3, 6, 5]), Signed(&[4, 3, 3, 2]), Signed(&[4])], |x| {
             x[0].conv2d(&x[1], Some(&x[2]), [2, 1], [1, 0], 1, 1)
         })
+        .multiplying(cost::convolution)
+        .measured(&[Signed(&[32, 64, 56, 56]), Signed(&[128, 64, 3, 2]), Signed(&[128])])
         .batched(1),
         smooth("conv2d of groups, dilated", &[Signed(&[1, 4, 7, 7]), Signed(&[6, 2, 3, 3])], |x| {
             x[0].conv2d(&x[1], None, 1, 2, 2, 2)
-        }),
+        })
+        .multiplying(cost::convolution)
+        .measured(&[Signed(&[32, 128, 56, 56]), Signed(&[128, 64, 3, 3])]),
         smooth("conv3d", &[Signed(&[1, 2, 4, 4, 4]), Signed(&[2, 2, 2, 2, 2])], |x| {
             x[0].conv3d(&x[1], None, 1, 0, 1, 1)
-        }),
+        })
+        .multiplying(cost::convolution)
+        .measured(&[Signed(&[4, 32, 16, 32, 32]), Signed(&[32, 32, 2, 2, 2])]),
         smooth("conv_transpose2d", &[Signed(&[2, 3, 4, 4]), Signed(&[3, 2, 3, 3]), Signed(&[2])], |x| {
             x[0].conv_transpose2d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
-        }),
+        })
+        .multiplying(cost::transposed_convolution)
+        .measured(&[Signed(&[32, 128, 28, 28]), Signed(&[128, 64, 3, 3]), Signed(&[64])]),
         smooth(
             "scaled_dot_product_attention",
             &[Signed(&[2, 4, 3]), Small(&[2, 5, 3]), Signed(&[2, 5, 6])],
             |x| x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default()),
-        ),
+        )
+        .multiplying(cost::attention)
+        .measured(&[Signed(&[96, 1024, 64]), Small(&[96, 1024, 64]), Signed(&[96, 1024, 64])]),
         smooth(
             "scaled_dot_product_attention of the past",
             &[Signed(&[2, 4, 3]), Small(&[2, 4, 3]), Signed(&[2, 4, 3])],
@@ -450,7 +437,9 @@ const GROUPS: &[&[Case]] = &[
                     &Attention { is_causal: true, scale: Some(0.8), ..Attention::default() },
                 )
             },
-        ),
+        )
+        .multiplying(cost::attention_of_the_past)
+        .measured(&[Signed(&[96, 1024, 64]), Small(&[96, 1024, 64]), Signed(&[96, 1024, 64])]),
         smooth(
             "scaled_dot_product_attention with a mask",
             &[Signed(&[4, 3]), Small(&[5, 3]), Signed(&[5, 6]), Signed(&[4, 5])],
@@ -461,13 +450,32 @@ const GROUPS: &[&[Case]] = &[
                     &Attention { attn_mask: Some(&x[3]), ..Attention::default() },
                 )
             },
-        ),
+        )
+        .within(case::ROUNDED)
+        .multiplying(cost::attention),
+        smooth(
+            "scaled_dot_product_attention with dropout",
+            &[Signed(&[2, 4, 3]), Small(&[1, 9, 3]), Signed(&[1, 9, 6])],
+            |x| {
+                let options = Attention { dropout_p: 0.4, enable_gqa: true, ..Attention::default() };
+                let [q, k, v] = [&x[0], &x[1], &x[2]];
+                q.scaled_dot_product_attention(k, v, &options)
+            },
+        )
+        .multiplying(cost::attention),
+        smooth("qkv_attention with dropout", &[Signed(&[2, 5, 4 * 6])], |x| {
+            x[0].qkv_attention(2, 1, &Attention { is_causal: true, dropout_p: 0.3, ..Attention::default() })
+        })
+        .multiplying(cost::attention_of_the_past),
         smooth("qkv_attention", &[Signed(&[2, 5, 4 * 6])], |x| {
             x[0].qkv_attention(2, 1, &Attention { is_causal: true, ..Attention::default() })
-        }),
+        })
+        .multiplying(cost::attention_of_the_past)
+        .measured(&[Signed(&[8, 1024, 256])]),
         smooth("einsum", &[Signed(&[2, 3, 4]), Signed(&[4, 3, 5])], |x| {
             einsum("bij,jik->bk", &[&x[0], &x[1]])
-        }),
+        })
+        .multiplying(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[1], 2)),
     ],
     RESIZE,
     SEQUENCES,
@@ -512,9 +520,10 @@ const RESIZE: &[Case] = &[
     smooth("interpolate by areas", &[Signed(&[2, 3, 5, 4])], |x| {
         x[0].interpolate(&Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[3, 6]) })
     }),
-    smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1))),
-    smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2)).batched(1),
-    smooth("unfold with overlaps", &[Signed(&[2, 7])], |x| x[0].unfold(-1, 4, 1)),
+    smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1)))
+        .moving(|x, _| 2 * cost::bytes(&x[0])),
+    smooth("unfold", &[Signed(&[2, 7, 3])], |x| x[0].unfold(1, 3, 2)).moving(cost::nothing).batched(1),
+    smooth("unfold with overlaps", &[Signed(&[2, 7])], |x| x[0].unfold(-1, 4, 1)).moving(cost::nothing),
     smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| x[0].im2col([3, 2], [1, 2], [1, 0], [2, 1])).batched(1),
     smooth("col2im", &[Signed(&[2, 12, 25])], |x| x[0].col2im([5, 6], [3, 2], 1, [1, 0], 1)).batched(1),
     smooth("tensor_split", &[Signed(&[7, 2])], |x| {
@@ -523,26 +532,24 @@ const RESIZE: &[Case] = &[
     smooth("diff", &[Signed(&[3, 6]), Signed(&[3, 2])], |x| x[0].diff(2, 1, Some(&x[1]), None)),
     smooth("trace", &[Signed(&[4, 5])], |x| x[0].trace()),
     smooth("cross", &[Signed(&[4, 3, 2]), Positive(&[3, 1])], |x| x[0].cross(&x[1], Some(1))),
-    Case { halves: false, ..smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals()) },
-    Case {
-        halves: false,
-        ..smooth("nuclear_norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true))
-    },
-    Case {
-        halves: false,
-        ..smooth("svd", &[Signed(&[5, 3])], |x| {
-            let (u, s, vh) = x[0].svd()?;
-            cat(&[&u.mul(&s)?.abs()?, &vh.abs()?], 0)
-        })
-    },
+    smooth("svdvals", &[Signed(&[5, 3])], |x| x[0].svdvals()).wide().measured(&[Signed(&[256, 32, 32])]),
+    smooth("nuclear_norm", &[Signed(&[2, 3, 4])], |x| x[0].nuclear_norm(&[2, 0], true)).wide(),
+    smooth("svd", &[Signed(&[5, 3])], |x| {
+        let (u, s, vh) = x[0].svd()?;
+        cat(&[&u.mul(&s)?.abs()?, &vh.abs()?], 0)
+    })
+    .wide(),
     smooth("pdist", &[Signed(&[5, 3])], |x| x[0].pdist(2.0)),
     smooth("grid_sample", &[Signed(&[2, 3, 4, 5]), Small(&[2, 3, 2, 2])], |x| {
         x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Border, false)
-    }),
+    })
+    .within(case::ROUNDED),
     rough("grid_sample of volumes", &[Signed(&[1, 2, 3, 4, 5]), Small(&[1, 2, 1, 3, 3])], |x| {
         x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Zeros, true)
-    }),
-    smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid(&[2, 1, 3, 4], false)),
+    })
+    .within(case::ROUNDED),
+    smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid(&[2, 1, 3, 4], false))
+        .multiplying(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 2)),
     smooth("lp_pool3d", &[Positive(&[2, 3, 4, 3, 4])], |x| x[0].lp_pool3d(3.0, Pool3d::with([2, 1, 2]))),
     rough("max_unpool2d", &[Signed(&[2, 3, 6, 4])], |x| {
         let (out, places) = x[0].max_pool2d_with_indices(Pool2d::new(2))?;
@@ -625,26 +632,46 @@ const SEQUENCES: &[Case] = &[
     }),
     smooth("rnn_tanh", &[Signed(&[4, 2, 3]), Small(&[2, 3]), Small(&[3, 3]), Small(&[3])], |x| {
         steps(x, RecurrentKind::Tanh, None)
-    }),
+    })
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED),
     rough("rnn_relu", &[Signed(&[4, 2, 3]), Small(&[2, 3]), Small(&[3, 3]), Small(&[3])], |x| {
         steps(x, RecurrentKind::Relu, Some(&[4, 2]))
-    }),
+    })
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED),
     smooth("gru", &[Signed(&[4, 2, 9]), Small(&[2, 3]), Small(&[9, 3]), Small(&[9])], |x| {
         steps(x, RecurrentKind::Gru, None)
-    }),
+    })
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED)
+    .measured(&[Signed(&[64, 32, 768]), Small(&[32, 256]), Small(&[768, 256]), Small(&[768])]),
     smooth("gru of lengths", &[Signed(&[4, 2, 9]), Small(&[2, 3]), Small(&[9, 3]), Small(&[9])], |x| {
         steps(x, RecurrentKind::Gru, Some(&[2, 4]))
-    }),
+    })
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED),
     smooth(
         "lstm",
         &[Signed(&[4, 2, 12]), Small(&[2, 3]), Small(&[12, 3]), Small(&[12]), Small(&[2, 3])],
         |x| steps(x, RecurrentKind::Lstm, None),
-    ),
+    )
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED)
+    .measured(&[
+        Signed(&[64, 32, 1024]),
+        Small(&[32, 256]),
+        Small(&[1024, 256]),
+        Small(&[1024]),
+        Small(&[32, 256]),
+    ]),
     smooth(
         "lstm of lengths",
         &[Signed(&[4, 2, 12]), Small(&[2, 3]), Small(&[12, 3]), Small(&[12]), Small(&[2, 3])],
         |x| steps(x, RecurrentKind::Lstm, Some(&[3, 4])),
-    ),
+    )
+    .multiplying(|x, _| 2 * cost::rows(&x[0]) * cost::numel(&x[2]))
+    .within(case::ROUNDED),
     smooth("ctc_loss", &[Signed(&[6, 2, 4])], |x| {
         let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, x[0].device());
         let (labels, steps, counts) =

@@ -6,7 +6,8 @@ use forebay::ops::{Pool, Pool1d, Pool2d, Pool3d, Reduction};
 use forebay::tensor::Tensor;
 
 use super::Input::{Flags, Index, Positive, Signed, Small};
-use super::{Case, S, flat, rough, smooth};
+use super::case::{Case, S, flat, rough, smooth};
+use super::cost;
 
 /// Operations that write into a tensor: into a copy of the first input, whose history goes on.
 fn onto(x: &[Tensor], write: impl FnOnce(&Tensor) -> Result<()>) -> Result<Tensor> {
@@ -65,19 +66,17 @@ pub(super) const IN_PLACE: &[&[Case]] = &[
 /// What depends on no input.
 macro_rules! made {
     ($name:literal, |$dtype:ident, $device:ident| $made:expr) => {
-        Case {
-            made: true,
-            ..flat($name, &[Signed(S)], |x| {
-                let ($dtype, $device) = (x[0].dtype(), x[0].device());
-                $made
-            })
-        }
+        flat($name, &[Signed(S)], |x| {
+            let ($dtype, $device) = (x[0].dtype(), x[0].device());
+            $made
+        })
+        .made()
     };
 }
 
 pub(super) const MADE: &[Case] = &[
-    made!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)),
-    made!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)),
+    made!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)).moving(cost::nothing),
+    made!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)).moving(cost::nothing),
     made!("eye", |t, d| Tensor::eye(3, 5, t, d)),
     made!("rand", |t, d| Tensor::rand(S, t, d)),
     made!("uniform", |t, d| Tensor::uniform(S, -2.0, 3.0, t, d)),
@@ -104,10 +103,10 @@ pub(super) const FURTHER: &[Case] = &[
         x[0].log_softmax_with_dtype(0, x[0].dtype().promote(DType::F32))
     }),
     smooth("rrelu", &[Signed(S)], |x| x[0].rrelu(0.1, 0.3, true)),
-    smooth("dropout", &[Signed(S)], |x| x[0].dropout(0.4, true)),
-    smooth("gumbel_softmax", &[Signed(S)], |x| x[0].gumbel_softmax(0.7, false, -1)),
+    smooth("dropout", &[Signed(S)], |x| x[0].dropout(0.4, true)).measured(&[Signed(&[4096, 4096])]),
+    smooth("gumbel_softmax", &[Signed(S)], |x| x[0].gumbel_softmax(0.7, false, -1)).within(case::ROUNDED),
     smooth("feature_dropout", &[Signed(&[3, 4, 5])], |x| x[0].feature_dropout(0.4, true)),
-    smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true, false)),
+    smooth("alpha_dropout", &[Signed(S)], |x| x[0].alpha_dropout(0.4, true, false)).within(case::ROUNDED),
     flat("bitwise_not", &[Flags(S)], |x| x[0].bitwise_not()),
     flat("bitwise_and", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_and(&x[1])),
     flat("bitwise_or", &[Flags(S), Flags(&[5])], |x| x[0].bitwise_or(&x[1])),
@@ -125,18 +124,21 @@ pub(super) const FURTHER: &[Case] = &[
         forebay::ops::stack(&x[0].nonzero_tuple()?.iter().collect::<Vec<_>>(), 0)
     }),
     smooth("nanmedian_all", &[Signed(S)], |x| x[0].nanmedian_all()),
-    smooth("mm", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].mm(&x[1])),
-    smooth("bmm", &[Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| x[0].bmm(&x[1])),
-    smooth("mv", &[Signed(&[3, 4]), Signed(&[4])], |x| x[0].mv(&x[1])),
-    smooth("inner", &[Signed(&[3, 4]), Signed(&[2, 4])], |x| x[0].inner(&x[1])),
-    smooth("addmv", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0)),
+    smooth("mm", &[Signed(&[3, 4]), Signed(&[4, 5])], |x| x[0].mm(&x[1])).multiplying(cost::product),
+    smooth("bmm", &[Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| x[0].bmm(&x[1])).multiplying(cost::product),
+    smooth("mv", &[Signed(&[3, 4]), Signed(&[4])], |x| x[0].mv(&x[1])).multiplying(cost::product),
+    smooth("inner", &[Signed(&[3, 4]), Signed(&[2, 4])], |x| x[0].inner(&x[1])).multiplying(cost::product),
+    smooth("addmv", &[Signed(&[3]), Signed(&[3, 4]), Signed(&[4])], |x| x[0].addmv(&x[1], &x[2], 0.5, 2.0))
+        .multiplying(|x, y| cost::product(&x[1..], y)),
     smooth("addr", &[Signed(&[3, 4]), Signed(&[3]), Signed(&[4])], |x| x[0].addr(&x[1], &x[2], 0.5, 2.0)),
     smooth("baddbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
         x[0].baddbmm(&x[1], &x[2], 0.5, 2.0)
-    }),
+    })
+    .multiplying(|x, y| cost::product(&x[1..], y)),
     smooth("addbmm", &[Signed(&[3, 5]), Signed(&[2, 3, 4]), Signed(&[2, 4, 5])], |x| {
         x[0].addbmm(&x[1], &x[2], 0.5, 2.0)
-    }),
+    })
+    .multiplying(|x, _| 2 * cost::numel(&x[1]) * cost::extent(&x[2], 2)),
     smooth("mean_all", &[Signed(S)], |x| x[0].mean_all()),
     smooth("prod_all", &[Signed(&[2, 3])], |x| x[0].prod_all()),
     smooth("max_all", &[Signed(S)], |x| x[0].max_all()),
@@ -200,20 +202,25 @@ pub(super) const FURTHER: &[Case] = &[
         x[0].avg_pool1d(Pool { stride: [2], padding: [1], ..Pool1d::new(3) })
     }),
     smooth("adaptive_avg_pool1d", &[Signed(&[2, 3, 7])], |x| x[0].adaptive_avg_pool1d(4)),
-    smooth("adaptive_avg_pool3d", &[Signed(&[2, 3, 4, 5])], |x| x[0].adaptive_avg_pool3d([2, 3, 2])),
+    smooth("adaptive_avg_pool3d", &[Signed(&[2, 3, 4, 5])], |x| x[0].adaptive_avg_pool3d([2, 3, 2]))
+        .within(case::ROUNDED),
     smooth("adaptive_max_pool3d", &[Signed(&[2, 3, 4, 5])], |x| x[0].adaptive_max_pool3d([2, 3, 2])),
     smooth("lp_pool1d", &[Positive(&[2, 3, 7])], |x| x[0].lp_pool1d(2.0, Pool1d::new(2))),
     smooth("lp_pool2d", &[Positive(&[2, 3, 4, 6])], |x| x[0].lp_pool2d(3.0, Pool2d::new(2))),
     smooth("conv_transpose1d", &[Signed(&[2, 3, 4]), Signed(&[3, 2, 3]), Signed(&[2])], |x| {
         x[0].conv_transpose1d(&x[1], Some(&x[2]), 2, 1, 1, 1, 1)
-    }),
+    })
+    .multiplying(cost::transposed_convolution),
     smooth("conv_transpose3d", &[Signed(&[1, 2, 3, 2, 2]), Signed(&[2, 2, 2, 2, 2])], |x| {
         x[0].conv_transpose3d(&x[1], None, 1, 0, 0, 1, 1)
-    }),
+    })
+    .multiplying(cost::transposed_convolution),
     flat("scaled_mm", &[Small(&[32, 16]), Small(&[32, 16])], |x| {
         let (a, b) = (x[0].to_dtype(DType::F8E4M3)?, x[1].to_dtype(DType::F8E4M3)?.t()?);
         let scale = Tensor::full(&[], 0.5, DType::F32, x[0].device())?;
         a.scaled_mm(&b, &scale, &scale, None, DType::BF16)
-    }),
+    })
+    .multiplying(cost::product)
+    .measured(&[Small(&[4096, 4096]), Small(&[4096, 4096])]),
     smooth("avg_pool3d of a volume", &[Signed(&[2, 4, 4, 4])], |x| x[0].avg_pool3d(Pool3d::new(2))),
 ];

@@ -44,12 +44,14 @@ each on every device: a gradient for each input that requires one, or an error; 
 have it, with f32 beside it); the same bits again, random numbers included; transposed inputs from the middle of a buffer, and inputs of stride 0; few lines
 and 65,601; inputs of other ranks, extents, types and devices, which are refused by name. Second gradients are checked in the topic `second`.
 
-- *types* are those in which an operation and its gradient can be called, instead of f32.
+- *types* are those in which an operation and its gradient can be called, instead of f32; *devices* as above.
+- *tolerance* is where f16 and bf16 are compared with f32 from the same rounded inputs with another one than the type's; the records have the reasons.
+- *measured*: `forebay-bench records` gives the rate that is achieved, in bytes or in operations of products.
 - *gradient*: `checked` is compared with finite differences; `reaches` has kinks or steps, where they say nothing; an operation without one refuses an
   input that requires it, or gives truth values, integers or what depends on no input.
 
-| operation | records | types | gradient |
-| --- | ---: | --- | --- |
+| operation | records | types | devices | gradient | tolerance | measured |
+| --- | ---: | --- | --- | --- | --- | --- |
 ";
 
 /// The types beside f32.
@@ -150,6 +152,7 @@ fn records(page: &mut String) -> Result<()> {
         operations.entry(case.operation()).or_default().push(case);
     }
     page.push_str(RECORDS);
+    let bare = Device::null(Profile { features: Features::default(), ..Profile::default() });
     for (name, cases) in operations {
         let taken = TYPES.iter().filter_map(|&dtype| {
             share(cases.iter().filter(|case| case.takes(dtype)).count(), cases.len(), dtype.name())
@@ -160,7 +163,20 @@ fn records(page: &mut String) -> Result<()> {
             () if cases.iter().any(|case| case.gradient) => "reaches",
             () => "",
         };
-        writeln!(page, "| `{name}` | {} | {taken} | {gradient} |", cases.len())?;
+        let can = cases.iter().filter(|case| case.runs_on(&bare)).count();
+        let devices = if can == cases.len() { "all".to_owned() } else { format!("{can} of {}", cases.len()) };
+        let tolerances: BTreeSet<String> = cases.iter().flat_map(|case| case.tolerances()).collect();
+        let tolerances = tolerances.into_iter().collect::<Vec<_>>().join("; ");
+        let measured = match () {
+            () if cases.iter().any(|case| case.multiplies() && case.is_measured()) => "FLOP/s",
+            () if cases.iter().any(|case| case.is_measured()) => "GB/s",
+            () => "",
+        };
+        writeln!(
+            page,
+            "| `{name}` | {} | {taken} | {devices} | {gradient} | {tolerances} | {measured} |",
+            cases.len()
+        )?;
     }
     Ok(())
 }
