@@ -62,6 +62,8 @@ pub fn checkpoint(
     Ok(record("checkpoint", out.detach(), &edges, Kind::Checkpoint, move |grad, wants| {
         let _grad = enable_grad();
         let saved = saved.iter().map(|t| t.get(wants)).collect::<Result<Vec<_>>>()?;
+        // What is recorded from here on belongs to the second run; what is older is the walk's around.
+        let oldest = next_id();
         // Recorded, the second run is a part of the tape, and its inputs have their histories.
         let leaves: Vec<Tensor> = match wants.again() {
             true => {
@@ -73,8 +75,6 @@ pub fn checkpoint(
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
-        // What is recorded from here on belongs to the second run; what is older is the walk's around.
-        let oldest = next_id();
         let now = device.random_state();
         device.restore_random(random);
         let again = {

@@ -307,12 +307,12 @@ impl Run {
                 Some(ended) => before.where_(ended, &now),
                 None => Ok(now),
             };
-            let now = match (self.kind, &cell) {
+            let now = match (self.kind, cell.clone()) {
                 (RecurrentKind::Lstm, Some(before)) => {
                     let fresh = gate(op, &sum(2)?, value(2)?, slope_of_tanh);
-                    let inside = sigmoid(1)?.mul(before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
+                    let inside = sigmoid(1)?.mul(&before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
                     let now = sigmoid(3)?.mul(&inside.tanh()?)?;
-                    cell = Some(keep(before, inside)?);
+                    cell = Some(keep(&before, inside)?);
                     now
                 }
                 (RecurrentKind::Gru, _) => {
@@ -441,7 +441,7 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
         false => states,
         true => {
             // The history of the input, without its memory: any number of its type in all places.
-            let nowhere = Layout::new(of.input.shape(), &[0; 3], run.weight.layout().offset());
+            let nowhere = Layout::new(of.input.shape(), &[0; 3][..], run.weight.layout().offset());
             let history = run.weight.with_layout(nowhere).detach().with_meta(of.input.meta());
             let mut saved: SmallVec<[SavedTensor; 4]> =
                 [&history, of.state, of.weight].map(SavedTensor::of).into_iter().collect();

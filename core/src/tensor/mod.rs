@@ -259,9 +259,11 @@ impl Tensor {
         self.inner.writes.store(self.inner.storage.writes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Whether its history is that of what the memory holds.
+    /// Whether its history is that of what the memory holds. One that never had any, and is no view, is a constant whatever is written.
     pub(crate) fn is_of_now(&self) -> bool {
-        self.inner.writes.load(Ordering::Relaxed) == self.inner.storage.writes.load(Ordering::Relaxed)
+        let Inner { writes, storage, meta, later, base, .. } = &*self.inner;
+        writes.load(Ordering::Relaxed) == storage.writes.load(Ordering::Relaxed)
+            || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
 
     /// The same tensor, which this does not keep alive.

@@ -6,7 +6,7 @@ use forebay::ops::{Pool, Pool1d, Pool2d, Pool3d, Reduction};
 use forebay::tensor::Tensor;
 
 use super::Input::{Flags, Index, Positive, Signed, Small};
-use super::case::{Case, S, flat, rough, smooth};
+use super::case::{self, Case, S, flat, rough, smooth};
 use super::cost;
 
 /// Operations that write into a tensor: into a copy of the first input, whose history goes on.

@@ -66,6 +66,9 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
     for dtype in
         [DType::I64, DType::F64, DType::I32, DType::U32, DType::U8, DType::Bool, DType::F16, DType::BF16]
     {
+        if !device.supports(dtype) {
+            continue;
+        }
         let t = Tensor::zeros(&[3, 4], dtype, device)?;
         t.fill_(1)?;
         t.narrow(1, 1, 2)?.t()?.zero_()?;
@@ -80,9 +83,11 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
         expect(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
         expect(&t.to_dtype(DType::I64)?.add(3_000_000_000i64)?, &[6e9, 7_294_967_295.0, 3_000_000_007.0])?;
     }
-    let t = Tensor::zeros(&[2], DType::F64, device)?;
-    t.fill_(0.1)?;
-    ensure!(t.to_vec::<f64>()? == [0.1; 2], "{:?}", t.to_vec::<f64>()?);
+    if device.supports(DType::F64) {
+        let t = Tensor::zeros(&[2], DType::F64, device)?;
+        t.fill_(0.1)?;
+        ensure!(t.to_vec::<f64>()? == [0.1; 2], "{:?}", t.to_vec::<f64>()?);
+    }
     Ok(())
 }
 
@@ -194,7 +199,11 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     let apart = plain.detach();
     written.copy_(&x.narrow(0, 0, 2)?)?;
     ensure!(beside.requires_grad() && !apart.requires_grad(), "what was detached has no history");
-    beside.add_(&beside.mul(&x.narrow(0, 2, 2)?)?)?;
+    // It is a constant, in what is recorded as well.
+    apart.mul(&x)?.sum_all()?.backward()?;
+    expect(&x.grad().context("no gradient")?, &[1.0, 1.0, 0.0, 0.0])?;
+    x.set_grad(None);
+    beside.add_(&beside.copy()?.mul(&x.narrow(0, 2, 2)?)?)?;
     plain.sum_all()?.add(&written.sum_all()?)?.backward()?;
     // plain is x0, x1 + x1 x2, 0, 0, and written the first two of them.
     expect(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
