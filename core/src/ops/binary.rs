@@ -3,6 +3,7 @@
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
