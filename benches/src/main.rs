@@ -136,7 +136,7 @@ fn main() -> Result<()> {
                 bail!("--dtype takes f32, f16, bf16 or f64, not {dtype}");
             };
             let device = open(device)?;
-            records::records(&Bench::new(&device, tiny), dtype, gradients, &only)
+            records::records(&Bench::new(&device, tiny, None), dtype, gradients, &only)
         }
         Command::Curve { folder, device, steps, tiny } => curve::curve(&open(device)?, &folder, steps, tiny),
         Command::Compare { ours, peer } => compare::table(&ours, &peer),
