@@ -25,7 +25,6 @@ use crate::nvtx::set_nvtx;
 use crate::processes;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::is_set;
-use crate::toolkit;
 use crate::virtual_memory::AddressSpace;
 
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
@@ -156,8 +155,6 @@ impl CudaBackend {
             },
             peak: peak(device, arch),
         };
-        // While the driver makes its context.
-        toolkit::read_ahead();
         let context = Context::retain(device)?;
         let addresses = match is_set("FOREBAY_CUDA_VMM") {
             Some(false) => None,

@@ -3,12 +3,8 @@
 //! A toolkit that was unpacked into `/usr/local/cuda`, or that `CUDA_HOME` names, is often unknown to the loader.
 //! A library that has been loaded from its folder once is found under its name from then on.
 
-use std::collections::BTreeSet;
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
-use std::thread;
 
 use cudarc::{cublaslt, nvrtc};
 
@@ -22,41 +18,6 @@ pub(crate) fn find_nvrtc() {
 pub(crate) fn find_cublaslt() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| load(cublaslt::sys::is_culib_present, &["libcublasLt.so"]));
-}
-
-/// Begins to load the libraries and to read their files, beside the program: cuBLASLt alone has 500 MB, and who takes the pages of a
-/// file one by one as they are needed waits for a disk some thousand times.
-pub(crate) fn read_ahead() {
-    static ONCE: Once = Once::new();
-    ONCE.call_once(|| {
-        let work = || {
-            // In the order in which a program needs them.
-            find_nvrtc();
-            read_loaded("libnvrtc");
-            find_cublaslt();
-            read_loaded("libcublasLt");
-        };
-        // Without a thread they are read when they are needed.
-        if let Err(error) = thread::Builder::new().name("forebay-libraries".to_owned()).spawn(work) {
-            log::debug!("libraries are not read ahead: {error}");
-        }
-    });
-}
-
-/// Reads the files of this process's libraries whose names begin so: what was read is in the system's cache.
-fn read_loaded(name: &str) {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let mut buffer = vec![0; 1 << 20];
-    for path in loaded(&maps, name) {
-        let Ok(mut file) = File::open(path) else { continue };
-        while matches!(file.read(&mut buffer), Ok(n) if n > 0) {}
-    }
-}
-
-/// The files that a process has in its memory whose names begin with `name`, by what Linux says of it.
-fn loaded<'a>(maps: &'a str, name: &str) -> BTreeSet<&'a str> {
-    let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
-    paths.filter(|path| path.rsplit('/').next().is_some_and(|file| file.starts_with(name))).collect()
 }
 
 /// Loads `libraries`, in this order, from the first folder from which the last one can be.
@@ -105,21 +66,7 @@ fn version(name: &str, library: &str) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{loaded, version};
-
-    #[test]
-    fn files_in_memory_are_found_by_name() {
-        let maps = "7f00-7f10 r-xp 00000000 08:01 42    /usr/lib/libcublasLt.so.13\n\
-                    7f10-7f20 rw-p 00010000 08:01 42    /usr/lib/libcublasLt.so.13\n\
-                    7f20-7f30 rw-p 00000000 00:00 0 \n\
-                    7f30-7f40 r-xp 00000000 08:01 43    /opt/a b/libnvrtc.so.13\n";
-        assert_eq!(
-            loaded(maps, "libcublasLt").into_iter().collect::<Vec<_>>(),
-            ["/usr/lib/libcublasLt.so.13"]
-        );
-        assert_eq!(loaded(maps, "libnvrtc").into_iter().collect::<Vec<_>>(), ["/opt/a b/libnvrtc.so.13"]);
-        assert!(loaded(maps, "libcuda").is_empty() && loaded("", "lib").is_empty());
-    }
+    use super::version;
 
     #[test]
     fn names_tell_versions() {
