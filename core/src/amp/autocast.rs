@@ -5,9 +5,9 @@
 //! their inputs have, by the usual promotion; so do operations in place, and all of them in the backward pass.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
-use rustc_hash::FxHashMap;
 use smallvec::smallvec;
 
 use super::{copies, fp8};
@@ -131,8 +131,8 @@ impl Policy {
     }
 }
 
-/// The casts of leaves, by leaf and type.
-type Casts = FxHashMap<(u64, DType), Tensor>;
+/// The casts of leaves, by leaf and type. In order: they are freed in the same one in each step, so that steps leave memory alike.
+type Casts = BTreeMap<(u64, DType), Tensor>;
 
 thread_local! {
     /// The 16-bit type; `None` while operations run as they are given.

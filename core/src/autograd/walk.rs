@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::Arc;
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -81,10 +81,13 @@ impl Targets {
     }
 }
 
+/// Gradients by the numbers of leaves or nodes. In order: what is freed in the same order in each step leaves memory alike.
+type Sums = BTreeMap<u64, Tensor>;
+
 thread_local! {
     /// While [`grad`] runs: the gradient of every leaf reached, by the leaf's id, instead of the leaf's own. Also what
     /// a checkpoint reaches inside.
-    pub(super) static SINK: RefCell<Option<FxHashMap<u64, Tensor>>> = const { RefCell::new(None) };
+    pub(super) static SINK: RefCell<Option<Sums>> = const { RefCell::new(None) };
 }
 
 /// Takes the gradient that a leaf was given, wherever it went.
@@ -172,7 +175,7 @@ struct Walk<'a> {
     pending: FxHashMap<u64, Tensor>,
     heap: BinaryHeap<Ready>,
     /// What came to the targets that are nodes.
-    found: FxHashMap<u64, Tensor>,
+    found: Sums,
 }
 
 impl Walk<'_> {
@@ -379,7 +382,7 @@ pub(super) fn run_to(
     roots: &[(Tensor, Tensor)],
     options: Options,
     targets: Option<&Targets>,
-) -> Result<FxHashMap<u64, Tensor>> {
+) -> Result<Sums> {
     run_down_to(0, roots, options, targets).map(|(found, _)| found)
 }
 
@@ -389,7 +392,7 @@ pub(super) fn run_down_to(
     roots: &[(Tensor, Tensor)],
     options: Options,
     targets: Option<&Targets>,
-) -> Result<(FxHashMap<u64, Tensor>, Beyond)> {
+) -> Result<(Sums, Beyond)> {
     let (_no_grad, _grad) = match options.create_graph {
         false => (Some(no_grad()), None),
         true => (None, Some(enable_grad())),
@@ -405,7 +408,7 @@ pub(super) fn run_down_to(
         beyond: Beyond::new(),
         pending: FxHashMap::default(),
         heap: BinaryHeap::new(),
-        found: FxHashMap::default(),
+        found: Sums::new(),
     };
     let starts: SmallVec<[Meta; 4]> = roots.iter().filter_map(|(root, _)| root.meta()).collect();
     walk.ahead.look(&starts, targets, oldest);
@@ -530,7 +533,7 @@ pub fn grad_allow_unused(
     }
     let roots = options.roots(outputs)?;
     let targets = Targets::only(&inputs.iter().collect::<Vec<_>>());
-    let around = SINK.with(|s| s.replace(Some(FxHashMap::default())));
+    let around = SINK.with(|s| s.replace(Some(Sums::new())));
     let walked = run_to(&roots, options.options(), Some(&targets));
     let sink = SINK.with(|s| s.replace(around)).unwrap_or_default();
     let found = walked?;
