@@ -3,6 +3,7 @@
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
+use forebay_core::ops::CrossEntropy;
 use forebay_core::tensor::Tensor;
 
 fn device() -> Device {
@@ -41,8 +42,12 @@ fn a_second_backward_says_what_happened() -> Result<()> {
 fn an_operation_without_a_gradient_refuses() -> Result<()> {
     let device = device();
     let w = Tensor::ones(&[4], DType::F32, &device)?.requires_grad_()?;
-    let error = w.digamma().expect_err("digamma has no gradient");
-    assert!(matches!(error, Error::NoGradient { op: "digamma" }), "{error}");
+    let logits = Tensor::ones(&[3, 4], DType::F32, &device)?;
+    let classes = Tensor::from_slice(&[1_i32, 0, 3], &[3], &device)?;
+    let weighted = CrossEntropy { weight: Some(&w), ..CrossEntropy::default() };
+    let error =
+        logits.cross_entropy_with(&classes, &weighted).expect_err("weights of classes have no gradient");
+    assert!(matches!(error, Error::NoGradient { op } if op.starts_with("cross_entropy")), "{error}");
     assert!(!w.gt(0.5)?.requires_grad(), "truth values have no history");
     Ok(())
 }

@@ -394,7 +394,8 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
     let (weight, bias) =
         (leaf(&normal(&[width, 16], dtype, device)?)?, leaf(&normal(&[width], dtype, device)?)?);
     let step = || -> CoreResult<Tensor> {
-        (weight.set_grad(None), bias.set_grad(None));
+        weight.set_grad(None);
+        bias.set_grad(None);
         let options = Attention { is_causal: true, ..Attention::default() };
         x.linear(&weight, Some(&bias))?.qkv_attention(heads, heads, &options)?.sum_all()?.backward()?;
         let grad = |t: &Tensor| t.grad().ok_or(Error::Backward("no gradient".to_owned()));

@@ -429,7 +429,7 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
     // A layer in 8 bits has no second gradient, and says so.
     let options = GradOptions::create_graph();
     let y = x.linear(&up, None)?.square()?.sum_all()?;
-    let slope = autograd::grad(&[y], &[x.clone()], &options)?[0].square()?.sum_all()?;
+    let slope = autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0].square()?.sum_all()?;
     let Err(error) = slope.backward() else { anyhow::bail!("a second gradient") };
     ensure!(error.to_string().contains("linear: its gradient has no gradient"), "{error}");
     Ok(())
