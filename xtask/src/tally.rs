@@ -47,7 +47,9 @@ impl Tally {
     /// What a program's output adds up to: its own last summary, or the sum of libtest's lines.
     pub(crate) fn of(lines: &[String]) -> Option<Self> {
         let libtest = |line: &&String| line.trim_start().starts_with("test result:");
-        let own = lines.iter().rev().filter(|line| !libtest(line)).find_map(|line| Self::read(line));
+        // What stands behind a stage's name is that stage's: xtask's own tests print such lines.
+        let own = |line: &&String| !libtest(line) && !line.contains(" | ");
+        let own = lines.iter().rev().filter(own).find_map(|line| Self::read(line));
         own.or_else(|| {
             let parts: Vec<Self> = lines.iter().filter(libtest).filter_map(|line| Self::read(line)).collect();
             (!parts.is_empty()).then(|| {
@@ -88,6 +90,12 @@ mod tests {
         );
         let golden = "golden: 812 passed, 0 failed, 455 unsupported of 1267 on wgpu";
         assert_eq!(Tally::read(golden), Some(Tally { passed: 812, failed: 0, skipped: 0, unsupported: 455 }));
+    }
+
+    #[test]
+    fn lines_of_a_stage_within_are_no_summaries() {
+        let text = "reads | 2 passed, 0 failed\ntest result: ok. 7 passed; 0 failed; 0 ignored";
+        assert_eq!(Tally::of(&lines(text)), Some(Tally { passed: 7, ..Tally::default() }));
     }
 
     #[test]
