@@ -22,9 +22,10 @@ pub(crate) fn any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready>
     }
     let drivers = machine.vulkan_drivers();
     if machine.library(LOADER).is_some() && !drivers.is_empty() {
-        return Ok(Ready::new(format!("the machine's own ({})", names(&drivers))));
+        let own = Ready::new(format!("the machine's own ({})", names(&drivers)));
+        return Ok(own.with(|environment| quiet(environment, private)));
     }
-    software(machine, apt, private)
+    Ok(software(machine, apt, private)?.with(|environment| quiet(environment, private)))
 }
 
 /// Mesa's lavapipe and no other driver.
