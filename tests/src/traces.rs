@@ -43,7 +43,7 @@ fn promised(mode: Mode) -> Bounds {
 /// programs are above it; in plain segments few large requests, beams, and queues that take turns.
 fn kept(mode: Mode) -> Bounds {
     match mode {
-        Mode::Virtual => Bounds { each: 1.111, mean: 1.018 },
+        Mode::Virtual => Bounds { each: 1.111, mean: 1.014 },
         Mode::Plain => Bounds { each: 1.52, mean: 1.07 },
     }
 }

@@ -216,6 +216,8 @@ pub(super) struct Counters {
     pub(super) max_split: u64,
     /// The most bytes that were ever active: no reset lowers it.
     pub(super) most_active: u64,
+    /// The least that were held after a block was freed, since whoever asks has set it anew.
+    pub(super) least_active: u64,
 }
 
 impl Counters {
@@ -261,6 +263,7 @@ impl Counters {
         held.blocks -= 1;
         held.bytes -= size;
         held.requested -= requested;
+        self.least_active = self.least_active.min(self.held[0].bytes + self.held[1].bytes);
         self.tags[tag as usize].current -= size;
         if size >= self.max_split {
             self.oversize_allocations.sub(small, 1);

@@ -8,6 +8,8 @@ use crate::error::Result;
 const MIB: u64 = 1 << 20;
 /// What grows for small requests: a plain segment, or what is mapped at once (PyTorch's kSmallBuffer).
 const SMALL_PIECE: u64 = 2 * MIB;
+/// But this part of all that is mapped for small requests, where the pool may hold that much more: fewer calls.
+const SMALL_AHEAD: u64 = 8;
 /// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
@@ -35,6 +37,10 @@ const ALIKE: u64 = 2;
 const SPARE: u64 = 8;
 /// And a pool may hold somewhat more: each step below costs copies and calls.
 const COMPACT_SLACK: f64 = 0.05;
+/// A step of a program has ended where it used less than this part of the most that it ever used; what moves in each step, up to
+/// this part of that, is no sign that it does not settle.
+const STEP_LEAVES: u64 = 2;
+const STEP_MOVES: u64 = 4;
 /// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
 /// for each other, or by being copied. And the pieces that a wait for the device counts as.
 const REQUESTED: u64 = 24;
@@ -68,6 +74,10 @@ impl Moved {
 
     pub(super) fn add(&mut self, lent: u64, bytes: u64) {
         *self = Self { bytes: self.now(lent) + bytes, at: lent, ..*self };
+    }
+
+    fn forget(&mut self, lent: u64, bytes: u64) {
+        *self = Self { bytes: self.now(lent).saturating_sub(bytes), at: lent, ..*self };
     }
 }
 
@@ -107,6 +117,16 @@ impl State {
     fn most_active(&self, need: &Need) -> u64 {
         let counters = &self.heap.counters;
         counters.most_active.max(counters.active().saturating_add(need.size))
+    }
+
+    /// Notes whether the program has ended a step since the last one: it has come down from what it uses at most.
+    pub(super) fn see_step(&mut self, need: &Need) {
+        let most = self.most_active(need);
+        let counters = &mut self.heap.counters;
+        if counters.least_active < most / STEP_LEAVES {
+            counters.least_active = u64::MAX;
+            self.moved.forget(counters.lent(), most / STEP_MOVES);
+        }
     }
 
     /// The plain segment to make for large requests that share it.
@@ -463,13 +483,21 @@ impl State {
     /// How much to map for a request, where `missing` bytes must be: more at once saves calls. What is not used now
     /// moves to where it is.
     fn growth(&self, need: &Need, missing: u64, page: u64) -> u64 {
-        if self.is_small(need) {
-            return SMALL_PIECE.max(page);
-        }
-        let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
         let slack = self.target(need).saturating_sub(self.heap.counters.reserved());
-        let more = if need.size < OWN_SEGMENT { rounded } else { rounded.min(missing.max(slack)) };
+        let more = if self.is_small(need) {
+            SMALL_PIECE.max(page).max(slack.min(self.mapped(need) / SMALL_AHEAD))
+        } else {
+            let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
+            if need.size < OWN_SEGMENT { rounded } else { rounded.min(missing.max(slack)) }
+        };
         more / page * page
+    }
+
+    /// What is mapped in the range of a request.
+    fn mapped(&self, need: &Need) -> u64 {
+        let range = self.heap.arenas[usize::from(need.arena)].range;
+        let range = range.and_then(|segment| self.heap.segment(segment).range.as_ref());
+        range.map_or(0, |range| range.extents.iter().map(|extent| extent.1).sum())
     }
 
     /// The size of the pieces that memory is mapped in: small enough that the pool has hundreds.

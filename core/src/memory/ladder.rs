@@ -52,6 +52,7 @@ impl Pool {
             }
         }
 
+        state.see_step(&need);
         if state.should_compact(&need) {
             let (served, next) = self.compact(state, &need, false)?;
             if let Some(block) = served {

@@ -9,7 +9,7 @@
 const GROWTHS: usize = 128;
 /// How often memory was missing for the same request before, so that it would be for ever (a program that has just begun still
 /// settles by itself), and the most that is held for it, as a part of what was ever in use at once: more where less did not do.
-const STAGES: [(usize, u64); 2] = [(4, 36), (8, 12)];
+const STAGES: [(usize, u64); 2] = [(4, 36), (16, 12)];
 /// That it is at least, in programs so small that pages count.
 const LEAST: u64 = 16 << 20;
 
@@ -84,10 +84,10 @@ mod tests {
     #[test]
     fn there_is_a_bound() {
         let mut rest = Rest::default();
-        (1..=8).for_each(|step| rest.missing(step * GIB, 512, u64::MAX));
+        (1..=16).for_each(|step| rest.missing(step * GIB, 512, u64::MAX));
         assert_eq!(rest.held(36 * GIB), 37 * GIB);
         assert_eq!(rest.held(1 << 20), 17 << 20);
-        rest.missing(9 * GIB, 512, u64::MAX);
+        rest.missing(17 * GIB, 512, u64::MAX);
         assert_eq!(rest.held(36 * GIB), 39 * GIB);
     }
 }
