@@ -216,7 +216,7 @@ pub(super) struct Counters {
     pub(super) max_split: u64,
     /// The most bytes that were ever active: no reset lowers it.
     pub(super) most_active: u64,
-    /// The least that were held after a block was freed, since whoever asks has set it anew.
+    /// The least that were held before a request, since there were more than ever or whoever asks has set it anew.
     pub(super) least_active: u64,
 }
 
@@ -234,6 +234,8 @@ impl Counters {
         self.peak[pool].see(held);
         let both = self.held[0].and(&self.held[1]);
         self.peak[2].see(&both);
+        let least = self.least_active.min(both.bytes - size);
+        self.least_active = if both.bytes > self.most_active { u64::MAX } else { least };
         raise(&mut self.most_active, both.bytes);
         if both.pending_blocks != 0 {
             self.see_active();
@@ -263,7 +265,6 @@ impl Counters {
         held.blocks -= 1;
         held.bytes -= size;
         held.requested -= requested;
-        self.least_active = self.least_active.min(self.held[0].bytes + self.held[1].bytes);
         self.tags[tag as usize].current -= size;
         if size >= self.max_split {
             self.oversize_allocations.sub(small, 1);
