@@ -164,7 +164,10 @@ impl State {
             self.in_common(need)
         } else {
             let own = need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size);
-            if self.compacts() { own.max(self.slab(need)) } else { own }
+            let slab = if self.compacts() { self.slab(need) } else { 0 };
+            // A pool that holds too much already takes no more than it must, unless that is little.
+            let over = self.heap.counters.reserved() > self.target(need);
+            if over && own > slab / 2 { own } else { own.max(slab) }
         };
         size.min(self.max_segment).max(need.size)
     }
