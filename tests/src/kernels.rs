@@ -2,7 +2,7 @@
 //!
 //! The operations run on null devices, one with every optional type and one with none, which note what they were asked
 //! to compile. Each kernel is validated by naga (with the optional types of its device only), written as CUDA C++, and
-//! compiled by NVRTC for every architecture. Kernels that need the same prelude are compiled together, each in its own
+//! compiled by NVRTC for the architectures that are asked for. Kernels that need the same prelude are compiled together, each in its own
 //! namespace: most of the time goes into the prelude.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,10 +34,10 @@ use crate::catalog;
 use crate::golden::{Golden, How};
 
 /// From Turing to Blackwell.
-const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
+pub const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
 /// Kernels in one program of NVRTC's.
-const BATCH: usize = 16;
+const BATCH: usize = 64;
 
 /// What became of all kernels.
 #[derive(Clone, Debug, Default)]
@@ -67,9 +67,13 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks all kernels, for every architecture: five minutes on two cores; or those whose label (template and words) contains
-/// one of `filters`. `golden` is the folder of the golden calls.
-pub fn check(golden: &Path, filters: &[String]) -> Result<Report> {
+/// Checks all kernels for `architectures`, of [`ARCHITECTURES`] (none: all of them, five minutes on two cores); or those whose
+/// label (template and words) contains one of `filters`. `golden` is the folder of the golden calls.
+pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result<Report> {
+    if let Some(other) = architectures.iter().find(|arch| !ARCHITECTURES.contains(arch)) {
+        bail!("--architectures names sm_{other}: expected some of {ARCHITECTURES:?}");
+    }
+    let architectures = if architectures.is_empty() { &ARCHITECTURES } else { architectures };
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
     let there = nvrtc::is_present();
     if required && !there {
@@ -107,8 +111,8 @@ pub fn check(golden: &Path, filters: &[String]) -> Result<Report> {
     translated.retain(|(_, cuda)| sources.insert(body(&cuda.source).to_owned()));
     println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
     if there {
-        compile(&translated, &mut report);
-        compile_attention(filters, &mut report);
+        compile(&translated, architectures, &mut report);
+        compile_attention(architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -340,7 +344,7 @@ fn together(kernels: &[&(String, Translated)]) -> String {
 }
 
 /// The attention kernels that are written in CUDA C++, on every architecture that has them.
-fn compile_attention(filters: &[String], report: &mut Report) {
+fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Report) {
     let plain = (Mask::None, false);
     let forms = [
         (64, DType::BF16, plain),
@@ -359,7 +363,7 @@ fn compile_attention(filters: &[String], report: &mut Report) {
                 continue;
             }
             report.kernels += 1;
-            for arch in ARCHITECTURES {
+            for &arch in architectures {
                 let Some(kernel) = attention::Kernel::new(pass, head, dtype, arch) else { continue };
                 let kernel = attention::Kernel { mask, drop, ..kernel };
                 // sm_90 has two forms.
@@ -377,13 +381,13 @@ fn compile_attention(filters: &[String], report: &mut Report) {
     }
 }
 
-fn compile(translated: &[(String, Translated)], report: &mut Report) {
+fn compile(translated: &[(String, Translated)], architectures: &[u32], report: &mut Report) {
     let mut by_prelude: BTreeMap<&str, Vec<&(String, Translated)>> = BTreeMap::new();
     for kernel in translated {
         by_prelude.entry(prelude(&kernel.1.source)).or_default().push(kernel);
     }
     let mut jobs: Vec<(u32, Vec<&(String, Translated)>)> = Vec::new();
-    for arch in ARCHITECTURES {
+    for &arch in architectures {
         for kernels in by_prelude.values() {
             jobs.extend(kernels.chunks(BATCH).map(|batch| (arch, batch.to_vec())));
         }

@@ -61,8 +61,11 @@ enum Command {
         /// The file.
         file: PathBuf,
     },
-    /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it for every architecture.
+    /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it.
     Kernels {
+        /// Only for these architectures, such as 80,90 (default: all seven).
+        #[arg(long, value_delimiter = ',')]
+        architectures: Vec<u32>,
         /// The folder of the golden calls, whose kernels are compiled too.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
@@ -185,8 +188,8 @@ fn main() -> Result<()> {
             let page = golden::page(&golden::Golden::load(&data("golden"))?)?;
             std::fs::write(&file, page).with_context(|| format!("writing {}", file.display()))?;
         }
-        Command::Kernels { dir, filter } => {
-            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &filter)?;
+        Command::Kernels { architectures, dir, filter } => {
+            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &architectures, &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());

@@ -12,11 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::bins::Entry;
-use super::heap::{Need, SHARED};
+use super::heap::{NONE, Need, SHARED, Segment};
 use super::planner::{Found, Gap, Planner};
 use super::pool::{Block, Pool, Request};
-use super::source::{SegmentId, SegmentSource};
-use super::state::State;
+use super::source::{Piece, SegmentId, SegmentSource, SourceError};
+use super::state::{Growth, State};
 use crate::error::Result;
 
 /// What enqueuing a copy costs, in bytes that could be copied meanwhile.
@@ -25,6 +25,8 @@ pub(super) const COPY: u64 = 1 << 20;
 const DEPTH: usize = 2;
 /// Segments that are emptied at once, at most.
 const EMPTIED: usize = 3;
+/// How often holes are filled for a request, at most: each time there are fewer.
+const REPACKED: usize = 4;
 /// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
 const GAIN: u64 = 8;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
@@ -161,6 +163,56 @@ impl State {
         self.plan(mover, need, |planner| planner.make(&gap, 0))
     }
 
+    /// Pushes all blocks together, before a request fails: what is free in small parts serves it, or can leave in whole pages.
+    fn press(&mut self, source: &dyn SegmentSource, mover: &dyn Mover, need: &Need) -> Result<Option<Block>> {
+        match self.plan(mover, need, |planner| planner.press())? {
+            true => self.take(source, need),
+            false => Ok(None),
+        }
+    }
+
+    /// Maps memory in the smallest holes of a range, as far as there is room: the blocks beside them become neighbours. Whether any was.
+    fn fill_holes(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
+        let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
+        let Some(segment) = self.heap.arenas[usize::from(need.arena)].range else { return Ok(false) };
+        let Segment { id, range, .. } = self.heap.segment(segment);
+        let holes = range.iter().flat_map(|range| &range.holes).map(|at| self.heap.slot(*at));
+        // The last one has no end.
+        let mut holes: Vec<(u64, u64)> =
+            holes.filter(|s| s.next != NONE).map(|s| (s.size, s.offset)).collect();
+        holes.sort_unstable();
+        let (id, each) = (*id, self.piece(need, page));
+        let reserved = self.heap.counters.reserved();
+        let room = self.room(source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
+        let mut new = 0;
+        let mut pieces = Vec::new();
+        for (size, offset) in holes {
+            if new + size > room {
+                break;
+            }
+            new += size;
+            let parts = (0..size).step_by(each as usize);
+            pieces.extend(parts.map(|at| Piece {
+                to: (id, offset + at),
+                bytes: each.min(size - at),
+                from: None,
+            }));
+        }
+        if pieces.is_empty() || self.over_limit(new) {
+            return Ok(false);
+        }
+        self.num_device_alloc += 1;
+        match source.arrange(&pieces) {
+            Ok(()) => {}
+            Err(SourceError::OutOfMemory { .. }) => return Ok(false),
+            Err(other) => return Err(other.into()),
+        }
+        for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
+            self.heap.mapped(segment, run);
+        }
+        Ok(true)
+    }
+
     /// Lets `plan` move blocks, and copies them. If it fails, nothing has happened.
     fn plan(
         &mut self,
@@ -250,7 +302,10 @@ impl Pool {
         if served.is_none() {
             let before = state.num_compactions;
             let surplus = if full { need.size } else { state.surplus(need) };
-            let done = state.compact(&*shared.source, &**mover, need, surplus);
+            let done = match state.compact(&*shared.source, &**mover, need, surplus) {
+                Ok(None) if full => state.press(&*shared.source, &**mover, need),
+                done => done,
+            };
             if state.num_compactions != before {
                 shared.moves.fetch_add(1, Ordering::Release);
             }
@@ -258,6 +313,35 @@ impl Pool {
         }
         state.rungs.compact.served += u64::from(served.is_some());
         Ok((served, state))
+    }
+
+    /// The last rung of a range of addresses, where a hardly larger limit would do: between blocks and holes less than a page is
+    /// free each time. Holes are filled, blocks pushed together, and the pages that this leaves go to where they are needed.
+    pub(super) fn repack<'a>(
+        &'a self,
+        mut state: std::sync::MutexGuard<'a, State>,
+        need: &Need,
+    ) -> Result<(Option<Block>, std::sync::MutexGuard<'a, State>)> {
+        let source = &*self.shared.source;
+        for _ in 0..REPACKED {
+            if !state.can_compact(need) || !state.fill_holes(source, need)? {
+                break;
+            }
+            let (mut served, next) = self.compact(state, need, true)?;
+            state = next;
+            if served.is_none() {
+                state.leave_all(source, u64::MAX)?;
+                state = self.wait(state)?;
+                if let Growth::Served(block) = state.grow(source, need, None, 0)? {
+                    state.rungs.release.served += 1;
+                    served = Some(block);
+                }
+            }
+            if served.is_some() {
+                return Ok((served, state));
+            }
+        }
+        Ok((None, state))
     }
 }
 

@@ -504,7 +504,7 @@ impl State {
     }
 
     /// The size of the pieces that memory is mapped in: small enough that the pool has hundreds.
-    fn piece(&self, need: &Need, page: u64) -> u64 {
+    pub(super) fn piece(&self, need: &Need, page: u64) -> u64 {
         (self.most_active(need) / PIECES / page * page).clamp(page, LARGEST_EXTENT.max(page))
     }
 
@@ -538,7 +538,7 @@ impl State {
     }
 
     /// Whether so many bytes more are too many, for the pool or for the process, of which they are taken.
-    fn over_limit(&mut self, more: u64) -> bool {
+    pub(super) fn over_limit(&mut self, more: u64) -> bool {
         let reserved = self.heap.counters.reserved();
         // What an attempt before this one took, and did not use.
         self.share.settle(reserved);

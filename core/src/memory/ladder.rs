@@ -112,6 +112,11 @@ impl Pool {
                 }
                 Growth::Full(detail) => detail,
             };
+            let (served, next) = self.repack(state, &need)?;
+            if let Some(block) = served {
+                return Ok(block);
+            }
+            state = next;
         }
         // A small block in a large segment, or the other way round, is better than none.
         if let Some(block) = state.borrow(source, &need, true)? {

@@ -20,12 +20,13 @@
 //! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
 //! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
 //! 4. compact: blocks of tensors move, in plain segments, so that what is free is in one piece, where the pool would hold as
-//!    much as in the next rung; and again, in segments of any kind, when the device is full;
+//!    much as in the next rung; and again, in segments of any kind and if need be all of them, when the device is full;
 //! 5. reclaim: idle memory goes back, or moves to where it is missing, if the pool would hold more than `1 + growth_slack` times the most that was
 //!    ever in use at once;
 //! 6. grow: a segment, or memory mapped where the least of it is missing;
 //! 7. wait: for all fences that freed blocks wait for;
-//! 8. release: all idle memory goes back, and the pool grows once more.
+//! 8. release: all idle memory goes back, and the pool grows once more; and again, in a range of addresses, after what is in use was
+//!    packed: holes are filled and blocks pushed together until hardly a page is free in part.
 //!
 //! Then it is an [`OutOfMemory`]. The pool and the device stay usable.
 //!

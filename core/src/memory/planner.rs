@@ -14,6 +14,8 @@ const GAPS: usize = 16;
 const TRIES: usize = 1;
 /// Steps that a block is pushed in, each no longer than it goes.
 const MOST_STEPS: u64 = 32;
+/// The same, where there is no other way left.
+const MOST_PRESSED: u64 = 1024;
 /// What giving a segment back costs, in bytes that could be copied meanwhile.
 const CALL: u64 = 32 << 20;
 /// Segments below this part of what should go back are not worth the calls.
@@ -334,6 +336,53 @@ impl<'a> Planner<'a> {
             way += if self.is_free(*at) { self.size(*at) } else { 0 };
             self.is_free(*at) || way == 0 || self.size(*at).div_ceil(way) <= MOST_STEPS
         })
+    }
+
+    /// Pushes all blocks together that may move, so that all that is free between two that may not is one block. Whether that
+    /// changes anything; if so, the heap was saved.
+    pub(super) fn press(&mut self) -> bool {
+        let saved = self.copy();
+        let segments = self.heap.live_segments().filter(|s| s.arena == self.arena);
+        let blocks: Vec<Vec<u32>> =
+            segments.map(|s| self.heap.blocks(s).map(|(at, _)| at).collect()).collect();
+        for run in blocks
+            .iter()
+            .flat_map(|blocks| blocks.split(|at| !self.can_move(*at)))
+            .map(<[u32]>::to_vec)
+            .collect::<Vec<_>>()
+        {
+            self.press_run(&run);
+        }
+        match self.plan.copies.is_empty() {
+            true => self.spare.push(saved),
+            false => self.before = Some(saved),
+        }
+        !self.plan.copies.is_empty()
+    }
+
+    /// The same, of neighbours that may move.
+    fn press_run(&mut self, run: &[u32]) {
+        let (mut part, mut way) = (Vec::new(), 0);
+        for &at in run {
+            let is_free = self.is_free(at);
+            // A large block is not pushed a little: what lies before it stays there.
+            if !is_free && way > 0 && self.size(at).div_ceil(way) > MOST_PRESSED {
+                self.slide_apart(&part);
+                (part, way) = (Vec::new(), 0);
+            }
+            if is_free || way > 0 {
+                way += if is_free { self.size(at) } else { 0 };
+                part.push(at);
+            }
+        }
+        self.slide_apart(&part);
+    }
+
+    /// Pushes blocks together, the first of which is free, if others are.
+    fn slide_apart(&mut self, part: &[u32]) {
+        if part.iter().filter(|at| self.is_free(**at)).count() > 1 {
+            self.slide(part);
+        }
     }
 
     /// Pushes the blocks in use together, so that the free ones between them are one.

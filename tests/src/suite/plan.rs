@@ -27,6 +27,7 @@ tests![
     offload_keeps_every_bit_and_takes_the_predicted_bytes,
     a_step_that_does_not_fit_says_what_it_needs,
     steps_that_are_alike_come_to_rest,
+    steps_go_on_within_what_was_predicted,
 ];
 
 /// What is done to save memory.
@@ -374,6 +375,49 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
                 "{name}, fused {fused}: {ratio:.4} of what is allocated is reserved"
             );
         }
+    }
+    Ok(())
+}
+
+/// What the first steps take is enough for all that follow: where blocks come to lie otherwise, they move.
+fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
+    const STEPS: usize = 12;
+    const BATCH: usize = 8;
+    const PREDICTED: usize = 3;
+    let sizes = GptOptions { context: 512, ..GptOptions::preset("gpt2-124m")? };
+    let all = vec![true; sizes.layers];
+    let [parts, single] = [(2, 4), (1, 8)].map(|(rows, count)| Choice::new(rows, count));
+    let ways = [
+        ("accumulated", parts.clone()),
+        ("accumulated, on the host", parts.clone().offload(&all).with_offloaded_state()),
+        ("accumulated, bf16, every block again", parts.recompute(&all).with_precision(DType::BF16)),
+        ("one by one", single),
+    ];
+    for (name, choice) in ways {
+        let train = |steps: usize, config: Config| -> Result<u64> {
+            let device = Device::null(Profile::card("h100")?.with_config(config));
+            let net = Gpt::new(&sizes, &device)?;
+            let mut optimizer = AdamW::new(net.parameters(), 3e-4);
+            optimizer.offload_state(choice.offload_state);
+            let text = Tensor::randint(0, 50_257, &[BATCH, sizes.context], DType::I64, &device)?;
+            let _segments = choice.segments();
+            for step in 0..steps {
+                for k in 0..choice.count {
+                    let autocast = choice.autocast()?;
+                    let part = text.narrow(0, k * choice.rows, choice.rows)?;
+                    let logits = net.forward(&part)?;
+                    let loss = logits.flatten(0, 1)?.cross_entropy(&part.flatten(0, 1)?)?;
+                    drop((logits, autocast));
+                    loss.div(choice.count as f64)?.backward()?;
+                }
+                optimizer.step().with_context(|| format!("{name}: step {step}"))?;
+                optimizer.zero_grad();
+            }
+            Ok(device.memory().peak_reserved())
+        };
+        let predicted = train(PREDICTED, Config::default())?;
+        let taken = train(STEPS, Config { max_memory: Some(predicted), ..Config::default() })?;
+        ensure!(taken <= predicted, "{name}: {taken} bytes of {predicted}");
     }
     Ok(())
 }

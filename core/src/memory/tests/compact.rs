@@ -67,6 +67,42 @@ fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
 }
 
 #[test]
+fn a_range_is_packed_before_a_request_fails() -> Result<()> {
+    let source = Arc::new(FakeSource::paged(512 * MIB).with_contents());
+    let config = Config { max_memory: Some(64 * MIB), ..Config::default() };
+    let pool = Pool::new(source.clone(), config).with_mover(source.clone());
+    let blocks = (0..5).map(|_| movable(&pool, 11)).collect::<Result<Vec<_>>>()?;
+    let mut kept = Vec::new();
+    for (number, block) in blocks.into_iter().enumerate() {
+        if number % 2 == 1 {
+            pool.free(block);
+            continue;
+        }
+        source.write(block.segment, block.offset, &[number as u8; 1000])?;
+        source.write(block.segment, block.offset + 11 * MIB - 1000, &[number as u8 + 100; 1000])?;
+        kept.push(block);
+    }
+    // The pages between them leave; and beside them are parts of pages.
+    pool.empty_cache()?;
+    assert!(pool.stats().reserved() + 31 * MIB > 64 * MIB);
+    let large = movable(&pool, 31)?;
+    assert_eq!(pool.stats().reserved(), 64 * MIB);
+    for (number, block) in kept.iter_mut().enumerate() {
+        pool.locate(block);
+        let mut data = [9; 1000];
+        source.read(block.segment, block.offset, &mut data)?;
+        assert_eq!(data, [2 * number as u8; 1000]);
+        source.read(block.segment, block.offset + 11 * MIB - 1000, &mut data)?;
+        assert_eq!(data, [2 * number as u8 + 100; 1000]);
+        assert!(block.offset + block.size <= large.offset || large.offset + large.size <= block.offset);
+    }
+    refused(movable(&pool, 1));
+    kept.into_iter().chain([large]).for_each(|block| pool.free(block));
+    assert_eq!(pool.stats().allocated(), 0);
+    Ok(())
+}
+
+#[test]
 fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
     let (pool, _) = moving(64, "")?;
     let kept = in_parts(&pool)?;

@@ -101,6 +101,7 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
         Fault::None | Fault::Copy(_) => {}
     }
     let (mut outcome, mut live, mut seed) = (Outcome::default(), Vec::<(Block, u8)>::new(), 7_u64);
+    let mut alike = true;
     for step in 0..STEPS {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let bits = seed >> 24;
@@ -117,7 +118,14 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
         let request = Request::new((MIB / 8) << (bits / 32 % 5)).movable();
         let mut block = pool.alloc(request);
         let served = before.and_then(|b| b.served.get(outcome.served.len()).copied());
-        if block.is_err() && served == Some(true) && outcome.errors == 0 {
+        let hit = match fault {
+            Fault::Request(number) => number == outcome.served.len() as u64 + 1,
+            Fault::Copy(number) => number <= mover.copies.load(Ordering::Relaxed),
+            Fault::None | Fault::Growth(_) => false,
+        };
+        // One that fails anyway moves what it can before: from here on, blocks lie differently.
+        alike &= served != Some(false) || !hit;
+        if block.is_err() && served == Some(true) && outcome.errors == 0 && alike {
             outcome.errors += 1;
             // Nothing happened to what is held, and the pool knows what it holds.
             for kept in &live {
