@@ -44,18 +44,20 @@ macro_rules! binary {
 const GROUPS: &[&[Case]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
         frac, rad2deg, deg2rad, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
-        elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
-    unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma, digamma, polygamma(1)),
+        ndtr, elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
+    unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma, digamma, polygamma(1), entr, sinc),
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Small: asin, acos, atanh, tan, erfinv),
     unary!(rough, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
         hardsigmoid, threshold(0.2, 7.0), nan_to_num),
-    unary!(flat, Signed: isnan, isinf, isfinite, logical_not),
+    &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
+    &[rough("logit of held numbers", &[Small(S)], |x| x[0].logit(Some(0.1)))],
+    unary!(flat, Signed: isnan, isinf, isfinite, isposinf, isneginf, signbit, logical_not),
     binary!(smooth, Signed, Positive: add, sub, rsub, mul, div, atan2, hypot),
     binary!(smooth, Positive, Signed: pow),
-    binary!(smooth, Signed, Positive: xlogy),
-    binary!(rough, Signed, Positive: maximum, minimum, fmod, remainder, floor_divide, trunc_divide, copysign),
-    binary!(flat, Signed, Positive: eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor),
+    binary!(smooth, Signed, Positive: xlogy, xlog1py, logaddexp, logaddexp2),
+    binary!(rough, Signed, Positive: maximum, minimum, fmax, fmin, fmod, remainder, floor_divide, trunc_divide, copysign),
+    binary!(flat, Signed, Positive: eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, heaviside),
     &[
         smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)),
         smooth("div of a number", &[Positive(S)], |x| {
@@ -542,12 +544,13 @@ const RESIZE: &[Case] = &[
     smooth("pdist", &[Signed(&[5, 3])], |x| x[0].pdist(2.0)),
     smooth("grid_sample", &[Signed(&[2, 3, 4, 5]), Small(&[2, 3, 2, 2])], |x| {
         x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Border, false)
-    })
-    .within(case::ROUNDED),
+    }),
     rough("grid_sample of volumes", &[Signed(&[1, 2, 3, 4, 5]), Small(&[1, 2, 1, 3, 3])], |x| {
         x[0].grid_sample(&x[1], GridMode::Bilinear, GridPadding::Zeros, true)
-    })
-    .within(case::ROUNDED),
+    }),
+    smooth("grid_sample of images, bicubic", &[Signed(&[2, 3, 4, 5]), Small(&[2, 3, 2, 2])], |x| {
+        x[0].grid_sample(&x[1], GridMode::Bicubic, GridPadding::Reflection, false)
+    }),
     smooth("affine_grid", &[Signed(&[2, 2, 3])], |x| x[0].affine_grid(&[2, 1, 3, 4], false))
         .multiplying(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 2)),
     smooth("lp_pool3d", &[Positive(&[2, 3, 4, 3, 4])], |x| x[0].lp_pool3d(3.0, Pool3d::with([2, 1, 2]))),

@@ -30,7 +30,7 @@ unary! {
     elu / elu_(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
         Expr("select(g, g * alpha * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
     /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
-    celu / celu_(alpha): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
+    celu / celu_(alpha) where (alpha != 0.0, "takes an alpha that is not 0"): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
         Expr("select(g, g * m_exp(min(a, 0.0) / alpha), a <= 0.0)", &[A]);
     /// The self-normalising elu (Klambauer et al., 2017).
     selu / selu_(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
@@ -50,19 +50,20 @@ unary! {
     /// log(1 + e^(beta · a)) / beta; a itself where beta · a is above threshold.
     softplus(beta, threshold): Float, "select(m_log1pexp(a * beta) / beta, a, a * beta > threshold)",
         ["base", "exp", "log", "erf", "activation"], Expr("select(g * m_sigmoid(a * beta), g, a * beta > threshold)", &[A]);
-    /// a / (1 + |a|).
-    softsign(): Float, "a / (1.0 + abs(a))", [], Expr("g / ((1.0 + abs(a)) * (1.0 + abs(a)))", &[A]);
+    /// a / (1 + |a|); at infinities NaN, as is its gradient: what PyTorch has.
+    softsign(): Float, "a / (1.0 + abs(a))", ["base"],
+        Expr("select(m_nan(), g / ((1.0 + abs(a)) * (1.0 + abs(a))), m_isfinite(a))", &[A]);
     /// a - tanh(a).
     tanhshrink(): Float, "a - m_tanh(a)", ["base", "exp"], Expr("g * m_tanh(a) * m_tanh(a)", &[A]);
     /// a moved towards 0 by lambda; 0 between -lambda and lambda.
-    softshrink(lambda): Float, "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(a))"
+    softshrink(lambda) where (lambda >= 0.0, "takes a lambda of at least 0"): Float, "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(a))"
         | "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(f32(a)))", ["base"],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a outside -lambda..lambda, else 0.
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
     /// a held between min_val and max_val.
-    hardtanh / hardtanh_(min_val, max_val): Number, "m_min(m_max(a, min_val), max_val)"
+    hardtanh / hardtanh_(min_val, max_val) where (min_val <= max_val, "takes a min_val that is not above max_val"): Number, "m_min(m_max(a, min_val), max_val)"
         | "select(min(max(a, min_val), max_val), a, m_isnan(f32(a)))", ["base"],
         Expr("select(g, T(0), a <= min_val || a >= max_val)", &[A]);
     /// min(max(a/6 + 1/2, 0), 1).
@@ -168,9 +169,15 @@ impl Tensor {
     /// a for a > 0, else a times a slope: drawn from lower..upper for each element while `training`, else the middle.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// `lower` is above `upper`; the dtype is no float; memory runs out.
     #[track_caller]
     pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
+        if lower > upper {
+            return Err(Error::argument(
+                "rrelu",
+                format!("takes a lower bound that is not above {upper}, got {lower}"),
+            ));
+        }
         if !training {
             return self.leaky_relu((lower + upper) / 2.0);
         }

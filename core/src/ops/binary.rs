@@ -61,8 +61,8 @@ binary! {
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * (a / b) / b", &[A, B])];
     /// a to the power of b; of integers an integer, modulo what its type holds.
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
-        Expr("select(g * b * m_pow(a, b - 1.0), 0.0, b == 0.0)", &[A, B]),
-        Expr("select(g * m_pow(a, b) * m_log(a), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
+        Expr("select(g * (b * m_pow(a, b - 1.0)), 0.0, b == 0.0)", &[A, B]),
+        Expr("select(g * (m_pow(a, b) * m_log(a)), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
     /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
     maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
@@ -71,6 +71,27 @@ binary! {
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
+    /// The larger; beside NaN the other. Equal operands share the gradient.
+    fmax: Any, "select(select(m_max(a, b), a, m_isnan(b)), b, m_isnan(a))"
+        | "select(select(max(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
+
+        Expr("select(select(T(0), g, a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
+    /// The smaller; beside NaN the other. Equal operands share the gradient.
+    fmin: Any, "select(select(m_min(a, b), a, m_isnan(b)), b, m_isnan(a))"
+        | "select(select(min(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
+
+        Expr("select(select(T(0), g, a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
+    /// log(eᵃ + eᵇ), without the powers where they are large.
+    logaddexp: Float, "select(max(a, b) + m_log1p(m_exp(-abs(a - b))), a, a == b && !m_isfinite(a))", ["base", "exp", "log"], [
+        Expr("g * m_sigmoid(a - b)", &[A, B]), Expr("g * m_sigmoid(b - a)", &[A, B])];
+    /// The same to base 2: log2(2ᵃ + 2ᵇ).
+    logaddexp2: Float, "select(max(a, b) + m_log1p(m_exp2(-abs(a - b))) * 1.4426950408889634, a, a == b && !m_isfinite(a))",
+        ["base", "exp", "log"], [
+        Expr("g * m_sigmoid((a - b) * 0.6931471805599453)", &[A, B]), Expr("g * m_sigmoid((b - a) * 0.6931471805599453)", &[A, B])];
+    /// 0 for a < 0, 1 for a > 0, and b where a is 0.
+    heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
     /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
         Expr("select(g * b / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
@@ -93,6 +114,9 @@ binary! {
     /// a · log(b), and 0 where a is 0.
     xlogy: Float, "m_xlogy(a, b)", ["base", "log"], [
         Expr("select(g * m_log(b), 0.0, a == 0.0 && b <= 0.0)", &[A, B]), Expr("g * a / b", &[A, B])];
+    /// a · log(1 + b), and 0 where a is 0.
+    xlog1py: Float, "select(select(a * m_log1p(b), 0.0, a == 0.0), b, m_isnan(b))", ["base", "log"], [
+        Expr("select(g * m_log1p(b), 0.0, a == 0.0 && b <= -1.0)", &[A, B]), Expr("g * a / (b + 1.0)", &[A, B])];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.

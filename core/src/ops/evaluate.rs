@@ -172,6 +172,8 @@ impl Names<'_> {
             ("m_pow", [x, y]) => x.pow(y)?,
             ("m_hypot", [x, y]) => x.hypot(y)?,
             ("m_copysign", [x, y]) => x.copysign(y)?,
+            ("m_log1p", [x]) => x.log1p()?,
+            ("m_isnan", [x]) => return Ok(Value::Mask(x.detach().isnan()?)),
             ("m_isfinite", [x]) => return Ok(Value::Mask(x.detach().isfinite()?)),
             ("m_digamma", [x]) => x.digamma()?,
             (name, [x]) => {
@@ -286,6 +288,10 @@ impl Reader<'_, '_> {
             return known
                 .map(|(_, value)| value.clone())
                 .ok_or_else(|| self.names.fail(format!("`{name}` is not known")));
+        }
+        if name == "m_nan" {
+            self.expect(")")?;
+            return Ok(Value::Number(f64::NAN));
         }
         let mut args: SmallVec<[Value; 3]> = SmallVec::new();
         loop {

@@ -14,6 +14,8 @@ pub enum GridMode {
     Bilinear,
     /// The nearest element; the grid gets no gradient.
     Nearest,
+    /// Along cubic curves through four elements along each dimension, which also give the grid a gradient; as [`InterpolateMode::Bicubic`](super::InterpolateMode::Bicubic).
+    Bicubic,
 }
 
 /// What [`grid_sample`](Tensor::grid_sample) reads outside.
@@ -28,16 +30,20 @@ pub enum GridPadding {
     Reflection,
 }
 
-/// A place of -1 to 1 in elements of a dimension of `size`, inside of it but for zeros.
-fn place(grid: &Tensor, size: usize, padding: GridPadding, align_corners: bool) -> Result<Tensor> {
+/// A place of -1 to 1 in elements of a dimension of `size`.
+fn place(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
+    match align_corners {
+        true => grid.add(1.0)?.mul(0.5)?.mul(size as f64 - 1.0),
+        false => grid.add(1.0)?.mul(size as f64)?.sub(1.0)?.mul(0.5),
+    }
+}
+
+/// A place in elements of a dimension of `size`, inside of it but for zeros.
+fn inside(place: &Tensor, size: usize, padding: GridPadding, align_corners: bool) -> Result<Tensor> {
     let (n, last) = (size as f64, size as f64 - 1.0);
-    let place = match align_corners {
-        true => grid.add(1.0)?.mul(0.5)?.mul(last)?,
-        false => grid.add(1.0)?.mul(n)?.sub(1.0)?.mul(0.5)?,
-    };
     let place = match padding {
-        GridPadding::Zeros => return Ok(place),
-        GridPadding::Border => place,
+        GridPadding::Zeros => return Ok(place.clone()),
+        GridPadding::Border => place.clone(),
         GridPadding::Reflection => {
             // Between the middles of the outer elements, or their outer edges.
             let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
@@ -54,6 +60,14 @@ fn place(grid: &Tensor, size: usize, padding: GridPadding, align_corners: bool) 
     // No gradient where the edge holds: what lies there is another number.
     let outside = place.detach().le(0.0)?.logical_or(&place.detach().ge(last)?)?;
     place.detach().clamp(0.0, last)?.where_(&outside, &place)
+}
+
+/// The weights of the four elements around a place that is `t` behind the second of them (Keys, 1981, with a = -0.75).
+fn cubic(t: &Tensor) -> Result<[Tensor; 4]> {
+    let near = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
+    let far = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
+    let rest = t.neg()?.add(1.0)?;
+    Ok([far(&t.add(1.0)?)?, near(t)?, near(&rest)?, far(&rest.add(1.0)?)?])
 }
 
 /// The elements of `x` \[batch, channels, all\] at whole places, of one dimension each, times weights; nothing where they are outside.
@@ -139,42 +153,68 @@ impl Tensor {
         // Places need their digits: those of halves end at 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
-        let places =
-            (0..n).map(|d| place(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], padding, align_corners));
+        let held = |at: &Tensor, d: usize| inside(at, sizes[d], padding, align_corners);
+        let places = (0..n).map(|d| {
+            let place = place(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
+            // Of cubic curves the elements are held inside, not the place.
+            if mode == GridMode::Bicubic { Ok(place) } else { held(&place, d) }
+        });
         let places = places.collect::<Result<Vec<_>>>()?;
-        let x = self.flatten(2, -1)?;
+        // Of halves, sums of corners are rounded once.
+        let narrow = self.dtype().size() == 2;
+        let x = if narrow { self.to_dtype(DType::F32)? } else { self.clone() }.flatten(2, -1)?;
+        // Sums over all ways to take one of the neighbours along each dimension: their places, and their weights.
+        let blend = |axes: Vec<Vec<(Tensor, Tensor)>>| -> Result<Tensor> {
+            let count: usize = axes.iter().map(Vec::len).product();
+            let mut sum: Option<Tensor> = None;
+            for mut choice in 0..count {
+                let (mut at, mut weight) = (Vec::with_capacity(n), None::<Tensor>);
+                for axis in &axes {
+                    let (place, part) = &axis[choice % axis.len()];
+                    choice /= axis.len();
+                    at.push(place.clone());
+                    weight = Some(match weight {
+                        Some(weight) => weight.mul(part)?,
+                        None => part.clone(),
+                    });
+                }
+                let part = corner(&x, &at, sizes, weight)?;
+                sum = Some(match sum {
+                    Some(sum) => sum.add(&part)?,
+                    None => part,
+                });
+            }
+            sum.ok_or_else(|| Error::argument(OP, "has no corners"))
+        };
         let out = match mode {
             GridMode::Nearest => {
                 let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
                 corner(&x, &nearest, sizes, None)?
             }
-            GridMode::Bilinear => {
-                let low = places.iter().map(|at| at.detach().floor()).collect::<Result<Vec<_>>>()?;
-                let high = low.iter().map(|at| at.add(1.0)).collect::<Result<Vec<_>>>()?;
-                let mut sum: Option<Tensor> = None;
-                for bits in 0..1usize << n {
-                    let upper = |d: usize| bits >> d & 1 == 1;
-                    let at: Vec<Tensor> =
-                        (0..n).map(|d| if upper(d) { high[d].clone() } else { low[d].clone() }).collect();
-                    let mut weight: Option<Tensor> = None;
-                    for d in 0..n {
-                        let part =
-                            if upper(d) { places[d].sub(&low[d])? } else { high[d].sub(&places[d])? };
-                        weight = Some(match weight {
-                            Some(weight) => weight.mul(&part)?,
-                            None => part,
-                        });
-                    }
-                    let part = corner(&x, &at, sizes, weight)?;
-                    sum = Some(match sum {
-                        Some(sum) => sum.add(&part)?,
-                        None => part,
-                    });
-                }
-                sum.ok_or_else(|| Error::argument(OP, "has no corners"))?
-            }
+            GridMode::Bilinear => blend(
+                places
+                    .iter()
+                    .map(|at| {
+                        let low = at.detach().floor()?;
+                        let high = low.add(1.0)?;
+                        let weights = (high.sub(at)?, at.sub(&low)?);
+                        Ok(vec![(low, weights.0), (high, weights.1)])
+                    })
+                    .collect::<Result<_>>()?,
+            )?,
+            GridMode::Bicubic => blend(
+                places
+                    .iter()
+                    .enumerate()
+                    .map(|(d, at)| {
+                        let low = at.detach().floor()?;
+                        let weights = cubic(&at.sub(&low)?)?.into_iter().enumerate();
+                        weights.map(|(k, weight)| Ok((held(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
+                    })
+                    .collect::<Result<_>>()?,
+            )?,
         };
-        out.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
+        out.to_dtype(self.dtype())?.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
     }
 
     /// The grid for [`grid_sample`](Self::grid_sample) of affine maps, `self`: \[batch, 2, 3\] for images of `size` \[batch, channels, height, width\], \[batch, 3, 4\] for

@@ -492,7 +492,7 @@ impl Tensor {
     /// one element for each channel.
     ///
     /// # Errors
-    /// As [`layer_norm`](Self::layer_norm); the channels do not divide into the groups.
+    /// As [`layer_norm`](Self::layer_norm); the channels do not divide into the groups; an entry is empty.
     #[track_caller]
     pub fn group_norm(
         &self,
@@ -504,6 +504,9 @@ impl Tensor {
         recast!("group_norm", [self, weight, bias], |x, w, b| {
             x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
         });
+        if self.shape().iter().skip(1).any(|&extent| extent == 0) {
+            return Err(Error::shape("group_norm", "takes entries that are not empty", &[self.shape()]));
+        }
         self.norm_groups("group_norm", groups, [weight, bias], eps)
     }
 

@@ -46,6 +46,9 @@ impl Tensor {
     /// As [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d(&self, window: Pool1d) -> Result<Tensor> {
+        if self.rank() == 2 && self.shape()[0] == 0 {
+            return Err(Error::shape("max_pool1d", "takes at least one channel", &[self.shape()]));
+        }
         signal(self, |x| x.max_pool2d(window.part(LINE)))
     }
 

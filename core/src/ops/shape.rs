@@ -191,11 +191,14 @@ impl Tensor {
     /// Elements moved by `shift` along a dimension; those that leave at one end enter at the other.
     ///
     /// # Errors
-    /// `dim` is out of range.
+    /// `dim` is out of range; there are no dimensions.
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
-        if n == 0 || self.rank() == 0 {
+        if self.rank() == 0 {
+            return Err(Error::shape("roll", "takes at least one dimension", &[self.shape()]));
+        }
+        if n == 0 {
             return Ok(self.clone());
         }
         let cut = n - shift.rem_euclid(n as isize) as usize;

@@ -7,9 +7,10 @@ use crate::dtype::DType;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
-/// One entry an operation: documentation, name (and that in place), types, expression (and the plain one), files of math, gradient.
+/// One entry an operation: documentation, name (and that in place), what its numbers have to be, types, expression (and the plain one),
+/// files of math, gradient.
 macro_rules! unary {
-    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*): $types:ident, $expr:literal $(| $plain:literal)?,
+    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*) $(where ($holds:expr, $rule:literal))?: $types:ident, $expr:literal $(| $plain:literal)?,
         [$($math:literal),*], $grad:expr;)*) => {
         #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
         mod records {
@@ -30,23 +31,32 @@ macro_rules! unary {
                 $(#[$doc])*
                 ///
                 /// # Errors
+                $(#[doc = concat!("It ", $rule, "; others are errors.")])?
                 /// The dtype is not taken; memory runs out.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
+                    $(let holds = $holds;
+                    if !holds {
+                        return Err(Error::argument(stringify!($name), $rule));
+                    })?
                     pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
-                unary!(@inplace $($inplace)?, $name, $($attr),*);
+                unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
             )*
         }
     };
-    (@inplace , $name:ident, $($attr:ident),*) => {};
-    (@inplace $inplace:ident, $name:ident, $($attr:ident),*) => {
+    (@inplace , $name:ident, [$($check:tt)*], $($attr:ident),*) => {};
+    (@inplace $inplace:ident, $name:ident, [$($holds:expr, $rule:literal)?], $($attr:ident),*) => {
         /// The same in place.
         ///
         /// # Errors
         /// The result is a float and the tensor is not; a leaf that requires a gradient is changed while recording is on.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
+            $(let holds = $holds;
+            if !holds {
+                return Err(Error::argument(stringify!($inplace), $rule));
+            })?
             pointwise_(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
@@ -120,6 +130,15 @@ unary! {
     erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
     /// 1 / (1 + e⁻ᵃ).
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
+    /// sin(πa) / πa, and 1 at 0.
+    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "trig"],
+        Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
+    /// The normal distribution's Φ: how likely a number below a is. PyTorch's `special.ndtr`.
+    ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
+        Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
+    /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
+    entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
+        Expr("-g * (m_log(a) + 1.0)", &[A]);
     /// The largest integer not above a.
     floor / floor_(): Number, "floor(a)" | "a", [], Zero;
     /// The smallest integer not below a.
@@ -140,6 +159,12 @@ unary! {
     isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
     /// Whether a is neither NaN nor an infinity.
     isfinite(): Predicate, "m_isfinite(a)" | "abs(a) <= 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is ∞.
+    isposinf(): Predicate, "m_isinf(a) && a > 0.0" | "a > 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is -∞.
+    isneginf(): Predicate, "m_isinf(a) && a < 0.0" | "a < -1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a has the sign of negative numbers, as -0 has.
+    signbit(): Predicate, "m_signbit(a)" | "m_signbit(f32(a))", ["base"], NoGrad;
     /// NaN and infinities replaced by the given numbers.
     nan_to_num_with(nan, posinf, neginf): Float,
         "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))", ["base"],
@@ -156,6 +181,15 @@ static POLYGAMMA: Pointwise = Pointwise {
     types: Types::Float,
     math: &["base", "polygamma"],
     grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
+};
+
+static LOGIT: Pointwise = Pointwise {
+    name: "logit",
+    expr: "m_log(a / (1.0 - a))",
+    plain: "",
+    types: Types::Float,
+    math: &["base", "log"],
+    grads: &[Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])],
 };
 
 static BITWISE_NOT: Pointwise =
@@ -176,6 +210,22 @@ impl Tensor {
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
         pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+    }
+
+    /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.
+    ///
+    /// # Errors
+    /// The dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
+        let Some(eps) = eps else { return pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        // Where the bounds cross, what is below is raised and all else lowered, as in PyTorch.
+        let held = match eps <= 0.5 {
+            true => x.clamp(eps, 1.0 - eps)?,
+            false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
+        };
+        held.logit(None)
     }
 
     /// Every bit flipped; of a bool, the truth.

@@ -132,6 +132,12 @@ fn wrong_arguments(device: &Device) -> Result<()> {
         Tensor::from_slice(&[1.0f32; 5], &[2, 3], device),
         "from_slice: shape [2, 3] of f32 takes 6 elements, the data has 5",
     )?;
+    says(x.softshrink(-0.5), "softshrink: takes a lambda of at least 0")?;
+    says(x.hardtanh(1.0, -1.0), "hardtanh: takes a min_val that is not above max_val")?;
+    says(x.hardtanh_(1.0, -1.0), "hardtanh_: takes a min_val that is not above max_val")?;
+    says(x.celu(0.0), "celu: takes an alpha that is not 0")?;
+    says(x.rrelu(0.5, 0.1, false), "rrelu: takes a lower bound that is not above 0.1, got 0.5")?;
+    says(x.trace()?.roll(1, 0), "roll: takes at least one dimension; got []")?;
     says(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
     says(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
     says(

@@ -27,12 +27,25 @@ pub(super) fn register(t: &mut Table) {
         "nn.functional.silu" => silu, "clone" => copy, "lgamma" => lgamma, "nn.functional.selu" => selu,
         "nn.functional.mish" => mish, "nn.functional.logsigmoid" => logsigmoid, "nn.functional.softsign" => softsign,
         "nn.functional.tanhshrink" => tanhshrink, "nn.functional.hardsigmoid" => hardsigmoid,
-        "nn.functional.hardswish" => hardswish);
+        "nn.functional.hardswish" => hardswish, "acosh" => acosh, "asinh" => asinh, "atanh" => atanh, "digamma" => digamma,
+        "reciprocal" => reciprocal, "deg2rad" => deg2rad, "sinc" => sinc, "isposinf" => isposinf, "isneginf" => isneginf,
+        "signbit" => signbit, "special.ndtr" => ndtr, "special.entr" => entr);
     binary!(t, "mul" => mul, "true_divide" => div, "pow" => pow, "maximum" => maximum, "minimum" => minimum,
         "atan2" => atan2, "eq" => eq, "ne" => ne, "lt" => lt, "le" => le, "gt" => gt, "ge" => ge,
         "logical_and" => logical_and, "logical_or" => logical_or, "logical_xor" => logical_xor,
         "bitwise_and" => bitwise_and, "bitwise_or" => bitwise_or, "bitwise_xor" => bitwise_xor, "hypot" => hypot, "fmod" => fmod, "remainder" => remainder,
-        "floor_divide" => floor_divide, "copysign" => copysign, "xlogy" => xlogy);
+        "floor_divide" => floor_divide, "copysign" => copysign, "xlogy" => xlogy, "fmax" => fmax, "fmin" => fmin,
+        "logaddexp" => logaddexp, "logaddexp2" => logaddexp2, "special.xlog1py" => xlog1py);
+    t.op("heaviside", |a| one(a.t(0)?.heaviside(a.operand(1, "values", Scalar::Int(0))?)));
+    t.op("logit", |a| one(a.t(0)?.logit(a.get(1, "eps").is_some().then(|| a.f(1, "eps", 0.0)).transpose()?)));
+    t.op("polygamma", |a| {
+        // The database calls it as a function of the order, or as a method.
+        one(match a.get(0, "n").is_some_and(|n| n.is_number()) {
+            true => a.t(1)?.polygamma(a.i(0, "n", 0)? as usize),
+            false => a.t(0)?.polygamma(a.i(1, "n", 0)? as usize),
+        })
+    });
+    t.op("nn.functional.celu", |a| one(a.t(0)?.celu(a.f(1, "alpha", 1.0)?)));
     t.op("add", |a| {
         let (x, other) = (a.tensor_or_number(0, 1)?, a.operand(1, "other", Scalar::Int(0))?);
         match a.f(9, "alpha", 1.0)? {
@@ -94,7 +107,8 @@ pub(super) fn register(t: &mut Table) {
     t.op("nn.functional.leaky_relu", |a| one(a.t(0)?.leaky_relu(a.f(1, "negative_slope", 0.01)?)));
     t.op("nn.functional.gelu", |a| match a.s(1, "approximate", "none") {
         "tanh" => one(a.t(0)?.gelu_tanh()),
-        _ => one(a.t(0)?.gelu()),
+        "none" => one(a.t(0)?.gelu()),
+        other => anyhow::bail!("gelu by {other}"),
     });
     t.op("clamp_min", |a| one(a.t(0)?.maximum(a.operand(1, "min", Scalar::Int(0))?)));
     t.op("clamp_max", |a| one(a.t(0)?.minimum(a.operand(1, "max", Scalar::Int(0))?)));

@@ -4,7 +4,7 @@ use anyhow::Result;
 use forebay::ops::{CrossEntropy, Reduction};
 
 use super::super::args::Args;
-use super::{Table, missing, one};
+use super::{Table, one};
 
 fn reduction(a: &Args<'_>) -> Result<Reduction> {
     Ok(match a.s(usize::MAX, "reduction", "mean") {
@@ -12,7 +12,7 @@ fn reduction(a: &Args<'_>) -> Result<Reduction> {
         "mean" => Reduction::Mean,
         "sum" => Reduction::Sum,
         "batchmean" => Reduction::BatchMean,
-        other => return Err(missing(&format!("reduction {other}"))),
+        other => anyhow::bail!("reduction {other}"),
     })
 }
 

@@ -1,7 +1,7 @@
 //! Resizing, windows and views by strides, distances and bags.
 
 use anyhow::Result;
-use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode, PadMode};
+use forebay::ops::{BagMode, Bags, GridMode, GridPadding, Interpolate, InterpolateMode, PadMode};
 use forebay::tensor::Tensor;
 
 use super::index::renormed;
@@ -74,6 +74,19 @@ pub(super) fn register(t: &mut Table) {
             _ => a.t(0)?.clone(),
         };
         one(x.as_strided(&a.shape(1, "size")?, &a.shape(2, "stride")?, offset))
+    });
+    t.op("nn.functional.grid_sample", |a| {
+        let mode = match a.s(2, "mode", "bilinear") {
+            "nearest" => GridMode::Nearest,
+            "bicubic" => GridMode::Bicubic,
+            _ => GridMode::Bilinear,
+        };
+        let padding = match a.s(3, "padding_mode", "zeros") {
+            "border" => GridPadding::Border,
+            "reflection" => GridPadding::Reflection,
+            _ => GridPadding::Zeros,
+        };
+        one(a.t(0)?.grid_sample(a.t(1)?, mode, padding, a.b(4, "align_corners", false)))
     });
     t.op("cdist", |a| one(a.t(0)?.cdist(a.t(1)?, a.f(2, "p", 2.0)?)));
     t.op("cross", |a| one(a.t(0)?.cross(a.t(1)?, a.opt_i(2, "dim")?.map(|d| d as isize))));
