@@ -387,12 +387,8 @@ fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
     let sizes = GptOptions { context: 512, ..GptOptions::preset("gpt2-124m")? };
     let all = vec![true; sizes.layers];
     let [parts, single] = [(2, 4), (1, 8)].map(|(rows, count)| Choice::new(rows, count));
-    let ways = [
-        ("accumulated", parts.clone()),
-        ("accumulated, on the host", parts.clone().offload(&all).with_offloaded_state()),
-        ("accumulated, bf16, every block again", parts.recompute(&all).with_precision(DType::BF16)),
-        ("one by one", single),
-    ];
+    let ways =
+        [("accumulated, on the host", parts.offload(&all).with_offloaded_state()), ("one by one", single)];
     for (name, choice) in ways {
         let train = |steps: usize, config: Config| -> Result<u64> {
             let device = Device::null(Profile::card("h100")?.with_config(config));
@@ -415,9 +411,14 @@ fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
             }
             Ok(device.memory().peak_reserved())
         };
-        let predicted = train(PREDICTED, Config::default())?;
-        let taken = train(STEPS, Config { max_memory: Some(predicted), ..Config::default() })?;
-        ensure!(taken <= predicted, "{name}: {taken} bytes of {predicted}");
+        for expandable_segments in [true, false] {
+            let config = Config { expandable_segments, ..Config::default() };
+            let predicted = train(PREDICTED, config)?;
+            let limited = Config { max_memory: Some(predicted), ..config };
+            let taken =
+                train(STEPS, limited).with_context(|| format!("expandable: {expandable_segments}"))?;
+            ensure!(taken <= predicted, "{name}: {taken} bytes of {predicted}");
+        }
     }
     Ok(())
 }
