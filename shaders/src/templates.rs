@@ -82,6 +82,7 @@ templates! {
     "math/gamma",
     "math/polygamma",
     "math/kept",
+    "math/pairs",
     "math/activation",
 }
 

@@ -19,6 +19,11 @@ held: with a width of 4 and at least 256 lanes, elements of workgroup memory tha
 {% include "math/base" %}
 {% include "math/exp" %}
 {% include "math/log" %}
+{#- Logits and gradients of 16 bits take exponentials that are right in those, and arithmetic that memory does not wait for. -#}
+{% set near = dtype in ["f16", "bf16"] %}
+{#- They are compared in pairs, as they lie. -#}
+{% set pairs = near and width == 4 and pass != "backward" %}
+{% if pairs %}{% include "math/pairs" %}{% endif %}
 {{ t.prelude() }}
 struct Params {
     rows: u32,
@@ -66,8 +71,6 @@ struct Params {
 {{ rows.functions(lanes, across) }}
 {{ rows.steps(width) }}
 {{ rows.each("step_exp_down", "m_exp_down", width) }}
-{#- Logits and gradients of 16 bits take exponentials that are right in those, and arithmetic that memory does not wait for. -#}
-{% set near = dtype in ["f16", "bf16"] %}
 {{ rows.each("step_near_exp2", "m_near_exp2", width) }}
 const LOG2_E = 1.442695;
 {% set reach = lanes * width %}
@@ -80,21 +83,29 @@ fn weight_of(c: u32) -> f32 { return {{ "weight_at(min(c, p.extent - 1u))" if we
 // The classes of a step, and the logits of them; what lies beyond the row is impossible.
 {% if width == 4 %}
 fn classes(c: u32) -> vec4<u32> { return vec4<u32>(c, c + 1u, c + 2u, c + 3u); }
-{% else %}
-fn classes(c: u32) -> u32 { return c; }
-{% endif %}
-fn within(v: Step, c: u32) -> Step {
-    {% if ragged %}
-    return select(Step(m_from_bits(0xff800000u)), v, classes(c) < vec4<u32>(p.extent));
+alias Quad = {{ t.quad_type(dtype) }};
+fn within(q: Quad, c: u32) -> Quad {
+    {% if ragged and near %}
+    let inside = classes(c) < vec4<u32>(p.extent);
+    let low = select(vec2<u32>({{ "0xff80u" if dtype == "bf16" else "0xfc00u" }}), q & vec2<u32>(0xffffu), inside.xz);
+    let high = select(vec2<u32>({{ "0xff800000u" if dtype == "bf16" else "0xfc000000u" }}), q & vec2<u32>(0xffff0000u), inside.yw);
+    return low | high;
+    {% elif ragged %}
+    return select(Quad(m_from_bits(0xff800000u)), q, classes(c) < vec4<u32>(p.extent));
     {% else %}
-    return v;
+    return q;
     {% endif %}
 }
-fn logits(base: u32, c: u32) -> Step { return within({{ source }}_step(base + c{{ stride }}), c); }
+fn quad(base: u32, c: u32) -> Quad { return within({{ source }}[(base + c) >> 2u], c); }
+fn numbers(q: Quad) -> Step { return {{ t.quad_value(dtype, "q") }}; }
+fn logits(base: u32, c: u32) -> Step { return numbers(quad(base, c)); }
+{% else %}
+fn classes(c: u32) -> u32 { return c; }
+fn logits(base: u32, c: u32) -> Step { return {{ source }}_step(base + c * p.stride); }
+{% endif %}
 {% if held %}
 // Who writes an element here reads it again: there is nothing to wait for.
-var<workgroup> row: array<{{ t.quad_type(dtype) }}, {{ held // 4 }}>;
-{{ t.quad_read("row", dtype) }}
+var<workgroup> row: array<Quad, {{ held // 4 }}>;
 {% endif %}
 // One of them.
 fn logit(base: u32, c: u32) -> f32 {
@@ -159,45 +170,53 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     var largest = m_from_bits(0xff800000u);
     var sum = 0.0;
-    {% if near %}
-    {% set bits = "vec4<u32>" if width == 4 else "u32" %}
-    var magnitude = {{ bits }}(0u);
+    {% if pairs %}
+    var larger = {{ "0xff80ff80u" if dtype == "bf16" else "0xfc00fc00u" }};
+    var marks = 0u;
+    {% elif near %}
+    var magnitude = 0u;
     {% endif %}
     for (var at = first; at < extent; at += {{ reach * turn }}u) {
         {% for k in range(turn) %}
         let in{{ k }} = at + {{ k * reach }}u < extent;
         let c{{ k }} = select(at, at + {{ k * reach }}u, in{{ k }});
-        {% if held %}
-        let w{{ k }} = {{ source }}[(base + c{{ k }}) >> 2u];
-        {% else %}
-        let x{{ k }} = logits(base, c{{ k }});
-        {% endif %}
+        let {{ "q" if width == 4 else "x" }}{{ k }} = {{ "quad" if width == 4 else "logits" }}(base, c{{ k }});
         {% endfor %}
-        {% if held %}
+        {% if width == 4 %}
         {% for k in range(turn) %}
-        row[c{{ k }} >> 2u] = w{{ k }};
-        let x{{ k }} = within({{ t.quad_value(dtype, "w" ~ k) }}, c{{ k }});
+        {% if held %}
+        row[c{{ k }} >> 2u] = q{{ k }};
+        {% endif %}
+        let x{{ k }} = numbers(q{{ k }});
         {% endfor %}
         {% endif %}
         let before = largest;
         {% for k in range(turn) %}
-        {% if near %}
-        magnitude = max(magnitude, bitcast<{{ bits }}>(x{{ k }}) & {{ bits }}(0x7fffffffu));
-        largest = max(largest, {{ "max(max(x" ~ k ~ ".x, x" ~ k ~ ".y), max(x" ~ k ~ ".z, x" ~ k ~ ".w))" if width == 4 else "x" ~ k }});
+        {% if pairs %}
+        larger = m_pair_{{ dtype }}_larger(larger, m_pair_{{ dtype }}_larger(q{{ k }}.x, q{{ k }}.y));
+        marks = m_pair_{{ dtype }}_marked(m_pair_{{ dtype }}_marked(marks, q{{ k }}.x), q{{ k }}.y);
+        {% elif near %}
+        magnitude = max(magnitude, m_bits(x{{ k }}) & 0x7fffffffu);
+        largest = max(largest, x{{ k }});
         {% else %}
         largest = m_max(largest, step_max(x{{ k }}));
         {% endif %}
         {% endfor %}
+        {% if pairs %}
+        largest = max(m_pair_{{ dtype }}_numbers(larger).x, m_pair_{{ dtype }}_numbers(larger).y);
+        {% endif %}
         let now = anchor(largest);
         sum *= m_exp_down(before - now);
         {% for k in range(turn) %}
         sum += select(0.0, step_sum({{ "step_near_exp2((x" ~ k ~ " - now) * LOG2_E)" if near else "step_exp_down(x" ~ k ~ " - now)" }}), in{{ k }});
         {% endfor %}
     }
-    {% if near %}
+    {% if pairs %}
+    let ends = m_pair_{{ dtype }}_numbers(larger);
+    if m_isnan(ends.x) | m_isnan(ends.y) | ((marks & 0x80008000u) != 0u) { largest = m_nan(); }
+    {% elif near %}
     // Numbers past infinity's are NaN, which `max` may pass over.
-    let most = {{ "max(max(magnitude.x, magnitude.y), max(magnitude.z, magnitude.w))" if width == 4 else "magnitude" }};
-    if most > 0x7f800000u { largest = m_nan(); }
+    if magnitude > 0x7f800000u { largest = m_nan(); }
     {% endif %}
     let m = row_max(largest, thread);
     let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
@@ -275,7 +294,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let in{{ k }} = c{{ k }} < extent;
         {% if held %}
         let near{{ k }} = select(at, c{{ k }}, in{{ k }});
-        let x{{ k }} = within(row_quad(near{{ k }} >> 2u), near{{ k }});
+        let x{{ k }} = numbers(row[near{{ k }} >> 2u]);
         {% else %}
         let x{{ k }} = logits(base, select(at, c{{ k }}, in{{ k }}));
         {% endif %}

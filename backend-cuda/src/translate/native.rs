@@ -1,11 +1,15 @@
 //! Functions of the kernels that CUDA has an instruction for: they keep their signature, and the prelude has their body.
 
 /// Ends of names, and what stands in the prelude for functions with such a name.
-const NATIVE: [(&str, &str); 4] = [
+const NATIVE: [(&str, &str); 8] = [
     ("m_near_exp2", "near_exp2"),
     ("m_near_inverse", "near_inverse"),
     ("_pair_bf16", "pair_bf16"),
     ("_pair_f16", "pair_f16"),
+    ("m_pair_bf16_larger", "pair_bf16_larger"),
+    ("m_pair_f16_larger", "pair_f16_larger"),
+    ("m_pair_bf16_marked", "pair_bf16_marked"),
+    ("m_pair_f16_marked", "pair_f16_marked"),
 ];
 
 /// The prelude's function for one of this name.

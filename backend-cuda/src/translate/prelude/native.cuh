@@ -28,4 +28,23 @@ WGSL_FN u32 pair_bf16(f32 a, f32 b) {
 #endif
 }
 
+// Before sm_80, which keeps NaN in the larger one, they do as WGSL's text does.
+#if __CUDA_ARCH__ >= 800
+WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+WGSL_FN u32 pair_f16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
+WGSL_FN u32 pair_bf16_marked(u32 marks, u32) { return marks; }
+WGSL_FN u32 pair_f16_marked(u32 marks, u32) { return marks; }
+#else
+WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) {
+    const u32 low = __float_as_uint(fmaxf(__uint_as_float(a << 16), __uint_as_float(b << 16)));
+    return low >> 16 | __float_as_uint(fmaxf(__uint_as_float(a & 0xffff0000u), __uint_as_float(b & 0xffff0000u)));
+}
+WGSL_FN u32 pair_f16_larger(u32 a, u32 b) {
+    const auto half = [](u32 bits) { f16 h; h.bits = static_cast<unsigned short>(bits); return widen(h); };
+    return pair_f16(fmaxf(half(a), half(b)), fmaxf(half(a >> 16), half(b >> 16)));
+}
+WGSL_FN u32 pair_bf16_marked(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x007f007fu); }
+WGSL_FN u32 pair_f16_marked(u32 marks, u32 pair) { return marks | ((pair & 0x7fff7fffu) + 0x03ff03ffu); }
+#endif
+
 } // namespace wgsl
