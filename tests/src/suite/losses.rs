@@ -11,6 +11,7 @@ use forebay::tensor::Tensor;
 super::tests![
     cross_entropy_of_many_classes,
     cross_entropy_over_its_logits,
+    cross_entropy_sees_nan,
     a_layer_with_its_loss,
     a_layer_with_its_loss_under_autocast,
     a_layer_with_its_loss_is_captured,
@@ -105,6 +106,46 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
             after <= before,
             "{name}: the gradient lies where the logits lay, {after} bytes after {before}"
         );
+    }
+    Ok(())
+}
+
+fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
+    let target = Tensor::from_slice(&[1i32, 2, 3], &[3], device)?;
+    let each = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    // By whole quads and by elements; 16-bit ones are compared in pairs.
+    for (dtype, extent) in
+        [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 4097)])
+    {
+        for (place, nan) in [(6, f32::NAN), (7, -f32::NAN), (extent - 1, f32::NAN)] {
+            let mut numbers = vec![0.5f32; 3 * extent];
+            numbers[extent + place] = nan;
+            let x = Tensor::from_slice(&numbers, &[3, extent], device)?.to_dtype(dtype)?.requires_grad_()?;
+            let losses = x.cross_entropy_with(&target, &each)?;
+            losses.sum_all()?.backward()?;
+            let name = format!("{extent} {dtype}, NaN at {place}");
+            let seen = |t: &Tensor| -> Result<Vec<bool>> {
+                Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?.iter().map(|v| v.is_nan()).collect())
+            };
+            ensure!(seen(&losses)? == [false, true, false], "{name}: {:?}", seen(&losses)?);
+            let rows = seen(&grad(&x)?)?;
+            let found: Vec<usize> = rows.chunks(extent).map(|row| row.iter().filter(|v| **v).count()).collect();
+            ensure!(found == [0, extent, 0], "{name}, gradient: {found:?} are NaN");
+        }
+    }
+    // Losses with gradients in one kernel, of rows that a workgroup keeps or does not.
+    for (dtype, classes) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)]) {
+        let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
+        let mut numbers = [0.25f32; 12];
+        numbers[5] = f32::NAN;
+        let x = Tensor::from_slice(&numbers, &[3, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
+        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropy::default())?;
+        ensure!(loss.item()?.is_nan(), "{classes} {dtype}: the loss is a number");
+        loss.backward()?;
+        let found: Vec<bool> =
+            grad(&x)?.to_dtype(DType::F32)?.to_vec::<f32>()?.iter().map(|v| v.is_nan()).collect();
+        let expected: Vec<bool> = (0..12).map(|i| i / 4 == 1).collect();
+        ensure!(found == expected, "{classes} {dtype}: {found:?}");
     }
     Ok(())
 }
