@@ -193,19 +193,21 @@ struct Heads {
     at: u64,
     batch: i64,
     head: i64,
-    row: i64,
+    row: i32,
+    unused: i32,
 }
 
 impl Heads {
-    /// `None` where its rows do not begin at multiples of 16 bytes.
+    /// `None` where its rows do not begin at multiples of 16 bytes, or lie 2^31 elements apart.
     fn new(operand: &AttentionOperand) -> Option<Self> {
         let at = operand.segment.0 + operand.offset;
         let steps = [operand.batch_stride, operand.head_stride, operand.row_stride];
         if !at.is_multiple_of(16) || steps.iter().any(|step| !step.is_multiple_of(8)) {
             return None;
         }
-        let [batch, head, row] = steps.map(i64::try_from);
-        Some(Self { at, batch: batch.ok()?, head: head.ok()?, row: row.ok()? })
+        let [batch, head, row] = steps;
+        let (batch, head) = (i64::try_from(batch).ok()?, i64::try_from(head).ok()?);
+        Some(Self { at, batch, head, row: i32::try_from(row).ok()?, unused: 0 })
     }
 }
 

@@ -30,7 +30,8 @@ typedef long long i64;
 // Heads of rows of HEAD elements; strides in elements, multiples of 8.
 struct Heads {
     u16* at;
-    i64 batch, head, row;
+    i64 batch, head;
+    int row, unused;
 };
 
 struct Params {
@@ -75,6 +76,9 @@ template <int TILE_ROWS> INLINE u32 place(u32 tile, int row, int part) {
 INLINE void copy_async(u32 to, const void* from, bool inside) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(inside ? 16 : 0) : "memory");
 }
+INLINE void copy_async(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
 INLINE void copy_async4(u32 to, const void* from, bool inside) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(inside ? 4 : 0) : "memory");
 }
@@ -82,16 +86,23 @@ INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"
 template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // Begins to load the rows of a tile from row `first` on; rows from `end` on, and elements past HEAD, become zero.
-template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, i64 stride, int first, int end) {
+template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, int stride, int first, int end) {
     constexpr int PARTS = DEPTH / 8;
     if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
         // A thread's pieces lie a multiple of eight rows apart: one place, and steps.
         constexpr int STEP = THREADS / PARTS;
-        int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS, left = part * 8 < HEAD ? end - first - row : 0;
+        int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
         u32 to = place<TILE_ROWS>(tile, row, part);
-        const u16* at = from + (first + row) * stride + part * 8;
+        const u16* at = from + (i64)(first + row) * stride + part * 8;
+        // Most tiles are whole.
+        if (HEAD == DEPTH && first + TILE_ROWS <= end) {
 #pragma unroll
-        for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at);
+        } else {
+            int left = part * 8 < HEAD ? end - first - row : 0;
+#pragma unroll
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+        }
     } else {
 #pragma unroll
         for (int i = 0; i < TILE_ROWS * PARTS; i += THREADS) {
@@ -99,7 +110,7 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, i64 stride,
             if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
             int row = at / PARTS, part = at % PARTS;
             bool inside = first + row < end && part * 8 < HEAD;
-            copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (first + row) * stride + part * 8 : 0), inside);
+            copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (i64)(first + row) * stride + part * 8 : 0), inside);
         }
     }
 }
@@ -216,8 +227,14 @@ template <int N> INLINE void settle(Sums<N>& s) {
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(s.v[0][n][i])::"memory");
 }
 
-// 128-byte swizzle, eight rows of a panel every 1024 bytes.
-INLINE u64 describe(u32 at) { return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62; }
+// What wgmma is told of a place in shared memory, 128-byte swizzle and eight rows of a panel every 1024 bytes: the low word, to which steps are
+// added in units of 16 bytes, and all of it.
+INLINE u32 describe(u32 at) { return (at >> 4) + (1 << 16); }
+INLINE u64 described(u32 low) {
+    u64 all;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
+    return all;
+}
 
 #define F4(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define F32 F4(0), F4(1), F4(2), F4(3), F4(4), F4(5), F4(6), F4(7)
@@ -246,20 +263,20 @@ template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept&
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 from = describe(b + (k / 4) * (TILE_ROWS * 128) + n * 128 + (k % 4) * 32);
+            u64 from = described(describe(b) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], from);
             else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], from);
         }
 }
 // s = a · bᵀ, from rows `row` on of the tile `a` of A_ROWS rows.
 template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, u32 a, int row, u32 b) {
-    row &= ~63;
+    row = A_ROWS == 64 ? 0 : row & ~63;
 #pragma unroll
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 left = describe(a + (k / 4) * (A_ROWS * 128) + row * 128 + (k % 4) * 32);
-            u64 from = describe(b + (k / 4) * (TILE_ROWS * 128) + n * 128 + (k % 4) * 32);
+            u64 left = described(describe(a) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
+            u64 from = described(describe(b) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], left, from);
             else wgmma_ss<true>(&s.v[0][n / 8], left, from);
         }
@@ -270,7 +287,7 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
-            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], describe(b + panel * (TILE_ROWS * 128) + k * 2048));
+            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], described(describe(b) + panel * (TILE_ROWS * 8) + k * 128));
 }
 #else
 INLINE void products_begin() {}
@@ -338,7 +355,7 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
 
 // Rows of sums, each times its factor, to 16 bits in the warp's own rows of a tile, and from there to memory.
 template <int TILE_ROWS>
-INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, i64 stride, int first, int end) {
+INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, int stride, int first, int end) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
@@ -357,7 +374,7 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
         if (first + r >= end) break;
         u32 a, b, c, d;
         asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a), "=r"(b), "=r"(c), "=r"(d) : "r"(place<TILE_ROWS>(tile, row + r, part)) : "memory");
-        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to + (i64)(first + r) * stride + part * 8), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
     }
 }
 
@@ -407,18 +424,17 @@ INLINE int unit_row() { return warp_row(); }
 struct Work {
     int batch, head, tile;
 };
-// The block's number, asked for anew: what is worked out of it at the end takes no registers from the loop.
-INLINE int block_again() {
-    int id;
-    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(id));
-    return id;
-}
 
 // Which tile of which head block `id` works on, the most work of each group of heads first.
-INLINE Work work_of(int id, int heads, int batch, int tiles, int group, bool last_first) {
-    int total = heads * batch, wave = id / (group * tiles), within = id % (group * tiles);
-    int size = min(group, total - wave * group), tile = within / size, at = wave * group + within % size;
-    return {at / heads, at % heads, last_first ? tiles - 1 - tile : tile};
+INLINE Work work_of(u32 id, u32 heads, u32 batch, u32 tiles, u32 group, bool last_first) {
+    u32 total = heads * batch, wave = id / (group * tiles), within = id - wave * (group * tiles);
+    u32 size = min(group, total - wave * group), tile = within / size, at = wave * group + (within - tile * size);
+    u32 of_batch = at / heads;
+    return {(int)of_batch, (int)(at - of_batch * heads), (int)(last_first ? tiles - 1 - tile : tile)};
+}
+// The block's work, for its end: so it takes no registers from the loop. Barriers lie between.
+INLINE void put_down(Work& kept, const Work& work) {
+    if (threadIdx.x == 0) kept = work;
 }
 
 // Where the sums of a block go: of head `head` among those of queries, keys and values.
@@ -444,14 +460,14 @@ INLINE Span span_of(int start, int rows, int columns, int before, int behind) {
 // Marks what a row does not see, one of two (`half`) that a thread has of each 16: columns below i - before, above i + behind, and
 // behind the last.
 INLINE void hide(Sums<COLS>& s, int m, int half, int row, int column, int before, int behind, int last) {
-    int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), low = i - before, high = min(i + behind, last);
+    // Counted from the first column that this thread has.
+    int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), own = column + 2 * (lane & 3);
+    int low = i - before - own, high = min(i + behind, last) - own;
 #pragma unroll
     for (int n = 0; n < COLS / 8; n++)
 #pragma unroll
-        for (int k = 0; k < 2; k++) {
-            int at = column + 8 * n + 2 * (lane & 3) + k;
-            if (at < low || at > high) s.v[m][n][2 * half + k] = NEVER;
-        }
+        for (int k = 0; k < 2; k++)
+            if (8 * n + k < low || 8 * n + k > high) s.v[m][n][2 * half + k] = NEVER;
 }
 INLINE void hide(Sums<COLS>& s, int row, int column, int before, int behind, int last) {
 #pragma unroll

@@ -7,7 +7,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), g_tile = q_tile + TILE_BYTES(ROWS), k_tiles = g_tile + TILE_BYTES(ROWS);
     const u32 v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
+    __shared__ Work again;
     const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    put_down(again, work);
     const int kv_head = work.head / (p.heads / p.kv_heads);
     const u16* k_rows = head_of(p.k, work.batch, kv_head);
     const u16* v_rows = head_of(p.v, work.batch, kv_head);
@@ -49,8 +51,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
             float sum = 0;
             for (int part = lane & 3; inside && part < HEAD / 8; part += 4) {
                 u32 a[4], b[4];
-                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "l"(out_rows + query * p.out.row + part * 8));
-                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "l"(grad_rows + query * p.grad.row + part * 8));
+                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(a[0]), "=r"(a[1]), "=r"(a[2]), "=r"(a[3]) : "l"(out_rows + (i64)query * p.out.row + part * 8));
+                asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(b[0]), "=r"(b[1]), "=r"(b[2]), "=r"(b[3]) : "l"(grad_rows + (i64)query * p.grad.row + part * 8));
 #pragma unroll
                 for (int i = 0; i < 4; i++) sum += low_half(a[i]) * low_half(b[i]) + high_half(a[i]) * high_half(b[i]);
             }
@@ -132,13 +134,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         if (edge) step(true);
         else step(false);
     }
-    const Work again = work_of(block_again(), p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
+    copies_wait<0>();
+    __syncthreads();
     const int start = again.tile * ROWS, own = start + warp_row();
     float factor[ROWS16][2];
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
-    copies_wait<0>();
-    __syncthreads();
     store<ROWS>(dq, factor, q_tile, warp_row(), head_of(p.dq, again.batch, again.head), p.dq.row, own, p.queries);
     if (p.sums) store_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, sums_of(p, p.queries, again, again.head));
 }
@@ -148,7 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     extern __shared__ char memory[];
     const u32 k_tile = shared_base(memory), v_tile = k_tile + TILE_BYTES(ROWS), q_tiles = v_tile + TILE_BYTES(ROWS);
     const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), lines = g_tiles + STAGES * TILE_BYTES(COLS);
+    __shared__ Work again;
     const Work work = work_of(blockIdx.x, p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
+    put_down(again, work);
     const int shared_by = p.heads / p.kv_heads;
 
     // The tiles of queries that see some key of the block, for each head that shares the keys.
@@ -161,19 +164,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const uint4 random = *p.random;
 #endif
 
-    // What is fetched next: tile `next_tile` of head `next_head`.
+    // What is fetched next: tile `next_tile` of head `next_head`, whose rows lie here.
     int next_head = work.head * shared_by, next_tile = 0;
+    const u16 *q_rows = head_of(p.q, work.batch, next_head), *g_rows = head_of(p.grad, work.batch, next_head);
+    i64 line = (i64)(work.batch * p.heads + next_head) * p.queries;
     auto fetch = [&](int t) {
         if (t < count) {
-            int head = next_head, at = (first + next_tile) * COLS, stage = t % STAGES;
-            if (++next_tile == tiles) next_tile = 0, next_head++;
-            load<COLS>(q_tiles + stage * TILE_BYTES(COLS), head_of(p.q, work.batch, head), p.q.row, at, p.queries);
-            load<COLS>(g_tiles + stage * TILE_BYTES(COLS), head_of(p.grad, work.batch, head), p.grad.row, at, p.queries);
-            i64 line = (i64)(work.batch * p.heads + head) * p.queries;
-            for (int i = threadIdx.x; i < 2 * COLS; i += THREADS) {
+            const int at = (first + next_tile) * COLS, stage = t % STAGES;
+            load<COLS>(q_tiles + stage * TILE_BYTES(COLS), q_rows, p.q.row, at, p.queries);
+            load<COLS>(g_tiles + stage * TILE_BYTES(COLS), g_rows, p.grad.row, at, p.queries);
+#pragma unroll
+            for (int turn = 0; turn < 2 * COLS; turn += THREADS) {
+                const int i = turn + threadIdx.x;
+                if (2 * COLS % THREADS != 0 && i >= 2 * COLS) break;
                 bool inside = at + i % COLS < p.queries;
                 const float* from = p.stats + (i < COLS ? 0 : (i64)p.batch * p.heads * p.queries);
                 copy_async4(lines + (stage * 2 * COLS + i) * 4, from + (inside ? line + at + i % COLS : 0), inside);
+            }
+            if (++next_tile == tiles) {
+                next_tile = 0;
+                next_head++;
+                q_rows += p.q.head;
+                g_rows += p.grad.head;
+                line += p.queries;
             }
         }
         copies_commit();
@@ -269,11 +282,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         if (edge) step(true);
         else step(false);
     }
-    const Work again = work_of(block_again(), p.kv_heads, p.batch, (p.keys + ROWS - 1) / ROWS, p.group, false);
-    const int start = again.tile * ROWS, own = start + warp_row();
-    float factor[ROWS16][2];
     copies_wait<0>();
     __syncthreads();
+    const int start = again.tile * ROWS, own = start + warp_row();
+    float factor[ROWS16][2];
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) factor[m][0] = factor[m][1] = p.scale;
     store<ROWS>(dk, factor, k_tile, warp_row(), head_of(p.dk, again.batch, again.head), p.dk.row, own, p.keys);
