@@ -1,6 +1,7 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
 use super::heap::{NONE, Need, SHARED, State as Is};
+use super::rest::Missed;
 use super::source::{Piece, SegmentSource, SourceError};
 use super::state::{Growth, Idle, Idler, State};
 use crate::error::Result;
@@ -12,6 +13,9 @@ const SMALL_PIECE: u64 = 2 * MIB;
 const SMALL_AHEAD: u64 = 8;
 /// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
 const OWN_SEGMENT: u64 = 10 * MIB;
+/// For others the pool maps ahead up to this part more than the program uses; without a bound while that is less than the latter.
+const AHEAD: u64 = 32;
+const BEGUN: u64 = 512 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
 /// Plain segments in common are this part of what the program uses, from `large_segment_size` on: fewer calls.
@@ -41,6 +45,10 @@ const COMPACT_SLACK: f64 = 0.05;
 /// this part of that, is no sign that it does not settle.
 const STEP_LEAVES: u64 = 2;
 const STEP_MOVES: u64 = 4;
+/// What has moved lately is no proof that a program never settles until it is this part of what it uses, beyond what is free: by then the
+/// pool holds no more than that part for it.
+const UNSETTLED: u64 = 12;
+const DOUBTFUL: u64 = 56;
 /// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
 /// for each other, or by being copied. And the pieces that a wait for the device counts as.
 const REQUESTED: u64 = 24;
@@ -189,7 +197,8 @@ impl State {
         let grow = place.map_or_else(|| self.segment_size(need), |p| p.missing);
         if place.is_some() && self.surplus_of(need, grow) > 0 {
             let counters = &self.heap.counters;
-            self.rest.missing(counters.lent(), need.size, counters.reserved().saturating_add(grow));
+            let what = Missed { size: need.size, active: counters.active() };
+            self.rest.missing(counters.lent(), what, counters.reserved().saturating_add(grow));
         }
         let surplus = self.surplus_of(need, grow);
         if surplus == 0 {
@@ -486,12 +495,18 @@ impl State {
     /// How much to map for a request, where `missing` bytes must be: more at once saves calls. What is not used now
     /// moves to where it is.
     fn growth(&self, need: &Need, missing: u64, page: u64) -> u64 {
-        let slack = self.target(need).saturating_sub(self.heap.counters.reserved());
+        let reserved = self.heap.counters.reserved();
+        let slack = self.target(need).saturating_sub(reserved);
         let more = if self.is_small(need) {
             SMALL_PIECE.max(page).max(slack.min(self.mapped(need) / SMALL_AHEAD))
         } else {
             let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
-            if need.size < OWN_SEGMENT { rounded } else { rounded.min(missing.max(slack)) }
+            let most = self.most_active(need);
+            match need.size < OWN_SEGMENT {
+                true if most < BEGUN => rounded,
+                true => rounded.min(missing.max(slack).max((most + most / AHEAD).saturating_sub(reserved))),
+                false => rounded.min(missing.max(slack)),
+            }
         };
         more / page * page
     }
@@ -518,7 +533,8 @@ impl State {
         let copies = self.virtual_memory.is_none() && self.compacts();
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
-        let unsettled = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
+        let beyond = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
+        let unsettled = if beyond < most / UNSETTLED { beyond.min(most / DOUBTFUL) } else { beyond };
         slack.saturating_add(unsettled).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
     }
 

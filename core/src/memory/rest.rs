@@ -2,8 +2,8 @@
 //!
 //! A pool that holds hardly more than a program uses has to move memory while it finds an arrangement that a step fits into. Not every
 //! step has one, and what has moved lately (see `Moved` in `grow`) does not tell: a large program may move a little in each step for ever.
-//! Such a program repeats itself, and that can be seen: memory is missing for a request of the same size, over and over, with the same
-//! number of bytes lent in between.
+//! Such a program repeats itself, and that can be seen: memory is missing for a request of the same size while as much is in use, over and
+//! over, with the same number of bytes lent in between. Layers that are alike are no such steps: each of them leaves something.
 
 /// How many growths are remembered: those of some steps.
 const GROWTHS: usize = 128;
@@ -13,18 +13,27 @@ const STAGES: [(usize, u64); 2] = [(4, 36), (16, 12)];
 /// That it is at least, in programs so small that pages count.
 const LEAST: u64 = 16 << 20;
 
+/// What memory was missing for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Missed {
+    /// The size of the request.
+    pub(super) size: u64,
+    /// The bytes that were in use by then.
+    pub(super) active: u64,
+}
+
 /// The latest growths that memory had to move for, and what the pool may hold so that they end.
 #[derive(Debug)]
 pub(super) struct Rest {
-    /// The bytes that were ever lent by then, and the size of the request.
-    latest: [(u64, u64); GROWTHS],
+    /// The bytes that were ever lent by then.
+    latest: [(u64, Missed); GROWTHS],
     next: usize,
     held: [u64; STAGES.len()],
 }
 
 impl Default for Rest {
     fn default() -> Self {
-        Self { latest: [(0, 0); GROWTHS], next: 0, held: [0; _] }
+        Self { latest: [(0, Missed::default()); GROWTHS], next: 0, held: [0; _] }
     }
 }
 
@@ -36,10 +45,10 @@ impl Rest {
         held.max().unwrap_or(0)
     }
 
-    /// Memory is missing for a request of `size` bytes after `lent` bytes were ever lent. Where that comes again and again, the pool
-    /// may hold `held` bytes, which is what it would if it grew.
-    pub(super) fn missing(&mut self, lent: u64, size: u64, held: u64) {
-        let ago = |&(at, of): &(u64, u64)| lent.checked_sub(at).filter(|ago| of == size && *ago > 0);
+    /// Memory is missing after `lent` bytes were ever lent. Where that comes again and again for the same, the pool may hold `held` bytes,
+    /// which is what it would if it grew.
+    pub(super) fn missing(&mut self, lent: u64, what: Missed, held: u64) {
+        let ago = |&(at, of): &(u64, Missed)| lent.checked_sub(at).filter(|ago| of == what && *ago > 0);
         let times = |period| self.latest.iter().filter_map(ago).filter(|ago| ago % period == 0).count();
         let times = self.latest.iter().filter_map(ago).map(times).max().unwrap_or(0);
         for (most, (least, _)) in self.held.iter_mut().zip(STAGES) {
@@ -47,7 +56,7 @@ impl Rest {
                 *most = held.max(*most);
             }
         }
-        self.latest[self.next] = (lent, size);
+        self.latest[self.next] = (lent, what);
         self.next = (self.next + 1) % GROWTHS;
     }
 }
@@ -58,15 +67,19 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
+    fn of(size: u64) -> Missed {
+        Missed { size, active: GIB }
+    }
+
     #[test]
     fn what_comes_again_and_again_is_held() {
         let mut rest = Rest::default();
         for step in 1..=4 {
-            rest.missing(step * 10 * GIB + 5, 100, 2 * GIB);
-            rest.missing(step * 10 * GIB + 7, 200, 2 * GIB);
+            rest.missing(step * 10 * GIB + 5, of(100), 2 * GIB);
+            rest.missing(step * 10 * GIB + 7, of(200), 2 * GIB);
             assert_eq!(rest.held(2 * GIB), 0, "step {step}");
         }
-        rest.missing(50 * GIB + 5, 100, 2 * GIB + 99);
+        rest.missing(50 * GIB + 5, of(100), 2 * GIB + 99);
         assert_eq!(rest.held(2 * GIB), 2 * GIB + 99);
     }
 
@@ -76,7 +89,16 @@ mod tests {
         let mut lent = 0;
         for step in 0..1000_u64 {
             lent += GIB + step * step * 512;
-            rest.missing(lent, (step % 3 + 1) * 512, u64::MAX);
+            rest.missing(lent, of((step % 3 + 1) * 512), u64::MAX);
+        }
+        assert_eq!(rest.held(GIB), 0);
+    }
+
+    #[test]
+    fn layers_are_not_steps() {
+        let mut rest = Rest::default();
+        for layer in 0..100 {
+            rest.missing(layer * GIB, Missed { size: 512, active: layer * 1024 }, u64::MAX);
         }
         assert_eq!(rest.held(GIB), 0);
     }
@@ -84,10 +106,10 @@ mod tests {
     #[test]
     fn there_is_a_bound() {
         let mut rest = Rest::default();
-        (1..=16).for_each(|step| rest.missing(step * GIB, 512, u64::MAX));
+        (1..=16).for_each(|step| rest.missing(step * GIB, of(512), u64::MAX));
         assert_eq!(rest.held(36 * GIB), 37 * GIB);
         assert_eq!(rest.held(1 << 20), 17 << 20);
-        rest.missing(17 * GIB, 512, u64::MAX);
+        rest.missing(17 * GIB, of(512), u64::MAX);
         assert_eq!(rest.held(36 * GIB), 39 * GIB);
     }
 }

@@ -36,11 +36,12 @@ pub(super) fn molecules(p: &mut Program) {
     for _ in 0..60 {
         let atoms = p.any(500, 3000);
         let edges = atoms * p.any(15, 40);
-        let mut saved = p.take_all([edges * 12, edges * 4, edges * 50 * 4]);
+        let (mut saved, mut left) = (p.take_all([edges * 12, edges * 4, edges * 50 * 4]), Vec::new());
         for _ in 0..6 {
-            let filters = p.take_all([edges * 128 * 4, edges * 128 * 4]);
+            let spent = p.take(edges * 128 * 4);
+            left.push(p.take(edges * 128 * 4));
             saved.extend(p.take_all([edges * 128 * 4, atoms * 128 * 4, atoms * 128 * 4]));
-            p.free(filters.into_iter().take(1));
+            p.free([spent]);
         }
         // The second pass keeps what the first one made, too.
         for _ in 0..6 {
@@ -50,8 +51,9 @@ pub(super) fn molecules(p: &mut Program) {
         }
         saved.reverse();
         p.free(saved);
-        // What was left of the filters: all that is not in use goes at the end of a step.
         p.scratch(edges * 128 * 4);
+        // What is left of the filters goes at the end of a step.
+        p.free(left);
     }
 }
 
