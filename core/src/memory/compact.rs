@@ -77,15 +77,14 @@ impl State {
         need: &Need,
         surplus: u64,
     ) -> Result<Option<Block>> {
-        let bins = &self.heap.arenas[usize::from(need.arena)].bins;
-        let sum = bins.iter().map(|e| e.size).sum::<u64>();
+        let free = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena).free_blocks();
+        let sum = free.iter().map(|e| e.size).sum::<u64>();
         let (enough, emptier) = (sum >= need.size, sum >= self.worth_emptying(surplus));
         let less = sum >= need.size / LEAST_FREE && self.has_own_segment(need);
         if !enough && !less && !emptier {
             return Ok(None);
         }
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
-        let free = bins.sorted();
         if enough || less {
             let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
             let found = planner.find(need.size);
@@ -93,7 +92,10 @@ impl State {
                 && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
                 || less && self.grow_less(source, mover, need, &found, &free)?
             {
-                return self.take(source, need);
+                return match self.take(source, need)? {
+                    None => self.borrow(source, need, false),
+                    served => Ok(served),
+                };
             }
         }
         if emptier {

@@ -2,7 +2,7 @@
 
 use super::bins::Entry;
 use super::compact::{COPY, Move};
-use super::heap::{Heap, NONE, Slot, State as Is};
+use super::heap::{Arena, Heap, NONE, SHARED, Segment, Slot, State as Is};
 use super::source::SegmentId;
 
 /// Copies that one request may cause, and blocks in its way.
@@ -124,7 +124,7 @@ pub(super) struct Plan {
     pub(super) bytes: u64,
 }
 
-/// Moves blocks of one arena of a heap, on paper.
+/// Moves blocks of an arena of a heap, on paper, and of those of other queues: what is free in one serves all of them.
 pub(super) struct Planner<'a> {
     heap: &'a mut Heap,
     /// Heaps whose memory is used for what is saved.
@@ -132,17 +132,27 @@ pub(super) struct Planner<'a> {
     /// The heap before anything moved, once something has.
     before: Option<Heap>,
     pinned: &'a [u32],
-    arena: u16,
+    arenas: Vec<u16>,
     plan: Plan,
     /// Blocks that must not move: on their way elsewhere, or there.
     frozen: Vec<u32>,
     tries: usize,
 }
 
+/// An arena, and those of plain segments whose free blocks its requests may borrow.
+fn arenas_beside(heap: &Heap, arena: u16) -> Vec<u16> {
+    let own = &heap.arenas[usize::from(arena)];
+    let plain = |a: &Arena| a.range.is_none() && a.owner == SHARED;
+    let beside = |at: u16, a: &Arena| at != arena && a.small == own.small && plain(own) && plain(a);
+    let others = (0..).zip(&heap.arenas).filter(|(at, a)| beside(*at, a)).map(|(at, _)| at);
+    std::iter::once(arena).chain(others).collect()
+}
+
 impl<'a> Planner<'a> {
     pub(super) fn new(heap: &'a mut Heap, spare: &'a mut Vec<Heap>, pinned: &'a [u32], arena: u16) -> Self {
         let (plan, frozen) = (Plan::default(), Vec::new());
-        Self { heap, spare, before: None, pinned, arena, plan, frozen, tries: TRIES }
+        let arenas = arenas_beside(heap, arena);
+        Self { heap, spare, before: None, pinned, arenas, plan, frozen, tries: TRIES }
     }
 
     /// What is to be done, and the heap as it was; `None` if nothing has moved in it.
@@ -175,7 +185,18 @@ impl<'a> Planner<'a> {
 
     /// The free blocks, by size.
     pub(super) fn free_blocks(&self) -> Vec<Entry> {
-        self.heap.arenas[usize::from(self.arena)].bins.sorted()
+        let bins = |arena: &u16| self.heap.arenas[usize::from(*arena)].bins.sorted();
+        let mut free: Vec<Entry> = self.arenas.iter().flat_map(bins).collect();
+        if self.arenas.len() > 1 {
+            free.sort_by_key(|e| e.size);
+        }
+        free
+    }
+
+    /// The free block that a block of `size` bytes goes to.
+    fn best(&self, size: u64) -> Option<u32> {
+        let bins = self.arenas.iter().map(|arena| &self.heap.arenas[usize::from(*arena)].bins);
+        bins.filter_map(|bins| bins.best_fit(size)).min_by_key(|e| e.size).map(|e| e.slot)
     }
 
     fn can_move(&self, at: u32) -> bool {
@@ -214,7 +235,8 @@ impl<'a> Planner<'a> {
     pub(super) fn find(&self, size: u64) -> Vec<Found> {
         let mut found = Cheapest::new();
         let mut run = Vec::new();
-        for segment in self.heap.live_segments().filter(|s| s.arena == self.arena && s.size >= size) {
+        let ours = |s: &&Segment| s.size >= size && self.arenas.contains(&s.arena);
+        for segment in self.heap.live_segments().filter(ours) {
             for (at, slot) in self.heap.blocks(segment) {
                 if self.can_move(at) {
                     let is_free = slot.state == Is::Free;
@@ -487,11 +509,9 @@ impl<'a> Planner<'a> {
     /// Moves a block elsewhere. Returns what is left: a block in no bin, and out of reach.
     fn send(&mut self, at: u32, depth: usize) -> Option<u32> {
         let size = self.size(at);
-        let best =
-            |heap: &Heap, arena: u16| heap.arenas[usize::from(arena)].bins.best_fit(size).map(|e| e.slot);
-        let to = match best(self.heap, self.arena) {
+        let to = match self.best(size) {
             Some(to) => to,
-            None if depth > 0 && self.hole(size, depth - 1) => best(self.heap, self.arena)?,
+            None if depth > 0 && self.hole(size, depth - 1) => self.best(size)?,
             None => return None,
         };
         self.heap.unlist(to);
@@ -525,10 +545,8 @@ impl<'a> Planner<'a> {
     pub(super) fn segments(&self, surplus: u64) -> Vec<u32> {
         let mut segments = Vec::new();
         for (at, segment) in self.heap.segments.iter().enumerate() {
-            let Some(segment) = segment.as_ref().filter(|s| s.arena == self.arena && s.range.is_none())
-            else {
-                continue;
-            };
+            let ours = |s: &&Segment| s.range.is_none() && self.arenas.contains(&s.arena);
+            let Some(segment) = segment.as_ref().filter(ours) else { continue };
             let blocks = || self.heap.blocks(segment).map(|(at, _)| at);
             if segment.size >= surplus / LEAST && blocks().all(|at| self.can_move(at)) {
                 let over = segment.size.saturating_sub(surplus) / 2;
@@ -560,6 +578,7 @@ impl Heap {
         for (at, place) in [(a, of_b), (b, of_a)] {
             let slot = self.slot_mut(at);
             (slot.segment, slot.offset, slot.size) = (place.segment, place.offset, place.size);
+            slot.arena = place.arena;
             (slot.prev, slot.next) = (other(place.prev), other(place.next));
         }
         for at in [a, b] {
