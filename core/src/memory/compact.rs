@@ -8,15 +8,15 @@
 //! What moves depends on nothing but the requests: a device that runs nothing moves the same.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard};
 
 use super::bins::Entry;
 use super::heap::{NONE, Need, SHARED, Segment};
 use super::planner::{Found, Gap, Planner};
 use super::pool::{Block, Pool, Request};
 use super::source::{Piece, SegmentId, SegmentSource, SourceError};
-use super::state::{Growth, State};
+use super::state::{Growth, Idler, State};
 use crate::error::Result;
 
 /// What enqueuing a copy costs, in bytes that could be copied meanwhile.
@@ -56,6 +56,15 @@ pub(crate) trait Mover: Send + Sync + fmt::Debug {
     fn copy(&self, queue: u8, moves: &[Move]) -> Result<()>;
 }
 
+/// What became of moving blocks.
+enum Compacted {
+    /// They have moved.
+    Done,
+    /// Idle segments of so many bytes have to go first, or the pool would hold too much with the one that it takes.
+    After(u64),
+    Not,
+}
+
 impl State {
     /// Whether the pool moves blocks instead of growing past what the program has shown to need.
     pub(super) fn compacts(&self) -> bool {
@@ -69,20 +78,22 @@ impl State {
         self.compacts() && owner == SHARED && counters.reserved() > counters.active() + counters.leaving_bytes
     }
 
-    /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them.
+    /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them. Or idle
+    /// segments have to go `first`.
     fn compact(
         &mut self,
         source: &dyn SegmentSource,
         mover: &dyn Mover,
         need: &Need,
         surplus: u64,
-    ) -> Result<Option<Block>> {
+        first: bool,
+    ) -> Result<Compacted> {
         let free = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena).free_blocks();
         let sum = free.iter().map(|e| e.size).sum::<u64>();
         let (enough, emptier) = (sum >= need.size, sum >= self.worth_emptying(surplus));
         let less = sum >= need.size / LEAST_FREE && self.has_own_segment(need);
         if !enough && !less && !emptier {
-            return Ok(None);
+            return Ok(Compacted::Not);
         }
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
         if enough || less {
@@ -90,18 +101,32 @@ impl State {
             let found = planner.find(need.size);
             if enough
                 && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
-                || less && self.grow_less(source, mover, need, &found, &free)?
             {
-                return match self.take(source, need)? {
-                    None => self.borrow(source, need, false),
-                    served => Ok(served),
-                };
+                return Ok(Compacted::Done);
+            }
+            if less {
+                match self.grow_less(source, mover, need, &found, &free, first)? {
+                    Compacted::Not => {}
+                    done => return Ok(done),
+                }
             }
         }
-        if emptier {
-            self.evacuate(source, mover, need, surplus, &free)?;
+        if emptier { self.evacuate(source, mover, need, surplus, &free, first) } else { Ok(Compacted::Not) }
+    }
+
+    /// A new segment of so many bytes, for blocks that go there.
+    fn extend_for(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &Need,
+        size: u64,
+        first: bool,
+    ) -> Result<Compacted> {
+        let over = self.surplus_of(need, size);
+        if first && over > 0 && self.idle().iter().any(|i| matches!(i.what, Idler::Segment(_))) {
+            return Ok(Compacted::After(over));
         }
-        Ok(None)
+        Ok(if self.extend(source, need, size)? { Compacted::Done } else { Compacted::Not })
     }
 
     /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
@@ -112,10 +137,11 @@ impl State {
         need: &Need,
         found: &[Found],
         free: &[Entry],
-    ) -> Result<bool> {
+        first: bool,
+    ) -> Result<Compacted> {
         let (least, most) = (self.slab(need), need.size / 10 * LESS);
         if least >= most {
-            return Ok(false);
+            return Ok(Compacted::Not);
         }
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let mut best: Option<(u64, Gap)> = None;
@@ -130,8 +156,16 @@ impl State {
             }
         }
         let found = best.filter(|(size, gap)| *size < most && planner.fits(gap, free, *size));
-        let Some((size, gap)) = found else { return Ok(false) };
-        Ok(self.extend(source, need, size)? && self.plan(mover, need, |planner| planner.make(&gap, 0))?)
+        let Some((size, gap)) = found else { return Ok(Compacted::Not) };
+        match self.extend_for(source, need, size, first)? {
+            Compacted::Done => self.make(mover, need, &gap),
+            other => Ok(other),
+        }
+    }
+
+    fn make(&mut self, mover: &dyn Mover, need: &Need, gap: &Gap) -> Result<Compacted> {
+        let made = self.plan(mover, need, |planner| planner.make(gap, 0))?;
+        Ok(if made { Compacted::Done } else { Compacted::Not })
     }
 
     /// The bytes that emptying segments has to give back: what is too many, or so much that it is worth it by itself.
@@ -148,7 +182,8 @@ impl State {
         need: &Need,
         surplus: u64,
         free: &[Entry],
-    ) -> Result<bool> {
+        first: bool,
+    ) -> Result<Compacted> {
         let worth = self.worth_emptying(surplus);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
@@ -158,19 +193,49 @@ impl State {
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
-        let Some((gap, missing)) = found else { return Ok(false) };
-        if missing > 0 && !self.extend(source, need, missing)? {
-            return Ok(false);
+        let Some((gap, missing)) = found else { return Ok(Compacted::Not) };
+        let there = match missing {
+            0 => Compacted::Done,
+            _ => self.extend_for(source, need, missing, first)?,
+        };
+        if let Compacted::Done = there { self.make(mover, need, &gap) } else { Ok(there) }
+    }
+
+    /// Serves a request from free blocks, of its own queue or another one.
+    fn take_any(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+        match self.take(source, need)? {
+            None => self.borrow(source, need, false),
+            served => Ok(served),
         }
-        self.plan(mover, need, |planner| planner.make(&gap, 0))
     }
 
     /// Pushes all blocks together, before a request fails: what is free in small parts serves it, or can leave in whole pages.
     fn press(&mut self, source: &dyn SegmentSource, mover: &dyn Mover, need: &Need) -> Result<Option<Block>> {
         match self.plan(mover, need, |planner| planner.press())? {
-            true => self.take(source, need),
+            true => self.take_any(source, need),
             false => Ok(None),
         }
+    }
+
+    /// Serves a request by moving blocks, and where the device is `full`, at last by moving all of them.
+    fn compact_and_take(
+        &mut self,
+        source: &dyn SegmentSource,
+        mover: &dyn Mover,
+        need: &Need,
+        full: bool,
+        first: bool,
+    ) -> Result<(Compacted, Option<Block>)> {
+        let surplus = if full { need.size } else { self.surplus(need) };
+        let done = self.compact(source, mover, need, surplus, first)?;
+        let mut served = match done {
+            Compacted::Done => self.take_any(source, need)?,
+            Compacted::After(_) | Compacted::Not => None,
+        };
+        if full && served.is_none() {
+            served = self.press(source, mover, need)?;
+        }
+        Ok((done, served))
     }
 
     /// Maps memory in the smallest holes of a range, as far as there is room: the blocks beside them become neighbours. Whether any was.
@@ -284,46 +349,61 @@ impl Pool {
         }
     }
 
-    /// The rung: behind the gate, and with the search that follows.
+    /// The rung: behind the gate, and with the search that follows. Idle segments that have to go first, do.
     pub(super) fn compact<'a>(
         &'a self,
-        state: std::sync::MutexGuard<'a, State>,
+        state: MutexGuard<'a, State>,
         need: &Need,
         full: bool,
-    ) -> Result<(Option<Block>, std::sync::MutexGuard<'a, State>)> {
+    ) -> Result<(Option<Block>, MutexGuard<'a, State>)> {
+        let (done, block, mut state) = self.compact_once(state, need, full, !full)?;
+        let Compacted::After(bytes) = done else { return Ok((block, state)) };
+        let mut idle = state.idle();
+        idle.retain(|i| matches!(i.what, Idler::Segment(_)));
+        idle.sort_by_key(|i| std::cmp::Reverse(i.size));
+        let chosen = state.first_of(idle, bytes);
+        state.leave(&*self.shared.source, &chosen, false)?;
+        let state = self.wait(state)?;
+        let (_, block, state) = self.compact_once(state, need, full, false)?;
+        Ok((block, state))
+    }
+
+    fn compact_once<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        need: &Need,
+        full: bool,
+        first: bool,
+    ) -> Result<(Compacted, Option<Block>, MutexGuard<'a, State>)> {
         let shared = &*self.shared;
         let Some(mover) = shared.mover.get().filter(|_| state.can_compact(need)) else {
-            return Ok((None, state));
+            return Ok((Compacted::Not, None, state));
         };
         drop(state);
         let _gate = mover.gate();
         let mut state = shared.lock();
         state.rungs.compact.tried += 1;
         // Another thread may have freed what fits.
-        let mut served = state.take(&*shared.source, need)?;
+        let (mut done, mut served) = (Compacted::Not, state.take(&*shared.source, need)?);
         if served.is_none() {
             let before = state.num_compactions;
-            let surplus = if full { need.size } else { state.surplus(need) };
-            let done = match state.compact(&*shared.source, &**mover, need, surplus) {
-                Ok(None) if full => state.press(&*shared.source, &**mover, need),
-                done => done,
-            };
+            let moved = state.compact_and_take(&*shared.source, &**mover, need, full, first);
             if state.num_compactions != before {
                 shared.moves.fetch_add(1, Ordering::Release);
             }
-            served = done?;
+            (done, served) = moved?;
         }
         state.rungs.compact.served += u64::from(served.is_some());
-        Ok((served, state))
+        Ok((done, served, state))
     }
 
     /// The last rung of a range of addresses, where a hardly larger limit would do: between blocks and holes less than a page is
     /// free each time. Holes are filled, blocks pushed together, and the pages that this leaves go to where they are needed.
     pub(super) fn repack<'a>(
         &'a self,
-        mut state: std::sync::MutexGuard<'a, State>,
+        mut state: MutexGuard<'a, State>,
         need: &Need,
-    ) -> Result<(Option<Block>, std::sync::MutexGuard<'a, State>)> {
+    ) -> Result<(Option<Block>, MutexGuard<'a, State>)> {
         let source = &*self.shared.source;
         for _ in 0..REPACKED {
             if !state.can_compact(need) || !state.fill_holes(source, need)? {

@@ -262,7 +262,7 @@ impl State {
         self.surplus_of(need, self.segment_size(need))
     }
 
-    fn surplus_of(&self, need: &Need, grow: u64) -> u64 {
+    pub(super) fn surplus_of(&self, need: &Need, grow: u64) -> u64 {
         // What is held above the target already is no debt of this request.
         self.heap.counters.reserved().saturating_add(grow).saturating_sub(self.target(need)).min(grow)
     }

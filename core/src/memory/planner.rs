@@ -364,7 +364,7 @@ impl<'a> Planner<'a> {
     /// changes anything; if so, the heap was saved.
     pub(super) fn press(&mut self) -> bool {
         let saved = self.copy();
-        let segments = self.heap.live_segments().filter(|s| s.arena == self.arena);
+        let segments = self.heap.live_segments().filter(|s| self.arenas.contains(&s.arena));
         let blocks: Vec<Vec<u32>> =
             segments.map(|s| self.heap.blocks(s).map(|(at, _)| at).collect()).collect();
         for run in blocks

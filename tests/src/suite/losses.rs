@@ -129,12 +129,15 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
             };
             ensure!(seen(&losses)? == [false, true, false], "{name}: {:?}", seen(&losses)?);
             let rows = seen(&grad(&x)?)?;
-            let found: Vec<usize> = rows.chunks(extent).map(|row| row.iter().filter(|v| **v).count()).collect();
+            let found: Vec<usize> =
+                rows.chunks(extent).map(|row| row.iter().filter(|v| **v).count()).collect();
             ensure!(found == [0, extent, 0], "{name}, gradient: {found:?} are NaN");
         }
     }
     // Losses with gradients in one kernel, of rows that a workgroup keeps or does not.
-    for (dtype, classes) in [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)]) {
+    for (dtype, classes) in
+        [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)])
+    {
         let weight = uniform(&[classes, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
         let mut numbers = [0.25f32; 12];
         numbers[5] = f32::NAN;
