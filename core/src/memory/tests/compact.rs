@@ -38,6 +38,37 @@ fn in_parts(pool: &Pool) -> Result<Vec<Block>> {
 }
 
 #[test]
+fn a_block_makes_room_in_the_segment_of_another_queue() -> Result<()> {
+    let (pool, source) = moving(64, "")?;
+    let on = |queue, mib| pool.alloc(Request::new(mib * MIB).queue(queue).movable());
+    let whole = [on(0, 32)?, on(1, 32)?];
+    whole.into_iter().for_each(|block| pool.free(block));
+    let (mut kept, gone) = (on(0, 12)?, on(0, 12)?);
+    let (other, free) = (on(1, 12)?, on(1, 12)?);
+    assert_ne!(kept.segment, other.segment);
+    source.write(kept.segment, kept.offset, &[7; 1000])?;
+    [gone, free].into_iter().for_each(|block| pool.free(block));
+    // 20 MiB are free in the segment of each queue.
+    let calls = source.calls().memory();
+    let large = on(0, 32)?;
+    pool.locate(&mut kept);
+    assert_eq!(kept.segment, other.segment);
+    assert_ne!(large.segment, kept.segment);
+    let mut data = [0; 1000];
+    source.read(kept.segment, kept.offset, &mut data)?;
+    assert_eq!(data, [7; 1000]);
+    let stats = pool.stats();
+    assert_eq!((source.calls().memory(), stats.num_compactions, stats.reserved()), (calls, 1, 64 * MIB));
+    // Where it was is the other queue's again.
+    pool.free(kept);
+    assert_eq!(on(1, 20)?.segment, other.segment);
+    assert_eq!((pool.stats().num_compactions, source.calls().memory()), (1, calls));
+    [large, other].into_iter().for_each(|block| pool.free(block));
+    pool.empty_cache()?;
+    Ok(())
+}
+
+#[test]
 fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
     let (pool, source) = moving(64, "")?;
     let mut kept = in_parts(&pool)?;
