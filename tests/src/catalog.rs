@@ -15,6 +15,7 @@ mod case;
 mod complete;
 mod cost;
 mod further;
+mod joined;
 
 use Input::{Flags, Index, Positive, Signed, Small};
 pub use case::{Case, Input};
@@ -483,6 +484,7 @@ const GROUPS: &[&[Case]] = &[
     SEQUENCES,
     further::FURTHER,
     further::MADE,
+    joined::JOINED,
 ];
 
 fn mode(mode: InterpolateMode) -> Interpolate {

@@ -4,6 +4,7 @@
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
 mod activation;
+mod assemble;
 pub(crate) mod attention;
 mod bags;
 mod batch_norm;
@@ -35,6 +36,7 @@ mod norm;
 pub(crate) mod pointwise;
 mod pool;
 mod pool_more;
+mod put;
 mod random;
 mod recurrent;
 mod reduce;
@@ -43,6 +45,7 @@ mod scaled_mm;
 mod scan;
 mod scatter;
 mod select;
+mod sets;
 mod shape;
 mod softmax;
 mod sort;
@@ -55,6 +58,9 @@ mod unary;
 mod unpool;
 mod window;
 
+pub use assemble::{
+    block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
+};
 pub use attention::Attention;
 pub use bags::{BagMode, Bags};
 pub use cross_entropy::CrossEntropy;
@@ -71,6 +77,7 @@ pub use pointwise::{Operand, Scalar};
 pub use pool::{Pool, Pool1d, Pool2d, Pool3d};
 pub use recurrent::{Recurrent, RecurrentKind, States};
 pub use scatter::ScatterReduce;
+pub use sets::Unique;
 pub use shape::{PadMode, cat, stack};
 pub use sort::Interpolation;
 pub use window::{IntoSpatial, Padding};

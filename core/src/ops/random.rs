@@ -199,6 +199,44 @@ impl Tensor {
         one_hot.sub(&soft.detach())?.add(&soft)
     }
 
+    /// Draws `count` classes of each row of weights, \[classes\] or \[rows, classes\], which need not add up to 1: PyTorch's `multinomial`, as i64.
+    /// With `replacement` a class can come again; without, `count` classes of weight above zero have to be there, which is not checked.
+    ///
+    /// # Errors
+    /// There are neither one nor two dimensions; there are no classes, or without replacement fewer than `count`; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
+        const OP: &str = "multinomial";
+        let _op = memory::scope::op(OP);
+        floats(OP, self.dtype())?;
+        let Some((&classes, before)) = self.shape().split_last().filter(|(_, before)| before.len() < 2)
+        else {
+            return Err(Error::shape(OP, "takes [classes] or [rows, classes]", &[self.shape()]));
+        };
+        if classes == 0 || count == 0 || (!replacement && count > classes) {
+            let rule =
+                format!("draws at least one and, without replacement, at most all classes, not {count}");
+            return Err(Error::shape(OP, rule, &[self.shape()]));
+        }
+        let weights = self.detach();
+        let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
+        if !replacement {
+            // The first `count` of events that come at rates of the weights: exponential times over them are a race.
+            let time = Tensor::rand(self.shape(), DType::F32, self.device())?.neg()?.log1p()?.neg()?;
+            // None comes at time 0, where classes of weight 0 would be among the first.
+            let time = time.clamp(1e-30, f64::INFINITY)?.to_dtype(weights.dtype())?;
+            return Ok(weights.div(&time)?.topk(count, -1, true)?.1);
+        }
+        let ends = weights.cumsum(-1)?.contiguous()?;
+        let total = ends.narrow(-1, classes - 1, 1)?.contiguous()?;
+        let shape = [before, &[count]].concat();
+        let drawn =
+            Tensor::rand(&shape, DType::F32, self.device())?.to_dtype(weights.dtype())?.mul(&total)?;
+        // A product that was rounded up to the total belongs to the last class that has a weight.
+        let last = ends.searchsorted(&total, true, false, None)?;
+        ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
+    }
+
     /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p), while `training`;
     /// else `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///

@@ -4,9 +4,10 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
+use super::pointwise::Operand;
 use super::reduce::{dense, scatter_back};
 use super::shape::cat;
-use crate::amp::recast;
+use crate::amp::{recast, stepwise};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -119,7 +120,7 @@ impl Tensor {
         let out = self.scan("cumprod", "prod", dim, false)?;
         let x = self.detach();
         let saved = smallvec![SavedTensor::of(self)];
-        let composed = move |x: &[Tensor]| x[0].products_so_far(dim);
+        let composed = move |x: &[Tensor]| x[0].so_far(dim, |a, b| a.mul(b));
         Ok(autograd::attach_composed("cumprod", out, &[self], saved, composed, move |g, _| {
             // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
             // zeros are no special case.
@@ -136,13 +137,14 @@ impl Tensor {
         }))
     }
 
-    /// The running product, of products of elements (Hillis and Steele, 1986): differentiable as often as they are.
-    fn products_so_far(&self, dim: isize) -> Result<Tensor> {
+    /// What an associative operation makes of the elements so far, of pairs of elements (Hillis and Steele, 1986): differentiable as often
+    /// as the operation is.
+    fn so_far(&self, dim: isize, combine: impl Fn(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         let (n, mut reach) = (x.dim(dim)?, 1);
         while reach < n {
             let first = x.narrow(dim, 0, reach)?;
-            let rest = x.narrow(dim, reach, n - reach)?.mul(&x.narrow(dim, 0, n - reach)?)?;
+            let rest = combine(&x.narrow(dim, reach, n - reach)?, &x.narrow(dim, 0, n - reach)?)?;
             x = cat(&[&first, &rest], dim)?;
             reach *= 2;
         }
@@ -173,6 +175,74 @@ impl Tensor {
             Ok(smallvec![Some(scatter_back(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
         });
         Ok((value, place))
+    }
+
+    /// The logarithm of the running sum of exponentials along `dim`, without overflow.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out.
+    #[track_caller]
+    pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
+        stepwise!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
+        let _op = memory::scope::op("logcumsumexp");
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        x.so_far(dim, |a, b| a.logaddexp(b))
+    }
+
+    /// Twice the areas of the trapezoids between neighbours along `dim`, `spacing` apart: a number, or points, along `dim` where
+    /// they have one dimension.
+    fn trapezoids(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
+        let _op = memory::scope::op(op);
+        let d = normalize_dim(op, dim, self.rank())?;
+        if self.rank() == 0 {
+            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
+        }
+        let y = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let n = y.shape()[d];
+        let sums =
+            y.narrow(dim, 1.min(n), n.saturating_sub(1))?.add(&y.narrow(dim, 0, n.saturating_sub(1))?)?;
+        let Operand::Tensor(points) = spacing else { return sums.mul(spacing) };
+        if points.rank() == 0 {
+            return Err(Error::shape(
+                op,
+                "takes a number or points of at least one dimension",
+                &[points.shape()],
+            ));
+        }
+        let points = if points.rank() == 1 && self.rank() > 1 {
+            let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
+            shape[d] = points.numel();
+            points.reshape(&shape[..])?
+        } else {
+            points.clone()
+        };
+        // Points of fewer dimensions go with the last ones.
+        let along = if points.rank() == self.rank() { d as isize } else { d as isize - self.rank() as isize };
+        let exact = points.dtype().is_float() && points.dtype().size() > 2;
+        let points = if exact { points } else { points.to_dtype(y.dtype())? };
+        sums.mul(&points.diff(1, along, None, None)?)
+    }
+
+    /// The integral along `dim` by trapezoids, of values that lie `spacing` apart (a number), or at points (a tensor, of one dimension or as `self`).
+    ///
+    /// # Errors
+    /// There are no dimensions; `dim` is out of range; the points do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+        let spacing = spacing.into();
+        stepwise!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
+        self.trapezoids("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
+    }
+
+    /// The running integral along `dim`, as [`trapezoid`](Self::trapezoid): one element less.
+    ///
+    /// # Errors
+    /// As [`trapezoid`](Self::trapezoid).
+    #[track_caller]
+    pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+        let spacing = spacing.into();
+        stepwise!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
+        self.trapezoids("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
     }
 
     /// The running maximum along `dim` and where it stands (i64; of equal ones the last).

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::Tensor;
+use crate::tensor::layout::normalize_dim;
 
 const fn powers(map: &'static str, post: &'static str, math: &'static [&'static str]) -> Reduction {
     Reduction { name: "norm", map, combine: "sum", post, math, empty: Some(0.0) }
@@ -191,6 +192,139 @@ impl Tensor {
             };
             Ok(smallvec![Some(grad)])
         }))
+    }
+
+    /// The standard deviation, as [`std`](Self::std), and the mean.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    #[track_caller]
+    pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        // Both gradients meet in the input.
+        let x = amp::widened(self)?;
+        let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
+        Ok((std.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+    }
+
+    /// The sum over `dims` (all if there are none) of what is not NaN.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    #[track_caller]
+    pub fn nansum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        if !self.dtype().is_float() {
+            return self.sum(dims, keepdim);
+        }
+        self.masked_fill(&self.detach().isnan()?, 0.0)?.sum(dims, keepdim)
+    }
+
+    /// The mean over `dims` (all if there are none) of what is not NaN.
+    ///
+    /// # Errors
+    /// As [`mean`](Self::mean).
+    #[track_caller]
+    pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        stepwise!("nanmean", [self], |x| x.nanmean(dims, keepdim));
+        let _op = memory::scope::op("nanmean");
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
+        x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
+    }
+
+    /// The covariances of variables, from \[variables, observations\] or the observations of one: PyTorch's `cov`. Observations count as often
+    /// as `fweights` say (integers), and as much as `aweights`; `correction` is 1 for an estimate without bias.
+    ///
+    /// # Errors
+    /// There are more than two dimensions; weights are not one for each observation; memory runs out.
+    #[track_caller]
+    pub fn cov(
+        &self,
+        correction: f64,
+        fweights: Option<&Tensor>,
+        aweights: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        const OP: &str = "cov";
+        stepwise!(OP, [self], |x| x.cov(correction, fweights, aweights));
+        let _op = memory::scope::op(OP);
+        if self.rank() > 2 {
+            return Err(Error::shape(OP, "takes at most two dimensions", &[self.shape()]));
+        }
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let x = x.atleast_2d()?;
+        let n = x.shape()[1];
+        for w in [fweights, aweights].into_iter().flatten() {
+            if w.numel() != n || w.rank() > 1 {
+                return Err(Error::shape(
+                    OP,
+                    "takes a weight for each observation",
+                    &[self.shape(), w.shape()],
+                ));
+            }
+        }
+        let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
+        let (often, much) = (weight(fweights)?, weight(aweights)?);
+        let both = match (&often, &much) {
+            (Some(often), Some(much)) => Some(often.mul(much)?),
+            (Some(one), None) | (None, Some(one)) => Some(one.clone()),
+            (None, None) => None,
+        };
+        let Some(w) = both else {
+            let off = x.sub(&x.mean(&[1], true)?)?;
+            // Too few observations: a division by zero, as in PyTorch.
+            return off.matmul(&off.t()?)?.mul(1.0 / (n as f64 - correction).max(0.0))?.squeeze_all();
+        };
+        let sum = w.sum_all()?;
+        let norm = match &much {
+            Some(much) if correction != 0.0 => {
+                sum.sub(&w.mul(much)?.sum_all()?.mul(correction)?.div(&sum)?)?
+            }
+            _ => sum.sub(correction)?,
+        };
+        let off = x.sub(&x.mul(&w)?.sum(&[1], true)?.div(&sum)?)?;
+        off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
+    }
+
+    /// The correlations of variables, from \[variables, observations\] or the observations of one: covariances over both standard
+    /// deviations.
+    ///
+    /// # Errors
+    /// As [`cov`](Self::cov).
+    #[track_caller]
+    pub fn corrcoef(&self) -> Result<Tensor> {
+        stepwise!("corrcoef", [self], |x| x.corrcoef());
+        let _op = memory::scope::op("corrcoef");
+        let all = self.cov(1.0, None, None)?;
+        if all.rank() == 0 {
+            return all.div(&all);
+        }
+        let deviation = all.diagonal(0, 0, 1)?.sqrt()?;
+        all.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
+    }
+
+    /// The parts along `dim`, each made shorter where its norm is above `most`: PyTorch's `renorm`.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions; `dim` is out of range; `p` is not above 0, or `most` below 0; the type is no float; memory runs out.
+    #[track_caller]
+    pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
+        const OP: &str = "renorm";
+        stepwise!(OP, [self], |x| x.renorm(p, dim, most));
+        let _op = memory::scope::op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        if self.rank() < 2 {
+            return Err(Error::shape(OP, "takes at least two dimensions", &[self.shape()]));
+        }
+        if !(p > 0.0 && most >= 0.0) {
+            return Err(Error::argument(
+                OP,
+                format!("takes a p above 0 and a bound from 0 on, got {p} and {most}"),
+            ));
+        }
+        let others: Vec<isize> = (0..self.rank()).filter(|&k| k != d).map(|k| k as isize).collect();
+        let norm = self.norm(p, &others, true)?;
+        let long = norm.detach().gt(most)?;
+        let factor = norm.add(1e-7)?.reciprocal()?.mul(most)?;
+        self.mul(&factor.where_(&long, 1.0)?)
     }
 
     /// The logarithm of the sum of exponentials over `dims` (all if there are none), without overflow.

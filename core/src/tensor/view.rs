@@ -282,11 +282,10 @@ impl Tensor {
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if start + length > extent {
-            return Err(Error::argument(
-                "narrow",
-                format!("{start}..{} leaves dimension {d} of extent {extent}", start + length),
-            ));
+        let end = start.saturating_add(length);
+        if end > extent || self.rank() == 0 {
+            let rule = format!("{start}..{end} leaves dimension {d} of extent {extent}");
+            return Err(Error::argument("narrow", rule));
         }
         let mut shape: Dims = self.shape().into();
         shape[d] = length;

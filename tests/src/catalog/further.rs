@@ -77,6 +77,8 @@ macro_rules! made {
 pub(super) const MADE: &[Case] = &[
     made!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)).moving(cost::nothing),
     made!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)).moving(cost::nothing),
+    made!("tril_indices", |_t, d| Tensor::tril_indices(3, 4, 0, d)),
+    made!("triu_indices", |_t, d| Tensor::triu_indices(3, 4, 1, d)),
     made!("eye", |t, d| Tensor::eye(3, 5, t, d)),
     made!("rand", |t, d| Tensor::rand(S, t, d)),
     made!("uniform", |t, d| Tensor::uniform(S, -2.0, 3.0, t, d)),

@@ -138,6 +138,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     says(x.celu(0.0), "celu: takes an alpha that is not 0")?;
     says(x.rrelu(0.5, 0.1, false), "rrelu: takes a lower bound that is not above 0.1, got 0.5")?;
     says(x.trace()?.roll(1, 0), "roll: takes at least one dimension; got []")?;
+    says(x.sum_all()?.narrow(0, 0, 0), "narrow: 0..0 leaves dimension 0 of extent 0")?;
     says(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
     says(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
     says(

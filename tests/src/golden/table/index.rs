@@ -80,13 +80,6 @@ pub(super) fn register(t: &mut Table) {
         Ok(vec![out])
     });
     t.op("repeat", |a| one(a.t(0)?.repeat(&a.shape(1, "repeats")?)));
-    t.op("tile", |a| {
-        let mut counts = a.shape(1, "dims")?;
-        while counts.len() < a.t(0)?.rank() {
-            counts.insert(0, 1);
-        }
-        one(a.t(0)?.repeat(&counts))
-    });
     t.op("repeat_interleave", |a| {
         if let Some(repeats) = a.opt_t(1, "repeats") {
             let (x, dim) = match a.opt_i(2, "dim")? {
@@ -142,44 +135,6 @@ pub(super) fn register(t: &mut Table) {
         let rows = usize::try_from(a.i(0, "n", 0)?)?;
         let cols = a.opt_i(1, "m")?.map_or(Ok(rows), usize::try_from)?;
         one(Tensor::eye(rows, cols, a.dtype(9, "dtype")?.unwrap_or(DType::F32), a.device()))
-    });
-    t.op("column_stack", |a| {
-        let columns = a
-            .tensors(0)?
-            .into_iter()
-            .map(|t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
-            .collect::<forebay::error::Result<Vec<_>>>()?;
-        one(cat(&columns.iter().collect::<Vec<_>>(), 1))
-    });
-    t.op("meshgrid", |a| {
-        let axes = a.tensors(0)?;
-        let xy = a.s(9, "indexing", "ij") == "xy" && axes.len() > 1;
-        let mut order: Vec<usize> = (0..axes.len()).collect();
-        if xy {
-            order.swap(0, 1);
-        }
-        let shape: Vec<usize> = order.iter().map(|&k| axes[k].numel()).collect();
-        axes.iter()
-            .enumerate()
-            .map(|(k, axis)| {
-                let mut own = vec![1; axes.len()];
-                own[order.iter().position(|&o| o == k).unwrap_or(k)] = axis.numel();
-                Ok(axis.reshape(&own[..])?.broadcast_to(&shape)?)
-            })
-            .collect()
-    });
-    t.op("diag", |a| {
-        let x = a.t(0)?;
-        let offset = a.i(1, "diagonal", 0)? as isize;
-        if x.rank() == 2 {
-            return one(x.diagonal(offset, 0, 1)?.copy());
-        }
-        let n = x.numel() + offset.unsigned_abs();
-        let rows = Tensor::arange(0.0, n as f64, 1.0, DType::I32, a.device())?.unsqueeze(1)?;
-        let cols = Tensor::arange(0.0, n as f64, 1.0, DType::I32, a.device())?;
-        let on = cols.eq(&rows.add(offset as i64)?)?;
-        let (before, after) = (offset.max(0), (-offset).max(0));
-        one(x.pad(&[before, after], PadMode::Constant(0.0))?.broadcast_to(&[n, n])?.where_(&on, false))
     });
     t.op("nn.functional.pixel_shuffle", |a| {
         one(a.t(0)?.pixel_shuffle(a.i(1, "upscale_factor", 1)? as usize))

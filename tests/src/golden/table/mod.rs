@@ -11,6 +11,7 @@ use super::args::Args;
 mod conv;
 mod elementwise;
 mod index;
+mod joined;
 mod loss;
 mod norm;
 mod order;
@@ -43,6 +44,7 @@ impl Table {
         product::register(&mut table);
         reduce::register(&mut table);
         index::register(&mut table);
+        joined::register(&mut table);
         order::register(&mut table);
         resize::register(&mut table);
         shape::register(&mut table);

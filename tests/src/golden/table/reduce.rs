@@ -69,6 +69,10 @@ pub(super) fn register(table: &mut Table) {
         let (dims, correction, keepdim) = spread(a)?;
         pair(a.t(0)?.var_mean(&dims, correction, keepdim)?)
     });
+    table.op("std_mean", |a| {
+        let (dims, correction, keepdim) = spread(a)?;
+        pair(a.t(0)?.std_mean(&dims, correction, keepdim)?)
+    });
     table.op("norm", |a| {
         if a.variant() == "nuc" {
             return one(a.t(0)?.nuclear_norm(&a.dims(2, "dim")?, a.b(3, "keepdim", false)));
