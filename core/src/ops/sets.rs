@@ -33,8 +33,8 @@ pub struct Unique {
 fn runs(line: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (line.numel(), line.device());
     if n == 0 {
-        let none = || Tensor::zeros(&[0], DType::I64, device);
-        return Ok((line.clone(), none()?, none()?));
+        let none = |dtype| Tensor::zeros(&[0], dtype, device);
+        return Ok((line.clone(), none(DType::I32)?, none(DType::I64)?));
     }
     let first = Tensor::ones(&[1], DType::Bool, device)?;
     let fixed = line.detach();
@@ -44,7 +44,7 @@ fn runs(line: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let end = Tensor::full(&[1], n as f64, DType::I32, device)?;
     let lengths =
         cat(&[&at.narrow(0, 1.min(at.numel()), at.numel().saturating_sub(1))?, &end], 0)?.sub(&at)?;
-    Ok((line.masked_select(&starts)?, run.to_dtype(DType::I64)?, lengths.to_dtype(DType::I64)?))
+    Ok((line.masked_select(&starts)?, run, lengths.to_dtype(DType::I64)?))
 }
 
 impl Tensor {
@@ -135,8 +135,8 @@ impl Tensor {
         }
         let (sorted, order) = line.sort(0, false)?;
         let (values, run, counts) = runs(&sorted)?;
-        let inverse = Tensor::zeros(&[line.numel()], DType::I64, self.device())?.scatter(0, &order, &run)?;
-        Ok(Unique { values, inverse: inverse.reshape(self.shape())?, counts })
+        let inverse = Tensor::zeros(&[line.numel()], DType::I32, self.device())?.scatter(0, &order, &run)?;
+        Ok(Unique { values, inverse: inverse.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
 
     /// As [`unique`](Self::unique) of neighbours: the elements that differ from the one before, row by row.
@@ -147,7 +147,7 @@ impl Tensor {
     pub fn unique_consecutive(&self) -> Result<Unique> {
         let _op = memory::scope::op("unique_consecutive");
         let (values, run, counts) = runs(&self.reshape([-1])?)?;
-        Ok(Unique { values, inverse: run.reshape(self.shape())?, counts })
+        Ok(Unique { values, inverse: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
 
     /// How often each number from 0 on stands in a line of integers, as i64, or the sums of `weights` in their type: as many as the
