@@ -20,6 +20,8 @@ templates! {
     "recurrent",
     "cdist",
     "svd",
+    "lu",
+    "triangular",
     "copy",
     "reduce",
     "scan",

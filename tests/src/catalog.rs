@@ -485,6 +485,7 @@ const GROUPS: &[&[Case]] = &[
     further::FURTHER,
     further::MADE,
     joined::JOINED,
+    joined::LINALG,
 ];
 
 fn mode(mode: InterpolateMode) -> Interpolate {

@@ -26,6 +26,7 @@ mod index;
 mod interpolate;
 pub(crate) mod launch;
 mod layer_norm;
+mod linalg;
 mod linear;
 mod linear_cross_entropy;
 mod linear_fp8;

@@ -79,14 +79,14 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
 }
 
 /// The extents of matrices \[lead.., m, n\].
-struct Matrices<'a> {
-    lead: &'a [usize],
-    m: usize,
-    n: usize,
+pub(super) struct Matrices<'a> {
+    pub(super) lead: &'a [usize],
+    pub(super) m: usize,
+    pub(super) n: usize,
 }
 
 #[track_caller]
-fn matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matrices<'a>> {
+pub(super) fn matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matrices<'a>> {
     if !matches!(x.dtype(), DType::F32 | DType::F64) {
         return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
     }
@@ -115,12 +115,12 @@ fn left_gradient(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result
     change.matmul(vh)
 }
 
-/// What is made of no elements: zeros, whose history leads to the input.
-fn of_nothing(op: &'static str, of: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let out = Tensor::zeros(shape, of.dtype(), of.device())?;
-    let shape = Dims::from_slice(of.shape());
-    Ok(autograd::attach_twice(op, out, &[of], move |g, _| {
-        Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+/// What is made of no elements: zeros, whose history leads to the inputs.
+pub(super) fn of_nothing(op: &'static str, inputs: &[&Tensor], shape: &[usize]) -> Result<Tensor> {
+    let out = Tensor::zeros(shape, inputs[0].dtype(), inputs[0].device())?;
+    let shapes: Vec<Dims> = inputs.iter().map(|t| Dims::from_slice(t.shape())).collect();
+    Ok(autograd::attach_twice(op, out, inputs, move |g, _| {
+        shapes.iter().map(|shape| Ok(Some(Tensor::zeros(shape, g.dtype(), g.device())?))).collect()
     }))
 }
 
@@ -152,7 +152,7 @@ impl Tensor {
         let shapes: [Dims; 3] =
             [&[m, k][..], &[k], &[k, n]].map(|rest| lead.iter().chain(rest).copied().collect());
         if self.numel() == 0 {
-            let [u, s, vh] = shapes.map(|shape| of_nothing(OP, self, &shape));
+            let [u, s, vh] = shapes.map(|shape| of_nothing(OP, &[self], &shape));
             return Ok((u?, s?, vh?));
         }
         let (u, s, vh) = {
@@ -223,7 +223,7 @@ impl Tensor {
         let Matrices { lead, m, n } = matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
-            return of_nothing(OP, self, &shape);
+            return of_nothing(OP, &[self], &shape);
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;

@@ -15,6 +15,45 @@ fn read(x: &[Tensor], found: bool) -> Result<Tensor> {
     Tensor::from_bools(&[found], &[], x[0].device())
 }
 
+/// Symmetric and positive definite.
+fn definite(x: &Tensor) -> Result<Tensor> {
+    let n = x.shape().last().copied().unwrap_or(1);
+    x.matmul(&x.transpose(-2, -1)?)?.add(&Tensor::eye(n, n, x.dtype(), x.device())?)
+}
+
+/// Far from singular.
+fn regular(x: &Tensor) -> Result<Tensor> {
+    let n = x.shape().last().copied().unwrap_or(1);
+    x.add(&Tensor::eye(n, n, x.dtype(), x.device())?.mul(4.0)?)
+}
+
+/// Matrices as products of triangles, and what follows from them.
+pub(super) const LINALG: &[Case] = &[
+    smooth("cholesky", &[Signed(&[2, 4, 4])], |x| definite(&x[0])?.cholesky())
+        .multiplying(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
+        .wide(),
+    smooth("solve_triangular", &[Small(&[2, 4, 4]), Signed(&[4, 3])], |x| {
+        regular(&x[0])?.solve_triangular(&x[1], true, true, false)
+    })
+    .wide(),
+    smooth("solve_triangular from the right", &[Small(&[3, 3]), Signed(&[2, 3])], |x| {
+        x[0].solve_triangular(&x[1], false, false, true)
+    })
+    .wide(),
+    smooth("solve", &[Small(&[2, 4, 4]), Signed(&[4, 3])], |x| regular(&x[0])?.solve(&x[1])).wide(),
+    smooth("solve of a vector", &[Small(&[4, 4]), Signed(&[4])], |x| regular(&x[0])?.solve(&x[1])).wide(),
+    smooth("inv", &[Small(&[2, 4, 4])], |x| regular(&x[0])?.inv()).wide(),
+    smooth("det", &[Small(&[2, 3, 3])], |x| regular(&x[0])?.det()).wide(),
+    smooth("slogdet", &[Small(&[3, 3])], |x| Ok(regular(&x[0])?.slogdet()?.1)).wide(),
+    smooth("matrix_power", &[Small(&[3, 3])], |x| regular(&x[0])?.matrix_power(-3))
+        .multiplying(|x, _| 4 * cost::numel(&x[0]) * cost::extent(&x[0], 1))
+        .wide(),
+    smooth("pinv", &[Signed(&[5, 3])], |x| x[0].pinv(None))
+        .multiplying(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 1))
+        .wide(),
+    flat("matrix_rank", &[Signed(&[5, 3])], |x| x[0].matrix_rank(None)).wide(),
+];
+
 pub(super) const JOINED: &[Case] = &[
     smooth("hstack", &[Signed(&[2, 3]), Signed(&[2, 2])], |x| hstack(&[&x[0], &x[1]])),
     smooth("vstack", &[Signed(&[3]), Signed(&[2, 3])], |x| vstack(&[&x[0], &x[1]])),

@@ -26,7 +26,46 @@ fn spacing<'a>(a: &'a Args<'_>) -> Result<forebay::ops::Operand<'a>> {
     }
 }
 
+fn power(a: &Args<'_>) -> Result<i32> {
+    Ok(i32::try_from(a.i(1, "n", 1)?)?)
+}
+
+fn linalg(t: &mut Table) {
+    t.op("linalg.cholesky", |a| match a.b(1, "upper", false) {
+        true => one(a.t(0)?.cholesky()?.transpose(-2, -1)),
+        false => one(a.t(0)?.cholesky()),
+    });
+    t.op("linalg.solve_triangular", |a| {
+        let (upper, left) = (a.b(usize::MAX, "upper", false), a.b(usize::MAX, "left", true));
+        one(a.t(0)?.solve_triangular(a.t(1)?, upper, left, a.b(usize::MAX, "unitriangular", false)))
+    });
+    t.op("linalg.solve", |a| one(a.t(0)?.solve(a.t(1)?)));
+    t.op("linalg.inv", |a| one(a.t(0)?.inv()));
+    t.op("linalg.det", |a| one(a.t(0)?.det()));
+    t.op("linalg.slogdet", |a| {
+        let (sign, size) = a.t(0)?.slogdet()?;
+        Ok(vec![sign, size])
+    });
+    t.op("logdet", |a| {
+        let (sign, size) = a.t(0)?.slogdet()?;
+        one(size.masked_fill(&sign.lt(0.0)?, f64::NAN))
+    });
+    t.op("linalg.matrix_power", |a| one(a.t(0)?.matrix_power(power(a)?)));
+    t.op("linalg.pinv", |a| {
+        if a.get(usize::MAX, "atol").is_some() || a.opt_t(usize::MAX, "rtol").is_some() {
+            return Err(missing("pinv with an absolute bound"));
+        }
+        let rtol = a.get(usize::MAX, "rtol").is_some().then(|| a.f(usize::MAX, "rtol", 0.0)).transpose()?;
+        // The database gives the factors of a singular matrix.
+        match a.variant() {
+            "singular" => one(a.t(0)?.matmul(&a.t(1)?.transpose(-2, -1)?)?.pinv(rtol)),
+            _ => one(a.t(0)?.pinv(rtol)),
+        }
+    });
+}
+
 pub(super) fn register(t: &mut Table) {
+    linalg(t);
     t.op("hstack", |a| one(hstack(&a.tensors(0)?)));
     t.op("vstack", |a| one(vstack(&a.tensors(0)?)));
     t.op("dstack", |a| one(dstack(&a.tensors(0)?)));

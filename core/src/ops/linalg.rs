@@ -1,0 +1,351 @@
+//! Matrices as products of triangles, and what follows from them: solutions, inverses, determinants. PyTorch's `linalg`, on the device:
+//! nothing is read back, so what a matrix does not have (the inverse of a singular one) is infinite or NaN, and no error.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, Params};
+use super::svd::{Matrices, matrices, of_nothing};
+use crate::amp::recast;
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::tensor::layout::broadcast_shapes;
+use crate::tensor::{Dims, Tensor};
+
+/// Columns of a workgroup of the triangular solver.
+const COLUMNS: usize = 32;
+
+/// The extents of square matrices \[lead.., n, n\].
+#[track_caller]
+fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
+    match matrices(op, x)? {
+        Matrices { lead, m, n } if m == n => Ok((lead, n)),
+        _ => Err(Error::shape(op, "takes square matrices [.., n, n]", &[x.shape()])),
+    }
+}
+
+/// Matrices of \[lead.., n, n\] with triangles in place of them, the order of their rows \[batch, n\], and its sign \[batch\].
+struct Lu {
+    triangles: Tensor,
+    order: Tensor,
+    sign: Tensor,
+}
+
+fn lu(x: &Tensor, n: usize) -> Result<Lu> {
+    let batch = x.numel() / (n * n).max(1);
+    let triangles = x.detach().reshape([batch, n, n])?.copy()?;
+    let order = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[batch, n], DType::U32, x.device())?
+    };
+    let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
+    let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
+    launch::launch(&spec, &[&triangles, &order, &sign], Params::new().size(batch).size(n), batch)?;
+    Ok(Lu { triangles, order, sign })
+}
+
+/// Which triangle, and whether its diagonal is taken to be ones.
+#[derive(Clone, Copy)]
+struct Triangle {
+    upper: bool,
+    unit: bool,
+}
+
+/// a⁻¹ b for triangles a \[batch, n, n\] of any strides and b \[batch, n, columns\]. Not recorded.
+fn substitute(a: &Tensor, b: &Tensor, triangle: Triangle) -> Result<Tensor> {
+    let x = b.detach().copy()?.contiguous()?;
+    let (batch, n, columns) = (x.shape()[0], x.shape()[1], x.shape()[2]);
+    if x.numel() == 0 {
+        return Ok(x);
+    }
+    let width = columns.min(COLUMNS);
+    let spec = KernelSpec::new("triangular")
+        .def("dtype", x.dtype().name())
+        .def("upper", triangle.upper)
+        .def("unit", triangle.unit);
+    let sizes =
+        [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
+    let params = sizes.into_iter().fold(Params::new(), Params::size);
+    launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))?;
+    Ok(x)
+}
+
+/// Both with the leading dimensions that they broadcast to, as \[batch, ..\], and the shape of the solution.
+fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
+    let ((lead, n), rest) = (square(op, a)?, matrices(op, b)?);
+    if rest.m != n {
+        return Err(Error::shape(
+            op,
+            "takes right sides with a row for each of the matrix",
+            &[a.shape(), b.shape()],
+        ));
+    }
+    if a.dtype() != b.dtype() {
+        return Err(Error::dtype(op, b.dtype(), format!("both have the type {}", a.dtype())));
+    }
+    a.same_device(op, b)?;
+    let lead = broadcast_shapes(op, &[lead, rest.lead])?;
+    let batch: usize = lead.iter().product();
+    let whole = |t: &Tensor, m: usize| t.broadcast_to(&[&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
+    Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
+}
+
+impl Tensor {
+    /// The lower triangle L of each symmetric positive definite matrix \[.., n, n\], whose product with Lᵀ it is: PyTorch's
+    /// `linalg.cholesky`. Only the lower half is read; where a matrix is not positive definite, L is NaN from there on.
+    ///
+    /// # Errors
+    /// The matrices are not square; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    #[track_caller]
+    pub fn cholesky(&self) -> Result<Tensor> {
+        const OP: &str = "cholesky";
+        recast!(OP, [self], |x| x.cholesky());
+        let _op = memory::scope::op(OP);
+        let (_, n) = square(OP, self)?;
+        if self.numel() == 0 {
+            return of_nothing(OP, &[self], self.shape());
+        }
+        let batch = self.numel() / (n * n);
+        let triangles = self.detach().reshape([batch, n, n])?.copy()?;
+        let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
+        launch::launch(&spec, &[&triangles], Params::new().size(batch).size(n), batch)?;
+        let out = triangles.tril(0)?.reshape(self.shape())?;
+        let l = SavedTensor::result(&out);
+        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+            // L⁻ᵀ Φ(Lᵀ g) L⁻¹ made symmetric, where Φ is the lower half with half of the diagonal (Murray, 2016).
+            let l = l.get(wants)?;
+            let inner = l.transpose(-2, -1)?.matmul(g)?;
+            let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
+            let lt = l.transpose(-2, -1)?;
+            let left = lt.solve_triangular(&phi, true, true, false)?;
+            let whole = lt.solve_triangular(&left.transpose(-2, -1)?, true, true, false)?;
+            Ok(smallvec![Some(whole.add(&whole.transpose(-2, -1)?)?.mul(0.5)?)])
+        }))
+    }
+
+    /// x with a x = b, or with x a = b unless `left`, where a (`self`, \[.., n, n\]) is a triangle: the `upper` or the lower one is read, and
+    /// with `unitriangular` its diagonal is taken to be ones. PyTorch's `linalg.solve_triangular`.
+    ///
+    /// # Errors
+    /// The shapes or types do not fit; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    #[track_caller]
+    pub fn solve_triangular(
+        &self,
+        b: &Tensor,
+        upper: bool,
+        left: bool,
+        unitriangular: bool,
+    ) -> Result<Tensor> {
+        const OP: &str = "solve_triangular";
+        recast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
+        let _op = memory::scope::op(OP);
+        if !left {
+            square(OP, self)?;
+            matrices(OP, b)?;
+            let (at, bt) = (self.transpose(-2, -1)?, b.transpose(-2, -1)?);
+            return at.solve_triangular(&bt, !upper, true, unitriangular)?.transpose(-2, -1);
+        }
+        let (a, b, shape) = together(OP, self, b)?;
+        let triangle = Triangle { upper, unit: unitriangular };
+        let x = substitute(&a.detach(), &b, triangle)?;
+        let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
+        let x = autograd::attach_twice(OP, x, &[&a, &b], move |g, wants| {
+            let (a, x) = (saved.get(wants)?, result.get(wants)?);
+            let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, true, unitriangular)?;
+            let ga = wants[0].then(|| {
+                let whole = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
+                let off = isize::from(unitriangular);
+                if upper { whole.triu(off) } else { whole.tril(-off) }
+            });
+            Ok(smallvec![ga.transpose()?, Some(gb)])
+        });
+        x.reshape(&shape[..])
+    }
+
+    /// x with a x = b for square matrices a (`self`, \[.., n, n\]) and b \[.., n, columns\], or b of one dimension less, \[.., n\], where it has the
+    /// others of a: by elimination with pivots. PyTorch's `linalg.solve`; of a singular matrix what comes out is not finite.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let a = Tensor::eye(3, 3, DType::F32, &device)?.mul(2.0)?;
+    /// assert_eq!(a.solve(&Tensor::ones(&[3], DType::F32, &device)?)?.shape(), [3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`solve_triangular`](Self::solve_triangular).
+    #[track_caller]
+    pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
+        const OP: &str = "solve";
+        recast!(OP, [self, b], |a, b| a.solve(&b));
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        if b.rank() == 1 || (b.rank() + 1 == self.rank() && b.shape() == [lead, &[n]].concat()) {
+            return self.solve(&b.unsqueeze(-1)?)?.squeeze(-1);
+        }
+        let (a, b, shape) = together(OP, self, b)?;
+        if b.numel() == 0 {
+            return of_nothing(OP, &[&a, &b], &shape);
+        }
+        let Lu { triangles, order, .. } = lu(&a, n)?;
+        let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
+        let x = substitute(&triangles, &rows, Triangle { upper: false, unit: true })?;
+        let x = substitute(&triangles, &x, Triangle { upper: true, unit: false })?;
+        let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
+        let x = autograd::attach_twice(OP, x, &[&a, &b], move |g, wants| {
+            let (a, x) = (saved.get(wants)?, result.get(wants)?);
+            let gb = a.transpose(1, 2)?.solve(g)?;
+            let ga = wants[0].then(|| gb.matmul(&x.transpose(1, 2)?)?.neg());
+            Ok(smallvec![ga.transpose()?, Some(gb)])
+        });
+        x.reshape(&shape[..])
+    }
+
+    /// The inverses of square matrices \[.., n, n\]: PyTorch's `linalg.inv`; of a singular one what comes out is not finite.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn inv(&self) -> Result<Tensor> {
+        const OP: &str = "inv";
+        recast!(OP, [self], |x| x.inv());
+        let _op = memory::scope::op(OP);
+        let (_, n) = square(OP, self)?;
+        self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
+    }
+
+    /// The determinants of square matrices \[.., n, n\]: \[..\]. The gradient is that of matrices that are not singular.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn det(&self) -> Result<Tensor> {
+        const OP: &str = "det";
+        recast!(OP, [self], |x| x.det());
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        if self.numel() == 0 {
+            return of_nothing(OP, &[self], lead)?.add(1.0);
+        }
+        let Lu { triangles, sign, .. } = lu(self, n)?;
+        let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let scale = g.mul(&y)?.unsqueeze(-1)?.unsqueeze(-1)?;
+            Ok(smallvec![Some(x.inv()?.transpose(-2, -1)?.mul(&scale)?)])
+        }))
+    }
+
+    /// The signs of determinants and the logarithms of their magnitudes, which does not overflow: \[..\] both. Of a singular matrix 0 and -∞.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "slogdet";
+        recast!(OP, [self], |x| x.slogdet());
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        if self.numel() == 0 {
+            let none = of_nothing(OP, &[self], lead)?;
+            return Ok((none.add(1.0)?, none));
+        }
+        let Lu { triangles, sign, .. } = lu(self, n)?;
+        let diagonal = triangles.diagonal(0, 1, 2)?;
+        let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
+        let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
+        // The sign has a history too, as in PyTorch: it stays as it is.
+        let shape: Dims = self.shape().into();
+        let sign = autograd::attach_twice(OP, sign, &[self], move |g, _| {
+            Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+        });
+        let x = SavedTensor::of(self);
+        let size = autograd::attach_twice(OP, size, &[self], move |g, wants| {
+            let scale = g.unsqueeze(-1)?.unsqueeze(-1)?;
+            Ok(smallvec![Some(x.get(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)?)])
+        });
+        Ok((sign, size))
+    }
+
+    /// The power of square matrices \[.., n, n\]; below 0 of their inverses. PyTorch's `linalg.matrix_power`.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
+        const OP: &str = "matrix_power";
+        recast!(OP, [self], |x| x.matrix_power(power));
+        let _op = memory::scope::op(OP);
+        let (_, n) = square(OP, self)?;
+        let mut left = power.unsigned_abs();
+        let mut square = if power < 0 { self.inv()? } else { self.clone() };
+        let mut out: Option<Tensor> = None;
+        while left > 0 {
+            if left % 2 == 1 {
+                out = Some(match out {
+                    Some(out) => out.matmul(&square)?,
+                    None => square.clone(),
+                });
+            }
+            left /= 2;
+            if left > 0 {
+                square = square.matmul(&square)?;
+            }
+        }
+        match out {
+            Some(out) => Ok(out),
+            None => self.mul(0.0)?.add(&Tensor::eye(n, n, self.dtype(), self.device())?),
+        }
+    }
+
+    /// The pseudo-inverses of matrices \[.., m, n\]: \[.., n, m\] (Moore and Penrose), by singular values, of which those up to `rtol` times the largest
+    /// count as none: PyTorch's default is the larger extent times the type's rounding unit.
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals).
+    #[track_caller]
+    pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
+        const OP: &str = "pinv";
+        recast!(OP, [self], |x| x.pinv(rtol));
+        let _op = memory::scope::op(OP);
+        let Matrices { lead, m, n } = matrices(OP, self)?;
+        if self.numel() == 0 {
+            return of_nothing(OP, &[self], &[lead, &[n, m]].concat());
+        }
+        let (u, s, vh) = self.svd()?;
+        let none = self.negligible(&s, rtol)?;
+        let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
+        vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)
+    }
+
+    /// How many singular values of matrices \[.., m, n\] count, as of [`pinv`](Self::pinv): \[..\] as i64.
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals).
+    #[track_caller]
+    pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
+        const OP: &str = "matrix_rank";
+        recast!(OP, [self], |x| x.matrix_rank(rtol));
+        let _op = memory::scope::op(OP);
+        let Matrices { lead, .. } = matrices(OP, self)?;
+        if self.numel() == 0 {
+            return Tensor::zeros(lead, DType::I64, self.device());
+        }
+        let s = self.detach().svdvals()?;
+        let there = self.negligible(&s, rtol)?.logical_not()?.to_dtype(s.dtype())?;
+        there.sum(&[-1], false)?.to_dtype(DType::I64)
+    }
+
+    /// Which of the singular values of `self` are too small to count.
+    fn negligible(&self, values: &Tensor, rtol: Option<f64>) -> Result<Tensor> {
+        let longest = self.shape()[self.rank() - 2..].iter().copied().max().unwrap_or(0);
+        let unit = if self.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
+        let values = values.detach();
+        let bound = values.amax(&[-1], true)?.mul(rtol.unwrap_or(longest as f64 * unit))?;
+        values.le(&bound)
+    }
+}
