@@ -303,7 +303,7 @@ impl Tensor {
     }
 
     /// The pseudo-inverses of matrices \[.., m, n\]: \[.., n, m\] (Moore and Penrose), by singular values, of which those up to `rtol` times the largest
-    /// count as none: PyTorch's default is the larger extent times the type's rounding unit.
+    /// count as none: PyTorch's default is the larger extent times the type's rounding unit. The gradient is that of matrices of the same rank.
     ///
     /// # Errors
     /// As [`svdvals`](Self::svdvals).
@@ -316,10 +316,20 @@ impl Tensor {
         if self.numel() == 0 {
             return of_nothing(OP, &[self], &[lead, &[n, m]].concat());
         }
-        let (u, s, vh) = self.svd()?;
+        let (u, s, vh) = self.detach().svd()?;
         let none = self.negligible(&s, rtol)?;
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
-        vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)
+        let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
+        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+            // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973), of matrices whose rank stays.
+            let (a, p) = (x.get(wants)?, y.get(wants)?);
+            let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
+            let long = gt.matmul(&p)?.matmul(&pt)?;
+            let wide = pt.matmul(&p)?.matmul(&gt)?;
+            let grad = long.sub(&pt.matmul(g)?.matmul(&pt)?)?.sub(&a.matmul(&p.matmul(&long)?)?)?;
+            Ok(smallvec![Some(grad.add(&wide.sub(&wide.matmul(&p)?.matmul(&a)?)?)?)])
+        }))
     }
 
     /// How many singular values of matrices \[.., m, n\] count, as of [`pinv`](Self::pinv): \[..\] as i64.

@@ -51,7 +51,25 @@ fn linalg(t: &mut Table) {
         one(size.masked_fill(&sign.lt(0.0)?, f64::NAN))
     });
     t.op("linalg.matrix_power", |a| one(a.t(0)?.matrix_power(power(a)?)));
+    t.op("linalg.vector_norm", |a| {
+        let dims = a.dims(2, "dim")?;
+        let (p, keepdim) = (a.f(1, "ord", 2.0)?, a.b(3, "keepdim", false));
+        Ok(vec![a.named(a.t_as(0)?.norm(p, &dims, keepdim)?)?])
+    });
+    t.op("linalg.vecdot", |a| one(a.t(0)?.mul(a.t(1)?)?.sum(&[dim(a, usize::MAX, "dim", -1)?], false)));
+    t.op("linalg.matrix_rank", |a| {
+        if a.count() > 1
+            || ["tol", "atol", "rtol"].iter().any(|name| a.get(usize::MAX, name).is_some())
+            || a.b(usize::MAX, "hermitian", false)
+        {
+            return Err(missing("matrix_rank with bounds"));
+        }
+        one(a.t(0)?.matrix_rank(None))
+    });
     t.op("linalg.pinv", |a| {
+        if a.variant() == "hermitian" {
+            return Err(missing("pinv of a triangle"));
+        }
         if a.get(usize::MAX, "atol").is_some() || a.opt_t(usize::MAX, "rtol").is_some() {
             return Err(missing("pinv with an absolute bound"));
         }
