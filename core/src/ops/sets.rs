@@ -109,11 +109,11 @@ impl Tensor {
         let (x, set) = (self.detach().to_dtype(dtype)?, elements.detach().to_dtype(dtype)?.reshape([-1])?);
         let found = match set.numel() {
             0 => Tensor::zeros(self.shape(), DType::Bool, self.device())?,
-            n => {
-                let sorted = set.sort(0, false)?.0;
-                let line = x.reshape([-1])?;
-                let at = sorted.searchsorted(&line, true, false, None)?.clamp(0, n as i64 - 1)?;
-                sorted.index_select(0, &at)?.eq(&line)?.reshape(self.shape())?
+            _ => {
+                let (sorted, line) = (set.sort(0, false)?.0, x.reshape([-1])?);
+                // What is there lies between two places: they compare wide integers on devices that compute with none.
+                let place = |right| sorted.searchsorted(&line, true, right, None);
+                place(false)?.lt(&place(true)?)?.reshape(self.shape())?
             }
         };
         if invert { found.logical_not() } else { Ok(found) }
