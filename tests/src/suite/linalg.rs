@@ -19,6 +19,7 @@ super::tests![
     the_gradient_of_singular_values,
     matrices_of_nothing_have_gradients,
     what_svdvals_refuses,
+    triangles_of_more_rows_than_a_workgroup_has_threads,
 ];
 
 macro_rules! kernel {
@@ -276,5 +277,26 @@ fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
         ensure!(shape == [0, 3, 2], "the gradient is {shape:?}");
         x.set_grad(None);
     }
+    Ok(())
+}
+
+fn triangles_of_more_rows_than_a_workgroup_has_threads(device: &Device) -> Result<()> {
+    const N: usize = 300;
+    let x = Tensor::randn(&[2, N, N], DType::F32, device)?;
+    let b = Tensor::randn(&[2, N, 70], DType::F32, device)?;
+    let largest = |t: &Tensor| t.abs()?.max_all()?.item();
+    // Far from singular, with rows that have to change places.
+    let a = x.add(&Tensor::eye(N, N, DType::F32, device)?.mul(60.0)?)?.flip(&[1])?;
+    let off = largest(&a.matmul(&a.solve(&b)?)?.sub(&b)?)?;
+    ensure!(off < 1e-4, "a solution is off by {off}");
+    let definite =
+        x.matmul(&x.transpose(1, 2)?)?.mul(1.0 / N as f64)?.add(&Tensor::eye(N, N, DType::F32, device)?)?;
+    let l = definite.cholesky()?;
+    let off = largest(&l.matmul(&l.transpose(1, 2)?)?.sub(&definite)?)?;
+    ensure!(off < 1e-4, "a product of triangles is off by {off}");
+    // Both say the same of the determinant.
+    let twice = l.diagonal(0, 1, 2)?.log()?.sum(&[1], false)?.mul(2.0)?;
+    let off = largest(&definite.slogdet()?.1.sub(&twice)?)?;
+    ensure!(off < 1e-2, "a logarithm of a determinant is off by {off}");
     Ok(())
 }

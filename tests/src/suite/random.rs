@@ -18,6 +18,7 @@ tests![
     the_counter_carries,
     states_replay,
     dropout_keeps_and_scales,
+    classes_are_drawn_as_often_as_they_weigh,
 ];
 
 /// Philox4x32-10, as the paper has it.
@@ -189,4 +190,29 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     device.set_random_state(state);
     ensure!(z.dropout(p, true)?.to_vec::<f32>()? == expected, "of a transpose");
     same_bits(&z.dropout(p, false)?, &z)
+}
+
+fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
+    const DRAWS: usize = 4000;
+    let weights = Tensor::from_slice(&[0.0f32, 1.0, 0.0, 3.0, 0.0, 2.0, 2.0, 0.0], &[2, 4], device)?;
+    let drawn = weights.multinomial(DRAWS, true)?.to_f64s()?;
+    let of =
+        |row: usize, class: f64| drawn[row * DRAWS..][..DRAWS].iter().filter(|&&c| c == class).count() as f64;
+    for (row, class, share) in [(0, 1.0, 0.25), (0, 3.0, 0.75), (1, 1.0, 0.5), (1, 2.0, 0.5)] {
+        let got = of(row, class) / DRAWS as f64;
+        // Five standard deviations of the largest.
+        ensure!((got - share).abs() < 0.04, "class {class} of row {row}: {got} of the draws, not {share}");
+    }
+    ensure!(of(0, 0.0) + of(0, 2.0) + of(1, 0.0) + of(1, 3.0) == 0.0, "a class without weight was drawn");
+    // Without replacement all that have a weight come, each once.
+    let mut both = weights.multinomial(2, false)?.to_f64s()?;
+    both[..2].sort_by(f64::total_cmp);
+    both[2..].sort_by(f64::total_cmp);
+    ensure!(both == [1.0, 3.0, 1.0, 2.0], "{both:?}");
+    // The first of one that is drawn is as often each as it weighs.
+    let rows = weights.narrow(0, 0, 1)?.broadcast_to(&[DRAWS, 4])?;
+    let first = rows.multinomial(1, false)?.to_f64s()?;
+    let share = first.iter().filter(|&&c| c == 3.0).count() as f64 / DRAWS as f64;
+    ensure!((share - 0.75).abs() < 0.04, "the heavier class came first in {share} of the races");
+    Ok(())
 }
