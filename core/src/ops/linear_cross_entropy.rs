@@ -27,7 +27,17 @@ const OP: &str = "linear_cross_entropy";
 /// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes; a
 /// program that plays a GPU has caches to keep to.
 fn chunk_bytes(device: &Device) -> usize {
-    if device.info().software { 1 << 20 } else { 256 << 20 }
+    if device.info().software { 1 << 20 } else { 288 << 20 }
+}
+
+/// Rows that the vendor's products take at a time.
+const TILE: usize = 128;
+
+/// Rows of a chunk, of `n` where `fit` fit: as few chunks as can be, as even as whole tiles let them be.
+fn chunk_rows(n: usize, fit: usize) -> usize {
+    let fit = if fit > TILE { fit / TILE * TILE } else { fit.max(1) };
+    let even = n.div_ceil(n.div_ceil(fit).max(1));
+    even.next_multiple_of(TILE).min(fit).min(n).max(1)
 }
 
 /// A row of logits is as long as a multiple of this, for the vendor's products.
@@ -96,8 +106,7 @@ impl Head<'_> {
         // Sums over chunks are made in f32, whatever the types.
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW);
-        let fit = (chunk_bytes(device) / (row * dtype.size())).max(1);
-        let chunk = n.min(1 << fit.ilog2()).max(1);
+        let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
         let buffer = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&[chunk, row], dtype, device)?
@@ -145,7 +154,7 @@ impl Head<'_> {
 impl Tensor {
     /// The cross-entropy of `self` · weightᵀ with `target`: [`linear`](Self::linear) and
     /// [`cross_entropy_with`](Self::cross_entropy_with) of x \[.., in\], a weight of \[classes, in\] and classes of \[..\], in
-    /// f32. The logits are made in chunks of rows of at most 256 MiB, whatever the batch; where gradients are wanted they
+    /// f32. The logits are made in chunks of rows of at most 288 MiB, whatever the batch; where gradients are wanted they
     /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
     ///
     /// A backward pass can walk through it once, but where it is recorded (`create_graph`): there the logits are made again, all at once. Its loss is a sum or a mean; under
@@ -245,5 +254,26 @@ impl Tensor {
             }
             Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as Grads)
         }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_are_few_and_even() {
+        // GPT-2's batch and vocabulary in 288 MiB: three chunks, not four of which the last is a rest.
+        assert_eq!(chunk_rows(8192, 3001), 2816);
+        assert_eq!(chunk_rows(100, 3001), 100);
+        assert_eq!(chunk_rows(3000, 2999), 1536);
+        assert_eq!(chunk_rows(10, 4), 4);
+        assert_eq!((chunk_rows(0, 7), chunk_rows(5, 0)), (1, 1));
+        for n in [1, 127, 128, 129, 1000, 8192] {
+            for fit in [1, 3, 127, 128, 200, 2816] {
+                let rows = chunk_rows(n, fit);
+                assert!(rows <= fit && rows <= n, "{n} rows, {fit} fit: {rows}");
+            }
+        }
     }
 }

@@ -17,7 +17,7 @@ use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{broadcast_shapes, collapse};
+use crate::tensor::layout::{broadcast_shapes, collapse, is_row_major};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// A number where a tensor could stand.
@@ -340,11 +340,18 @@ impl Call {
         let Self { layouts, dtypes, out, inplace, .. } = self;
         let target = &layouts[0];
         let n = target.numel();
-        let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
-        let (shape, strides) = collapse(target.shape(), &strides);
+        // What most calls are: elements side by side.
+        let dense = layouts.iter().all(|l| is_row_major(target.shape(), l.strides()));
+        let (shape, strides) = match dense {
+            true if n > 1 => (smallvec![n], SmallVec::new()),
+            true => (Dims::new(), SmallVec::new()),
+            false => {
+                let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
+                collapse(target.shape(), &strides)
+            }
+        };
         let rank = shape.len();
         launch::check_rank(self.op, rank)?;
-        let dense = rank == 0 || (rank == 1 && strides.iter().all(|s| s[0] == 1));
         let types_of = || dtypes.iter().chain([out]);
         // A vector of 16 bytes is four elements, or eight of 16 bits.
         let width = if types_of().any(|d| matches!(*d, "f16" | "bf16")) { 8 } else { 4 };

@@ -8,11 +8,20 @@ use crate::error::{Error, Result};
 pub type Dims = SmallVec<[usize; 6]>;
 
 /// Shape, strides and offset of a view. Strides are never negative; 0 repeats an element.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub struct Layout {
     shape: Dims,
     strides: Dims,
     offset: usize,
+}
+
+impl Clone for Layout {
+    #[inline]
+    fn clone(&self) -> Self {
+        // As slices: a clone of a small vector goes through its elements one by one.
+        let [shape, strides] = [&self.shape, &self.strides].map(|dims| Dims::from_slice(dims));
+        Self { shape, strides, offset: self.offset }
+    }
 }
 
 /// The strides of a contiguous (row-major) tensor of this shape.
@@ -27,7 +36,7 @@ pub fn contiguous_strides(shape: &[usize]) -> Dims {
 
 /// Whether elements with these strides lie in order without gaps; an extent of 1 has any stride.
 #[inline]
-fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
+pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
     for (&n, &s) in shape.iter().zip(strides).rev() {
         if n != 1 && s != expected {
@@ -49,6 +58,11 @@ pub fn numel(shape: &[usize]) -> usize {
 /// # Errors
 /// Two extents differ and neither is 1.
 pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
+    if let Some((first, rest)) = shapes.split_first()
+        && rest.iter().all(|shape| shape == first)
+    {
+        return Ok(Dims::from_slice(first));
+    }
     let rank = shapes.iter().map(|s| s.len()).max().unwrap_or(0);
     let mut out: Dims = SmallVec::from_elem(1, rank);
     for shape in shapes {
@@ -94,7 +108,7 @@ impl Layout {
     /// A row-major layout from element 0.
     #[must_use]
     pub fn contiguous(shape: &[usize]) -> Self {
-        Self { shape: shape.into(), strides: contiguous_strides(shape), offset: 0 }
+        Self { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
 
     /// Any layout.
@@ -171,6 +185,9 @@ impl Layout {
     /// # Errors
     /// An extent that is not 1 differs.
     pub fn broadcast_to(&self, op: &'static str, shape: &[usize]) -> Result<Self> {
+        if shape == self.shape() {
+            return Ok(self.clone());
+        }
         if shape.len() < self.rank() {
             return Err(Error::shape(op, "the target has fewer dimensions", &[&self.shape, shape]));
         }
@@ -191,7 +208,7 @@ impl Layout {
                 ));
             }
         }
-        Ok(Self { shape: shape.into(), strides, offset: self.offset })
+        Ok(Self { shape: Dims::from_slice(shape), strides, offset: self.offset })
     }
 
     /// The strides with which these elements can be seen as `shape` without a copy, if there are any.
