@@ -67,13 +67,36 @@ impl fmt::Display for Report {
     }
 }
 
-/// Checks all kernels for `architectures`, of [`ARCHITECTURES`] (none: all of them, five minutes on two cores); or those whose
+/// How thoroughly kernels are compiled.
+struct Compiling<'a> {
+    architectures: &'a [u32],
+    /// Optimised on one architecture, and each kernel on all of them.
+    whole: bool,
+}
+
+impl Compiling<'_> {
+    /// Whether kernels with this prelude are compiled for `arch`: those that ask nothing of their architecture can do with the first.
+    fn takes(&self, prelude: &str, arch: u32) -> bool {
+        self.whole || self.architectures.first() == Some(&arch) || prelude.contains("__CUDA_ARCH__")
+    }
+
+    /// What can fail on the other architectures, and not on the optimised one, fails unoptimised too.
+    fn options(&self, arch: u32) -> &'static [&'static str] {
+        if self.whole && arch == 90 { &[] } else { &["--Ofast-compile=max"] }
+    }
+}
+
+/// Checks all kernels for all of [`ARCHITECTURES`], optimised on one of them; or quickly for `architectures`, where those are
+/// named: unoptimised, and what asks nothing of its architecture for the first one alone. Or those kernels whose
 /// label (template and words) contains one of `filters`. `golden` is the folder of the golden calls.
 pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result<Report> {
     if let Some(other) = architectures.iter().find(|arch| !ARCHITECTURES.contains(arch)) {
         bail!("--architectures names sm_{other}: expected some of {ARCHITECTURES:?}");
     }
-    let architectures = if architectures.is_empty() { &ARCHITECTURES } else { architectures };
+    let compiling = match architectures {
+        [] => Compiling { architectures: &ARCHITECTURES, whole: true },
+        architectures => Compiling { architectures, whole: false },
+    };
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
     let there = nvrtc::is_present();
     if required && !there {
@@ -111,8 +134,8 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     translated.retain(|(_, cuda)| sources.insert(body(&cuda.source).to_owned()));
     println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
     if there {
-        compile(&translated, architectures, &mut report);
-        compile_attention(architectures, filters, &mut report);
+        compile(&translated, &compiling, &mut report);
+        compile_attention(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -381,14 +404,14 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Rep
     }
 }
 
-fn compile(translated: &[(String, Translated)], architectures: &[u32], report: &mut Report) {
+fn compile(translated: &[(String, Translated)], compiling: &Compiling<'_>, report: &mut Report) {
     let mut by_prelude: BTreeMap<&str, Vec<&(String, Translated)>> = BTreeMap::new();
     for kernel in translated {
         by_prelude.entry(prelude(&kernel.1.source)).or_default().push(kernel);
     }
     let mut jobs: Vec<(u32, Vec<&(String, Translated)>)> = Vec::new();
-    for &arch in architectures {
-        for kernels in by_prelude.values() {
+    for &arch in compiling.architectures {
+        for (_, kernels) in by_prelude.iter().filter(|(prelude, _)| compiling.takes(prelude, arch)) {
             jobs.extend(kernels.chunks(BATCH).map(|batch| (arch, batch.to_vec())));
         }
     }
@@ -398,9 +421,7 @@ fn compile(translated: &[(String, Translated)], architectures: &[u32], report: &
         while let Some((arch, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let arch = *arch;
             let mut failures = Vec::new();
-            // Optimised on one architecture: what can fail on the others, and not there, fails without it too.
-            let options: &[&str] = if arch == 90 { &[] } else { &["--Ofast-compile=max"] };
-            if nvrtc::compile_with(&together(batch), "batch", arch, options).is_err() {
+            if nvrtc::compile_with(&together(batch), "batch", arch, compiling.options(arch)).is_err() {
                 // One by one, to name those that fail.
                 for (label, kernel) in batch {
                     if let Err(error) = nvrtc::compile(&kernel.source, &kernel.entry, arch) {

@@ -63,7 +63,7 @@ enum Command {
     },
     /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it.
     Kernels {
-        /// Only for these architectures, such as 80,90 (default: all seven).
+        /// Quickly, for these architectures alone, such as 75,90: unoptimised, and what asks nothing of its architecture for the first.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
         /// The folder of the golden calls, whose kernels are compiled too.

@@ -128,7 +128,7 @@ impl Suite<'_> {
         match &self.found.nvrtc {
             Ok(_) => {
                 let environment = self.found.with_nvrtc().set("FOREBAY_REQUIRE", "nvrtc");
-                // The ends, and both sides of what sources ask of an architecture; `cargo xtask kernels` takes all seven.
+                // The ends, and both sides of what sources ask of an architecture; `cargo xtask kernels` takes all seven, and optimises.
                 let args = ["kernels", "--architectures", "75,80,90,120"];
                 planned.push(self.program("kernels through NVRTC", &args, &environment));
             }
