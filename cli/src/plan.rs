@@ -7,7 +7,7 @@ use forebay::dtype::DType;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
-use forebay::plan::{Budget, CARDS, Choice};
+use forebay::plan::{self, Budget, CARDS, Choice};
 use forebay::tensor::Tensor;
 
 #[derive(Args)]
@@ -51,6 +51,17 @@ fn half(name: &str) -> Result<DType, String> {
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
+        let (card, context, plan) = self.made()?;
+        println!(
+            "{}, {} passages of {context} tokens a step, AdamW, on {}",
+            self.model, self.batch, card.name
+        );
+        println!("{plan}");
+        Ok(())
+    }
+
+    /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
+    fn made(&self) -> Result<(Profile, usize, plan::Plan)> {
         let options = GptOptions::preset(&self.model)?;
         let context = self.context.unwrap_or(options.context);
         let options = GptOptions { context: context.max(options.context), ..options };
@@ -69,6 +80,7 @@ impl Plan {
         if !self.quick {
             budget = budget.measure_all();
         }
+        let batch = self.batch;
         let plan = budget.plan(&card, |device| {
             let net = Gpt::new(&options, device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
@@ -76,23 +88,42 @@ impl Plan {
             Ok(move |choice: &Choice| {
                 optimizer.offload_state(choice.offload_state);
                 for _ in 0..choice.count {
-                    let text = Tensor::zeros(&[choice.rows, context], DType::I64, &device)?;
+                    let text = || Tensor::zeros(&[choice.rows, context], DType::I64, &device);
                     let autocast = choice.autocast()?;
-                    let logits = net.forward(&text)?.flatten(0, 1)?;
-                    let loss = logits.cross_entropy(&text.flatten(0, 1)?)?;
-                    drop((logits, autocast));
-                    loss.backward()?;
+                    let loss = net.loss(&text()?, &text()?)?;
+                    drop(autocast);
+                    // As `train_gpt` steps: what parts add up to is the gradient of the whole batch.
+                    loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad();
                 Ok(())
             })
         });
-        println!(
-            "{}, {} passages of {context} tokens a step, AdamW, on {}",
-            self.model, self.batch, card.name
-        );
-        println!("{}", plan.map_err(|error| anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")))?);
+        let plan = plan.map_err(|error| anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")))?;
+        Ok((card, context, plan))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Command {
+        #[command(flatten)]
+        plan: Plan,
+    }
+
+    #[test]
+    fn a_plan_is_of_the_step_that_training_makes() -> Result<()> {
+        let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
+        let (_, _, plan) = Command::try_parse_from(given)?.plan.made()?;
+        // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
+        let peak = plan.best.peak.map(|bytes| bytes >> 20);
+        assert!(peak.is_some_and(|mib| (4_100..4_250).contains(&mib)), "{peak:?} MiB");
         Ok(())
     }
 }
