@@ -14,6 +14,9 @@ use std::time::Instant;
 
 const SUITE: &str = "forebay-conformance";
 
+/// Lavapipe compiles kernels without optimising them: most run a few times on little, and tests take a fifth less.
+const UNOPTIMISED: (&str, &str) = ("GALLIVM_PERF", "nopt");
+
 /// The most stages at a time: some have threads of their own, and each takes gigabytes.
 const LANES: usize = 4;
 
@@ -138,6 +141,7 @@ impl Suite<'_> {
             Ok(ready) => {
                 // SwiftShader keeps to Vulkan's minimum without help; the layer's checks are the same on both.
                 let environment = self.found.on(ready).and(environment_of(&self.found.validation));
+                let environment = environment.set(UNOPTIMISED.0, UNOPTIMISED.1);
                 planned.push(self.program("conformance on lavapipe", &["test"], &environment));
             }
             Err(why) => skip("conformance on lavapipe", why),
@@ -152,6 +156,7 @@ impl Suite<'_> {
         ] {
             for dtype in types.iter().filter(|_| found.is_ok()) {
                 let environment = found.as_ref().map(|ready| self.found.on(ready)).unwrap_or_default();
+                let environment = environment.set(UNOPTIMISED.0, UNOPTIMISED.1);
                 let title = format!("golden in {dtype} on {name}");
                 let args = ["golden", "--device", "wgpu", "--dtype", dtype];
                 planned.push(self.program(&title, &args, &environment));
