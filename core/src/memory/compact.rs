@@ -23,14 +23,12 @@ use crate::error::Result;
 pub(super) const COPY: u64 = 1 << 20;
 /// How deep holes are made for blocks that go to make one.
 const DEPTH: usize = 2;
-/// Segments that are emptied at once, at most.
-const EMPTIED: usize = 3;
 /// How often holes are filled for a request, at most: each time there are fewer.
 const REPACKED: usize = 4;
 /// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
 const GAIN: u64 = 8;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
-const LESS: u64 = 9;
+const LESS: u64 = 7;
 /// And where at least this part of the request is free.
 const LEAST_FREE: u64 = 10;
 const ROUND: u64 = 2 << 20;
@@ -187,13 +185,16 @@ impl State {
         let worth = self.worth_emptying(surplus);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
-        let found = (1..=segments.len().min(EMPTIED)).find_map(|count| {
-            let gap = planner.whole(&segments[..count]);
+        let found = planner.emptied(&segments, free, surplus, worth).map(|gap| (gap, 0)).or_else(|| {
+            let gap = planner.whole(segments.get(..1)?);
             let missing = planner.missing(&gap, free, 0).next_multiple_of(ROUND);
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
-        let Some((gap, missing)) = found else { return Ok(Compacted::Not) };
+        // What is idle already goes by itself.
+        let Some((gap, missing)) = found.filter(|(gap, _)| !planner.is_idle(gap)) else {
+            return Ok(Compacted::Not);
+        };
         let there = match missing {
             0 => Compacted::Done,
             _ => self.extend_for(source, need, missing, first)?,

@@ -14,7 +14,7 @@ const SMALL_AHEAD: u64 = 8;
 /// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// For others the pool maps ahead up to this part more than the program uses; without a bound while that is less than the latter.
-const AHEAD: u64 = 32;
+const AHEAD: u64 = 36;
 const BEGUN: u64 = 512 * MIB;
 /// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
@@ -40,18 +40,14 @@ const SMALL_SLAB: u64 = 4;
 const ALIKE: u64 = 2;
 const SPARE: u64 = 8;
 /// And a pool may hold somewhat more: each step below costs copies and calls.
-const COMPACT_SLACK: f64 = 0.05;
+const COMPACT_SLACK: f64 = 0.045;
 /// A step of a program has ended where it used less than this part of the most that it ever used; what moves in each step, up to
 /// this part of that, is no sign that it does not settle.
 const STEP_LEAVES: u64 = 2;
 const STEP_MOVES: u64 = 4;
-/// What has moved lately is no proof that a program never settles until it is this part of what it uses, beyond what is free: by then the
-/// pool holds no more than that part for it.
-const UNSETTLED: u64 = 12;
-const DOUBTFUL: u64 = 56;
 /// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
 /// for each other, or by being copied. And the pieces that a wait for the device counts as.
-const REQUESTED: u64 = 24;
+const REQUESTED: u64 = 40;
 const REQUESTED_COPIES: u64 = 8;
 const WAIT: u64 = 4;
 
@@ -454,10 +450,10 @@ impl State {
         }
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
         if moved > 0 {
-            // What the program needs more than ever would have to be mapped anyway.
-            let risen = self.most_active(need) - self.heap.counters.most_active;
-            let cost = moved.saturating_sub(risen) + WAIT * self.piece(need, page);
-            self.moved.add(self.heap.counters.lent(), cost);
+            // Where the program uses more than ever, it still grows: that is no sign that it does not settle.
+            if self.most_active(need) == self.heap.counters.most_active {
+                self.moved.add(self.heap.counters.lent(), moved + WAIT * self.piece(need, page));
+            }
         }
         self.send_donors(moved);
         self.num_device_alloc += 1;
@@ -534,8 +530,7 @@ impl State {
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
-        let unsettled = if beyond < most / UNSETTLED { beyond.min(most / DOUBTFUL) } else { beyond };
-        slack.saturating_add(unsettled).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
+        slack.saturating_add(beyond).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
     }
 
     /// As much from the front as sums up to `bytes`, or all.

@@ -18,8 +18,8 @@ const MOST_STEPS: u64 = 32;
 const MOST_PRESSED: u64 = 1024;
 /// What giving a segment back costs, in bytes that could be copied meanwhile.
 const CALL: u64 = 32 << 20;
-/// Segments below this part of what should go back are not worth the calls.
-const LEAST: u64 = 4;
+/// Segments that may be emptied together, of those that cost the least.
+const CANDIDATES: usize = 32;
 
 /// Neighbouring blocks that could become a free one.
 #[derive(Clone, Debug)]
@@ -548,7 +548,7 @@ impl<'a> Planner<'a> {
             let ours = |s: &&Segment| s.range.is_none() && self.arenas.contains(&s.arena);
             let Some(segment) = segment.as_ref().filter(ours) else { continue };
             let blocks = || self.heap.blocks(segment).map(|(at, _)| at);
-            if segment.size >= surplus / LEAST && blocks().all(|at| self.can_move(at)) {
+            if blocks().all(|at| self.can_move(at)) {
                 let over = segment.size.saturating_sub(surplus) / 2;
                 let cost = blocks().map(|at| self.cost(at)).sum::<u64>() + CALL + over;
                 segments.push((at as u32, cost as f64 / segment.size as f64));
@@ -556,6 +556,37 @@ impl<'a> Planner<'a> {
         }
         segments.sort_by(|a, b| a.1.total_cmp(&b.1));
         segments.into_iter().map(|(at, _)| at).collect()
+    }
+
+    /// Segments of these whose blocks fit into what is free elsewhere, taken in order: of `surplus` bytes together, or as near to that as
+    /// they come, but of no less than `worth`.
+    pub(super) fn emptied(&self, segments: &[u32], free: &[Entry], surplus: u64, worth: u64) -> Option<Gap> {
+        let largest = free.last().map_or(0, |e| e.size);
+        let small = |(_, slot): (u32, &Slot)| slot.state == Is::Free || slot.size <= largest;
+        let alone = |at: &&u32| {
+            self.heap.blocks(self.heap.segment(**at)).all(small) && self.fits(&self.whole(&[**at]), free, 0)
+        };
+        let (mut chosen, mut found) = (Vec::new(), None);
+        // What does not fit by itself does not fit beside others.
+        for segment in segments.iter().filter(alone).take(CANDIDATES) {
+            chosen.push(*segment);
+            let gap = self.whole(&chosen);
+            if !self.fits(&gap, free, 0) {
+                chosen.pop();
+                continue;
+            }
+            let enough = gap.size >= surplus;
+            found = Some(gap);
+            if enough {
+                break;
+            }
+        }
+        found.filter(|gap| gap.size >= worth)
+    }
+
+    /// Whether nothing in a gap has to move.
+    pub(super) fn is_idle(&self, gap: &Gap) -> bool {
+        gap.blocks.iter().all(|at| self.is_free(*at))
     }
 
     /// All of these segments.
