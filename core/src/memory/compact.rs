@@ -185,12 +185,19 @@ impl State {
         let worth = self.worth_emptying(surplus);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
         let segments = planner.segments(surplus);
-        let found = planner.emptied(&segments, free, surplus, worth).map(|gap| (gap, 0)).or_else(|| {
-            let gap = planner.whole(segments.get(..1)?);
+        let emptied = planner.emptied(&segments, free, surplus, worth).map(|gap| (gap, 0));
+        let enough = emptied.as_ref().is_some_and(|(gap, _)| gap.size >= surplus);
+        let refilled = segments.get(..1).filter(|_| !enough).and_then(|segment| {
+            let gap = planner.whole(segment);
             let missing = planner.missing(&gap, free, 0).next_multiple_of(ROUND);
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
+        // What gives more back.
+        let found = refilled
+            .into_iter()
+            .chain(emptied)
+            .max_by_key(|(gap, missing)| (gap.size - missing).min(surplus));
         // What is idle already goes by itself.
         let Some((gap, missing)) = found.filter(|(gap, _)| !planner.is_idle(gap)) else {
             return Ok(Compacted::Not);
