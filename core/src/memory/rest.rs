@@ -9,7 +9,7 @@
 const GROWTHS: usize = 128;
 /// How often memory was missing for the same request before, so that it would be for ever (a program that has just begun still
 /// settles by itself), and the most that is held for it, as a part of what was ever in use at once: more where less did not do.
-const STAGES: [(usize, u64); 2] = [(4, 36), (16, 12)];
+const STAGES: [(usize, u64); 2] = [(3, 36), (16, 12)];
 /// That it is at least, in programs so small that pages count.
 const LEAST: u64 = 16 << 20;
 
@@ -74,12 +74,12 @@ mod tests {
     #[test]
     fn what_comes_again_and_again_is_held() {
         let mut rest = Rest::default();
-        for step in 1..=4 {
+        for step in 1..=3 {
             rest.missing(step * 10 * GIB + 5, of(100), 2 * GIB);
             rest.missing(step * 10 * GIB + 7, of(200), 2 * GIB);
             assert_eq!(rest.held(2 * GIB), 0, "step {step}");
         }
-        rest.missing(50 * GIB + 5, of(100), 2 * GIB + 99);
+        rest.missing(40 * GIB + 5, of(100), 2 * GIB + 99);
         assert_eq!(rest.held(2 * GIB), 2 * GIB + 99);
     }
 
