@@ -10,7 +10,7 @@ use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::Bytes;
+use crate::memory::{Bytes, Config};
 
 /// Sets of segments that are tried for each micro-batch and precision.
 const SETS: usize = 25;
@@ -146,8 +146,8 @@ pub struct Plan {
 ///
 /// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision, and sets
 /// of [segments](super::segment) that are computed again or whose values go to the host, with the optimiser's state on the
-/// device or on the host; and takes the fastest whose peak is within the budget. The peak is exact. The time is that of a
-/// model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
+/// device or on the host; and takes the fastest whose peak is within the budget, once it has run in a pool that is bounded
+/// to that. The peak is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
 /// ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its forward pass once more; copies of
 /// segments run beside that, at the speed of the card's bus, and the step takes the longer of both; copies of the state
 /// come on top. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
@@ -244,7 +244,7 @@ impl Budget {
         for (k, estimate) in table.iter_mut().enumerate() {
             let peak = peak(&card, &setup, &estimate.choice, room)?;
             estimate.peak = Some(peak);
-            if best.is_none() && peak <= room {
+            if best.is_none() && peak <= room && holds(&card, &setup, &estimate.choice, room)? {
                 best = Some(k);
                 if !self.everything {
                     break;
@@ -256,17 +256,21 @@ impl Budget {
         }
         // What a first look took bounds the rest from below.
         table.sort_by_key(|estimate| estimate.peak);
-        let mut smallest: (u64, String) = (u64::MAX, String::new());
+        let mut smallest: Option<(u64, String)> = None;
+        let mut unbounded: Option<(u64, String)> = None;
+        let below = |of: &Option<(u64, String)>, peak: u64| of.as_ref().is_none_or(|of| peak < of.0);
         for Estimate { choice, peak: least, .. } in &table {
-            if *least >= Some(smallest.0) {
+            if !least.is_none_or(|least| below(&smallest, least)) {
                 break;
             }
             let peak = peak(&card, &setup, choice, u64::MAX)?;
-            if peak < smallest.0 {
-                smallest = (peak, choice.to_string());
+            if below(&smallest, peak) && holds(&card, &setup, choice, peak)? {
+                smallest = Some((peak, choice.to_string()));
+            } else if below(&unbounded, peak) {
+                unbounded = Some((peak, choice.to_string()));
             }
         }
-        let (needed, choice) = smallest;
+        let (needed, choice) = smallest.or(unbounded).unwrap_or_default();
         Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice })
     }
 
@@ -353,6 +357,21 @@ fn peak<S: FnMut(&Choice) -> Result<()>>(
     Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1.max(short))
 }
 
+/// Whether a choice runs in a pool that may take no more than `room`: it moves and gives back what one without a bound does not, and so
+/// comes to lie otherwise.
+fn holds<S: FnMut(&Choice) -> Result<()>>(
+    card: &Profile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &Choice,
+    room: u64,
+) -> Result<bool> {
+    let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
+    match run(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
+        Ok(_) => Ok(true),
+        Err(error) => error.into_out_of_memory().map(|_| false),
+    }
+}
+
 /// Runs a step on a null device, and then `second`, which runs it again, and may look at it. Also the most bytes that the
 /// pool took.
 fn run<S: FnMut(&Choice) -> Result<()>, T>(
@@ -422,27 +441,51 @@ mod tests {
     use crate::optim::{AdamW, Optimizer};
     use crate::tensor::Tensor;
 
-    fn plan(budget: u64) -> Result<Plan> {
+    fn setup(device: &Device) -> Result<impl FnMut(&Choice) -> Result<()> + use<>> {
         let options =
             GptOptions { vocabulary: 1000, context: 256, layers: 3, heads: 4, width: 256, dropout: 0.0 };
-        Budget::new(budget, 4).allow(DType::BF16).plan(&Profile::card("t4")?, |device| {
-            let net = Gpt::new(&options, device)?;
-            let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-            let device = device.clone();
-            Ok(move |choice: &Choice| {
-                optimizer.offload_state(choice.offload_state);
-                for _ in 0..choice.count {
-                    let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
-                    let autocast = choice.autocast()?;
-                    let loss = net.forward(&text)?.mean_all()?;
-                    drop(autocast);
-                    loss.backward()?;
-                }
-                optimizer.step()?;
-                optimizer.zero_grad();
-                Ok(())
-            })
+        let net = Gpt::new(&options, device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+        let device = device.clone();
+        Ok(move |choice: &Choice| {
+            optimizer.offload_state(choice.offload_state);
+            for _ in 0..choice.count {
+                let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
+                let autocast = choice.autocast()?;
+                let loss = net.forward(&text)?.mean_all()?;
+                drop(autocast);
+                loss.backward()?;
+            }
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(())
         })
+    }
+
+    fn plan_on(card: &Profile, budget: u64) -> Result<Plan> {
+        Budget::new(budget, 4).allow(DType::BF16).plan(card, setup)
+    }
+
+    fn plan(budget: u64) -> Result<Plan> {
+        plan_on(&Profile::card("t4")?, budget)
+    }
+
+    #[test]
+    fn what_is_chosen_runs_in_a_pool_of_the_budget() -> Result<()> {
+        for card in [Profile::card("t4")?, Profile::card("t4")?.through_wgpu()] {
+            let Err(Error::Budget { needed, .. }) = plan_on(&card, 1 << 20) else {
+                panic!("1 MiB is enough");
+            };
+            for budget in [needed, needed + needed / 8, needed + needed / 2] {
+                let choice = plan_on(&card, budget)?.best.choice;
+                let bounded = Config { max_memory: Some(budget), ..card.config };
+                let steps = run(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
+                    step().and_then(|()| step()).and_then(|()| step())
+                });
+                assert!(steps?.1 <= budget, "{choice} within {budget}");
+            }
+        }
+        Ok(())
     }
 
     #[test]
