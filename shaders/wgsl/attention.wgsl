@@ -14,6 +14,7 @@ The gradients of k and v lie in one buffer.
 {% include "math/exp" %}
 {% include "math/log" %}
 {% if dropout %}
+{% include "math/wide" %}
 {% include "math/philox" %}
 {% include "math/kept" %}
 {% endif %}

@@ -3,6 +3,7 @@ What attention's weights are multiplied by where some are dropped, [.., queries,
 in memory.
 -#}
 {%- import "types" as t -%}
+{% include "math/wide" %}
 {% include "math/philox" %}
 {% include "math/kept" %}
 {{ t.prelude() }}

@@ -73,6 +73,33 @@ fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 }
 {% endif %}
 {% endif %}
+{% if "gcd(" in expr or "lcm(" in expr %}
+fn gcd(x: {{ T }}, y: {{ T }}) -> {{ T }} {
+    var one = x;
+    var other = y;
+    while other != {{ T }}(0) {
+        let rest = one % other;
+        one = other;
+        other = rest;
+    }
+    return {{ "select(one, -one, one < " ~ T ~ "(0))" if T in ["i32", "i64"] else "one" }};
+}
+fn lcm(x: {{ T }}, y: {{ T }}) -> {{ T }} {
+    let shared = gcd(x, y);
+    if shared == {{ T }}(0) { return shared; }
+    let both = x / shared * y;
+    return {{ "select(both, -both, both < " ~ T ~ "(0))" if T in ["i32", "i64"] else "both" }};
+}
+{% endif %}
+{% if "shifted_" in expr %}
+{% set bits = 64 if T == "i64" else 8 if compute == "u8" else 32 %}
+fn within(by: {{ T }}) -> bool { return {{ "by >= " ~ T ~ "(0) && " if T in ["i32", "i64"] }}by < {{ T }}({{ bits }}); }
+fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} { return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), within(by)); }
+// Of what has a sign, that is left.
+fn shifted_right(v: {{ T }}, by: {{ T }}) -> {{ T }} {
+    return v >> select({{ bits - 1 }}u, u32(by), within(by)){{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
+}
+{% endif %}
 {% if "towards_zero(" in expr or "near(" in expr %}
 // Of integers, which a division has rounded already, and of f64: of that, llvmpipe (Mesa 22) rounds 1.5 to 1 on some processors.
 fn towards_zero(v: T) -> T { return {{ "trunc(v)" if T == "f64" else "v" }}; }

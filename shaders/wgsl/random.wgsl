@@ -5,6 +5,7 @@ dtype · kind: `uniform` (scale * u + shift), `normal` (scale * z + shift), `int
 `bernoulli` (1 where x < threshold, or always)
 -#}
 {%- import "types" as t -%}
+{% include "math/wide" %}
 {% include "math/philox" %}
 {% if kind == "normal" %}{% include "math/normal" %}{% endif %}
 {{ t.prelude() }}

@@ -117,6 +117,19 @@ binary! {
     /// a · log(1 + b), and 0 where a is 0.
     xlog1py: Float, "select(select(a * m_log1p(b), 0.0, a == 0.0), b, m_isnan(b))", ["base", "log"], [
         Expr("select(g * m_log1p(b), 0.0, a == 0.0 && b <= -1.0)", &[A, B]), Expr("g * a / (b + 1.0)", &[A, B])];
+    /// Hurwitz's zeta function, the sum of (b + k)⁻ᵃ over all k from 0 on: PyTorch's `special.zeta`, whose gradient by a is none either. Infinite for a = 1, NaN below.
+    zeta: Float, "m_zeta(a, b)", ["base", "exp", "pow", "polygamma"], [NoGrad, Expr("-g * a * m_zeta(a + 1.0, b)", &[A, B])];
+    /// a · 2ᵇ.
+    ldexp: Float, "a * m_exp2(b)", ["base", "exp"], [
+        Expr("g * m_exp2(b)", &[B]), Expr("g * y * 0.6931471805599453", &[Y])];
+    /// The greatest common divisor, which is not negative; of zeros 0.
+    gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
+    /// The least common multiple, which is not negative; 0 beside 0.
+    lcm: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
+    /// a · 2ᵇ modulo what the type holds: 0 where b is negative, or not below the type's bits. PyTorch's `<<`.
+    bitwise_left_shift: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
+    /// a / 2ᵇ rounded down: what is left of the sign where b is negative, or not below the type's bits. PyTorch's `>>`.
+    bitwise_right_shift: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
     /// a ≠ b.

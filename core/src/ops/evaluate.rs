@@ -176,6 +176,12 @@ impl Names<'_> {
             ("m_isnan", [x]) => return Ok(Value::Mask(x.detach().isnan()?)),
             ("m_isfinite", [x]) => return Ok(Value::Mask(x.detach().isfinite()?)),
             ("m_digamma", [x]) => x.digamma()?,
+            ("m_i0", [x]) => x.i0()?,
+            ("m_i0e", [x]) => x.i0e()?,
+            ("m_i1", [x]) => x.i1()?,
+            ("m_i1e", [x]) => x.i1e()?,
+            ("m_erfcx", [x]) => x.erfcx()?,
+            ("m_zeta", [x, y]) => x.zeta(y)?,
             (name, [x]) => {
                 let Some((_, expr)) = DEFINED.iter().find(|(known, _)| *known == name) else {
                     return Err(self.fail(format!("`{name}` is not known")));

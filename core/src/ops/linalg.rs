@@ -19,7 +19,7 @@ const COLUMNS: usize = 32;
 
 /// The extents of square matrices \[lead.., n, n\].
 #[track_caller]
-fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
+pub(super) fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
     match matrices(op, x)? {
         Matrices { lead, m, n } if m == n => Ok((lead, n)),
         _ => Err(Error::shape(op, "takes square matrices [.., n, n]", &[x.shape()])),
@@ -27,13 +27,14 @@ fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
 }
 
 /// Matrices of \[lead.., n, n\] with triangles in place of them, the order of their rows \[batch, n\], and its sign \[batch\].
-struct Lu {
-    triangles: Tensor,
-    order: Tensor,
+pub(super) struct Lu {
+    pub(super) triangles: Tensor,
+    pub(super) order: Tensor,
     sign: Tensor,
 }
 
-fn lu(x: &Tensor, n: usize) -> Result<Lu> {
+/// Not recorded.
+pub(super) fn lu(x: &Tensor, n: usize) -> Result<Lu> {
     let batch = x.numel() / (n * n).max(1);
     let triangles = x.detach().reshape([batch, n, n])?.copy()?;
     let order = {
@@ -90,6 +91,11 @@ fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor,
     let batch: usize = lead.iter().product();
     let whole = |t: &Tensor, m: usize| t.broadcast_to(&[&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
     Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
+}
+
+/// How many of a line are not `none`, counted in a type that every device has, as i64.
+pub(super) fn count_of(none: &Tensor, dtype: DType) -> Result<Tensor> {
+    none.logical_not()?.to_dtype(dtype)?.sum(&[-1], false)?.to_dtype(DType::I64)
 }
 
 impl Tensor {
@@ -312,16 +318,28 @@ impl Tensor {
         const OP: &str = "pinv";
         recast!(OP, [self], |x| x.pinv(rtol));
         let _op = memory::scope::op(OP);
-        let Matrices { lead, m, n } = matrices(OP, self)?;
+        matrices(OP, self)?;
+        Ok(self.inverse_by_values(OP, rtol)?.0)
+    }
+
+    /// The pseudo-inverses, and the singular values with which of them count as none.
+    pub(super) fn inverse_by_values(
+        &self,
+        op: &'static str,
+        rtol: Option<f64>,
+    ) -> Result<(Tensor, Tensor, Tensor)> {
+        let Matrices { lead, m, n } = matrices(op, self)?;
         if self.numel() == 0 {
-            return of_nothing(OP, &[self], &[lead, &[n, m]].concat());
+            let values = Tensor::zeros(&[lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;
+            let none = values.eq(0.0)?;
+            return Ok((of_nothing(op, &[self], &[lead, &[n, m]].concat())?, values, none));
         }
         let (u, s, vh) = self.detach().svd()?;
         let none = self.negligible(&s, rtol)?;
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+        let out = autograd::attach_twice(op, out, &[self], move |g, wants| {
             // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973), of matrices whose rank stays.
             let (a, p) = (x.get(wants)?, y.get(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
@@ -329,7 +347,8 @@ impl Tensor {
             let wide = pt.matmul(&p)?.matmul(&gt)?;
             let grad = long.sub(&pt.matmul(g)?.matmul(&pt)?)?.sub(&a.matmul(&p.matmul(&long)?)?)?;
             Ok(smallvec![Some(grad.add(&wide.sub(&wide.matmul(&p)?.matmul(&a)?)?)?)])
-        }))
+        });
+        Ok((out, s, none))
     }
 
     /// How many singular values of matrices \[.., m, n\] count, as of [`pinv`](Self::pinv): \[..\] as i64.
@@ -346,8 +365,7 @@ impl Tensor {
             return Tensor::zeros(lead, DType::I64, self.device());
         }
         let s = self.detach().svdvals()?;
-        let there = self.negligible(&s, rtol)?.logical_not()?.to_dtype(s.dtype())?;
-        there.sum(&[-1], false)?.to_dtype(DType::I64)
+        count_of(&self.negligible(&s, rtol)?, s.dtype())
     }
 
     /// Which of the singular values of `self` are too small to count.

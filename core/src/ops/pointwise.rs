@@ -119,6 +119,8 @@ pub(crate) enum Types {
     Logic,
     /// Integers and bools in their promoted type.
     Bits,
+    /// Integers in their promoted type; bools are refused.
+    Integer,
 }
 
 /// What stands in the expression of a gradient.
@@ -222,7 +224,10 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
         Types::Bits if dtype.is_float() => {
             return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
         }
-        Types::Bits => (dtype, dtype),
+        Types::Integer if !dtype.is_int() => {
+            return Err(Error::dtype(op.name, dtype, "takes integers; cast with `to_dtype`"));
+        }
+        Types::Bits | Types::Integer => (dtype, dtype),
     })
 }
 
@@ -259,13 +264,15 @@ struct Input<'a> {
 
 /// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
 const DOUBLES: &[&str] = &["base", "double", "doubles"];
-const DOUBLES_TRIG: &[&str] = &["base", "double", "doubles", "doubles_trig"];
+const DOUBLES_TRIG: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
+const DOUBLES_SPECIAL: &[&str] = &["base", "double", "doubles", "doubles_special"];
 
 /// The files that an expression in f64 needs.
 fn doubles(expr: &str) -> &'static [&'static str] {
     match expr {
         _ if !expr.contains("m_") && !expr.contains("power(") => &[],
         _ if ["m_sin(", "m_cos(", "m_tan("].iter().any(|name| expr.contains(name)) => DOUBLES_TRIG,
+        _ if ["m_i0", "m_i1", "ndtr", "m_erfcx("].iter().any(|name| expr.contains(name)) => DOUBLES_SPECIAL,
         _ => DOUBLES,
     }
 }

@@ -130,6 +130,20 @@ impl Tensor {
         fill(shape, Kind::Integer { low, high }, dtype, device)
     }
 
+    /// The numbers from 0 to `n` - 1 in random order: where draws of 32 bits stand when they are sorted.
+    ///
+    /// # Errors
+    /// `dtype` is bool; memory runs out.
+    #[track_caller]
+    pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        let _op = memory::scope::op("randperm");
+        if dtype == DType::Bool {
+            return Err(Error::dtype("randperm", dtype, "takes number types"));
+        }
+        let draws = Tensor::randint(i64::from(i32::MIN), i64::from(i32::MAX), &[n], DType::I32, device)?;
+        draws.argsort(0, false)?.to_dtype(dtype)
+    }
+
     /// Ones with probability `p`, else zeros.
     ///
     /// # Errors

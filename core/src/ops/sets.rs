@@ -7,7 +7,8 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::Tensor;
+use crate::tensor::layout::normalize_dim;
+use crate::tensor::{Dims, Tensor};
 
 static ISCLOSE: Pointwise = Pointwise {
     name: "isclose",
@@ -29,22 +30,32 @@ pub struct Unique {
     pub counts: Tensor,
 }
 
-/// Runs of equal neighbours in a line: the values, the number of each element's run, the lengths.
-fn runs(line: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
-    let (n, device) = (line.numel(), line.device());
+/// Runs of equal neighbours in a line, or of equal rows: the values, the number of each one's run, the lengths.
+fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+    let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
         let none = |dtype| Tensor::zeros(&[0], dtype, device);
-        return Ok((line.clone(), none(DType::I32)?, none(DType::I64)?));
+        return Ok((x.clone(), none(DType::I32)?, none(DType::I64)?));
     }
     let first = Tensor::ones(&[1], DType::Bool, device)?;
-    let fixed = line.detach();
-    let starts = cat(&[&first, &fixed.narrow(0, 1, n - 1)?.ne(&fixed.narrow(0, 0, n - 1)?)?], 0)?;
+    let fixed = x.detach();
+    let mut new = fixed.narrow(0, 1, n - 1)?.ne(&fixed.narrow(0, 0, n - 1)?)?;
+    if x.rank() > 1 {
+        new = new.any(&[1], false)?;
+    }
+    let starts = cat(&[&first, &new], 0)?;
     let run = scan::totals(&starts.to_dtype(DType::U32)?)?.to_dtype(DType::I32)?.sub(1)?;
     let at = starts.nonzero()?.reshape([-1])?.to_dtype(DType::I32)?;
     let end = Tensor::full(&[1], n as f64, DType::I32, device)?;
     let lengths =
         cat(&[&at.narrow(0, 1.min(at.numel()), at.numel().saturating_sub(1))?, &end], 0)?.sub(&at)?;
-    Ok((line.masked_select(&starts)?, run, lengths.to_dtype(DType::I64)?))
+    Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
+}
+
+/// The number of each element's run, behind the order in which they were sorted, as i64.
+fn restored(order: &Tensor, run: &Tensor) -> Result<Tensor> {
+    let none = Tensor::zeros(run.shape(), DType::I32, run.device())?;
+    none.scatter(0, order, run)?.to_dtype(DType::I64)
 }
 
 impl Tensor {
@@ -135,8 +146,7 @@ impl Tensor {
         }
         let (sorted, order) = line.sort(0, false)?;
         let (values, run, counts) = runs(&sorted)?;
-        let inverse = Tensor::zeros(&[line.numel()], DType::I32, self.device())?.scatter(0, &order, &run)?;
-        Ok(Unique { values, inverse: inverse.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
+        Ok(Unique { values, inverse: restored(&order, &run)?.reshape(self.shape())?, counts })
     }
 
     /// As [`unique`](Self::unique) of neighbours: the elements that differ from the one before, row by row.
@@ -148,6 +158,104 @@ impl Tensor {
         let _op = memory::scope::op("unique_consecutive");
         let (values, run, counts) = runs(&self.reshape([-1])?)?;
         Ok(Unique { values, inverse: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
+    }
+
+    /// As [`unique`](Self::unique) of the slices along a dimension, in the order of their elements, the first ones first: PyTorch's `unique` with
+    /// `dim`. `values` has the other dimensions too, `inverse` is a line. It sorts once for each element of a slice.
+    ///
+    /// # Errors
+    /// As [`unique`](Self::unique); `dim` is out of range, or there is none; slices have no elements.
+    #[track_caller]
+    pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
+        const OP: &str = "unique_dim";
+        let _op = memory::scope::op(OP);
+        let (rows, back) = self.slices(OP, dim)?;
+        let (n, width) = (rows.shape()[0], rows.shape()[1]);
+        let mut order = Tensor::arange(0.0, n as f64, 1.0, DType::I64, self.device())?;
+        let keys = rows.detach();
+        let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
+        // Sorting is stable: what was sorted by later elements stays so where this one is equal.
+        for k in (0..width).rev() {
+            let (_, moved) = keys.select(1, k as isize)?.index_select(0, &order)?.sort(0, false)?;
+            order = order.index_select(0, &moved)?;
+        }
+        let (values, run, counts) = runs(&rows.index_select(0, &order)?)?;
+        Ok(Unique { values: back(&values)?, inverse: restored(&order, &run)?, counts })
+    }
+
+    /// As [`unique_dim`](Self::unique_dim) of neighbours: the slices that differ from the one before.
+    ///
+    /// # Errors
+    /// As [`unique_dim`](Self::unique_dim).
+    #[track_caller]
+    pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
+        const OP: &str = "unique_consecutive_dim";
+        let _op = memory::scope::op(OP);
+        let (rows, back) = self.slices(OP, dim)?;
+        let (values, run, counts) = runs(&rows)?;
+        Ok(Unique { values: back(&values)?, inverse: run.to_dtype(DType::I64)?, counts })
+    }
+
+    /// The slices along a dimension as rows, and how rows become slices again.
+    #[track_caller]
+    fn slices(&self, op: &'static str, dim: isize) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
+        if self.rank() == 0 {
+            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
+        }
+        let d = normalize_dim(op, dim, self.rank())? as isize;
+        let front = self.movedim(&[d], &[0])?;
+        let rest: Dims = front.shape()[1..].into();
+        let width = rest.iter().product::<usize>();
+        if width == 0 {
+            return Err(Error::shape(op, "takes slices that have elements", &[self.shape()]));
+        }
+        let rows = front.reshape([self.shape()[d as usize], width])?;
+        let back = move |rows: &Tensor| {
+            let shape: Dims = [rows.shape()[0]].into_iter().chain(rest.iter().copied()).collect();
+            rows.reshape(&shape[..])?.movedim(&[0], &[d])
+        };
+        Ok((rows, back))
+    }
+
+    /// The most frequent element along `dim`, of equally frequent ones the least, and where it stands last, as i64: PyTorch's `mode`. Each NaN
+    /// differs.
+    ///
+    /// # Errors
+    /// `dim` is out of range, or has no elements; memory runs out.
+    #[track_caller]
+    pub fn mode(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "mode";
+        let _op = memory::scope::op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        if self.rank() == 0 {
+            return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
+        }
+        let n = self.shape()[d];
+        if n == 0 {
+            return Err(Error::shape(OP, format!("dimension {d} has no elements to choose from"), &[self.shape()]));
+        }
+        let d = d as isize;
+        let keys = self.detach();
+        let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
+        let (sorted, order) = keys.sort(d, false)?;
+        let same = sorted.narrow(d, 1, n - 1)?.eq(&sorted.narrow(d, 0, n - 1)?)?;
+        // How far each one stands behind the begin of its run.
+        let mut line = vec![1; self.rank()];
+        line[d as usize] = n;
+        let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
+        let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
+        let begins = begins.pad_front(d)?.cummax(d)?.0;
+        let at = place.sub(&begins)?.argmax(Some(d), true)?;
+        let index = order.gather(d, &at)?;
+        let values = self.gather(d, &index)?;
+        if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
+    }
+
+    /// With a zero in front of each line along `dim`.
+    fn pad_front(&self, dim: isize) -> Result<Tensor> {
+        let mut shape: Dims = self.shape().into();
+        shape[dim as usize] = 1;
+        cat(&[&Tensor::zeros(&shape, self.dtype(), self.device())?, self], dim)
     }
 
     /// How often each number from 0 on stands in a line of integers, as i64, or the sums of `weights` in their type: as many as the

@@ -97,7 +97,7 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 }
 
 /// `count` numbers on the host, if a tensor and the host's memory hold as many.
-fn numbers(op: &'static str, count: usize, number: impl Fn(usize) -> f64) -> Result<Vec<f64>> {
+pub(super) fn numbers(op: &'static str, count: usize, number: impl Fn(usize) -> f64) -> Result<Vec<f64>> {
     let mut values = Vec::new();
     if u32::try_from(count).is_err() || values.try_reserve_exact(count).is_err() {
         return Err(Error::argument(
@@ -110,7 +110,7 @@ fn numbers(op: &'static str, count: usize, number: impl Fn(usize) -> f64) -> Res
 }
 
 /// Values from the host, in any number type.
-fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+pub(super) fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     match dtype {
         DType::F64 => Tensor::constant(values, shape, device),
         DType::I64 => Tensor::constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
@@ -118,6 +118,21 @@ fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) 
         DType::U32 => Tensor::constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device),
         _ => Tensor::constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
             .to_dtype(dtype),
+    }
+}
+
+/// `steps` numbers from `start` to `end`, by their places.
+fn between(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -> f64 {
+    // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
+    let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
+    let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
+    // From both ends, as PyTorch: both are exact.
+    move |i: usize| {
+        if i < steps / 2 || steps == 1 {
+            start + i as f64 * step
+        } else {
+            end - (steps - 1 - i) as f64 * step
+        }
     }
 }
 
@@ -145,18 +160,26 @@ impl Tensor {
     /// There are 2^32 or more; memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
-        let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
-        let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-        // From both ends, as PyTorch: both are exact.
-        let value = |i: usize| {
-            if i < steps / 2 || steps == 1 {
-                start + i as f64 * step
-            } else {
-                end - (steps - 1 - i) as f64 * step
-            }
-        };
+        let value = between(start, end, steps, dtype);
         from_numbers(&numbers("linspace", steps, value)?, &[steps], dtype, device)
+    }
+
+    /// `base` to the powers of `steps` numbers from `start` to `end`, both included, at equal distances.
+    ///
+    /// # Errors
+    /// As [`linspace`](Self::linspace).
+    #[track_caller]
+    pub fn logspace(
+        start: f64,
+        end: f64,
+        steps: usize,
+        base: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let exponent = between(start, end, steps, dtype);
+        let values = numbers("logspace", steps, |i| base.powf(exponent(i)))?;
+        from_numbers(&values, &[steps], dtype, device)
     }
 
     /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.

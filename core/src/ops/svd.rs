@@ -23,7 +23,7 @@ const SMALL: usize = 64;
 ///
 /// A matrix that was not turned in one sweep is left alone in those that follow: they are as many as always suffice (convergence is
 /// quadratic), and nobody waits for the device.
-fn rotate(w: &Tensor, m: usize) -> Result<()> {
+pub(super) fn rotate(w: &Tensor, m: usize) -> Result<()> {
     let (batch, n, height) = (w.shape()[0], w.shape()[1], w.shape()[2]);
     let players = n.next_multiple_of(2);
     if n < 2 || w.numel() == 0 {
@@ -258,21 +258,45 @@ impl Tensor {
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
             return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
         };
-        if self.rank() < 2 {
-            return Err(Error::shape(OP, "takes matrices [.., m, n]", &[self.shape()]));
+        let of = Pair::new(OP, self, [row, col])?;
+        of.restored(&of.last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
+    }
+}
+
+/// Two dimensions that hold matrices.
+pub(super) struct Pair {
+    pub(super) row: usize,
+    pub(super) col: usize,
+}
+
+impl Pair {
+    #[track_caller]
+    pub(super) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
+        if x.rank() < 2 {
+            return Err(Error::shape(op, "takes matrices [.., m, n]", &[x.shape()]));
         }
-        let (row, col) = (normalize_dim(OP, row, self.rank())?, normalize_dim(OP, col, self.rank())?);
+        let [row, col] = dims;
+        let (row, col) = (normalize_dim(op, row, x.rank())?, normalize_dim(op, col, x.rank())?);
         if row == col {
-            return Err(Error::argument(OP, format!("takes two different dimensions, got {dims:?}")));
+            return Err(Error::argument(op, format!("takes two different dimensions, got {dims:?}")));
         }
-        let rest = (0..self.rank()).filter(|&d| d != row && d != col);
-        let order: Vec<isize> = rest.chain([row, col]).map(|d| d as isize).collect();
-        let norm = self.permute(&order)?.svdvals()?.sum(&[-1], false)?;
+        Ok(Self { row, col })
+    }
+
+    /// The matrices in the last two dimensions.
+    pub(super) fn last(&self, x: &Tensor) -> Result<Tensor> {
+        let rest = (0..x.rank()).filter(|&d| d != self.row && d != self.col);
+        let order: Vec<isize> = rest.chain([self.row, self.col]).map(|d| d as isize).collect();
+        x.permute(&order)
+    }
+
+    /// One number of each matrix of `x`, with extents of 1 in place of it if `keepdim`.
+    pub(super) fn restored(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
-            return Ok(norm);
+            return Ok(numbers.clone());
         }
-        let mut shape = Dims::from_slice(self.shape());
-        (shape[row], shape[col]) = (1, 1);
-        norm.reshape(&*shape)
+        let mut shape = Dims::from_slice(x.shape());
+        (shape[self.row], shape[self.col]) = (1, 1);
+        numbers.reshape(&*shape)
     }
 }

@@ -4,7 +4,7 @@ use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// One entry an operation: documentation, name (and that in place), what its numbers have to be, types, expression (and the plain one),
@@ -94,11 +94,11 @@ unary! {
     /// log(1 + a), accurate near 0.
     log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
     /// The sine of radians.
-    sin / sin_(): Float, "m_sin(a)", ["base", "trig"], Expr("g * m_cos(a)", &[A]);
+    sin / sin_(): Float, "m_sin(a)", ["base", "wide", "trig"], Expr("g * m_cos(a)", &[A]);
     /// The cosine of radians.
-    cos / cos_(): Float, "m_cos(a)", ["base", "trig"], Expr("-g * m_sin(a)", &[A]);
+    cos / cos_(): Float, "m_cos(a)", ["base", "wide", "trig"], Expr("-g * m_sin(a)", &[A]);
     /// The tangent of radians.
-    tan(): Float, "m_tan(a)", ["base", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
+    tan(): Float, "m_tan(a)", ["base", "wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
     /// The arc sine, in radians.
     asin(): Float, "m_asin(a)", ["base", "atrig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
     /// The arc cosine, in radians.
@@ -118,9 +118,9 @@ unary! {
     /// The inverse hyperbolic tangent.
     atanh(): Float, "m_atanh(a)", ["base", "log", "ahyp"], Expr("g / (1.0 - a * a)", &[A]);
     /// The logarithm of |Γ(a)|.
-    lgamma(): Float, "m_lgamma(a)", ["base", "log", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
+    lgamma(): Float, "m_lgamma(a)", ["base", "log", "wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
     /// The derivative of lgamma.
-    digamma(): Float, "m_digamma(a)", ["base", "log", "trig", "gamma", "polygamma"],
+    digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "wide", "trig", "gamma", "polygamma"],
         Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
     /// The error function.
     erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
@@ -131,11 +131,29 @@ unary! {
     /// 1 / (1 + e⁻ᵃ).
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// sin(πa) / πa, and 1 at 0.
-    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "trig"],
+    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "wide", "trig"],
         Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
     /// The normal distribution's Φ: how likely a number below a is. PyTorch's `special.ndtr`.
     ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
         Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
+    /// ln of the normal distribution's Φ, which does not vanish far below 0. PyTorch's `special.log_ndtr`.
+    log_ndtr(): Float, "m_log_ndtr(a)", ["base", "exp", "log", "erf", "tails"],
+        Expr("g * 0.7978845608028654 / m_erfcx(a * -0.7071067811865476)", &[A]);
+    /// The inverse of [`ndtr`](Self::ndtr): below which number a normal one is with the probability a. PyTorch's `special.ndtri`.
+    ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "tails"],
+        Expr("g * 2.5066282746310002 * m_exp(y * y * 0.5)", &[Y]);
+    /// e^(a²) · [`erfc`](Self::erfc)(a), which does not vanish for large a. PyTorch's `special.erfcx`.
+    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "tails"], Expr("g * (2.0 * a * y - 1.1283791670955126)", &[A, Y]);
+    /// The modified Bessel function of the first kind of order 0.
+    i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
+    /// [`i0`](Self::i0)(a) · e^-|a|. PyTorch's `special.i0e`.
+    i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
+        Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * y)", &[A, Y]);
+    /// The modified Bessel function of the first kind of order 1. PyTorch's `special.i1`.
+    i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - y / a), g * 0.5, a == 0.0)", &[A, Y]);
+    /// [`i1`](Self::i1)(a) · e^-|a|. PyTorch's `special.i1e`.
+    i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
+        Expr("select(g * (m_i0e(a) - y * (select(-1.0, 1.0, a > 0.0) + 1.0 / a)), g * 0.5, a == 0.0)", &[A, Y]);
     /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
     entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
         Expr("-g * (m_log(a) + 1.0)", &[A]);
@@ -179,7 +197,7 @@ static POLYGAMMA: Pointwise = Pointwise {
     expr: "m_polygamma(a, n, factor)",
     plain: "",
     types: Types::Float,
-    math: &["base", "polygamma"],
+    math: &["base", "exp", "pow", "polygamma"],
     grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
 };
 
@@ -226,6 +244,25 @@ impl Tensor {
             false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
         };
         held.logit(None)
+    }
+
+    /// ln of the multivariate gamma function of dimension `p`: the sum of [`lgamma`](Self::lgamma)(a - k / 2) for k below p, and p (p - 1) / 4 · ln π. PyTorch's
+    /// `mvlgamma`, `special.multigammaln`.
+    ///
+    /// # Errors
+    /// `p` is 0; the dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
+        const OP: &str = "mvlgamma";
+        if p == 0 {
+            return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
+        }
+        let _op = crate::memory::scope::op(OP);
+        let mut sum = self.lgamma()?;
+        for k in 1..p {
+            sum = sum.add(&self.sub(k as f64 / 2.0)?.lgamma()?)?;
+        }
+        sum.add((p * (p - 1)) as f64 / 4.0 * std::f64::consts::PI.ln())
     }
 
     /// Every bit flipped; of a bool, the truth.

@@ -447,6 +447,45 @@ impl Tensor {
         starts.zip(ends).map(|(start, end)| self.narrow(dim, start, end.saturating_sub(start))).collect()
     }
 
+    /// `sections` equal parts along dimension 1, or along the only one.
+    ///
+    /// # Errors
+    /// There are no dimensions; `sections` does not divide the extent.
+    pub fn hsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
+        self.split_evenly("hsplit", sections, 1, isize::from(self.rank() > 1))
+    }
+
+    /// `sections` equal parts along dimension 0 of two at least.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions; `sections` does not divide the extent.
+    pub fn vsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
+        self.split_evenly("vsplit", sections, 2, 0)
+    }
+
+    /// `sections` equal parts along dimension 2 of three at least.
+    ///
+    /// # Errors
+    /// There are fewer than three dimensions; `sections` does not divide the extent.
+    pub fn dsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
+        self.split_evenly("dsplit", sections, 3, 2)
+    }
+
+    fn split_evenly(&self, op: &'static str, sections: usize, least: usize, dim: isize) -> Result<Vec<Tensor>> {
+        if self.rank() < least {
+            let rule = format!("takes at least {least} dimensions");
+            return Err(Error::shape(op, rule, &[self.shape()]));
+        }
+        let extent = self.dim(dim)?;
+        if sections == 0 || !extent.is_multiple_of(sections) {
+            let rule = format!(
+                "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices"
+            );
+            return Err(Error::argument(op, rule));
+        }
+        self.tensor_split(sections, dim)
+    }
+
     /// The extent that is split.
     fn split_extent(&self, dim: isize) -> Result<usize> {
         if self.rank() == 0 {

@@ -113,6 +113,20 @@ fn m_d_atan2(y: f64, x: f64) -> f64 {
 fn m_d_asin(x: f64) -> f64 { return select(m_d_atan2(x, sqrt((1.0 - x) * (1.0 + x))), m_d_nan(), (abs(x) > 1.0) | m_d_isnan(x)); }
 fn m_d_acos(x: f64) -> f64 { return select(m_d_atan2(sqrt((1.0 - x) * (1.0 + x)), x), m_d_nan(), (abs(x) > 1.0) | m_d_isnan(x)); }
 
+// ln(erfc(a) a) + a^2 + 0.5625 for a of 1.25 and more.
+fn m_d_erfc_rest(a: f64) -> f64 {
+    let s = 1.0 / (a * a);
+    if a < 2.857142857142857 {
+        return (((((((-9.814329344169145 * s + -81.2874355063066) * s + -184.60509290671104) * s + -162.39666946257347) * s +
+            -62.375332450326006) * s + -10.558626225323291) * s + -0.6938585727071818) * s + -0.009864944034847148)
+            / ((((((((-0.0604244152148581 * s + 6.570249770319282) * s + 108.63500554177944) * s + 429.00814002756783) * s +
+                645.3872717332679) * s + 434.56587747522923) * s + 137.65775414351904) * s + 19.651271667439257) * s + 1.0);
+    }
+    return ((((((-483.5191916086514 * s + -1025.0951316110772) * s + -637.5664433683896) * s + -160.63638485582192) * s +
+        -17.757954917754752) * s + -0.799283237680523) * s + -0.0098649429247001)
+        / (((((((-22.44095244658582 * s + 474.52854120695537) * s + 2553.0504064331644) * s + 3199.8582195085955) * s +
+            1536.729586084437) * s + 325.7925129965739) * s + 30.33806074348246) * s + 1.0);
+}
 // erfc(a) for a of 0.84375 and more.
 fn m_d_erfc_far(a: f64) -> f64 {
     if a < 1.25 {
@@ -124,22 +138,9 @@ fn m_d_erfc_far(a: f64) -> f64 {
         return 0.15493708848953247 - p / q;
     }
     let c = min(a, 28.0);
-    let s = 1.0 / (c * c);
-    var r: f64;
-    if c < 2.857142857142857 {
-        r = (((((((-9.814329344169145 * s + -81.2874355063066) * s + -184.60509290671104) * s + -162.39666946257347) * s +
-            -62.375332450326006) * s + -10.558626225323291) * s + -0.6938585727071818) * s + -0.009864944034847148)
-            / ((((((((-0.0604244152148581 * s + 6.570249770319282) * s + 108.63500554177944) * s + 429.00814002756783) * s +
-                645.3872717332679) * s + 434.56587747522923) * s + 137.65775414351904) * s + 19.651271667439257) * s + 1.0);
-    } else {
-        r = ((((((-483.5191916086514 * s + -1025.0951316110772) * s + -637.5664433683896) * s + -160.63638485582192) * s +
-            -17.757954917754752) * s + -0.799283237680523) * s + -0.0098649429247001)
-            / (((((((-22.44095244658582 * s + 474.52854120695537) * s + 2553.0504064331644) * s + 3199.8582195085955) * s +
-                1536.729586084437) * s + 325.7925129965739) * s + 30.33806074348246) * s + 1.0);
-    }
     // The square of 24 bits is exact.
     let z = f64(f32(c));
-    return m_exp64(-z * z - 0.5625) * m_exp64((z - c) * (z + c) + r) / c;
+    return m_exp64(-z * z - 0.5625) * m_exp64((z - c) * (z + c) + m_d_erfc_rest(c)) / c;
 }
 // erf(x) / x - 1 for |x| below 0.84375.
 fn m_d_erf_near(x: f64) -> f64 {
@@ -236,43 +237,39 @@ fn m_d_digamma(x: f64) -> f64 {
     return select(select(select(select(positive, reflected, x < 0.5), zero, x == 0.0), select(x, m_d_nan(), x < 0.0), m_d_isinf(x)), x, m_d_isnan(x));
 }
 
-// The derivatives of digamma, as in polygamma.wgsl, with twelve terms and eight of the series.
-fn m_d_power_below(a: f64, s: u32) -> f64 {
-    var power = 1.0lf;
-    for (var k = 0u; k < s; k++) { power *= a; }
-    return 1.0 / power;
-}
-fn m_d_zeta(s: u32, q: f64) -> f64 {
+// Hurwitz's zeta function and the derivatives of digamma, as in polygamma.wgsl, with twelve terms and eight of the series.
+fn m_d_zeta_above(s: f64, q: f64) -> f64 {
     var sum = 0.0lf;
     var a = q;
     for (var k = 0u; k < 12u; k++) {
-        sum += m_d_power_below(a, s);
+        sum += m_d_pow(a, -s);
         a += 1.0;
     }
-    let order = f64(s);
-    let rest = m_d_power_below(a, s - 1u);
+    let rest = m_d_pow(a, 1.0 - s);
     let i = 1.0 / a;
     let step = i * i;
-    let t1 = order * rest * step;
-    let t2 = t1 * ((order + 1.0) * (order + 2.0) * step);
-    let t3 = t2 * ((order + 3.0) * (order + 4.0) * step);
-    let t4 = t3 * ((order + 5.0) * (order + 6.0) * step);
-    let t5 = t4 * ((order + 7.0) * (order + 8.0) * step);
-    let t6 = t5 * ((order + 9.0) * (order + 10.0) * step);
-    let t7 = t6 * ((order + 11.0) * (order + 12.0) * step);
-    let t8 = t7 * ((order + 13.0) * (order + 14.0) * step);
+    let t1 = s * rest * step;
+    let t2 = t1 * ((s + 1.0) * (s + 2.0) * step);
+    let t3 = t2 * ((s + 3.0) * (s + 4.0) * step);
+    let t4 = t3 * ((s + 5.0) * (s + 6.0) * step);
+    let t5 = t4 * ((s + 7.0) * (s + 8.0) * step);
+    let t6 = t5 * ((s + 9.0) * (s + 10.0) * step);
+    let t7 = t6 * ((s + 11.0) * (s + 12.0) * step);
+    let t8 = t7 * ((s + 13.0) * (s + 14.0) * step);
     let series = -3.3896802963225827e-13 * t8 + 1.3382536530684679e-11 * t7 - 5.284190138687493e-10 * t6 + 2.08767569878681e-08 * t5 - 8.267195767195768e-07 * t4 + 3.306878306878307e-05 * t3 - 0.001388888888888889 * t2 + 0.08333333333333333 * t1;
-    return sum + (rest / (order - 1.0) + (0.5 * rest * i + series));
+    return sum + select(rest / (s - 1.0) + (0.5 * rest * i + series), 0.0, rest == 0.0);
 }
-fn m_d_polygamma(x: f64, n: f64, factor: f64) -> f64 {
-    if m_isnan(f32(x)) { return x; }
-    let s = u32(n) + 1u;
-    if x > 0.0 { return factor * m_d_zeta(s, x); }
-    let above = ceil(x) - x;
-    if above == 0.0 { return factor * m_d_inf(); }
-    let beyond = m_d_zeta(s, above) - m_d_zeta(s, 1.0 - x);
-    return factor * (m_d_zeta(s, x - floor(x)) + select(beyond, -beyond, (s & 1u) == 1u));
+fn m_d_zeta(s: f64, q: f64) -> f64 {
+    if m_d_isnan(s) | m_d_isnan(q) { return s + q; }
+    if s <= 1.0 { return select(m_d_nan(), m_d_inf(), s == 1.0); }
+    if q > 0.0 { return m_d_zeta_above(s, q); }
+    let above = ceil(q) - q;
+    if above == 0.0 { return m_d_inf(); }
+    if floor(s) != s { return m_d_nan(); }
+    let beyond = m_d_zeta_above(s, above) - m_d_zeta_above(s, 1.0 - q);
+    return m_d_zeta_above(s, q - floor(q)) + select(beyond, -beyond, floor(0.5 * s) * 2.0 != s);
 }
+fn m_d_polygamma(x: f64, n: f64, factor: f64) -> f64 { return factor * m_d_zeta(n + 1.0, x); }
 
 // Whole powers up to 1024 are products, the others e^(y ln x): their error grows with the exponent, to 2e-13 of the result.
 fn m_d_pow(x: f64, y: f64) -> f64 {

@@ -1,4 +1,4 @@
-// needs: base, double, doubles
+// needs: base, wide, double, doubles
 //
 // sin, cos, tan of f64, right for every finite argument: `trig` for those who have 64 bits. The polynomials and the parts of pi/2 are
 // those of FreeBSD's msun (k_sin.c, k_cos.c, e_rem_pio2.c; its notice is in `doubles`).
@@ -6,30 +6,19 @@
 // The angle r + low + quadrant * pi/2; low is what the rounding of r lost, or zero.
 struct m_d_Angle { r: f64, low: f64, quadrant: u32 }
 
-// The bits of 2/pi, behind two words of zeros.
+// As `m_two_over_pi`, and the words behind its last one.
 fn m_d_two_over_pi(word: u32) -> u32 {
     switch word {
-        case 2u: { return 0xa2f9836eu; } case 3u: { return 0x4e441529u; } case 4u: { return 0xfc2757d1u; } case 5u: { return 0xf534ddc0u; }
-        case 6u: { return 0xdb629599u; } case 7u: { return 0x3c439041u; } case 8u: { return 0xfe5163abu; } case 9u: { return 0xdebbc561u; }
-        case 10u: { return 0xb7246e3au; } case 11u: { return 0x424dd2e0u; } case 12u: { return 0x06492eeau; } case 13u: { return 0x09d1921cu; }
-        case 14u: { return 0xfe1deb1cu; } case 15u: { return 0xb129a73eu; } case 16u: { return 0xe88235f5u; } case 17u: { return 0x2ebb4484u; }
-        case 18u: { return 0xe99c7026u; } case 19u: { return 0xb45f7e41u; } case 20u: { return 0x3991d639u; } case 21u: { return 0x835339f4u; }
-        case 22u: { return 0x9c845f8bu; } case 23u: { return 0xbdf9283bu; } case 24u: { return 0x1ff897ffu; } case 25u: { return 0xde05980fu; }
-        case 26u: { return 0xef2f118bu; } case 27u: { return 0x5a0a6d1fu; } case 28u: { return 0x6d367ecfu; } case 29u: { return 0x27cb09b7u; }
-        case 30u: { return 0x4f463f66u; } case 31u: { return 0x9e5fea2du; } case 32u: { return 0x7527bac7u; } case 33u: { return 0xebe5f17bu; }
-        case 34u: { return 0x3d0739f7u; } case 35u: { return 0x8a5292eau; } case 36u: { return 0x6bfb5fb1u; } case 37u: { return 0x1f8d5d08u; }
-        case 38u: { return 0x56033046u; } case 39u: { return 0xfc7b6babu; }
-        default: { return 0u; }
+        case 7u: { return 0xdebbc561u; } case 8u: { return 0xb7246e3au; } case 9u: { return 0x424dd2e0u; } case 10u: { return 0x06492eeau; }
+        case 11u: { return 0x09d1921cu; } case 12u: { return 0xfe1deb1cu; } case 13u: { return 0xb129a73eu; } case 14u: { return 0xe88235f5u; }
+        case 15u: { return 0x2ebb4484u; } case 16u: { return 0xe99c7026u; } case 17u: { return 0xb45f7e41u; } case 18u: { return 0x3991d639u; }
+        case 19u: { return 0x835339f4u; } case 20u: { return 0x9c845f8bu; } case 21u: { return 0xbdf9283bu; } case 22u: { return 0x1ff897ffu; }
+        case 23u: { return 0xde05980fu; } case 24u: { return 0xef2f118bu; } case 25u: { return 0x5a0a6d1fu; } case 26u: { return 0x6d367ecfu; }
+        case 27u: { return 0x27cb09b7u; } case 28u: { return 0x4f463f66u; } case 29u: { return 0x9e5fea2du; } case 30u: { return 0x7527bac7u; }
+        case 31u: { return 0xebe5f17bu; } case 32u: { return 0x3d0739f7u; } case 33u: { return 0x8a5292eau; } case 34u: { return 0x6bfb5fb1u; }
+        case 35u: { return 0x1f8d5d08u; } case 36u: { return 0x56033046u; } case 37u: { return 0xfc7b6babu; }
+        default: { return m_two_over_pi(word); }
     }
-}
-
-fn m_d_mul_high(a: u32, b: u32) -> u32 {
-    let al = a & 0xffffu;
-    let ah = a >> 16u;
-    let bl = b & 0xffffu;
-    let bh = b >> 16u;
-    let mid = ah * bl + ((al * bl) >> 16u);
-    return ah * bh + (mid >> 16u) + (((mid & 0xffffu) + al * bh) >> 16u);
 }
 
 // Payne and Hanek's reduction of a >= 2^20 in integers: the significand times those 192 bits of 2/pi that count modulo 4.
@@ -50,7 +39,8 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
     let start = u32(k + 9i);
     var bits: array<u32, 6>;
     for (var j = 0u; j < 6u; j++) {
-        let word = (start >> 5u) + j;
+        // In front of the first word of 2/pi are zeros.
+        let word = (start >> 5u) + j - 2u;
         let shift = start & 31u;
         // Two shifts, since one by 32 is not defined. Lowest word first.
         bits[5u - j] = (m_d_two_over_pi(word) << shift) | ((m_d_two_over_pi(word + 1u) >> 1u) >> (31u - shift));
@@ -65,7 +55,7 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
             let more = bits[j - i] * factor;
             let first = product[j] + more;
             let second = first + carry;
-            carry = m_d_mul_high(bits[j - i], factor) + select(0u, 1u, first < more) + select(0u, 1u, second < carry);
+            carry = m_mul_wide(bits[j - i], factor).x + select(0u, 1u, first < more) + select(0u, 1u, second < carry);
             product[j] = second;
         }
     }

@@ -1,4 +1,4 @@
-// needs: philox
+// needs: wide
 //
 // Normal numbers by the inverse of their distribution, in integers: the same bits on every device.
 //

@@ -1,17 +1,5 @@
-// needs: none
+// needs: wide
 // Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four numbers for a counter and a key.
-
-// The upper and lower word of a product, by halves: WGSL has no wide multiplication.
-fn m_mul_wide(a: u32, b: u32) -> vec2<u32> {
-    let a0 = a & 0xffffu;
-    let a1 = a >> 16u;
-    let b0 = b & 0xffffu;
-    let b1 = b >> 16u;
-    let low = a0 * b0;
-    let mid = a1 * b0 + (low >> 16u);
-    let cross = a0 * b1 + (mid & 0xffffu);
-    return vec2<u32>(a1 * b1 + (mid >> 16u) + (cross >> 16u), a * b);
-}
 
 fn m_philox(start: vec4<u32>, first_key: vec2<u32>) -> vec4<u32> {
     var c = start;

@@ -1,40 +1,37 @@
-// needs: base
+// needs: base, exp, pow
 //
-// The derivatives of digamma, by Hurwitz's zeta function: zeta(s, q) is the sum of (q + k)^-s over all k from 0 on.
-
-// a^-s.
-fn m_power_below(a: f32, s: u32) -> f32 {
-    var power = 1.0;
-    for (var k = 0u; k < s; k++) { power *= a; }
-    return 1.0 / power;
-}
+// Hurwitz's zeta function, the sum of (q + k)^-s over all k from 0 on, and by it the derivatives of digamma.
 
 // For q > 0 and s > 1: nine terms, and Euler and Maclaurin's series for the others (what is left out is below 2^-30 of them).
-fn m_zeta(s: u32, q: f32) -> f32 {
+fn m_zeta_above(s: f32, q: f32) -> f32 {
     var sum = 0.0;
     var a = q;
     for (var k = 0u; k < 9u; k++) {
-        sum += m_power_below(a, s);
+        sum += m_pow(a, -s);
         a += 1.0;
     }
-    let order = f32(s);
-    let rest = m_power_below(a, s - 1u);
+    let rest = m_pow(a, 1.0 - s);
     let i = 1.0 / a;
     // Each term has two more factors of the rising s and of 1/a.
-    let b = order * rest * i * i;
-    let c = b * (order + 1.0) * i * (order + 2.0) * i;
-    let d = c * (order + 3.0) * i * (order + 4.0) * i;
-    return sum + (rest / (order - 1.0) + (0.5 * rest * i + (0.083333336 * b - (0.0013888889 * c - 3.3068783e-5 * d))));
+    let b = s * rest * i * i;
+    let c = b * (s + 1.0) * i * (s + 2.0) * i;
+    let d = c * (s + 3.0) * i * (s + 4.0) * i;
+    let more = rest / (s - 1.0) + (0.5 * rest * i + (0.083333336 * b - (0.0013888889 * c - 3.3068783e-5 * d)));
+    return sum + select(more, 0.0, rest == 0.0);
+}
+
+// As PyTorch: infinite for s = 1 and where a term is, NaN for s below 1, and for q below 0 unless s is whole.
+fn m_zeta(s: f32, q: f32) -> f32 {
+    if m_isnan(s) | m_isnan(q) { return s + q; }
+    if s <= 1.0 { return select(m_nan(), m_inf(), s == 1.0); }
+    if q > 0.0 { return m_zeta_above(s, q); }
+    let above = ceil(q) - q;
+    if above == 0.0 { return m_inf(); }
+    if floor(s) != s { return m_nan(); }
+    // The terms on both sides of zero, without those that are not of q.
+    let beyond = m_zeta_above(s, above) - m_zeta_above(s, 1.0 - q);
+    return m_zeta_above(s, q - floor(q)) + select(beyond, -beyond, floor(0.5 * s) * 2.0 != s);
 }
 
 // Of order n, a whole number from 1 on; factor: (-1)^(n + 1) n!.
-fn m_polygamma(x: f32, n: f32, factor: f32) -> f32 {
-    if m_isnan(x) { return x; }
-    let s = u32(n) + 1u;
-    if x > 0.0 { return factor * m_zeta(s, x); }
-    let above = ceil(x) - x;
-    if above == 0.0 { return factor * m_inf(); }
-    // The terms on both sides of zero, without those that are not of x.
-    let beyond = m_zeta(s, above) - m_zeta(s, 1.0 - x);
-    return factor * (m_zeta(s, x - floor(x)) + select(beyond, -beyond, (s & 1u) == 1u));
-}
+fn m_polygamma(x: f32, n: f32, factor: f32) -> f32 { return factor * m_zeta(n + 1.0, x); }

@@ -1,39 +1,17 @@
-// needs: base
+// needs: base, wide
 //
 // sin, cos, tan. Right for every finite argument: what remains of x after the multiples of pi/2 has an error below 1 ulp.
 
 // The angle r + low + quadrant * pi/2; low is what the rounding of r lost, or zero.
 struct m_Angle { r: f32, low: f32, quadrant: u32 }
 
-// The first 224 bits of 2/pi, after a word of zeros.
-fn m_two_over_pi(word: u32) -> u32 {
-    switch word {
-        case 1u: { return 0xa2f9836eu; }
-        case 2u: { return 0x4e441529u; }
-        case 3u: { return 0xfc2757d1u; }
-        case 4u: { return 0xf534ddc0u; }
-        case 5u: { return 0xdb629599u; }
-        case 6u: { return 0x3c439041u; }
-        case 7u: { return 0xfe5163abu; }
-        default: { return 0u; }
-    }
-}
-
-fn m_mul_high(a: u32, b: u32) -> u32 {
-    let al = a & 0xffffu;
-    let ah = a >> 16u;
-    let bl = b & 0xffffu;
-    let bh = b >> 16u;
-    let mid = ah * bl + ((al * bl) >> 16u);
-    return ah * bh + (mid >> 16u) + (((mid & 0xffffu) + al * bh) >> 16u);
-}
-
 // Payne and Hanek's reduction of |x| >= 256 in integers: the significand times those 96 bits of 2/pi that count modulo 4.
 fn m_reduce_large(u: u32) -> m_Angle {
     let significand = (u & 0x007fffffu) | 0x00800000u;
     // x is significand * 2^e; the window starts at the bit of weight 2^1.
     let start = (u >> 23u) + 32u - 152u;
-    let word = start >> 5u;
+    // In front of the first word of 2/pi are zeros.
+    let word = (start >> 5u) - 1u;
     let shift = start & 31u;
     let w0 = m_two_over_pi(word);
     let w1 = m_two_over_pi(word + 1u);
@@ -44,9 +22,9 @@ fn m_reduce_large(u: u32) -> m_Angle {
     let b = (w1 << shift) | ((w2 >> 1u) >> (31u - shift));
     let c = (w2 << shift) | ((w3 >> 1u) >> (31u - shift));
     let mid = significand * b;
-    let low = mid + m_mul_high(significand, c);
+    let low = mid + m_mul_wide(significand, c).x;
     let carry = select(0u, 1u, low < mid);
-    let high = significand * a + m_mul_high(significand, b) + carry;
+    let high = significand * a + m_mul_wide(significand, b).x + carry;
     // high:low / 2^62 is the angle in quadrants; the fraction is centred on zero.
     let f1 = (high << 2u) | (low >> 30u);
     let f0 = low << 2u;
@@ -60,7 +38,7 @@ fn m_reduce_large(u: u32) -> m_Angle {
     let h0 = select(g0, 0u, far);
     let zeros = min(countLeadingZeros(h1), 31u);
     let lead = (h1 << zeros) | ((h0 >> 1u) >> (31u - zeros));
-    let product = m_mul_high(lead, 0xc90fdaa2u);
+    let product = m_mul_wide(lead, 0xc90fdaa2u).x;
     // product is lead * (pi/4), lead is the fraction * 2^(32 + zeros).
     let r = f32(product) * m_pow2(-31i - i32(zeros) - select(0i, 32i, far));
     return m_Angle(select(r, -r, negative), 0.0, quadrant);

@@ -53,7 +53,7 @@ fn operations(line: &str) -> Vec<&str> {
         .filter(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()));
     let Some(entry) = entry else { return Vec::new() };
     let (names, rest) = entry.split_once(['(', ':', '"']).unwrap_or((entry, ""));
-    let types = ["Float", "Number", "Counted", "Any", "Compare", "Predicate", "Logic", "Bits"];
+    let types = ["Float", "Number", "Counted", "Any", "Compare", "Predicate", "Logic", "Bits", "Integer"];
     let of_family = types.iter().any(|types| line.contains(&format!(": {types}, \"")));
     match names.strip_prefix(|c: char| c.is_ascii_digit()) {
         Some(names) if rest.ends_with("\";") => words(names).collect(),

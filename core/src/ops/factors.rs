@@ -1,0 +1,345 @@
+//! Matrices as products of others: orthogonal and triangular ones, eigenvectors, permuted triangles; least squares by them.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use super::launch::{self, Params};
+use super::linalg::{lu, square};
+use super::shape::cat;
+use super::svd::{Matrices, matrices, of_nothing, rotate};
+use crate::amp::recast;
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::tensor::{Dims, Tensor};
+
+/// Columns of a workgroup that applies reflections.
+const COLUMNS: usize = 32;
+
+/// What [`lstsq`](Tensor::lstsq) finds for matrices \[.., m, n\] and right sides \[.., m, columns\].
+#[derive(Clone, Debug)]
+pub struct Lstsq {
+    /// \[.., n, columns\].
+    pub solution: Tensor,
+    /// The sums of the squares that are left, \[.., columns\].
+    pub residuals: Tensor,
+    /// How many singular values count, \[..\] as i64.
+    pub rank: Tensor,
+    /// The singular values, largest first, \[.., min(m, n)\]; without a history.
+    pub singular_values: Tensor,
+}
+
+/// `a` [batch, m, n] as the triangle with the reflections' vectors below, and what they are multiplied by. Not recorded.
+fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
+    let factors = a.detach().copy()?.contiguous()?;
+    let count = m.min(n);
+    let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
+    let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
+    let params = [batch, m, n, count, 0].into_iter().fold(Params::new(), Params::size);
+    launch::launch(&spec, &[&factors, &tau], params, batch)?;
+    Ok((factors, tau))
+}
+
+/// The first `columns` columns of the product of the reflections. Not recorded.
+fn product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
+    let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
+    let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
+    let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
+    let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
+    let sizes = [batch, m, n, tau.shape()[1], columns];
+    let params = sizes.into_iter().fold(Params::new(), Params::size);
+    launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(COLUMNS))?;
+    Ok(q)
+}
+
+/// The lower half of x and its mirror image.
+fn mirrored(x: &Tensor) -> Result<Tensor> {
+    x.tril(0)?.add(&x.tril(-1)?.transpose(-2, -1)?)
+}
+
+/// The gradient of matrices with the factors `q` [batch, m, n] and `r` [batch, n, n] by what that of a factor makes of both: [Q sym(M) + gQ] R⁻ᵀ with the
+/// upper half of M = gR Rᵀ - Qᵀ gQ mirrored. (Walter and Lehmann, 2018.)
+fn reduced_gradient(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&Tensor>) -> Result<Tensor> {
+    let of_r = grad_r.map(|g| g.matmul(&r.transpose(1, 2)?)).transpose()?;
+    let of_q = grad_q.map(|g| q.transpose(1, 2)?.matmul(g)).transpose()?;
+    let m = match (of_r, of_q) {
+        (Some(r), Some(q)) => r.sub(&q)?,
+        (Some(r), None) => r,
+        (None, Some(q)) => q.neg()?,
+        (None, None) => return Err(Error::argument("qr", "has no gradient of a factor")),
+    };
+    let inner = q.matmul(&mirrored(&m.transpose(1, 2)?)?)?;
+    let inner = match grad_q {
+        Some(g) => inner.add(g)?,
+        None => inner,
+    };
+    r.transpose(1, 2)?.solve_triangular(&inner, false, false, false)
+}
+
+impl Tensor {
+    /// Orthogonal matrices Q and upper triangles R whose product the matrices \[.., m, n\] are, by Householder's reflections, with LAPACK's signs: with
+    /// k = min(m, n) \[.., m, k\] and \[.., k, n\], PyTorch's `linalg.qr` in the mode `reduced`; where `complete`, \[.., m, m\] and
+    /// \[.., m, n\]. (The mode `r` is the second one alone.)
+    ///
+    /// The gradient is that of matrices whose first k columns are independent. Complete factors of more rows than columns have none, as in PyTorch:
+    /// what completes Q is arbitrary.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let (q, r) = Tensor::ones(&[7, 5, 3], DType::F32, &device)?.qr(false)?;
+    /// assert_eq!((q.shape(), r.shape()), (&[7, 5, 3][..], &[7, 3, 3][..]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals); complete factors of more rows than columns are to have a gradient.
+    #[track_caller]
+    pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "qr";
+        recast!(OP, [self], |x| x.qr(complete));
+        let _op = memory::scope::op(OP);
+        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let batch = lead.iter().product::<usize>();
+        if complete && m > n {
+            autograd::refuse(OP, &[self])?;
+        }
+        let columns = if complete { m } else { m.min(n) };
+        let [of_q, of_r]: [Dims; 2] =
+            [[m, columns], [columns, n]].map(|rest| lead.iter().copied().chain(rest).collect());
+        if self.numel() == 0 {
+            let eye = Tensor::eye(m, columns, self.dtype(), self.device())?.broadcast_to(&of_q)?;
+            return Ok((of_nothing(OP, &[self], &of_q)?.add(&eye)?, of_nothing(OP, &[self], &of_r)?));
+        }
+        let a = self.reshape([batch, m, n])?;
+        if m < n && autograd::wanted(&[self]) {
+            // Columns beyond the square are what Q makes of them, which composes.
+            let (q, r) = a.narrow(2, 0, m)?.qr(false)?;
+            let rest = q.transpose(1, 2)?.matmul(&a.narrow(2, m, n - m)?)?;
+            return Ok((q.reshape(&of_q[..])?, cat(&[&r, &rest], 2)?.reshape(&of_r[..])?));
+        }
+        let (q, r) = {
+            let _no_grad = autograd::no_grad();
+            let (factors, tau) = reflections(&a)?;
+            let q = product(&factors, &tau, columns)?;
+            let r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
+            let r = match columns > r.shape()[1] {
+                true => cat(&[&r, &Tensor::zeros(&[batch, m - n, n], r.dtype(), r.device())?], 1)?,
+                false => r,
+            };
+            (q, r)
+        };
+        let kept = if autograd::wanted(&[self]) { Some((q.copy()?, r.copy()?)) } else { None };
+        let attach = |first: bool, out: Tensor| {
+            let (kept, matrix) = (kept.clone(), SavedTensor::apart(&a));
+            autograd::attach_twice(OP, out, &[&a], move |g, wants| {
+                // Recorded, both depend on the matrix: the same bits are made again, with their history.
+                let kept = match wants.again() {
+                    true => Some(matrix.get(wants)?.qr(false)?),
+                    false => kept.clone(),
+                };
+                let Some((q, r)) = &kept else { return Ok(smallvec![None]) };
+                let (of_q, of_r) = if first { (Some(g), None) } else { (None, Some(g)) };
+                Ok(smallvec![Some(reduced_gradient(q, r, of_q, of_r)?)])
+            })
+        };
+        Ok((attach(true, q).reshape(&of_q[..])?, attach(false, r).reshape(&of_r[..])?))
+    }
+
+    /// The eigenvalues of symmetric matrices \[.., n, n\], in ascending order, \[.., n\], and their eigenvectors as columns, \[.., n, n\]: PyTorch's
+    /// `linalg.eigh`. Only the lower half is read, or with `upper` the upper one (`UPLO="U"`). Of each vector the sign is arbitrary.
+    ///
+    /// The gradient is that of symmetric matrices, and itself symmetric; that of the vectors divides by the differences of the values, and a
+    /// loss must not depend on signs.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let (values, vectors) = Tensor::ones(&[7, 3, 3], DType::F32, &device)?.eigh(false)?;
+    /// assert_eq!((values.shape(), vectors.shape()), (&[7, 3][..], &[7, 3, 3][..]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "eigh";
+        recast!(OP, [self], |x| x.eigh(upper));
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        let of_values: Dims = lead.iter().copied().chain([n]).collect();
+        if self.numel() == 0 {
+            return Ok((of_nothing(OP, &[self], &of_values)?, of_nothing(OP, &[self], self.shape())?));
+        }
+        let a = self.reshape([lead.iter().product(), n, n])?;
+        let (values, vectors) = {
+            let _no_grad = autograd::no_grad();
+            symmetric(&a.detach(), upper)?
+        };
+        let kept = if autograd::wanted(&[self]) { Some((values.copy()?, vectors.copy()?)) } else { None };
+        let attach = |first: bool, out: Tensor| {
+            let (kept, matrix) = (kept.clone(), SavedTensor::apart(&a));
+            autograd::attach_twice(OP, out, &[&a], move |g, wants| {
+                let kept = match wants.again() {
+                    true => Some(matrix.get(wants)?.eigh(upper)?),
+                    false => kept.clone(),
+                };
+                let Some((values, v)) = &kept else { return Ok(smallvec![None]) };
+                let vt = v.transpose(1, 2)?;
+                if first {
+                    return Ok(smallvec![Some(v.mul(&g.unsqueeze(1)?)?.matmul(&vt)?)]);
+                }
+                // V (skew(Vᵀ g) / E) Vᵀ with E of the column's value less the row's (Giles, 2008).
+                let eye = Tensor::eye(n, n, g.dtype(), g.device())?;
+                let apart = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.add(&eye)?;
+                let along = vt.matmul(g)?;
+                let skew = along.sub(&along.transpose(1, 2)?)?.mul(0.5)?;
+                Ok(smallvec![Some(v.matmul(&skew.div(&apart)?)?.matmul(&vt)?)])
+            })
+        };
+        let values = attach(true, values).reshape(&of_values[..])?;
+        Ok((values, attach(false, vectors).reshape(self.shape())?))
+    }
+
+    /// The eigenvalues of symmetric matrices, as of [`eigh`](Self::eigh).
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
+        recast!("eigvalsh", [self], |x| x.eigvalsh(upper));
+        let _op = memory::scope::op("eigvalsh");
+        square("eigvalsh", self)?;
+        Ok(self.eigh(upper)?.0)
+    }
+
+    /// Square matrices \[.., n, n\] by elimination with pivots: in one matrix the upper triangle U and below it L, whose diagonal of ones is left out, and for each
+    /// row of their product which row of the matrix it is, \[.., n\] as i64. PyTorch's `linalg.lu_factor`, whose pivots are the exchanges in turn
+    /// that lead to this order; [`lu_solve`](Self::lu_solve) takes both.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "lu_factor";
+        recast!(OP, [self], |x| x.lu_factor());
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        let of_order: Dims = lead.iter().copied().chain([n]).collect();
+        if self.numel() == 0 {
+            let order = Tensor::zeros(&of_order, DType::I64, self.device())?;
+            return Ok((of_nothing(OP, &[self], self.shape())?, order));
+        }
+        let a = self.reshape([lead.iter().product(), n, n])?;
+        let made = lu(&a, n)?;
+        let order = made.order.to_dtype(DType::I64)?;
+        let (rows, result) = (made.order.to_dtype(DType::I32)?, SavedTensor::result(&made.triangles));
+        let out = autograd::attach_twice(OP, made.triangles, &[&a], move |g, wants| {
+            // Row by row L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
+            let both = result.get(wants)?;
+            let (upper, ones) = (both.triu(0)?, Tensor::eye(n, n, g.dtype(), g.device())?);
+            let lower_t = both.tril(-1)?.add(&ones)?.transpose(1, 2)?;
+            let of_lower = lower_t.matmul(&g.tril(-1)?)?.tril(-1)?;
+            let inner = of_lower.add(&g.triu(0)?.matmul(&upper.transpose(1, 2)?)?.triu(0)?)?;
+            let right = upper.transpose(1, 2)?.solve_triangular(&inner, false, false, false)?;
+            let permuted = lower_t.solve_triangular(&right, true, true, true)?;
+            let rows = rows.unsqueeze(2)?.broadcast_to(g.shape())?;
+            Ok(smallvec![Some(permuted.zeros_like()?.scatter(1, &rows, &permuted)?)])
+        });
+        Ok((out.reshape(self.shape())?, order.reshape(&of_order[..])?))
+    }
+
+    /// Permutations P, lower triangles L and upper triangles U, \[.., n, n\] all, whose product P L U the square matrices are: PyTorch's
+    /// `linalg.lu`. P has no history.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
+        recast!("lu", [self], |x| x.lu());
+        let _op = memory::scope::op("lu");
+        let (_, n) = square("lu", self)?;
+        let (both, order) = self.lu_factor()?;
+        let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
+        let columns = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
+        let taken = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
+        let p = taken.to_dtype(self.dtype())?.transpose(-2, -1)?;
+        Ok((p, both.tril(-1)?.add(&eye)?, both.triu(0)?))
+    }
+
+    /// x with a x = b, where `self` and `order` are what [`lu_factor`](Self::lu_factor) made of a, and b is \[.., n, columns\]: PyTorch's
+    /// `linalg.lu_solve`.
+    ///
+    /// # Errors
+    /// As [`solve_triangular`](Self::solve_triangular); `order` is not one place for each row.
+    #[track_caller]
+    pub fn lu_solve(&self, order: &Tensor, b: &Tensor) -> Result<Tensor> {
+        const OP: &str = "lu_solve";
+        recast!(OP, [self, b], |a, b| a.lu_solve(order, &b));
+        let _op = memory::scope::op(OP);
+        let (lead, n) = square(OP, self)?;
+        if order.shape() != [lead, &[n]].concat() {
+            return Err(Error::shape(
+                OP,
+                "takes the order that `lu_factor` gave, a place for each row [.., n]",
+                &[self.shape(), order.shape()],
+            ));
+        }
+        let Matrices { lead: others, m, n: columns } = matrices(OP, b)?;
+        if m != n {
+            let rule = "takes right sides with a row for each of the matrix";
+            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
+        }
+        let lead = crate::tensor::layout::broadcast_shapes(OP, &[lead, others])?;
+        let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
+        let rows = b.broadcast_to(&whole)?.gather(-2, &order.unsqueeze(-1)?.broadcast_to(&whole)?)?;
+        self.solve_triangular(&rows, false, true, true).and_then(|x| self.solve_triangular(&x, true, true, false))
+    }
+
+    /// The x of least length for which a x is nearest to b, for matrices a (`self`, \[.., m, n\]) and b \[.., m, columns\]: PyTorch's `linalg.lstsq`, by
+    /// [`pinv`](Self::pinv) with `rtol`, so matrices of any rank do. Residuals are there whatever the rank, and not only where it is full and m > n.
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals); the rows of both are not as many.
+    #[track_caller]
+    pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<Lstsq> {
+        const OP: &str = "lstsq";
+        recast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
+        let _op = memory::scope::op(OP);
+        let (of_a, of_b) = (matrices(OP, self)?, matrices(OP, b)?);
+        if of_a.m != of_b.m {
+            let rule = "takes right sides with a row for each of the matrix";
+            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
+        }
+        let (inverse, singular_values, none) = self.inverse_by_values(OP, rtol)?;
+        let solution = inverse.matmul(b)?;
+        let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;
+        let rank = super::linalg::count_of(&none, self.dtype())?;
+        Ok(Lstsq { solution, residuals, rank, singular_values })
+    }
+}
+
+/// The eigenvalues [batch, n] in ascending order and the eigenvectors [batch, n, n] as columns, of one half of `a`.
+fn symmetric(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
+    let (batch, n) = (a.shape()[0], a.shape()[1]);
+    let a = if upper { a.transpose(1, 2)? } else { a.clone() };
+    let a = mirrored(&a)?;
+    // No eigenvalue is larger than the largest sum of magnitudes in a row (Gershgorin). In units of it they lie in [-1, 1].
+    let bound = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;
+    let bound = bound.masked_fill(&bound.eq(0.0)?, 1.0)?;
+    let a = a.div(&bound)?;
+    // Moved above zero, the rotations that make columns orthogonal are those to the eigenvectors.
+    let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
+    let w = cat(&[&a.add(&eye.mul(1.5)?)?, &eye], 2)?;
+    rotate(&w, n)?;
+    let rows = w.narrow(2, n, n)?;
+    let rows = rows.div(&rows.norm(2.0, &[2], true)?)?;
+    // Rayleigh's quotients: their errors are the squares of the vectors'.
+    let values = rows.matmul(&a)?.mul(&rows)?.sum(&[2], false)?;
+    let (values, order) = values.sort(1, false)?;
+    let rows = rows.gather(1, &order.unsqueeze(2)?.broadcast_to(rows.shape())?)?;
+    Ok((values.mul(&bound.squeeze(2)?)?, rows.transpose(1, 2)?.contiguous()?))
+}

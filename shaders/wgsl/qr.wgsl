@@ -1,0 +1,155 @@
+{#-
+Matrices as products of an orthogonal one and an upper triangle, by Householder's reflections (Golub and Van Loan, Matrix Computations, 5.2),
+with the signs that LAPACK has.
+
+dtype: f32 or f64
+form: `factor`: `a`, [batch, m, n], becomes the triangle, and below it the reflections' vectors, whose elements on the diagonal are ones and
+not stored; what they are multiplied by goes to `tau`, [batch, count]. A workgroup has a matrix.
+`apply`: `x`, [batch, m, columns], becomes the product of these reflections and `x`. A workgroup has 32 columns of a matrix.
+-#}
+{%- import "types" as t -%}
+{%- set T = dtype -%}
+{%- set factor = form == "factor" -%}
+{{ t.prelude() }}
+struct Params {
+    batch: u32,
+    m: u32,
+    n: u32,
+    // Reflections of a matrix.
+    count: u32,
+    columns: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{% if factor %}
+@group(0) @binding(0) var<storage, read_write> a: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read_write> tau: array<{{ T }}>;
+{% else %}
+@group(0) @binding(0) var<storage, read> a: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read> tau: array<{{ T }}>;
+@group(0) @binding(2) var<storage, read_write> x: array<{{ T }}>;
+{% endif %}
+
+// Of each thread, to be put together.
+var<workgroup> parts: array<{{ T }}, 256>;
+
+{% if factor %}
+// What all threads have, of whom each gives one.
+fn sum_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
+    parts[lane] = part;
+    workgroupBarrier();
+    for (var reach = 128u; reach > 0u; reach = reach >> 1u) {
+        if lane < reach { parts[lane] += parts[lane + reach]; }
+        workgroupBarrier();
+    }
+    let whole = parts[0];
+    workgroupBarrier();
+    return whole;
+}
+fn most_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
+    parts[lane] = part;
+    workgroupBarrier();
+    for (var reach = 128u; reach > 0u; reach = reach >> 1u) {
+        if lane < reach { parts[lane] = max(parts[lane], parts[lane + reach]); }
+        workgroupBarrier();
+    }
+    let whole = parts[0];
+    workgroupBarrier();
+    return whole;
+}
+{% endif %}
+
+{#- Reflection j of 32 columns from `first` on: eight threads have one. -#}
+{% macro reflect(of, base, width, first) %}
+        let column = {{ first }} + lane % 32u;
+        let live = column < {{ width }};
+        let top_at = {{ base }} + j * {{ width }} + column;
+        var sum = {{ T }}(0.0);
+        if live {
+            for (var r = j + 1u + lane / 32u; r < p.m; r += 8u) {
+                sum += a[vectors + r * p.n + j] * {{ of }}[{{ base }} + r * {{ width }} + column];
+            }
+        }
+        parts[lane] = sum;
+        storageBarrier();
+        workgroupBarrier();
+        var product = {{ T }}(0.0);
+        if live { product = {{ of }}[top_at]; }
+        let top = product;
+        for (var k = lane % 32u; k < 256u; k += 32u) { product += parts[k]; }
+        product = product * scale;
+        // All have read what is written now.
+        storageBarrier();
+        workgroupBarrier();
+        if live {
+            if lane < 32u { {{ of }}[top_at] = top - product; }
+            for (var r = j + 1u + lane / 32u; r < p.m; r += 8u) {
+                {{ of }}[{{ base }} + r * {{ width }} + column] -= product * a[vectors + r * p.n + j];
+            }
+        }
+{% endmacro %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, all);
+    {% if factor %}
+    let batch = group;
+    {% else %}
+    let groups = (p.columns + 31u) / 32u;
+    let batch = group / groups;
+    {% endif %}
+    // A folded grid has workgroups beyond the last.
+    if batch >= p.batch { return; }
+    let vectors = batch * p.m * p.n;
+    {% if factor %}
+    for (var j = 0u; j < p.count; j++) {
+        let at = vectors + j * p.n + j;
+        let head = a[at];
+        // Squares must not overflow or vanish.
+        var most = {{ T }}(0.0);
+        for (var r = j + 1u + lane; r < p.m; r += 256u) { most = max(most, abs(a[vectors + r * p.n + j])); }
+        most = most_of_all(lane, most);
+        let largest = max(most, abs(head));
+        let unit = select({{ T }}(1.0), largest, largest > {{ T }}(0.0));
+        var squares = {{ T }}(0.0);
+        for (var r = j + 1u + lane; r < p.m; r += 256u) {
+            let v = a[vectors + r * p.n + j] / unit;
+            squares += v * v;
+        }
+        squares = sum_of_all(lane, squares);
+        let part = head / unit;
+        let length = unit * sqrt(part * part + squares);
+        // A column of zeros below the diagonal is left as it is.
+        let diagonal = select(head, select(-length, length, head < {{ T }}(0.0)), squares != {{ T }}(0.0));
+        var scale = {{ T }}(0.0);
+        if squares != {{ T }}(0.0) {
+            scale = (diagonal - head) / diagonal;
+            for (var r = j + 1u + lane; r < p.m; r += 256u) {
+                let i = vectors + r * p.n + j;
+                a[i] = a[i] / (head - diagonal);
+            }
+        }
+        if lane == 0u {
+            a[at] = diagonal;
+            tau[batch * p.count + j] = scale;
+        }
+        storageBarrier();
+        workgroupBarrier();
+        for (var first = j + 1u; first < p.n; first += 32u) {
+            {{ reflect("a", "vectors", "p.n", "first") }}
+        }
+        storageBarrier();
+        workgroupBarrier();
+    }
+    {% else %}
+    let base = batch * p.m * p.columns;
+    let first = (group % groups) * 32u;
+    for (var left = p.count; left > 0u; left--) {
+        let j = left - 1u;
+        let scale = tau[batch * p.count + j];
+        {{ reflect("x", "base", "p.columns", "first") }}
+        storageBarrier();
+        workgroupBarrier();
+    }
+    {% endif %}
+}
