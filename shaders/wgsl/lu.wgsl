@@ -1,5 +1,5 @@
 {#-
-Square matrices as products of a lower and an upper triangle, in place: Gaussian elimination, a row at a time, with the largest element of a
+Matrices, [batch, m, n], as products of a lower and an upper triangle, in place: Gaussian elimination, a row at a time, with the largest element of a
 column as pivot (Golub and Van Loan, Matrix Computations, 3.4). A workgroup has a matrix.
 
 dtype: f32 or f64
@@ -11,6 +11,7 @@ form: `lu`, with the order of the rows and its sign, or `cholesky` of a symmetri
 {{ t.prelude() }}
 struct Params {
     batch: u32,
+    m: u32,
     n: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
@@ -30,18 +31,18 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     let batch = group_index(id, all);
     // A folded grid has workgroups beyond the last.
     if batch >= p.batch { return; }
-    let base = batch * p.n * p.n;
+    let base = batch * p.m * p.n;
     {% if pivoting %}
     var parity = {{ T }}(1.0);
-    for (var r = lane; r < p.n; r += 256u) { order[batch * p.n + r] = r; }
+    for (var r = lane; r < p.m; r += 256u) { order[batch * p.m + r] = r; }
     {% endif %}
-    for (var j = 0u; j < p.n; j++) {
+    for (var j = 0u; j < min(p.m, p.n); j++) {
         let row = base + j * p.n;
         {% if pivoting %}
         // Of equal elements the first.
         var best = {{ T }}(-1.0);
         var at = j;
-        for (var r = j + lane; r < p.n; r += 256u) {
+        for (var r = j + lane; r < p.m; r += 256u) {
             let v = abs(a[base + r * p.n + j]);
             if v > best { best = v; at = r; }
         }
@@ -69,22 +70,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
                 a[there + c] = v;
             }
             if lane == 0u {
-                let v = order[batch * p.n + j];
-                order[batch * p.n + j] = order[batch * p.n + pivot];
-                order[batch * p.n + pivot] = v;
+                let v = order[batch * p.m + j];
+                order[batch * p.m + j] = order[batch * p.m + pivot];
+                order[batch * p.m + pivot] = v;
             }
         }
         storageBarrier();
         workgroupBarrier();
         let diagonal = a[row + j];
         // A column of zeros stays one.
-        for (var r = j + 1u + lane; r < p.n; r += 256u) {
+        for (var r = j + 1u + lane; r < p.m; r += 256u) {
             let i = base + r * p.n + j;
             if diagonal != {{ T }}(0.0) { a[i] = a[i] / diagonal; }
         }
         {% else %}
         let root = sqrt(a[row + j]);
-        for (var r = j + 1u + lane; r < p.n; r += 256u) {
+        for (var r = j + 1u + lane; r < p.m; r += 256u) {
             let i = base + r * p.n + j;
             a[i] = a[i] / root;
         }
@@ -96,7 +97,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         storageBarrier();
         workgroupBarrier();
         let left = p.n - j - 1u;
-        for (var e = lane; e < left * left; e += 256u) {
+        for (var e = lane; e < (p.m - j - 1u) * left; e += 256u) {
             let r = j + 1u + e / left;
             let c = j + 1u + e % left;
             {% if pivoting %}

@@ -16,6 +16,7 @@ mod complete;
 mod cost;
 mod further;
 mod joined;
+mod linalg;
 
 use Input::{Flags, Index, Positive, Signed, Small};
 pub use case::{Case, Input};
@@ -44,7 +45,7 @@ macro_rules! binary {
 
 const GROUPS: &[&[Case]] = &[
     unary!(smooth, Signed: neg, square, exp, exp2, expm1, sin, cos, atan, sinh, cosh, tanh, asinh, erf, erfc, sigmoid,
-        frac, rad2deg, deg2rad, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
+        frac, rad2deg, deg2rad, log_ndtr, erfcx, i0, i0e, i1, i1e, gelu, gelu_tanh, silu, mish, logsigmoid, softplus(1.0, 20.0), softsign, tanhshrink,
         ndtr, elu(1.0), celu(1.5), selu, leaky_relu(0.1), relu, relu6, hardswish, abs, reciprocal),
     unary!(smooth, Positive: sqrt, rsqrt, log, log2, log10, log1p, lgamma, digamma, polygamma(1), entr, sinc),
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
@@ -52,11 +53,16 @@ const GROUPS: &[&[Case]] = &[
     unary!(rough, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
         hardsigmoid, threshold(0.2, 7.0), nan_to_num),
     &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
+    &[
+        smooth("ndtri", &[Small(S)], |x| x[0].mul(0.6)?.add(0.5)?.ndtri()).elementwise(),
+        smooth("mvlgamma", &[Positive(S)], |x| x[0].add(1.5)?.mvlgamma(3)).within(case::ROUNDED_WIDE),
+        smooth("zeta", &[Positive(S)], |x| Tensor::full(&[], 2.5, x[0].dtype(), x[0].device())?.zeta(&x[0])),
+    ],
     &[rough("logit of held numbers", &[Small(S)], |x| x[0].logit(Some(0.1)))],
     unary!(flat, Signed: isnan, isinf, isfinite, isposinf, isneginf, signbit, logical_not),
     binary!(smooth, Signed, Positive: add, sub, rsub, mul, div, atan2, hypot),
     binary!(smooth, Positive, Signed: pow),
-    binary!(smooth, Signed, Positive: xlogy, xlog1py, logaddexp, logaddexp2),
+    binary!(smooth, Signed, Positive: xlogy, xlog1py, logaddexp, logaddexp2, ldexp),
     binary!(rough, Signed, Positive: maximum, minimum, fmax, fmin, fmod, remainder, floor_divide, trunc_divide, copysign),
     binary!(flat, Signed, Positive: eq, ne, lt, le, gt, ge, logical_and, logical_or, logical_xor, heaviside),
     &[
@@ -485,7 +491,7 @@ const GROUPS: &[&[Case]] = &[
     further::FURTHER,
     further::MADE,
     joined::JOINED,
-    joined::LINALG,
+    linalg::LINALG,
 ];
 
 fn mode(mode: InterpolateMode) -> Interpolate {

@@ -12,6 +12,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
 /// Columns of a workgroup that applies reflections.
@@ -61,7 +62,12 @@ fn mirrored(x: &Tensor) -> Result<Tensor> {
 
 /// The gradient of matrices with the factors `q` [batch, m, n] and `r` [batch, n, n] by what that of a factor makes of both: [Q sym(M) + gQ] R⁻ᵀ with the
 /// upper half of M = gR Rᵀ - Qᵀ gQ mirrored. (Walter and Lehmann, 2018.)
-fn reduced_gradient(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&Tensor>) -> Result<Tensor> {
+fn reduced_gradient(
+    q: &Tensor,
+    r: &Tensor,
+    grad_q: Option<&Tensor>,
+    grad_r: Option<&Tensor>,
+) -> Result<Tensor> {
     let of_r = grad_r.map(|g| g.matmul(&r.transpose(1, 2)?)).transpose()?;
     let of_q = grad_q.map(|g| q.transpose(1, 2)?.matmul(g)).transpose()?;
     let m = match (of_r, of_q) {
@@ -216,69 +222,74 @@ impl Tensor {
         Ok(self.eigh(upper)?.0)
     }
 
-    /// Square matrices \[.., n, n\] by elimination with pivots: in one matrix the upper triangle U and below it L, whose diagonal of ones is left out, and for each
-    /// row of their product which row of the matrix it is, \[.., n\] as i64. PyTorch's `linalg.lu_factor`, whose pivots are the exchanges in turn
+    /// Matrices \[.., m, n\] by elimination with pivots: in one matrix the upper triangle U and below it L, whose diagonal of ones is left out, and for each
+    /// row of their product which row of the matrix it is, \[.., m\] as i64. PyTorch's `linalg.lu_factor`, whose pivots are the exchanges in turn
     /// that lead to this order; [`lu_solve`](Self::lu_solve) takes both.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// As [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
         const OP: &str = "lu_factor";
         recast!(OP, [self], |x| x.lu_factor());
         let _op = memory::scope::op(OP);
-        let (lead, n) = square(OP, self)?;
-        let of_order: Dims = lead.iter().copied().chain([n]).collect();
+        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
-            let order = Tensor::zeros(&of_order, DType::I64, self.device())?;
-            return Ok((of_nothing(OP, &[self], self.shape())?, order));
+            let order = Tensor::arange(0.0, m as f64, 1.0, DType::I64, self.device())?;
+            return Ok((of_nothing(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
         }
-        let a = self.reshape([lead.iter().product(), n, n])?;
-        let made = lu(&a, n)?;
-        let order = made.order.to_dtype(DType::I64)?;
-        let (rows, result) = (made.order.to_dtype(DType::I32)?, SavedTensor::result(&made.triangles));
-        let out = autograd::attach_twice(OP, made.triangles, &[&a], move |g, wants| {
-            // Row by row L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
-            let both = result.get(wants)?;
-            let (upper, ones) = (both.triu(0)?, Tensor::eye(n, n, g.dtype(), g.device())?);
-            let lower_t = both.tril(-1)?.add(&ones)?.transpose(1, 2)?;
-            let of_lower = lower_t.matmul(&g.tril(-1)?)?.tril(-1)?;
-            let inner = of_lower.add(&g.triu(0)?.matmul(&upper.transpose(1, 2)?)?.triu(0)?)?;
-            let right = upper.transpose(1, 2)?.solve_triangular(&inner, false, false, false)?;
-            let permuted = lower_t.solve_triangular(&right, true, true, true)?;
-            let rows = rows.unsqueeze(2)?.broadcast_to(g.shape())?;
-            Ok(smallvec![Some(permuted.zeros_like()?.scatter(1, &rows, &permuted)?)])
-        });
-        Ok((out.reshape(self.shape())?, order.reshape(&of_order[..])?))
+        let a = self.reshape([lead.iter().product(), m, n])?;
+        let made = lu(&a, m, n)?;
+        let order = made.order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
+        if !autograd::wanted(&[self]) {
+            return Ok((made.triangles.reshape(self.shape())?, order));
+        }
+        // Of the rows in order, the square that has both diagonals, and what it makes of the rows or columns beyond it.
+        let rows = a.gather(1, &made.order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
+        let k = m.min(n);
+        let square = made.triangles.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
+        let both = triangles_of(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
+        let out = if n > m {
+            let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, true, true)?;
+            cat(&[&both, &beyond], 2)?
+        } else if m > n {
+            let beyond = both.solve_triangular(&rows.narrow(1, n, m - n)?, true, false, false)?;
+            cat(&[&both, &beyond], 1)?
+        } else {
+            both
+        };
+        Ok((out.reshape(self.shape())?, order))
     }
 
-    /// Permutations P, lower triangles L and upper triangles U, \[.., n, n\] all, whose product P L U the square matrices are: PyTorch's
-    /// `linalg.lu`. P has no history.
+    /// Permutations P \[.., m, m\], lower triangles L \[.., m, k\] and upper triangles U \[.., k, n\] with k = min(m, n), whose product P L U the matrices
+    /// are: PyTorch's `linalg.lu`. P has no history.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// As [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
         recast!("lu", [self], |x| x.lu());
         let _op = memory::scope::op("lu");
-        let (_, n) = square("lu", self)?;
+        let Matrices { m, n, .. } = matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
-        let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
-        let columns = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
+        let k = m.min(n);
+        let columns = Tensor::arange(0.0, m as f64, 1.0, DType::I32, self.device())?;
         let taken = order.to_dtype(DType::I32)?.unsqueeze(-1)?.eq(&columns)?;
         let p = taken.to_dtype(self.dtype())?.transpose(-2, -1)?;
-        Ok((p, both.tril(-1)?.add(&eye)?, both.triu(0)?))
+        let eye = Tensor::eye(m, k, self.dtype(), self.device())?;
+        Ok((p, both.narrow(-1, 0, k)?.tril(-1)?.add(&eye)?, both.narrow(-2, 0, k)?.triu(0)?))
     }
 
-    /// x with a x = b, where `self` and `order` are what [`lu_factor`](Self::lu_factor) made of a, and b is \[.., n, columns\]: PyTorch's
-    /// `linalg.lu_solve`.
+    /// x with a x = b, where `self` and `order` are what [`lu_factor`](Self::lu_factor) made of square matrices a, and b is \[.., n, columns\]; with x a = b
+    /// unless `left`, and with `adjoint` of the transpose of a. PyTorch's `linalg.lu_solve`.
     ///
     /// # Errors
     /// As [`solve_triangular`](Self::solve_triangular); `order` is not one place for each row.
     #[track_caller]
-    pub fn lu_solve(&self, order: &Tensor, b: &Tensor) -> Result<Tensor> {
+    pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
         const OP: &str = "lu_solve";
-        recast!(OP, [self, b], |a, b| a.lu_solve(order, &b));
+        recast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let _op = memory::scope::op(OP);
         let (lead, n) = square(OP, self)?;
         if order.shape() != [lead, &[n]].concat() {
@@ -288,15 +299,26 @@ impl Tensor {
                 &[self.shape(), order.shape()],
             ));
         }
+        if !left {
+            matrices(OP, b)?;
+            return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
+        }
         let Matrices { lead: others, m, n: columns } = matrices(OP, b)?;
         if m != n {
             let rule = "takes right sides with a row for each of the matrix";
             return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
         }
-        let lead = crate::tensor::layout::broadcast_shapes(OP, &[lead, others])?;
+        let lead = broadcast_shapes(OP, &[lead, others])?;
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
-        let rows = b.broadcast_to(&whole)?.gather(-2, &order.unsqueeze(-1)?.broadcast_to(&whole)?)?;
-        self.solve_triangular(&rows, false, true, true).and_then(|x| self.solve_triangular(&x, true, true, false))
+        let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
+        if adjoint {
+            let turned = self.transpose(-2, -1)?;
+            let x = turned.solve_triangular(b, false, true, false)?;
+            let x = turned.solve_triangular(&x, true, true, true)?;
+            return x.zeros_like()?.scatter(-2, &rows, &x);
+        }
+        let rows = b.broadcast_to(&whole)?.gather(-2, &rows)?;
+        self.solve_triangular(&self.solve_triangular(&rows, false, true, true)?, true, true, false)
     }
 
     /// The x of least length for which a x is nearest to b, for matrices a (`self`, \[.., m, n\]) and b \[.., m, columns\]: PyTorch's `linalg.lstsq`, by
@@ -320,6 +342,22 @@ impl Tensor {
         let rank = super::linalg::count_of(&none, self.dtype())?;
         Ok(Lstsq { solution, residuals, rank, singular_values })
     }
+}
+
+/// `out`, both triangles of `a` [batch, n, n] whose rows are in order, with its history.
+fn triangles_of(a: &Tensor, out: Tensor) -> Tensor {
+    let result = SavedTensor::result(&out);
+    autograd::attach_twice("lu_factor", out, &[a], move |g, wants| {
+        // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
+        let both = result.get(wants)?;
+        let ones = Tensor::eye(g.shape()[1], g.shape()[1], g.dtype(), g.device())?;
+        let lower = both.tril(-1)?.add(&ones)?.transpose(1, 2)?;
+        let upper = both.triu(0)?.transpose(1, 2)?;
+        let of_lower = lower.matmul(&g.tril(-1)?)?.tril(-1)?;
+        let inner = of_lower.add(&g.triu(0)?.matmul(&upper)?.triu(0)?)?;
+        let right = upper.solve_triangular(&inner, false, false, false)?;
+        Ok(smallvec![Some(lower.solve_triangular(&right, true, true, true)?)])
+    })
 }
 
 /// The eigenvalues [batch, n] in ascending order and the eigenvectors [batch, n, n] as columns, of one half of `a`.

@@ -26,24 +26,25 @@ pub(super) fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize]
     }
 }
 
-/// Matrices of \[lead.., n, n\] with triangles in place of them, the order of their rows \[batch, n\], and its sign \[batch\].
+/// Matrices \[batch, m, n\] with triangles in place of them, the order of their rows \[batch, m\], and its sign \[batch\].
 pub(super) struct Lu {
     pub(super) triangles: Tensor,
     pub(super) order: Tensor,
     sign: Tensor,
 }
 
-/// Not recorded.
-pub(super) fn lu(x: &Tensor, n: usize) -> Result<Lu> {
-    let batch = x.numel() / (n * n).max(1);
-    let triangles = x.detach().reshape([batch, n, n])?.copy()?;
+/// Of matrices [lead.., m, n]. Not recorded.
+pub(super) fn lu(x: &Tensor, m: usize, n: usize) -> Result<Lu> {
+    let batch = x.numel() / (m * n).max(1);
+    let triangles = x.detach().reshape([batch, m, n])?.copy()?;
     let order = {
         let _tag = memory::scope::tag(Tag::Workspace);
-        Tensor::empty(&[batch, n], DType::U32, x.device())?
+        Tensor::empty(&[batch, m], DType::U32, x.device())?
     };
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
     let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
-    launch::launch(&spec, &[&triangles, &order, &sign], Params::new().size(batch).size(n), batch)?;
+    let params = Params::new().size(batch).size(m).size(n);
+    launch::launch(&spec, &[&triangles, &order, &sign], params, batch)?;
     Ok(Lu { triangles, order, sign })
 }
 
@@ -116,7 +117,7 @@ impl Tensor {
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
         let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
-        launch::launch(&spec, &[&triangles], Params::new().size(batch).size(n), batch)?;
+        launch::launch(&spec, &[&triangles], Params::new().size(batch).size(n).size(n), batch)?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::result(&out);
         Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
@@ -196,7 +197,7 @@ impl Tensor {
         if b.numel() == 0 {
             return of_nothing(OP, &[&a, &b], &shape);
         }
-        let Lu { triangles, order, .. } = lu(&a, n)?;
+        let Lu { triangles, order, .. } = lu(&a, n, n)?;
         let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
         let x = substitute(&triangles, &rows, Triangle { upper: false, unit: true })?;
         let x = substitute(&triangles, &x, Triangle { upper: true, unit: false })?;
@@ -236,7 +237,7 @@ impl Tensor {
         if self.numel() == 0 {
             return of_nothing(OP, &[self], lead)?.add(1.0);
         }
-        let Lu { triangles, sign, .. } = lu(self, n)?;
+        let Lu { triangles, sign, .. } = lu(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
@@ -260,7 +261,7 @@ impl Tensor {
             let none = of_nothing(OP, &[self], lead)?;
             return Ok((none.add(1.0)?, none));
         }
-        let Lu { triangles, sign, .. } = lu(self, n)?;
+        let Lu { triangles, sign, .. } = lu(self, n, n)?;
         let diagonal = triangles.diagonal(0, 1, 2)?;
         let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;

@@ -128,7 +128,8 @@ impl Tensor {
                     2.0 => of.last(self)?.svdvals()?,
                     f64::INFINITY => of.last(self)?.abs()?.sum(&[-1], false)?,
                     _ => {
-                        let rule = format!("takes an order of 1, 2 or infinity, or one of them negated, got {p}");
+                        let rule =
+                            format!("takes an order of 1, 2 or infinity, or one of them negated, got {p}");
                         return Err(Error::argument(OP, rule));
                     }
                 };
@@ -238,7 +239,8 @@ impl Tensor {
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
         let _op = memory::scope::op("cholesky_solve");
         square("cholesky_solve", l)?;
-        let (lower, lt) = if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
+        let (lower, lt) =
+            if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
         lt.solve_triangular(&lower.solve_triangular(self, false, true, false)?, true, true, false)
     }
 
@@ -309,7 +311,8 @@ impl Tensor {
         let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();
         let a = self.permute(&order)?;
         let n = b.numel();
-        let Some(x) = a.shape().get(b.rank()..).filter(|x| x.iter().product::<usize>() == n && a.numel() == n * n)
+        let Some(x) =
+            a.shape().get(b.rank()..).filter(|x| x.iter().product::<usize>() == n && a.numel() == n * n)
         else {
             let rule = "takes a tensor with the right side's dimensions and others of as many elements";
             return Err(Error::shape(OP, rule, &[a.shape(), b.shape()]));

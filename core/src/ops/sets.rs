@@ -232,7 +232,11 @@ impl Tensor {
         }
         let n = self.shape()[d];
         if n == 0 {
-            return Err(Error::shape(OP, format!("dimension {d} has no elements to choose from"), &[self.shape()]));
+            return Err(Error::shape(
+                OP,
+                format!("dimension {d} has no elements to choose from"),
+                &[self.shape()],
+            ));
         }
         let d = d as isize;
         let keys = self.detach();

@@ -57,7 +57,9 @@ impl Tensor {
         }
         window(OP, n, periodic, (dtype, device), |t| {
             let terms = coefficients.iter().enumerate();
-            let signed = |(k, a): (usize, &f64)| a * (2.0 * PI * k as f64 * t).cos() * if k % 2 == 1 { -1.0 } else { 1.0 };
+            let signed = |(k, a): (usize, &f64)| {
+                a * (2.0 * PI * k as f64 * t).cos() * if k % 2 == 1 { -1.0 } else { 1.0 }
+            };
             terms.map(signed).sum()
         })
     }
@@ -119,7 +121,13 @@ impl Tensor {
     /// # Errors
     /// As [`hann_window`](Self::hann_window); `beta` is negative, or larger than 700.
     #[track_caller]
-    pub fn kaiser_window(n: usize, periodic: bool, beta: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn kaiser_window(
+        n: usize,
+        periodic: bool,
+        beta: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         const OP: &str = "kaiser_window";
         if !(0.0..=700.0).contains(&beta) {
             return Err(Error::argument(OP, format!("takes a beta from 0 to 700, got {beta}")));
@@ -135,7 +143,13 @@ impl Tensor {
     /// # Errors
     /// As [`hann_window`](Self::hann_window); `std` is not above 0.
     #[track_caller]
-    pub fn gaussian_window(n: usize, std: f64, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn gaussian_window(
+        n: usize,
+        std: f64,
+        periodic: bool,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         const OP: &str = "gaussian_window";
         if std.is_nan() || std <= 0.0 {
             return Err(Error::argument(OP, format!("takes a standard deviation above 0, got {std}")));

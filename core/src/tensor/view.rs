@@ -471,7 +471,13 @@ impl Tensor {
         self.split_evenly("dsplit", sections, 3, 2)
     }
 
-    fn split_evenly(&self, op: &'static str, sections: usize, least: usize, dim: isize) -> Result<Vec<Tensor>> {
+    fn split_evenly(
+        &self,
+        op: &'static str,
+        sections: usize,
+        least: usize,
+        dim: isize,
+    ) -> Result<Vec<Tensor>> {
         if self.rank() < least {
             let rule = format!("takes at least {least} dimensions");
             return Err(Error::shape(op, rule, &[self.shape()]));

@@ -77,6 +77,16 @@ macro_rules! made {
 pub(super) const MADE: &[Case] = &[
     made!("arange", |t, d| Tensor::arange(1.0, 9.0, 0.5, t, d)).moving(cost::nothing),
     made!("linspace", |t, d| Tensor::linspace(-1.0, 2.0, 7, t, d)).moving(cost::nothing),
+    made!("logspace", |t, d| Tensor::logspace(-1.0, 2.0, 7, 2.0, t, d)).moving(cost::nothing),
+    made!("hann_window", |t, d| Tensor::hann_window(9, true, t, d)).moving(cost::nothing),
+    made!("hamming_window", |t, d| Tensor::hamming_window(9, true, 0.54, 0.46, t, d)).moving(cost::nothing),
+    made!("blackman_window", |t, d| Tensor::blackman_window(9, false, t, d)).moving(cost::nothing),
+    made!("bartlett_window", |t, d| Tensor::bartlett_window(9, false, t, d)).moving(cost::nothing),
+    made!("kaiser_window", |t, d| Tensor::kaiser_window(9, true, 12.0, t, d)).moving(cost::nothing),
+    made!("gaussian_window", |t, d| Tensor::gaussian_window(9, 2.0, true, t, d)).moving(cost::nothing),
+    made!("general_cosine_window", |t, d| Tensor::general_cosine_window(9, &[0.5, 0.3, 0.2], true, t, d))
+        .moving(cost::nothing),
+    made!("randperm", |_t, d| Tensor::randperm(9, DType::I32, d)),
     made!("tril_indices", |_t, d| Tensor::tril_indices(3, 4, 0, d)),
     made!("triu_indices", |_t, d| Tensor::triu_indices(3, 4, 1, d)),
     made!("eye", |t, d| Tensor::eye(3, 5, t, d)),

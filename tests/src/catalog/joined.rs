@@ -1,5 +1,6 @@
 //! Tensors put together, parts replaced, sets of numbers, integrals.
 
+use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, hstack, meshgrid, vstack,
@@ -15,44 +16,10 @@ fn read(x: &[Tensor], found: bool) -> Result<Tensor> {
     Tensor::from_bools(&[found], &[], x[0].device())
 }
 
-/// Symmetric and positive definite.
-fn definite(x: &Tensor) -> Result<Tensor> {
-    let n = x.shape().last().copied().unwrap_or(1);
-    x.matmul(&x.transpose(-2, -1)?)?.add(&Tensor::eye(n, n, x.dtype(), x.device())?)
+/// Integers that every device computes with.
+fn whole(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::I32)
 }
-
-/// Far from singular.
-fn regular(x: &Tensor) -> Result<Tensor> {
-    let n = x.shape().last().copied().unwrap_or(1);
-    x.add(&Tensor::eye(n, n, x.dtype(), x.device())?.mul(4.0)?)
-}
-
-/// Matrices as products of triangles, and what follows from them.
-pub(super) const LINALG: &[Case] = &[
-    smooth("cholesky", &[Signed(&[2, 4, 4])], |x| definite(&x[0])?.cholesky())
-        .multiplying(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
-        .wide(),
-    smooth("solve_triangular", &[Small(&[2, 4, 4]), Signed(&[4, 3])], |x| {
-        regular(&x[0])?.solve_triangular(&x[1], true, true, false)
-    })
-    .wide(),
-    smooth("solve_triangular from the right", &[Small(&[3, 3]), Signed(&[2, 3])], |x| {
-        x[0].solve_triangular(&x[1], false, false, true)
-    })
-    .wide(),
-    smooth("solve", &[Small(&[2, 4, 4]), Signed(&[4, 3])], |x| regular(&x[0])?.solve(&x[1])).wide(),
-    smooth("solve of a vector", &[Small(&[4, 4]), Signed(&[4])], |x| regular(&x[0])?.solve(&x[1])).wide(),
-    smooth("inv", &[Small(&[2, 4, 4])], |x| regular(&x[0])?.inv()).wide(),
-    smooth("det", &[Small(&[2, 3, 3])], |x| regular(&x[0])?.det()).wide(),
-    smooth("slogdet", &[Small(&[3, 3])], |x| Ok(regular(&x[0])?.slogdet()?.1)).wide(),
-    smooth("matrix_power", &[Small(&[3, 3])], |x| regular(&x[0])?.matrix_power(-3))
-        .multiplying(|x, _| 4 * cost::numel(&x[0]) * cost::extent(&x[0], 1))
-        .wide(),
-    smooth("pinv", &[Signed(&[5, 3])], |x| x[0].pinv(None))
-        .multiplying(|x, y| 2 * cost::numel(y) * cost::extent(&x[0], 1))
-        .wide(),
-    flat("matrix_rank", &[Signed(&[5, 3])], |x| x[0].matrix_rank(None)).wide(),
-];
 
 pub(super) const JOINED: &[Case] = &[
     smooth("hstack", &[Signed(&[2, 3]), Signed(&[2, 2])], |x| hstack(&[&x[0], &x[1]])),
@@ -102,6 +69,25 @@ pub(super) const JOINED: &[Case] = &[
     }),
     smooth("unique_consecutive", &[Signed(S)], |x| {
         Ok(x[0].unsqueeze(-1)?.repeat(&[1, 1, 2])?.unique_consecutive()?.values)
+    }),
+    smooth("unique_dim", &[Signed(S)], |x| Ok(cat(&[&x[0], &x[0]], 1)?.unique_dim(1)?.values)),
+    smooth("unique_consecutive_dim", &[Signed(S)], |x| {
+        Ok(x[0].repeat_interleave(2, 0)?.unique_consecutive_dim(0)?.values)
+    }),
+    smooth("mode", &[Signed(S)], |x| {
+        let (values, _) = cat(&[&x[0], &x[0].narrow(1, 1, 2)?], 1)?.mode(1, true)?;
+        Ok(values)
+    }),
+    smooth("hsplit", &[Signed(&[3, 4])], |x| x[0].hsplit(2)?[1].mul(2.0)),
+    smooth("vsplit", &[Signed(&[4, 3])], |x| x[0].vsplit(2)?[1].mul(2.0)),
+    smooth("dsplit", &[Signed(&[2, 1, 6])], |x| x[0].dsplit(3)?[1].mul(2.0)),
+    flat("gcd", &[Index(S, 60), Index(&[5], 48)], |x| whole(&x[0])?.gcd(&whole(&x[1])?)),
+    flat("lcm", &[Index(S, 60), Index(&[5], 48)], |x| whole(&x[0])?.lcm(&whole(&x[1])?)),
+    flat("bitwise_left_shift", &[Index(S, 60), Index(&[5], 40)], |x| {
+        whole(&x[0])?.bitwise_left_shift(&whole(&x[1])?)
+    }),
+    flat("bitwise_right_shift", &[Index(S, 60), Index(&[5], 5)], |x| {
+        whole(&x[0])?.bitwise_right_shift(&whole(&x[1])?)
     }),
     flat("bincount", &[Index(&[9], 5)], |x| x[0].bincount(None, 7)),
     smooth("bincount of weights", &[Index(&[9], 5), Positive(&[9])], |x| x[0].bincount(Some(&x[1]), 0)),

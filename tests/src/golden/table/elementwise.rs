@@ -29,13 +29,18 @@ pub(super) fn register(t: &mut Table) {
         "nn.functional.tanhshrink" => tanhshrink, "nn.functional.hardsigmoid" => hardsigmoid,
         "nn.functional.hardswish" => hardswish, "acosh" => acosh, "asinh" => asinh, "atanh" => atanh, "digamma" => digamma,
         "reciprocal" => reciprocal, "deg2rad" => deg2rad, "sinc" => sinc, "isposinf" => isposinf, "isneginf" => isneginf,
-        "signbit" => signbit, "special.ndtr" => ndtr, "special.entr" => entr);
+        "signbit" => signbit, "special.ndtr" => ndtr, "special.entr" => entr,
+        "special.ndtri" => ndtri, "special.log_ndtr" => log_ndtr, "special.erfcx" => erfcx, "i0" => i0, "special.i0e" => i0e,
+        "special.i1" => i1, "special.i1e" => i1e);
     binary!(t, "mul" => mul, "true_divide" => div, "pow" => pow, "maximum" => maximum, "minimum" => minimum,
         "atan2" => atan2, "eq" => eq, "ne" => ne, "lt" => lt, "le" => le, "gt" => gt, "ge" => ge,
         "logical_and" => logical_and, "logical_or" => logical_or, "logical_xor" => logical_xor,
         "bitwise_and" => bitwise_and, "bitwise_or" => bitwise_or, "bitwise_xor" => bitwise_xor, "hypot" => hypot, "fmod" => fmod, "remainder" => remainder,
         "floor_divide" => floor_divide, "copysign" => copysign, "xlogy" => xlogy, "fmax" => fmax, "fmin" => fmin,
-        "logaddexp" => logaddexp, "logaddexp2" => logaddexp2, "special.xlog1py" => xlog1py);
+        "logaddexp" => logaddexp, "logaddexp2" => logaddexp2, "special.xlog1py" => xlog1py,
+        "special.zeta" => zeta, "ldexp" => ldexp, "gcd" => gcd, "lcm" => lcm, "bitwise_left_shift" => bitwise_left_shift,
+        "bitwise_right_shift" => bitwise_right_shift);
+    t.op("mvlgamma", |a| one(a.t(0)?.mvlgamma(usize::try_from(a.i(1, "p", 1)?)?)));
     t.op("heaviside", |a| one(a.t(0)?.heaviside(a.operand(1, "values", Scalar::Int(0))?)));
     t.op("logit", |a| one(a.t(0)?.logit(a.get(1, "eps").is_some().then(|| a.f(1, "eps", 0.0)).transpose()?)));
     t.op("polygamma", |a| {

@@ -1,5 +1,6 @@
 //! Choosing, placing, joining and padding.
 
+use anyhow::Result;
 use forebay::dtype::DType;
 use forebay::ops::{Lookup, PadMode, Scalar, ScatterReduce, cat, stack};
 use forebay::tensor::Tensor;
@@ -8,7 +9,7 @@ use super::{Table, one};
 use crate::golden::args::Args;
 
 /// What `max_norm` does to a table before rows are looked up.
-pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> anyhow::Result<()> {
+pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> Result<()> {
     match a.get(usize::MAX, "max_norm") {
         Some(_) => {
             let (most, p) = (a.f(usize::MAX, "max_norm", 0.0)?, a.f(usize::MAX, "norm_type", 2.0)?);
@@ -16,6 +17,51 @@ pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> anyhow::
         }
         None => Ok(()),
     }
+}
+
+/// A number, or a tensor of one.
+fn bound(a: &Args<'_>, at: usize, name: &str) -> Result<f64> {
+    match a.opt_t(at, name) {
+        Some(v) => Ok(v.item()?),
+        None => a.f(at, name, 0.0),
+    }
+}
+
+/// PyTorch's windows are symmetric unless they are asked not to be.
+fn windows(t: &mut Table) {
+    fn of(a: &Args<'_>) -> Result<(usize, bool, DType)> {
+        let dtype = a.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32);
+        Ok((usize::try_from(a.i(0, "M", 0)?)?, !a.b(usize::MAX, "sym", true), dtype))
+    }
+    t.op("signal.windows.hann", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::hann_window(n, periodic, dtype, a.device()))
+    });
+    t.op("signal.windows.hamming", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::hamming_window(n, periodic, 0.54, 0.46, dtype, a.device()))
+    });
+    t.op("signal.windows.blackman", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::blackman_window(n, periodic, dtype, a.device()))
+    });
+    t.op("signal.windows.bartlett", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::bartlett_window(n, periodic, dtype, a.device()))
+    });
+    t.op("signal.windows.kaiser", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::kaiser_window(n, periodic, a.f(usize::MAX, "beta", 12.0)?, dtype, a.device()))
+    });
+    t.op("signal.windows.gaussian", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        one(Tensor::gaussian_window(n, a.f(usize::MAX, "std", 1.0)?, periodic, dtype, a.device()))
+    });
+    t.op("signal.windows.general_cosine", |a| {
+        let (n, periodic, dtype) = of(a)?;
+        let terms = a.floats(usize::MAX, "a")?.unwrap_or_default();
+        one(Tensor::general_cosine_window(n, &terms, periodic, dtype, a.device()))
+    });
 }
 
 pub(super) fn register(t: &mut Table) {
@@ -124,13 +170,17 @@ pub(super) fn register(t: &mut Table) {
         one(Tensor::arange(start, end, step, dtype, a.device()))
     });
     t.op("linspace", |a| {
-        let bound = |at: usize| match a.opt_t(at, "") {
-            Some(v) => Ok(v.item()?),
-            None => a.f(at, "", 0.0),
-        };
+        let (from, to) = (bound(a, 0, "start")?, bound(a, 1, "end")?);
         let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
-        one(Tensor::linspace(bound(0)?, bound(1)?, a.i(2, "steps", 0)? as usize, dtype, a.device()))
+        one(Tensor::linspace(from, to, a.i(2, "steps", 0)? as usize, dtype, a.device()))
     });
+    t.op("logspace", |a| {
+        let (from, to) = (bound(a, 0, "start")?, bound(a, 1, "end")?);
+        let (steps, base) = (a.i(2, "steps", 0)? as usize, a.f(3, "base", 10.0)?);
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(DType::F32);
+        one(Tensor::logspace(from, to, steps, base, dtype, a.device()))
+    });
+    windows(t);
     t.op("eye", |a| {
         let rows = usize::try_from(a.i(0, "n", 0)?)?;
         let cols = a.opt_i(1, "m")?.map_or(Ok(rows), usize::try_from)?;

@@ -26,64 +26,19 @@ fn spacing<'a>(a: &'a Args<'_>) -> Result<forebay::ops::Operand<'a>> {
     }
 }
 
-fn power(a: &Args<'_>) -> Result<i32> {
-    Ok(i32::try_from(a.i(1, "n", 1)?)?)
-}
-
-fn linalg(t: &mut Table) {
-    t.op("linalg.cholesky", |a| match a.b(1, "upper", false) {
-        true => one(a.t(0)?.cholesky()?.transpose(-2, -1)),
-        false => one(a.t(0)?.cholesky()),
-    });
-    t.op("linalg.solve_triangular", |a| {
-        let (upper, left) = (a.b(usize::MAX, "upper", false), a.b(usize::MAX, "left", true));
-        one(a.t(0)?.solve_triangular(a.t(1)?, upper, left, a.b(usize::MAX, "unitriangular", false)))
-    });
-    t.op("linalg.solve", |a| one(a.t(0)?.solve(a.t(1)?)));
-    t.op("linalg.inv", |a| one(a.t(0)?.inv()));
-    t.op("linalg.det", |a| one(a.t(0)?.det()));
-    t.op("linalg.slogdet", |a| {
-        let (sign, size) = a.t(0)?.slogdet()?;
-        Ok(vec![sign, size])
-    });
-    t.op("logdet", |a| {
-        let (sign, size) = a.t(0)?.slogdet()?;
-        one(size.masked_fill(&sign.lt(0.0)?, f64::NAN))
-    });
-    t.op("linalg.matrix_power", |a| one(a.t(0)?.matrix_power(power(a)?)));
-    t.op("linalg.vector_norm", |a| {
-        let dims = a.dims(2, "dim")?;
-        let (p, keepdim) = (a.f(1, "ord", 2.0)?, a.b(3, "keepdim", false));
-        Ok(vec![a.named(a.t_as(0)?.norm(p, &dims, keepdim)?)?])
-    });
-    t.op("linalg.vecdot", |a| one(a.t(0)?.mul(a.t(1)?)?.sum(&[dim(a, usize::MAX, "dim", -1)?], false)));
-    t.op("linalg.matrix_rank", |a| {
-        if a.count() > 1
-            || ["tol", "atol", "rtol"].iter().any(|name| a.get(usize::MAX, name).is_some())
-            || a.b(usize::MAX, "hermitian", false)
-        {
-            return Err(missing("matrix_rank with bounds"));
-        }
-        one(a.t(0)?.matrix_rank(None))
-    });
-    t.op("linalg.pinv", |a| {
-        if a.variant() == "hermitian" {
-            return Err(missing("pinv of a triangle"));
-        }
-        if a.get(usize::MAX, "atol").is_some() || a.opt_t(usize::MAX, "rtol").is_some() {
-            return Err(missing("pinv with an absolute bound"));
-        }
-        let rtol = a.get(usize::MAX, "rtol").is_some().then(|| a.f(usize::MAX, "rtol", 0.0)).transpose()?;
-        // The database gives the factors of a singular matrix.
-        match a.variant() {
-            "singular" => one(a.t(0)?.matmul(&a.t(1)?.transpose(-2, -1)?)?.pinv(rtol)),
-            _ => one(a.t(0)?.pinv(rtol)),
-        }
-    });
+/// Even parts, or parts at places.
+fn split(
+    a: &Args<'_>,
+    evenly: fn(&Tensor, usize) -> forebay::error::Result<Vec<Tensor>>,
+    dim: isize,
+) -> Result<Vec<Tensor>> {
+    match a.get(1, "indices").and_then(|v| v.get("l")) {
+        Some(_) => Ok(a.t(0)?.tensor_split_at(&a.dims(1, "indices")?, dim)?),
+        None => Ok(evenly(a.t(0)?, usize::try_from(a.i(1, "sections", 0)?)?)?),
+    }
 }
 
 pub(super) fn register(t: &mut Table) {
-    linalg(t);
     t.op("hstack", |a| one(hstack(&a.tensors(0)?)));
     t.op("vstack", |a| one(vstack(&a.tensors(0)?)));
     t.op("dstack", |a| one(dstack(&a.tensors(0)?)));
@@ -161,25 +116,32 @@ pub(super) fn register(t: &mut Table) {
         one(a.tensor_or_number(0, 1)?.isin(&elements, a.b(3, "invert", false)))
     });
     t.op("unique", |a| {
-        if a.get(usize::MAX, "dim").is_some() {
-            return Err(missing("unique along a dimension"));
-        }
-        let found = a.t(0)?.unique()?;
+        let found = match a.opt_i(usize::MAX, "dim")? {
+            Some(dim) => a.t(0)?.unique_dim(dim as isize)?,
+            None => a.t(0)?.unique()?,
+        };
         let mut out = vec![found.values.detach()];
         out.extend(a.b(usize::MAX, "return_inverse", false).then_some(found.inverse));
         out.extend(a.b(usize::MAX, "return_counts", false).then_some(found.counts));
         Ok(out)
     });
     t.op("unique_consecutive", |a| {
-        if a.get(usize::MAX, "dim").is_some() {
-            return Err(missing("unique_consecutive along a dimension"));
-        }
-        let found = a.t(0)?.unique_consecutive()?;
+        let found = match a.opt_i(usize::MAX, "dim")? {
+            Some(dim) => a.t(0)?.unique_consecutive_dim(dim as isize)?,
+            None => a.t(0)?.unique_consecutive()?,
+        };
         let mut out = vec![found.values.detach()];
         out.extend(a.b(usize::MAX, "return_inverse", false).then_some(found.inverse));
         out.extend(a.b(usize::MAX, "return_counts", false).then_some(found.counts));
         Ok(out)
     });
+    t.op("mode", |a| {
+        let (values, places) = a.t(0)?.mode(dim(a, 1, "dim", -1)?, a.b(2, "keepdim", false))?;
+        Ok(vec![values, places])
+    });
+    t.op("hsplit", |a| split(a, Tensor::hsplit, if a.t(0)?.rank() > 1 { 1 } else { 0 }));
+    t.op("vsplit", |a| split(a, Tensor::vsplit, 0));
+    t.op("dsplit", |a| split(a, Tensor::dsplit, 2));
     t.op("bincount", |a| one(a.t(0)?.bincount(a.opt_t(1, "weights"), a.i(2, "minlength", 0)? as usize)));
     t.op("histc", |a| {
         one(a.t(0)?.histc(a.i(1, "bins", 100)? as usize, a.f(2, "min", 0.0)?, a.f(3, "max", 0.0)?))

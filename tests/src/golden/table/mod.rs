@@ -12,6 +12,7 @@ mod conv;
 mod elementwise;
 mod index;
 mod joined;
+mod linalg;
 mod loss;
 mod norm;
 mod order;
@@ -45,6 +46,7 @@ impl Table {
         reduce::register(&mut table);
         index::register(&mut table);
         joined::register(&mut table);
+        linalg::register(&mut table);
         order::register(&mut table);
         resize::register(&mut table);
         shape::register(&mut table);
