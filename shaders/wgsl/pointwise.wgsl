@@ -85,9 +85,9 @@ fn gcd(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     return {{ "select(one, -one, one < " ~ T ~ "(0))" if T in ["i32", "i64"] else "one" }};
 }
 fn lcm(x: {{ T }}, y: {{ T }}) -> {{ T }} {
-    let shared = gcd(x, y);
-    if shared == {{ T }}(0) { return shared; }
-    let both = x / shared * y;
+    let divisor = gcd(x, y);
+    if divisor == {{ T }}(0) { return divisor; }
+    let both = x / divisor * y;
     return {{ "select(both, -both, both < " ~ T ~ "(0))" if T in ["i32", "i64"] else "both" }};
 }
 {% endif %}

@@ -1,12 +1,15 @@
-"""Writes optim.json: where 20 steps of each optimiser lead, by PyTorch in f64; Lion and LAMB by their papers, in numpy.
+"""Writes optim.json: where 20 steps of each optimiser lead, by PyTorch in f64; Lion and LAMB by their papers, in numpy. Asked for
+states, PyTorch's state behind ten of these steps and the parameters, for those that count steps.
 
     python tests/data/optim.py > tests/data/optim.json
+    python tests/data/optim.py states > tests/data/optim_states.json
 
 Three parameters begin as cos(0.5 i + k) and get the gradients sin(1.7 i + 0.9 t + k) (1 + 0.3 w), i counting the elements, k the
 parameters, t the steps from 1. The learning rate is halved after ten steps, but for ASGD, to which PyTorch gives it a step late. Muon
 computes in bf16, as PyTorch does.
 """
 import json
+import sys
 
 import numpy as np
 import torch
@@ -24,16 +27,30 @@ def gradient(w, k, t):
 
 
 def by_torch(make):
+    return [p.detach().double().flatten().tolist() for p in steps(make, STEPS)[0]]
+
+
+def steps(make, count):
     params = [torch.tensor(w, requires_grad=True) for w in begin()]
     opt = make(params)
-    for t in range(1, STEPS + 1):
+    for t in range(1, count + 1):
         if t == 11 and not isinstance(opt, torch.optim.ASGD):
             for group in opt.param_groups:
                 group["lr"] *= 0.5
         for k, p in enumerate(params):
             p.grad = None if not any(p is q for g in opt.param_groups for q in g["params"]) else torch.tensor(gradient(p.detach().numpy(), k, t))
         opt.step()
-    return [p.detach().double().flatten().tolist() for p in params]
+    return params, opt
+
+
+def rounded(values):
+    return [float(f"{v:.9g}") for v in torch.as_tensor(values).detach().double().flatten().tolist()]
+
+
+def state_of(make):
+    params, opt = steps(make, 10)
+    kept = {f"{k}.{name}": rounded(v) for k, state in opt.state_dict()["state"].items() for name, v in state.items()}
+    return kept | {f"p{k}": rounded(p) for k, p in enumerate(params)}
 
 
 def by_hand(step, lr):
@@ -58,6 +75,21 @@ def lamb(w, g, s, lr, t, b1=0.9, b2=0.999, eps=1e-6, decay=0.01):
 
 o = torch.optim
 groups = lambda make: lambda p: make([{"params": p[:1]}, {"params": p[1:2], "lr": 0.05}, {"params": p[2:], "weight_decay": 0.3}])
+if sys.argv[1:] == ["states"]:
+    of = {
+        "adam": lambda p: o.Adam(p, 0.02, weight_decay=0.1),
+        "rmsprop": lambda p: o.RMSprop(p, 0.01, momentum=0.5, centered=True),
+        "adagrad": lambda p: o.Adagrad(p, 0.1, lr_decay=0.01, weight_decay=0.1, initial_accumulator_value=0.2),
+        "adadelta": lambda p: o.Adadelta(p, 1.0, weight_decay=0.1),
+        "adamax": lambda p: o.Adamax(p, 0.02, weight_decay=0.1),
+        "nadam": lambda p: o.NAdam(p, 0.02, weight_decay=0.1),
+        "radam": lambda p: o.RAdam(p, 0.02, weight_decay=0.1),
+        "asgd": lambda p: o.ASGD(p, 0.1, lambd=0.01, weight_decay=0.1),
+        "rprop": lambda p: o.Rprop(p, 0.05),
+        "adafactor": lambda p: o.Adafactor(p, 0.1, eps=(2.0**-23, 1e-3), weight_decay=0.1),
+    }
+    print(json.dumps({name: state_of(make) for name, make in of.items()}, separators=(",", ":")))
+    sys.exit()
 results = {
     "sgd": by_torch(lambda p: o.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, maximize=True)),
     "sgd groups": by_torch(groups(lambda p: o.SGD(p, 0.1, momentum=0.9))),

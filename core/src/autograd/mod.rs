@@ -55,6 +55,8 @@ pub struct Wants<'a> {
     node: &'a Arc<Node>,
     /// Whether the walk is recorded.
     again: bool,
+    /// Whether another walk may follow.
+    kept: bool,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
     /// The inputs, leaves, whose sums were handed out to be added to.
@@ -83,6 +85,12 @@ impl Wants<'_> {
     #[must_use]
     pub fn again(&self) -> bool {
         self.again
+    }
+
+    /// Whether the tape is kept for another walk: then what a gradient has made ahead must not be given away.
+    #[must_use]
+    pub fn kept(&self) -> bool {
+        self.kept
     }
 
     /// The gradient that others have given an input, a result, so far. An operation that can add its own in the same pass

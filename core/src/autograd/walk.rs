@@ -284,10 +284,12 @@ impl Walk<'_> {
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
         let once = self.options.create_graph && node.kind == Kind::Once;
         let again = self.options.create_graph && !once;
+        let kept = self.options.retain_graph || self.options.create_graph;
         let wants = Wants {
             wanted,
             node,
             again,
+            kept,
             pending: RefCell::new(&mut self.pending),
             handed: RefCell::default(),
             beyond: RefCell::default(),
@@ -300,7 +302,7 @@ impl Walk<'_> {
             }
         };
         let (handed, beyond) = (wants.handed.take(), wants.beyond.take());
-        if self.options.retain_graph || self.options.create_graph {
+        if kept {
             *lock(&node.backward) = Some(backward);
         } else {
             drop(backward);

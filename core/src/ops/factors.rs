@@ -365,13 +365,15 @@ fn symmetric(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
     let (batch, n) = (a.shape()[0], a.shape()[1]);
     let a = if upper { a.transpose(1, 2)? } else { a.clone() };
     let a = mirrored(&a)?;
-    // No eigenvalue is larger than the largest sum of magnitudes in a row (Gershgorin). In units of it they lie in [-1, 1].
-    let bound = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;
+    // No eigenvalue is larger than the largest sum of magnitudes in a row (Gershgorin), or than the root of the sum of all squares. In units of
+    // that they lie in [-1, 1].
+    let sums = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;
+    let bound = sums.minimum(&a.div(&sums)?.nan_to_num()?.norm(2.0, &[1, 2], true)?.mul(&sums)?)?;
     let bound = bound.masked_fill(&bound.eq(0.0)?, 1.0)?;
     let a = a.div(&bound)?;
-    // Moved above zero, the rotations that make columns orthogonal are those to the eigenvectors.
+    // With what puts them above zero, the rotations that make columns orthogonal are those to the eigenvectors; a larger one costs digits.
     let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
-    let w = cat(&[&a.add(&eye.mul(1.5)?)?, &eye], 2)?;
+    let w = cat(&[&a.add(&eye)?, &eye], 2)?;
     rotate(&w, n)?;
     let rows = w.narrow(2, n, n)?;
     let rows = rows.div(&rows.norm(2.0, &[2], true)?)?;

@@ -157,7 +157,8 @@ impl Tensor {
     /// f32. The logits are made in chunks of rows of at most 288 MiB, whatever the batch; where gradients are wanted they
     /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
     ///
-    /// A backward pass can walk through it once, but where it is recorded (`create_graph`): there the logits are made again, all at once. Its loss is a sum or a mean; under
+    /// A backward pass that keeps the tape (`backward_retain`) copies these gradients, and one that is recorded (`create_graph`) makes the logits again,
+    /// all at once. Its loss is a sum or a mean; under
     /// [`autocast`](crate::amp::autocast) the products are of 16-bit numbers.
     ///
     /// ```
@@ -241,17 +242,21 @@ impl Tensor {
             };
             logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
         };
-        Ok(autograd::attach_composed(OP, loss, &[x, weight], saved, composed, move |g, _| {
-            let made = made.lock().unwrap_or_else(PoisonError::into_inner).take();
-            let Some([dx, dw]) = made else {
+        Ok(autograd::attach_composed(OP, loss, &[x, weight], saved, composed, move |g, wants| {
+            let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_one = if wants.kept() { made.clone() } else { made.take() };
+            let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
-                    "`{OP}` can be walked once: its gradients are given away"
+                    "`{OP}` has given its gradients away in an earlier walk; use `backward_retain`, or `retain_graph`, for that"
                 )));
             };
             let g = dense(g)?;
-            for t in [&dx, &dw].into_iter().flatten() {
-                scale_in_place(t, &g)?;
-            }
+            // They lie where the loss's pass made them, unless another walk is to find them there.
+            let scaled = |t: Tensor| match wants.kept() {
+                true => t.mul(&g),
+                false => scale_in_place(&t, &g).map(|()| t),
+            };
+            let (dx, dw) = (dx.map(&scaled).transpose()?, dw.map(&scaled).transpose()?);
             Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as Grads)
         }))
     }

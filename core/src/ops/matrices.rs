@@ -167,14 +167,15 @@ impl Tensor {
     /// PyTorch's `linalg.vander`.
     ///
     /// # Errors
-    /// There are no dimensions; memory runs out.
+    /// Memory runs out.
     #[track_caller]
     pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
         const OP: &str = "vander";
         let _op = memory::scope::op(OP);
-        let Some(&count) = self.shape().last() else {
-            return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
-        };
+        if self.rank() == 0 {
+            return self.unsqueeze(0)?.vander(n);
+        }
+        let count = self.dim(-1)?;
         let n = n.unwrap_or(count);
         let x = if self.dtype() == DType::Bool { self.to_dtype(DType::I64)? } else { self.clone() };
         let shape: Dims = x.shape().iter().copied().chain([n.saturating_sub(1)]).collect();
@@ -198,9 +199,10 @@ impl Tensor {
         if self.numel() == 0 {
             return self.mul(1.0);
         }
-        // Below a norm of 1/2 what the series leaves out behind 15 powers is below 2^-60.
+        // Up to a norm of 1/2, or 2 in f32, what the series leaves out behind 15 powers is below the type's digits.
         let norm = self.detach().abs()?.sum(&[-2], true)?.amax(&[-1], true)?;
-        let halvings = norm.log2()?.ceil()?.add(1.0)?.clamp(0.0, 1100.0)?.nan_to_num()?;
+        let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
+        let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
         let most = halvings.max_all()?.item()? as usize;
         let x = self.mul(&halvings.neg()?.exp2()?)?;
         let x2 = x.matmul(&x)?;

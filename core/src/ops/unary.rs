@@ -153,7 +153,7 @@ unary! {
     i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - y / a), g * 0.5, a == 0.0)", &[A, Y]);
     /// [`i1`](Self::i1)(a) · e^-|a|. PyTorch's `special.i1e`.
     i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
-        Expr("select(g * (m_i0e(a) - y * (select(-1.0, 1.0, a > 0.0) + 1.0 / a)), g * 0.5, a == 0.0)", &[A, Y]);
+        Expr("select(g * (m_i0e(a) - y * (select(T(-1), T(1), a > T(0)) + 1.0 / a)), g * 0.5, a == 0.0)", &[A, Y]);
     /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
     entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
         Expr("-g * (m_log(a) + 1.0)", &[A]);

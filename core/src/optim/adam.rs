@@ -139,6 +139,10 @@ impl Rule for Options {
         })
     }
 
+    fn counted(&self) -> &'static [&'static str] {
+        if matches!(self.variant, Variant::NAdam) { &["mu_product"] } else { &[] }
+    }
+
     fn states(&self) -> SmallVec<[&'static str; 3]> {
         let size = if self.variant == Variant::Adamax { "exp_inf" } else { "exp_avg_sq" };
         let mut states = smallvec!["exp_avg", size];

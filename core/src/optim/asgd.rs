@@ -56,6 +56,10 @@ impl Rule for Options {
         smallvec!["ax"]
     }
 
+    fn counted(&self) -> &'static [&'static str] {
+        &["eta", "mu"]
+    }
+
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }

@@ -46,6 +46,10 @@ pub(super) trait Rule: Copy + Send + Sync + 'static {
     }
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
+    /// Other names in PyTorch's state of it: numbers that follow from the count of steps, which are passed over.
+    fn counted(&self) -> &'static [&'static str] {
+        &[]
+    }
     /// The shape of a state, where it is not the parameter's.
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
         let _ = state;
@@ -505,6 +509,7 @@ impl Fused {
                 };
                 steps.push((k, count.item()? as u64));
                 expected.insert(step);
+                expected.extend(rule.counted().iter().map(|name| format!("{k}.{name}")));
                 for (name, view) in names.iter().zip(views) {
                     let name = format!("{k}.{name}");
                     let source = given

@@ -172,7 +172,7 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
             let expected = others[0].linear(&others[1], None)?.cross_entropy_with(&target, &options)?;
             close(&name, &loss, &expected, 1e-5)?;
             loss.mul(3.0)?.backward()?;
-            ensure!(loss.backward().is_err(), "{name}: it is walked once");
+            ensure!(loss.backward().is_err(), "{name}: the tape was not kept");
             expected.mul(3.0)?.backward()?;
             for (got, expected) in leaves.iter().zip(&others) {
                 close(&format!("{name}, gradient"), &grad(got)?, &grad(expected)?, 1e-5)?;

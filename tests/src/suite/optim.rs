@@ -21,6 +21,7 @@ super::tests![
     a_device_that_counts_makes_the_same_steps,
     skipped_steps_change_nothing,
     states_go_on_with_the_same_bits,
+    states_of_pytorch_go_on,
     halves_keep_their_type,
     offloaded_states_have_the_same_bits,
     what_groups_refuse,
@@ -141,16 +142,61 @@ fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> 
         } else {
             train(&all, &mut *optimizer, 1..=STEPS, &step)?;
         }
-        // Products in bf16 are rounded after each operation here.
-        let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
-        for (p, exact) in all.iter().zip(exact.get(*name).with_context(|| format!("no values of {name}"))?) {
-            for (i, (got, exact)) in p.to_f64s()?.into_iter().zip(exact).enumerate() {
-                ensure!(
-                    (got - exact).abs() <= within * (1.0 + exact.abs()),
-                    "{name}, element {i}: {got} is not {exact}"
-                );
-            }
+        ends_there(name, &all, exact.get(*name).with_context(|| format!("no values of {name}"))?)?;
+    }
+    Ok(())
+}
+
+fn ends_there(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result<()> {
+    // Products in bf16 are rounded after each operation here.
+    let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
+    for (p, exact) in all.iter().zip(exact) {
+        for (i, (got, exact)) in p.to_f64s()?.into_iter().zip(exact).enumerate() {
+            ensure!(
+                (got - exact).abs() <= within * (1.0 + exact.abs()),
+                "{name}, element {i}: {got} is not {exact}"
+            );
         }
+    }
+    Ok(())
+}
+
+/// Ten steps by PyTorch, and its state: ten more lead where all twenty do.
+fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
+    let exact: BTreeMap<String, Vec<Vec<f64>>> = serde_json::from_str(include_str!("../../data/optim.json"))?;
+    let states: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
+        serde_json::from_str(include_str!("../../data/optim_states.json"))?;
+    for (name, state) in &states {
+        let (_, make) = ALL.iter().find(|(n, _)| n == name).with_context(|| format!("no {name}"))?;
+        let all = begin(device)?;
+        let tensor = |values: &[f64], shape: &[usize]| -> Result<Tensor> {
+            let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
+            Ok(Tensor::from_slice(&values, shape, device)?)
+        };
+        for (k, p) in all.iter().enumerate() {
+            let values = state.get(&format!("p{k}")).context("no parameter")?;
+            p.detach().copy_(&tensor(values, p.shape())?)?;
+        }
+        let mut optimizer = make(all.clone())?;
+        // A state has the shape that it has in our own.
+        give(&all, &*optimizer, 1)?;
+        let mut first = make(begin(device)?)?;
+        give(&first.parameters(), &*first, 1)?;
+        first.step()?;
+        let shapes = first.state_dict()?;
+        let given = state.iter().filter(|(key, _)| !key.starts_with('p')).map(|(key, values)| {
+            let shape = shapes.get(key).map_or(&[][..], |t| t.shape());
+            Ok((key.clone(), tensor(values, shape)?))
+        });
+        optimizer.load_state_dict(&given.collect::<Result<_>>()?).with_context(|| name.clone())?;
+        for t in 11..=STEPS {
+            if t == 11 && name != "asgd" {
+                optimizer.set_lr(optimizer.lr() * 0.5);
+            }
+            give(&all, &*optimizer, t)?;
+            optimizer.step()?;
+        }
+        ends_there(name, &all, exact.get(name).with_context(|| format!("no values of {name}"))?)?;
     }
     Ok(())
 }
