@@ -13,6 +13,7 @@ pub mod device;
 pub mod dtype;
 pub mod error;
 pub mod io;
+mod local;
 pub mod memory;
 pub mod nn;
 pub mod ops;

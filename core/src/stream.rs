@@ -6,16 +6,17 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::LocalKey;
 
 use smallvec::SmallVec;
 
 use crate::backend::{Backend, Event, MAX_QUEUES, Slice};
 use crate::device::{Device, WeakDevice};
 use crate::error::Result;
+use crate::local::Scoped;
 use crate::memory::compact::{Held, Move, Mover};
 use crate::ops::fuse::Group;
 
@@ -69,17 +70,9 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
 pub struct OnStream {
-    before: (usize, u8),
+    _queue: Scoped<LocalKey<Cell<(usize, u8)>>>,
     // Keeps the address from being another device's.
     _stream: Stream,
-    // The stream is entered by this thread.
-    here: PhantomData<*const ()>,
-}
-
-impl Drop for OnStream {
-    fn drop(&mut self) {
-        CURRENT.set(self.before);
-    }
 }
 
 impl Stream {
@@ -116,8 +109,8 @@ impl Stream {
 
     /// From here on operations of this thread on its device run on it, until the guard is dropped.
     pub fn enter(&self) -> OnStream {
-        let before = CURRENT.replace((self.device.address(), self.queue));
-        OnStream { before, _stream: self.clone(), here: PhantomData }
+        let queue = Scoped::new(&CURRENT, (self.device.address(), self.queue));
+        OnStream { _queue: queue, _stream: self.clone() }
     }
 
     /// Lets what follows on this stream wait for all that `other` was given so far, on the device. Operations on tensors do

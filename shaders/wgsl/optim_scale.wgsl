@@ -66,14 +66,4 @@ fn change{{ k }}(item: Item, q: u32) {
 }
 {% endfor %}
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let group = group_index(id, groups);
-    {% for dtype in dtypes | reverse %}
-    {% set k = dtypes | length - loop.index %}
-    {{ "else " if not loop.first }}if group >= p.items[{{ k }}].group {
-        change{{ k }}(p.items[{{ k }}], (group - p.items[{{ k }}].group) * 256u + lane);
-    }
-    {% endfor %}
-}
+{{ t.of_items("change", dtypes | length) }}

@@ -130,16 +130,4 @@ fn value_at(i: u32) -> {{ V }} {
     {% endif %}
 }
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
-    if start >= p.n { return; }
-    {% if lanes == 4 %}
-    var values: array<{{ V }}, 4>;
-    for (var k = 0u; k < 4u; k++) { values[k] = value_at(min(start + k, p.n - 1u)); }
-    out_put4(start, values, p.n);
-    {% else %}
-    out_put(start, value_at(start));
-    {% endif %}
-}
+{{ t.each_output("value_at", V, lanes) }}

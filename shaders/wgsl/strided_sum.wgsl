@@ -48,16 +48,4 @@ fn sum_at(i: u32) -> {{ T }} {
     return total;
 }
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
-    if start >= p.n { return; }
-    {% if lanes == 4 %}
-    var sums: array<{{ T }}, 4>;
-    for (var k = 0u; k < 4u; k++) { sums[k] = sum_at(min(start + k, p.n - 1u)); }
-    out_put4(start, sums, p.n);
-    {% else %}
-    out_put(start, sum_at(start));
-    {% endif %}
-}
+{{ t.each_output("sum_at", T, lanes) }}

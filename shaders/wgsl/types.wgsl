@@ -301,6 +301,37 @@ for (var d = p.{{ of }}rank; d > 0u; d--) {
     }
 {%- endmacro -%}
 
+{#- The kernel that puts function(i) to place i of `out`, for all i below p.n: `lanes` (1 or 4) a thread. -#}
+{%- macro each_output(function, type, lanes) %}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let start = (group_index(group, groups) * 256u + lane) * {{ lanes }}u;
+    if start >= p.n { return; }
+    {% if lanes == 4 %}
+    var values: array<{{ type }}, 4>;
+    for (var k = 0u; k < 4u; k++) { values[k] = {{ function }}(min(start + k, p.n - 1u)); }
+    out_put4(start, values, p.n);
+    {% else %}
+    out_put(start, {{ function }}(start));
+    {% endif %}
+}
+{% endmacro -%}
+
+{#- The kernel of several tensors, whose workgroups lie side by side: NAME{k}(p.items[k], thread) for a thread of tensor k. -#}
+{%- macro of_items(name, count) %}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, groups);
+    {% for k in range(count) | reverse %}
+    {{ "else " if not loop.first }}if group >= p.items[{{ k }}].group {
+        {{ name }}{{ k }}(p.items[{{ k }}], (group - p.items[{{ k }}].group) * 256u + lane);
+    }
+    {% endfor %}
+}
+{% endmacro -%}
+
 {#- fn divide(a, b): quotient and remainder. `quick`: no quotient reaches 2^20, and no number 2^31. -#}
 {%- macro divide(quick) %}
 // Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.

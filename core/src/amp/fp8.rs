@@ -1,7 +1,9 @@
 //! The scope in which linear layers multiply in 8 bits.
 
 use std::cell::Cell;
-use std::marker::PhantomData;
+use std::thread::LocalKey;
+
+use crate::local::Scoped;
 
 thread_local! {
     static ON: Cell<bool> = const { Cell::new(false) };
@@ -10,15 +12,7 @@ thread_local! {
 /// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`].
 #[derive(Debug)]
 pub struct Fp8 {
-    before: bool,
-    /// The scope is a thread's.
-    _thread: PhantomData<*const ()>,
-}
-
-impl Drop for Fp8 {
-    fn drop(&mut self) {
-        set(self.before);
-    }
+    _on: Scoped<LocalKey<Cell<bool>>>,
 }
 
 /// Lets [`linear`](crate::tensor::Tensor::linear), and [`mlp`](crate::tensor::Tensor::mlp), which is made of it then, multiply 8-bit
@@ -50,7 +44,7 @@ impl Drop for Fp8 {
 /// ```
 #[must_use = "layers multiply in 8 bits only while the guard lives"]
 pub fn fp8() -> Fp8 {
-    Fp8 { before: set(true), _thread: PhantomData }
+    Fp8 { _on: Scoped::new(&ON, true) }
 }
 
 /// Whether linear layers of this thread multiply in 8 bits.

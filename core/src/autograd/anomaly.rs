@@ -1,11 +1,12 @@
 //! Looking for the operation that made the first NaN.
 
 use std::cell::{Cell, RefCell};
-use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::LocalKey;
 
 use super::{Node, no_grad};
 use crate::error::{Error, Result};
+use crate::local::Scoped;
 use crate::tensor::Tensor;
 
 /// For all threads.
@@ -21,9 +22,7 @@ thread_local! {
 /// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`].
 #[derive(Debug)]
 pub struct DetectAnomaly {
-    before: (bool, bool),
-    // What is looked at belongs to this thread.
-    here: PhantomData<*const ()>,
+    look: Scoped<LocalKey<Cell<(bool, bool)>>>,
 }
 
 impl DetectAnomaly {
@@ -44,8 +43,7 @@ impl DetectAnomaly {
 
 impl Drop for DetectAnomaly {
     fn drop(&mut self) {
-        LOOK.set(self.before);
-        if !self.before.1 {
+        if self.look.before().is_some_and(|(_, forward)| !forward) {
             FIRST.take();
         }
     }
@@ -66,9 +64,7 @@ impl Drop for DetectAnomaly {
 /// ```
 #[must_use = "nothing is looked for after the guard is dropped"]
 pub fn detect_anomaly() -> DetectAnomaly {
-    let before = LOOK.get();
-    LOOK.set((true, before.1));
-    DetectAnomaly { before, here: PhantomData }
+    DetectAnomaly { look: Scoped::new(&LOOK, (true, LOOK.get().1)) }
 }
 
 /// As [`detect_anomaly`] for all threads, until it is called again.

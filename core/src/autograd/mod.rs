@@ -11,6 +11,7 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -230,12 +231,13 @@ fn next_id() -> u64 {
 }
 
 thread_local! {
-    static NO_GRAD: Cell<u32> = const { Cell::new(0) };
+    /// How many guards stop recording: it records from 0 down, where one that was paused is gone before what paused it.
+    static NO_GRAD: Cell<i32> = const { Cell::new(0) };
 }
 
 /// While it lives, operations of this thread are not recorded.
 #[derive(Debug)]
-pub struct NoGrad(());
+pub struct NoGrad(PhantomData<*const ()>);
 
 impl Drop for NoGrad {
     fn drop(&mut self) {
@@ -255,29 +257,33 @@ impl Drop for NoGrad {
 #[must_use = "recording stops only while the guard lives"]
 pub fn no_grad() -> NoGrad {
     NO_GRAD.with(|n| n.set(n.get() + 1));
-    NoGrad(())
+    NoGrad(PhantomData)
 }
 
 /// While it lives, operations of this thread are recorded, also inside [`no_grad`].
 #[derive(Debug)]
-pub struct EnableGrad(u32);
+pub struct EnableGrad {
+    paused: i32,
+    // It must be dropped where it was made.
+    here: PhantomData<*const ()>,
+}
 
 impl Drop for EnableGrad {
     fn drop(&mut self) {
-        NO_GRAD.with(|n| n.set(self.0));
+        NO_GRAD.with(|n| n.set(n.get() + self.paused));
     }
 }
 
 /// Records on this thread until the guard is dropped, whatever [`no_grad`] stands around it.
 #[must_use = "recording goes on only while the guard lives"]
 pub fn enable_grad() -> EnableGrad {
-    EnableGrad(NO_GRAD.with(|n| n.replace(0)))
+    EnableGrad { paused: NO_GRAD.with(|n| n.replace(0)), here: PhantomData }
 }
 
 /// Whether operations of this thread are recorded.
 #[must_use]
 pub fn is_enabled() -> bool {
-    NO_GRAD.with(|n| n.get() == 0)
+    NO_GRAD.with(|n| n.get() <= 0)
 }
 
 /// Whether the result of an operation on these inputs must carry a gradient.

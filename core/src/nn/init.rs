@@ -2,11 +2,12 @@
 //! random ones draw from its device's stream.
 
 use std::cell::Cell;
-use std::marker::PhantomData;
+use std::thread::LocalKey;
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::local::Scoped;
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
@@ -18,15 +19,7 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "the type counts while the guard lives"]
 pub struct DTypeGuard {
-    before: Option<DType>,
-    // Of the thread that it is for.
-    thread: PhantomData<*const ()>,
-}
-
-impl Drop for DTypeGuard {
-    fn drop(&mut self) {
-        DTYPE.set(self.before);
-    }
+    _type: Scoped<LocalKey<Cell<Option<DType>>>>,
 }
 
 /// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
@@ -50,7 +43,7 @@ pub fn dtype(dtype: DType) -> Result<DTypeGuard> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
         return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
     }
-    Ok(DTypeGuard { before: DTYPE.replace(Some(dtype)), thread: PhantomData })
+    Ok(DTypeGuard { _type: Scoped::new(&DTYPE, Some(dtype)) })
 }
 
 /// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.

@@ -155,6 +155,7 @@ impl Names<'_> {
         let args = args.map(|v| self.tensor(v.clone())).collect::<Result<SmallVec<[Tensor; 2]>>>()?;
         Ok(Value::Tensor(match (name, &args[..]) {
             ("m_exp", [x]) => x.exp()?,
+            ("m_exp2", [x]) => x.exp2()?,
             ("m_log", [x]) => x.log()?,
             ("m_sin", [x]) => x.sin()?,
             ("m_cos", [x]) => x.cos()?,

@@ -512,6 +512,10 @@ impl Fused {
                 expected.extend(rule.counted().iter().map(|name| format!("{k}.{name}")));
                 for (name, view) in names.iter().zip(views) {
                     let name = format!("{k}.{name}");
+                    if view.numel() == 0 && !given.contains_key(&name) {
+                        // PyTorch's state has only what this parameter uses.
+                        continue;
+                    }
                     let source = given
                         .get(&name)
                         .ok_or_else(|| Error::argument("load_state_dict", format!("missing: {name}")))?;

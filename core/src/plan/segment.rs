@@ -1,13 +1,14 @@
 //! Segments: the parts of a model that a plan may compute twice.
 
 use std::cell::RefCell;
-use std::marker::PhantomData;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
+use std::thread::LocalKey;
 
 use crate::autograd::{self, checkpoint};
 use crate::backend::null::NullBackend;
 use crate::error::Result;
+use crate::local::Scoped;
 use crate::tensor::Tensor;
 use crate::tensor::offload::Away;
 
@@ -61,14 +62,12 @@ thread_local! {
 #[derive(Debug)]
 #[must_use = "segments are computed again only while the guard lives"]
 pub struct Segments {
-    before: Option<Pass>,
-    // The pass is this thread's.
-    here: PhantomData<*const ()>,
+    _pass: Scoped<LocalKey<RefCell<Option<Pass>>>>,
 }
 
 impl Segments {
     fn set(pass: Option<Pass>) -> Self {
-        Self { before: PASS.replace(pass), here: PhantomData }
+        Self { _pass: Scoped::new(&PASS, pass) }
     }
 
     /// From here on this becomes of segments, in the order in which a forward pass meets them.
@@ -89,12 +88,6 @@ impl Segments {
             let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
             probe.map(|p| p.seen.take()).unwrap_or_default()
         })
-    }
-}
-
-impl Drop for Segments {
-    fn drop(&mut self) {
-        drop(PASS.replace(self.before.take()));
     }
 }
 
