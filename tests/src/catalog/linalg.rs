@@ -73,7 +73,7 @@ pub(super) const LINALG: &[Case] = &[
     .wide(),
     smooth("eigh", &[Signed(&[2, 4, 4])], |x| {
         let (values, vectors) = symmetric(&x[0])?.eigh(false)?;
-        cat(&[&values.unsqueeze(-2)?, &vectors.abs()?], -2)
+        cat(&[&values.unsqueeze(-2)?, &vectors.square()?], -2)
     })
     .multiplying(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))
     .wide(),

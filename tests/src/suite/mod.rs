@@ -24,6 +24,7 @@ mod convolutions;
 mod costs;
 mod custom;
 mod errors;
+mod factors;
 mod faults;
 mod faulty;
 mod float8;
@@ -85,6 +86,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("amp", amp::TESTS),
     ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),
+    ("factors", factors::TESTS),
     ("faults", faults::TESTS),
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
