@@ -54,9 +54,7 @@ const GROUPS: &[&[Case]] = &[
         hardsigmoid, threshold(0.2, 7.0), nan_to_num),
     &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
     &[
-        smooth("ndtri", &[Small(S)], |x| x[0].mul(0.6)?.add(0.5)?.ndtri())
-            .within(case::ROUNDED)
-            .elementwise(),
+        smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise(),
         smooth("mvlgamma", &[Positive(S)], |x| x[0].add(1.5)?.mvlgamma(3)).within(case::ROUNDED_WIDE),
         smooth("zeta", &[Positive(S)], |x| Tensor::full(&[], 2.5, x[0].dtype(), x[0].device())?.zeta(&x[0])),
     ],

@@ -121,7 +121,7 @@ binary! {
     zeta: Float, "m_zeta(a, b)", ["base", "exp", "pow", "polygamma"], [NoGrad, Expr("-g * a * m_zeta(a + 1.0, b)", &[A, B])];
     /// a · 2ᵇ.
     ldexp: Float, "a * m_exp2(b)", ["base", "exp"], [
-        Expr("g * m_exp2(b)", &[B]), Expr("g * y * 0.6931471805599453", &[Y])];
+        Expr("g * m_exp2(b)", &[B]), Expr("g * (a * m_exp2(b)) * 0.6931471805599453", &[A, B])];
     /// The greatest common divisor, which is not negative; of zeros 0.
     gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
     /// The least common multiple, which is not negative; 0 beside 0.

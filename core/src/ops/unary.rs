@@ -143,17 +143,17 @@ unary! {
     ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "tails"],
         Expr("g * 2.5066282746310002 * m_exp(y * y * 0.5)", &[Y]);
     /// e^(a²) · [`erfc`](Self::erfc)(a), which does not vanish for large a. PyTorch's `special.erfcx`.
-    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "tails"], Expr("g * (2.0 * a * y - 1.1283791670955126)", &[A, Y]);
+    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
     /// The modified Bessel function of the first kind of order 0.
     i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
     /// [`i0`](Self::i0)(a) · e^-|a|. PyTorch's `special.i0e`.
     i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
-        Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * y)", &[A, Y]);
+        Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * m_i0e(a))", &[A]);
     /// The modified Bessel function of the first kind of order 1. PyTorch's `special.i1`.
-    i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - y / a), g * 0.5, a == 0.0)", &[A, Y]);
+    i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - m_i1(a) / a), g * 0.5, a == 0.0)", &[A]);
     /// [`i1`](Self::i1)(a) · e^-|a|. PyTorch's `special.i1e`.
     i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
-        Expr("select(g * (m_i0e(a) - y * (select(T(-1), T(1), a > T(0)) + 1.0 / a)), g * 0.5, a == 0.0)", &[A, Y]);
+        Expr("select(g * (m_i0e(a) - m_i1e(a) * (select(T(-1), T(1), a > T(0)) + 1.0 / a)), g * 0.5, a == 0.0)", &[A]);
     /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
     entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
         Expr("-g * (m_log(a) + 1.0)", &[A]);

@@ -27,7 +27,7 @@ fn m_erfcx(x: f32) -> f32 {
 fn m_log_ndtr(x: f32) -> f32 {
     let t = x * 0.70710677;
     let tail = m_log(0.5 * m_erfcx(-min(t, 0.0))) - 0.5 * x * x;
-    return select(select(m_log1p(-0.5 * m_erfc(t)), tail, x < -1.0), x, m_isnan(x));
+    return select(select(m_log1p(-m_normcdf(-x)), tail, x < -1.0), x, m_isnan(x));
 }
 
 // Below which number a normal one is with the probability p.

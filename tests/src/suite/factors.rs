@@ -259,7 +259,7 @@ fn what_they_refuse(device: &Device) -> Result<()> {
     };
     refused(
         "qr of halves",
-        "qr: does not take bf16: takes f32 and f64; cast with `to_dtype`",
+        "qr: does not take bf16; takes f32 and f64; cast with `to_dtype`",
         half.qr(false).map(drop),
     )?;
     refused("qr of a line", "takes matrices", line.qr(false).map(drop))?;
