@@ -481,3 +481,23 @@ impl Tensor {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn guards_may_go_in_any_order() {
+        let stopped = no_grad();
+        let again = enable_grad();
+        drop(stopped);
+        assert!(is_enabled());
+        drop(again);
+        assert!(is_enabled());
+        let (one, other) = (no_grad(), no_grad());
+        drop(one);
+        assert!(!is_enabled());
+        drop(other);
+        assert!(is_enabled());
+    }
+}

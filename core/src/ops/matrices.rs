@@ -208,7 +208,7 @@ impl Tensor {
         let x2 = x.matmul(&x)?;
         let x3 = x2.matmul(&x)?;
         let x4 = x2.matmul(&x2)?;
-        let mut factorial = vec![1.0f64; 16];
+        let mut factorial = [1.0f64; 16];
         for k in 1..16 {
             factorial[k] = factorial[k - 1] * k as f64;
         }

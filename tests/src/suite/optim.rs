@@ -181,7 +181,7 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
         // A state has the shape that it has in our own.
         give(&all, &*optimizer, 1)?;
         let mut first = make(begin(device)?)?;
-        give(&first.parameters(), &*first, 1)?;
+        give(first.parameters(), &*first, 1)?;
         first.step()?;
         let shapes = first.state_dict()?;
         let given = state.iter().filter(|(key, _)| !key.starts_with('p')).map(|(key, values)| {
