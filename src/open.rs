@@ -1,6 +1,7 @@
 //! Choosing a device.
 
 use forebay_core::device::Device;
+use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 
 /// A device that is there, or that is not and why.
@@ -54,10 +55,8 @@ pub trait OpenDevice: Sized {
 
 impl OpenDevice for Device {
     fn best() -> Result<Self> {
-        if let Ok(id) = std::env::var("FOREBAY_DEVICE")
-            && !id.is_empty()
-        {
-            return Self::open(&id);
+        if let Some(id) = environment::text("FOREBAY_DEVICE")? {
+            return Self::open(&id).map_err(|e| e.at(format!("FOREBAY_DEVICE={id}")));
         }
         let found = Self::available();
         match found.iter().find(|f| f.why_not.is_none()) {
@@ -87,7 +86,7 @@ impl OpenDevice for Device {
             "null" => Ok(Self::null(Default::default())),
             _ => Err(Error::NoDevice {
                 asked: id.into(),
-                reason: format!("backends are {}", BACKENDS.join(", ")),
+                reason: format!("backends are {}{}", BACKENDS.join(", "), hint(backend)),
             }),
         }
     }
@@ -136,6 +135,15 @@ impl Found {
             software: false,
             why_not: Some(why_not),
         }
+    }
+}
+
+/// What to do about a name that other programs have for a device.
+fn hint(backend: &str) -> &'static str {
+    match backend.to_ascii_lowercase().as_str() {
+        "cpu" => "; on a processor, wgpu runs on a software Vulkan driver, such as Mesa's lavapipe (mesa-vulkan-drivers)",
+        "gpu" | "mps" | "metal" | "vulkan" | "dx12" | "rocm" | "hip" | "xpu" => "; wgpu reaches Metal, Vulkan and DX12",
+        _ => "",
     }
 }
 

@@ -10,6 +10,7 @@ use forebay_core::backend::{
     KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak, Piece, Prepared, Process, SegmentId,
     SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
+use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 
 use crate::attention::Attention;
@@ -24,7 +25,7 @@ use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
 use crate::processes;
 use crate::staging::{Downloads, Uploads};
-use crate::switches::is_set;
+use crate::switches::{self, is_set};
 use crate::virtual_memory::AddressSpace;
 
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
@@ -109,6 +110,9 @@ impl CudaBackend {
 
     /// Opens device `index`.
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
+        for name in switches::VARIABLES {
+            environment::switch(name)?;
+        }
         Self::new(index)
             .map(|backend| Arc::new(backend) as Arc<dyn Backend>)
             .map_err(|error| Error::NoDevice { asked: format!("cuda:{index}"), reason: error.to_string() })

@@ -2,6 +2,12 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
+use forebay_core::environment;
+
+/// Variables of the environment that are `0` or `1`.
+pub(crate) const VARIABLES: [&str; 4] =
+    ["FOREBAY_TUNE", "FOREBAY_PORTABLE_KERNELS", "FOREBAY_NVTX", "FOREBAY_CUDA_VMM"];
+
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
 /// 0: as the environment says; 1: no; 2: yes.
 static PORTABLE: AtomicU8 = AtomicU8::new(0);
@@ -35,7 +41,7 @@ pub fn portable() -> bool {
     PORTABLE.load(Ordering::Relaxed) == 2
 }
 
-/// An environment variable that is a switch: `0` is off, anything else is on.
+/// An environment variable that is a switch; what it cannot be is an error where a device is opened.
 pub(crate) fn is_set(name: &str) -> Option<bool> {
-    std::env::var_os(name).filter(|value| !value.is_empty()).map(|value| value != "0")
+    environment::switch(name).ok().flatten()
 }

@@ -7,6 +7,7 @@ use forebay_core::backend::{
     Backend, Command, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId, KernelSource, Launch,
     Prepared, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
+use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
 
@@ -63,6 +64,7 @@ impl WgpuBackend {
 
     /// Opens a device of [`enumerate`](Self::enumerate).
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
+        environment::switch(kernel::BOUNDS_CHECKS)?;
         Ok(Arc::new(Self::new(index)?))
     }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 
 use forebay_core::backend::{KernelSource, Limits};
+use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
@@ -79,10 +80,13 @@ pub(crate) fn compile(
     })
 }
 
+/// The variable that turns bounds checks on in release builds.
+pub(crate) const BOUNDS_CHECKS: &str = "FOREBAY_BOUNDS_CHECKS";
+
 /// Which checks wgpu adds to shaders.
 fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
-    let careful = cfg!(debug_assertions)
-        || std::env::var("FOREBAY_BOUNDS_CHECKS").is_ok_and(|value| !matches!(&*value, "" | "0"));
+    // What the variable cannot be is an error where the device is opened.
+    let careful = cfg!(debug_assertions) || environment::switch(BOUNDS_CHECKS).is_ok_and(|on| on == Some(true));
     let mut checks = wgpu::ShaderRuntimeChecks::checked();
     checks.bounds_checks = careful;
     checks.force_loop_bounding = false;

@@ -13,7 +13,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
-use crate::ops::conv_windows::Switch;
+use crate::ops::conv_windows::{self, Switch};
 use crate::ops::fuse;
 use crate::profile::{Recording, Work};
 use crate::stream::{Copies, Lanes};
@@ -123,14 +123,16 @@ impl Device {
     /// Programs use `Device::best()` and `Device::open` of the facade crate.
     ///
     /// # Errors
-    /// The environment's configuration string is malformed.
+    /// A variable of the environment cannot be understood.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
+        fuse::told()?;
+        conv_windows::told()?;
         Ok(Self::with_config(backend, config))
     }
 
-    /// A device over a backend, with a pool of this configuration.
+    /// A device over a backend, with a pool of this configuration. Of the environment counts what can be understood.
     #[must_use]
     pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
         let info = backend.info();

@@ -42,7 +42,7 @@ pub enum Error {
         message: String,
     },
     /// Tensors of different devices met.
-    #[error("{op}: tensors are on {left} and {right}; move one with `to_device`")]
+    #[error("{op}: tensors are on {left} and {}", other_device(left, right))]
     Device {
         /// The operation.
         op: &'static str,
@@ -156,6 +156,17 @@ pub enum Error {
         /// The error: a part of the message, so it is not named again as its source.
         error: Box<Error>,
     },
+}
+
+/// What is said of the second device, which has the name of the first where it was opened twice.
+fn other_device(left: &str, right: &str) -> String {
+    if left != right {
+        return format!("{right}; move one with `to_device`");
+    }
+    format!(
+        "on {right} that was opened again, which is another device with a pool of its own; open it once and clone the handle, \
+         or move one with `to_device`"
+    )
 }
 
 impl Error {

@@ -11,6 +11,7 @@ pub mod capture;
 pub mod data;
 pub mod device;
 pub mod dtype;
+pub mod environment;
 pub mod error;
 pub mod io;
 mod local;

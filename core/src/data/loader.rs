@@ -4,6 +4,7 @@
 //! it, through the backend's staging memory and without waiting. So the device's memory is asked for in the same
 //! order in every run, however fast the loader's thread is.
 
+use std::any::Any;
 use std::mem;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -166,6 +167,15 @@ impl<D: Dataset> Loader<D> {
         if batch == 0 {
             return Some(Error::argument("batches", "a batch has at least one sample, not 0"));
         }
+        if self.seed.is_some() && u32::try_from(n).is_err() {
+            let why = format!("the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX);
+            return Some(Error::argument("shuffle", why));
+        }
+        let (x, y) = (self.data.input_shape(), self.data.target_shape());
+        if let Some(shape) = [x, y].into_iter().find(|shape| elements(batch.min(n), shape).is_none()) {
+            let why = format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
+            return Some(Error::argument("batches", why));
+        }
         if self.batches_per_epoch() > 0 || (n == 0 && self.epochs.is_some()) {
             return None;
         }
@@ -195,7 +205,7 @@ impl<D: Dataset> Loader<D> {
             let mut host = used.try_recv().unwrap_or_default();
             // A data set is a user's code; its panic is an error of the loop, not a silent end.
             let filled = catch_unwind(AssertUnwindSafe(|| self.fill(&mut host, cursor.batch, order)))
-                .unwrap_or_else(|_| Err(Error::argument("prefetch", "the data set's `get` panicked")));
+                .unwrap_or_else(|panic| Err(panicked(&*panic)));
             let failed = filled.is_err();
             if ready.send(filled.map(|()| host)).is_err() || failed {
                 return;
@@ -218,6 +228,19 @@ impl<D: Dataset> Loader<D> {
         }
         Ok(())
     }
+}
+
+/// Elements of a batch of samples of this shape, if a tensor holds as many.
+fn elements(batch: usize, shape: &[usize]) -> Option<usize> {
+    let count = |n: usize, &extent: &usize| n.checked_mul(extent).filter(|&n| n <= u32::MAX as usize);
+    shape.iter().try_fold(batch, count)
+}
+
+/// What a panic of a user's code said, as an error.
+fn panicked(panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    let said = said.unwrap_or("without a message");
+    Error::argument("prefetch", format!("the data set's `get` panicked: {said}"))
 }
 
 fn size(shape: &[usize]) -> usize {
@@ -477,7 +500,7 @@ mod tests {
 
     #[test]
     fn a_failing_or_panicking_data_set_is_an_error_and_then_the_end() {
-        for (first, message) in [(10, "unlucky"), (650, "panicked")] {
+        for (first, message) in [(10, "unlucky"), (650, "a data set that panics")] {
             let loader = Loader::new(Numbers(700)).start_at(Cursor { epoch: 0, batch: first });
             let mut batches = loader.prefetch(&device());
             let failure = batches.find_map(Result::err).map(|e| e.to_string()).unwrap_or_default();
@@ -502,6 +525,12 @@ mod tests {
         );
         assert_eq!(first(Loader::new(Numbers(0)).batches(6)), "None");
         assert!(first(Loader::new(Numbers(0)).forever()).contains("has 0 samples"));
+        assert_eq!(
+            first(Loader::new(Numbers(5_000_000_000)).batches(2).shuffle(1)),
+            "shuffle: the data set has 5000000000 samples; at most 4294967295 are shuffled: take them in order"
+        );
+        let whole = Loader::new(Numbers(5_000_000_000)).batches(usize::MAX);
+        assert!(first(whole).ends_with("of shape [2] has more elements than a tensor can"));
     }
 
     #[test]

@@ -24,11 +24,19 @@ pub(crate) fn open(path: &Path) -> Result<File> {
 }
 
 /// Writes a file through `write`, so that `path` holds either what it held before or all of the new contents, also if
-/// the machine stops midway. Makes the folder if there is none.
+/// the machine stops midway. Makes the folder if there is none. A symbolic link stays, and its target is replaced.
 ///
 /// # Errors
-/// Those of `write`; the file cannot be written or put in place.
+/// Those of `write`; the file cannot be written or put in place; `path` is there and no file, such as a folder or a device.
 pub fn replace(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    let target = fs::canonicalize(path);
+    let path = target.as_deref().unwrap_or(path);
+    if let Ok(there) = fs::metadata(path)
+        && !there.is_file()
+    {
+        let what = if there.is_dir() { "a folder" } else { "no regular file" };
+        return Err(file_error(path, format!("is {what}, and is not replaced; name a file")));
+    }
     let failed = |what: &str, e: std::io::Error| file_error(path, format!("cannot be {what}: {e}"));
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
     if let Some(folder) = folder {

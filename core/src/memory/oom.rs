@@ -187,7 +187,8 @@ impl OutOfMemory {
                 None => format!("other programs (and drivers) hold {} of the device", Bytes(others)),
             });
         }
-        match self.by_tag.first() {
+        // What is little beside the request would not make room for it.
+        match self.by_tag.first().filter(|(_, bytes)| bytes.saturating_mul(8) > self.requested) {
             Some((Tag::Activation, bytes)) if bytes * 2 > self.allocated => advice.push(
                 match self.rows {
                     Some(_) => "activations hold the most: checkpoint modules",

@@ -36,7 +36,7 @@ impl SelfAttention {
             ));
         }
         Ok(Self {
-            qkv: Linear::new(features, 3 * features, device)?,
+            qkv: Linear::new(features, features.saturating_mul(3), device)?,
             proj: Linear::new(features, features, device)?,
             dropout: Dropout::new(0.0),
             heads,

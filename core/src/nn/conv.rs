@@ -3,7 +3,7 @@
 use super::{Module, ModuleScope, Weighted, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::{PadMode, Padding};
+use crate::ops::{IntoSpatial, PadMode, Padding, at_least};
 use crate::tensor::Tensor;
 
 /// How a convolution of `N` spatial dimensions moves its window. `Conv2dOptions { padding: [1, 1], ..Default::default() }`.
@@ -102,7 +102,7 @@ fn parameters(
         return Err(Error::argument(layer, why));
     }
     let shape = [&[lead, other / groups], kernel].concat();
-    let fan_in = shape[1..].iter().product();
+    let fan_in = shape[1..].iter().fold(1, |n: usize, &extent| n.saturating_mul(extent));
     let bias = if bias { Some(init::layer_uniform(&[outputs], fan_in, device)?) } else { None };
     Ok((init::layer_uniform(&shape, fan_in, device)?, bias))
 }
@@ -128,19 +128,20 @@ macro_rules! layer {
         }
 
         impl $layer {
-            /// Weight and bias uniform within 1/√fan_in, as PyTorch.
+            /// Weight and bias uniform within 1/√fan_in, as PyTorch. The kernel is one extent, or one for each dimension.
             ///
             /// # Errors
-            /// The channels do not divide into the groups; memory runs out.
+            /// The channels do not divide into the groups; the kernel has an extent of 0; memory runs out.
             #[track_caller]
             pub fn new(
                 $in: usize,
                 $out: usize,
-                kernel: [usize; $n],
+                kernel: impl IntoSpatial<$n>,
                 options: $options<$n>,
                 device: &Device,
             ) -> Result<Self> {
                 let (name, channels) = (stringify!($layer), [$lead, $other]);
+                let kernel = at_least(name, "kernel_size", kernel.spatial(), 1)?;
                 let (weight, bias) =
                     parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })

@@ -3,7 +3,7 @@
 use super::{Module, ModuleScope, init};
 use crate::device::Device;
 use crate::dtype::DType;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::ops::{BagMode, Bags, Lookup};
 use crate::tensor::Tensor;
 
@@ -58,7 +58,7 @@ impl Embedding {
     /// There is no such row; memory runs out.
     #[track_caller]
     pub fn with_padding(mut self, padding_idx: usize) -> Result<Self> {
-        init::constant_(&self.weight.detach().narrow(0, padding_idx, 1)?, 0.0)?;
+        blank("Embedding", &self.weight, padding_idx)?;
         self.how.padding_idx = Some(padding_idx);
         Ok(self)
     }
@@ -117,6 +117,15 @@ pub struct EmbeddingBag {
     scope: ModuleScope,
 }
 
+/// Zeros in the row of padding.
+fn blank(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
+    let rows = weight.shape().first().copied().unwrap_or(0);
+    if row >= rows {
+        return Err(Error::argument(layer, format!("padding_idx {row} is none of the {rows} rows")));
+    }
+    init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)
+}
+
 impl EmbeddingBag {
     /// A table of normal numbers, as PyTorch, whose row `padding_idx` is zero and counts in no bag.
     ///
@@ -132,7 +141,7 @@ impl EmbeddingBag {
     ) -> Result<Self> {
         let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
         if let Some(row) = padding_idx {
-            init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)?;
+            blank("EmbeddingBag", &weight, row)?;
         }
         Ok(Self {
             weight,

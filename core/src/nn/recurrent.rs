@@ -61,11 +61,12 @@ impl Weights {
     ) -> Result<Self> {
         let uniform = |shape: &[usize]| init::layer_uniform(shape, hidden, device);
         let state = if proj > 0 { proj } else { hidden };
+        let lines = hidden.saturating_mul(gates);
         Ok(Self {
-            ih: uniform(&[gates * hidden, inputs])?,
-            hh: uniform(&[gates * hidden, state])?,
+            ih: uniform(&[lines, inputs])?,
+            hh: uniform(&[lines, state])?,
             biases: if bias {
-                Some([uniform(&[gates * hidden])?, uniform(&[gates * hidden])?])
+                Some([uniform(&[lines])?, uniform(&[lines])?])
             } else {
                 None
             },

@@ -55,6 +55,10 @@ impl AdaptiveLogSoftmaxWithLoss {
             );
             return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
         }
+        if !(div_value.is_finite() && div_value > 0.0) {
+            let why = format!("div_value is a number above 0, not {div_value}");
+            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
+        }
         let head = cutoffs[0] + cutoffs.len() - 1;
         let head = match head_bias {
             true => Linear::new(features, head, device)?,

@@ -208,7 +208,7 @@ impl Tensor {
             qkv.qkv_attention(heads, kv_heads, &Attention { attn_mask: mask.as_ref(), ..*options })
         });
         let _op = memory::scope::op(OP);
-        let all = heads + 2 * kv_heads;
+        let all = heads.saturating_add(kv_heads.saturating_mul(2));
         let &[batch, length, width] = self.shape() else {
             return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
         };

@@ -21,6 +21,7 @@ use super::matmul::multiply_into;
 use super::shape::PadMode;
 use crate::device::Device;
 use crate::dtype::DType;
+use crate::environment;
 use crate::error::Result;
 use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Layout, Tensor};
@@ -458,17 +459,18 @@ pub(crate) struct Switch(AtomicU64);
 const DEFAULT: u64 = u64::MAX;
 
 impl Switch {
-    /// What the environment says.
+    /// What the environment says, where opening a device has seen to errors.
     pub(crate) fn configured() -> Self {
-        let told = std::env::var("FOREBAY_WINDOWS").ok().and_then(|text| {
-            let bytes = text.trim().parse().ok();
-            if bytes.is_none() {
-                log::warn!("FOREBAY_WINDOWS={text:?}: expected the most bytes of windows, or 0 for none");
-            }
-            bytes
-        });
-        Self(AtomicU64::new(told.unwrap_or(DEFAULT)))
+        Self(AtomicU64::new(told().ok().flatten().unwrap_or(DEFAULT)))
     }
+}
+
+/// What the environment says.
+///
+/// # Errors
+/// It says no number.
+pub(crate) fn told() -> Result<Option<u64>> {
+    environment::bytes("FOREBAY_WINDOWS")
 }
 
 impl Device {

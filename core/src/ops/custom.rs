@@ -40,7 +40,8 @@ use crate::tensor::{Dims, Tensor};
 /// The module follows the rules of all kernels: storage buffers at `@group(0)`, first the inputs and then the outputs,
 /// each in the order given and none left out; at most one uniform block at `@group(1) @binding(0)`; a compute entry
 /// point `main`. A buffer starts with the tensor's first element and is at least as long as the tensor: inputs that are
-/// not contiguous, or are views into another tensor, are copied first. 16-bit and 8-bit elements lie side by side in
+/// not contiguous, or are views into another tensor, are copied first. Elements are what the module says: a tensor of another type is
+/// refused, but for `array<u32>`, which has the words of any. 16-bit and 8-bit elements lie side by side in
 /// 32-bit words. Guard accesses by a length among the parameters: the last workgroup is rarely full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomOp {
@@ -146,7 +147,7 @@ impl Call<'_> {
     /// Runs the call with one output.
     ///
     /// # Errors
-    /// The WGSL does not compile; it binds another number of buffers; an input requires a gradient and there is none;
+    /// The WGSL does not compile; it binds another number of buffers, or elements of another type; an input requires a gradient and there is none;
     /// inputs are on several devices; memory runs out.
     #[track_caller]
     pub fn run(mut self) -> Result<Tensor> {
@@ -212,6 +213,9 @@ impl Call<'_> {
             .map(|(shape, dtype)| Tensor::empty(shape, *dtype, device))
             .collect::<Result<Vec<_>>>()?;
         tensors.extend(outputs.iter().cloned());
+        for (binding, tensor) in tensors.iter().enumerate() {
+            check_elements(name, self.op.wgsl, binding, tensor.dtype())?;
+        }
         let kernel = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
         if self.groups.contains(&0) {
             return Ok(outputs);
@@ -234,6 +238,40 @@ impl Call<'_> {
         device.launch(kernel, &bound, &params, [x as u32, y as u32, z as u32])?;
         Ok(outputs)
     }
+}
+
+/// What the module says that a binding's elements are, if that is a number or a vector of numbers.
+fn declared(wgsl: &str, binding: usize) -> Option<&str> {
+    let number = format!("@binding({binding})");
+    let declaration = wgsl.match_indices("var<storage").find_map(|(at, _)| {
+        let attributes = wgsl[..at].rsplit([';', '}']).next()?;
+        let spaceless: String = attributes.chars().filter(|c| !c.is_whitespace()).collect();
+        (spaceless.contains("@group(0)") && spaceless.contains(&number)).then_some(())?;
+        wgsl[at..].split(';').next()
+    })?;
+    let elements = declaration.split_once("array<")?.1.trim_start();
+    let elements = match elements.strip_prefix("vec").and_then(|v| v.strip_prefix(['2', '3', '4'])) {
+        Some(vector) => vector.trim_start_matches('<').trim_start(),
+        None => elements,
+    };
+    elements.split(|c: char| !c.is_alphanumeric()).next()
+}
+
+/// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
+fn check_elements(op: &'static str, wgsl: &str, binding: usize, dtype: DType) -> Result<()> {
+    let Some(elements) = declared(wgsl, binding) else { return Ok(()) };
+    let fits = match elements {
+        "f32" | "f" => dtype == DType::F32,
+        "f16" | "h" => dtype == DType::F16,
+        "f64" => dtype == DType::F64,
+        "i32" | "i" | "i64" => !dtype.is_float(),
+        _ => true,
+    };
+    if fits {
+        return Ok(());
+    }
+    let expected = format!("binding {binding} has elements of {elements}; cast it, or declare `array<u32>` to read its words");
+    Err(Error::dtype(op, dtype, expected))
 }
 
 /// What a user's gradient returned must fit the inputs.

@@ -20,6 +20,7 @@ use super::launch::{self, GROUP, MAX_RANK, Params};
 use super::pointwise::Call;
 use crate::backend::Slice;
 use crate::device::Device;
+use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::stream::{Access, Gate};
@@ -38,17 +39,17 @@ const INPUT: [&str; INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6"];
 const STEP: [&str; STEPS] =
     ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14", "s15"];
 
-/// What the environment says of the least bytes of results, or [`LEAST`].
+/// What the environment says of the least bytes of results, or [`LEAST`]; `None` for never.
+///
+/// # Errors
+/// It says something else.
+pub(crate) fn told() -> Result<Option<u64>> {
+    Ok(Some(environment::bytes("FOREBAY_FUSE")?.unwrap_or(LEAST)).filter(|&least| least > 0))
+}
+
+/// The same, where opening a device has seen to errors.
 pub(crate) fn configured() -> Option<u64> {
-    let Ok(text) = std::env::var("FOREBAY_FUSE") else { return Some(LEAST) };
-    match text.trim().parse() {
-        Ok(0) => None,
-        Ok(least) => Some(least),
-        Err(_) => {
-            log::warn!("FOREBAY_FUSE={text:?}: expected the least bytes of results, or 0 for off");
-            Some(LEAST)
-        }
-    }
+    told().unwrap_or(Some(LEAST))
 }
 
 /// What a piece of memory is to a group.

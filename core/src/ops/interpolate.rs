@@ -390,6 +390,10 @@ impl Tensor {
         if from.contains(&0) || to.contains(&0) {
             return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
         }
+        // A table of the host has an entry for each of them.
+        if to.iter().any(|&n| n > u32::MAX as usize) || numel(&to) > u32::MAX as usize {
+            return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
+        }
         let bytes = self.dtype() == DType::U8 && !nearest;
         let single = self.dtype() != DType::F64 && !bytes;
         // Windows that divide an axis evenly know of no factor.

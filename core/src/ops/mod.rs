@@ -1,6 +1,8 @@
 //! Operations, one file a family: the shape rule, the launch and the gradient of each stand side by side.
 //!
-//! Everything here is a method of [`Tensor`](crate::tensor::Tensor) under PyTorch's name. A new operation is one entry in
+//! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names; what joins several tensors ([`cat`],
+//! [`stack`], [`einsum`], [`meshgrid`]) is a function of a slice of them. Arguments with defaults are a struct of options, with
+//! `Default` ([`Attention`], [`CrossEntropy`]), or have a name of their own (`sum_all`). A new operation is one entry in
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
 mod activation;
@@ -86,4 +88,5 @@ pub use scatter::ScatterReduce;
 pub use sets::Unique;
 pub use shape::{PadMode, cat, stack};
 pub use sort::Interpolation;
+pub(crate) use window::at_least;
 pub use window::{IntoSpatial, Padding};

@@ -73,10 +73,13 @@ impl Tensor {
     /// Uniform numbers in low ≤ x < high.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is no float; `low` is above `high`; memory runs out.
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("rand", dtype)?;
+        if !(low <= high && (high - low).is_finite()) {
+            return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
+        }
         fill(shape, Kind::Uniform { low, high }, dtype, device)
     }
 
@@ -92,10 +95,14 @@ impl Tensor {
     /// Normal numbers of a mean and a standard deviation.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is no float; `std` is negative; memory runs out.
     #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("randn", dtype)?;
+        // Not `std < 0.0`, which NaN is not.
+        if !(std >= 0.0) {
+            return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
+        }
         fill(shape, Kind::Normal { mean, std }, dtype, device)
     }
 
@@ -120,12 +127,20 @@ impl Tensor {
     /// Integers in low ≤ x < high, which lie in the range of an i32. The bias is below range / 2³².
     ///
     /// # Errors
-    /// The range is empty or too wide; memory runs out.
+    /// The range is empty, too wide, or leaves the numbers of the type; memory runs out.
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
-        let fits = i32::try_from(low).is_ok() && i32::try_from(high - 1).is_ok();
-        if low >= high || !fits || u32::try_from(high - low).is_err() {
+        let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
+        if low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err() {
             return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
+        }
+        let most = match dtype {
+            DType::U8 => Some(255),
+            DType::Bool => Some(1),
+            _ => None,
+        };
+        if most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0) {
+            return Err(Error::argument("randint", format!("{low}..{high} are not all numbers of {dtype}")));
         }
         fill(shape, Kind::Integer { low, high }, dtype, device)
     }

@@ -137,6 +137,33 @@ fn between(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -
 }
 
 impl Tensor {
+    /// Tensors joined along a dimension that exists: the function [`cat`](super::cat).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let (a, b) = (Tensor::ones(&[2, 3], DType::F32, &device)?, Tensor::ones(&[2, 5], DType::F32, &device)?);
+    /// assert_eq!(Tensor::cat(&[&a, &b], 1)?.shape(), [2, 8]);
+    /// assert_eq!(Tensor::stack(&[&a, &a], 0)?.shape(), [2, 2, 3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`cat`](super::cat).
+    #[track_caller]
+    pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+        cat(tensors, dim)
+    }
+
+    /// Tensors of one shape joined along a new dimension: the function [`stack`](super::stack).
+    ///
+    /// # Errors
+    /// As [`stack`](super::stack).
+    #[track_caller]
+    pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+        stack(tensors, dim)
+    }
+
     /// `start`, `start + step`, ... before `end`.
     ///
     /// # Errors
@@ -197,10 +224,14 @@ impl Tensor {
     /// The indices of the given dimensions in reverse order.
     ///
     /// # Errors
-    /// A dimension is out of range.
+    /// A dimension is out of range, or named twice.
     #[track_caller]
     pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
         let mut out = self.clone();
+        let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
+        if places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
+            return Err(Error::argument("flip", format!("{dims:?} names a dimension twice")));
+        }
         for &dim in dims {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
@@ -273,7 +304,7 @@ impl Tensor {
             let n = if d < skip { 1 } else { self.shape()[d - skip] };
             spread.extend([1, n]);
             wide.extend([count, n]);
-            flat.push(count * n);
+            flat.push(n.saturating_mul(count));
         }
         self.reshape(&spread[..])?.broadcast_to(&wide)?.reshape(&flat[..])
     }
@@ -289,7 +320,7 @@ impl Tensor {
         wide.insert((d + 1).min(self.rank()), repeats);
         let mut flat: Dims = self.shape().into();
         match flat.get_mut(d) {
-            Some(n) => *n *= repeats,
+            Some(n) => *n = n.saturating_mul(repeats),
             None => flat.push(repeats),
         }
         self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
@@ -309,6 +340,9 @@ impl Tensor {
         let pairs = pads.len() / 2;
         if !pads.len().is_multiple_of(2) || pairs > self.rank() {
             return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
+        }
+        if let Some(n) = pads.iter().find(|n| n.unsigned_abs() > i32::MAX as usize) {
+            return Err(Error::argument("pad", format!("{n} is more than a dimension can have, {}", i32::MAX)));
         }
         let mut out = self.clone();
         let mut pads = pads.to_vec();
@@ -368,7 +402,7 @@ impl Tensor {
                 &[self.shape()],
             ));
         };
-        if r == 0 || !c.is_multiple_of(r * r) {
+        if r == 0 || r.checked_mul(r).is_none_or(|square| !c.is_multiple_of(square)) {
             let rule = format!("the channels do not divide by the square of {r}");
             return Err(Error::shape("pixel_shuffle", rule, &[self.shape()]));
         }
@@ -391,7 +425,8 @@ impl Tensor {
                 &[self.shape()],
             ));
         };
-        if r == 0 || !h.is_multiple_of(r) || !w.is_multiple_of(r) {
+        let channels = r.checked_mul(r).and_then(|square| square.checked_mul(c));
+        if r == 0 || channels.is_none() || !h.is_multiple_of(r) || !w.is_multiple_of(r) {
             let rule = format!("height and width do not divide by {r}");
             return Err(Error::shape("pixel_unshuffle", rule, &[self.shape()]));
         }

@@ -224,7 +224,8 @@ impl Tensor {
         if n == 0 {
             return self.digamma();
         }
-        let factorial: f64 = (1..=n).map(|k| k as f64).product();
+        // Infinite from 171 on.
+        let factorial: f64 = (1..=n.min(171)).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
         pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)

@@ -48,8 +48,8 @@ macro_rules! numbers {
 }
 numbers!(i32, isize, usize);
 
-/// The numbers, if none is below `least`.
-pub(super) fn at_least<const N: usize>(
+/// The numbers, if none is below `least`, or more than an extent can be.
+pub(crate) fn at_least<const N: usize>(
     op: &'static str,
     what: &str,
     numbers: [isize; N],
@@ -57,6 +57,9 @@ pub(super) fn at_least<const N: usize>(
 ) -> Result<[usize; N]> {
     if numbers.iter().any(|&n| n < least as isize) {
         return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at least {least}")));
+    }
+    if numbers.iter().any(|&n| n > i32::MAX as isize) {
+        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at most {}", i32::MAX)));
     }
     Ok(numbers.map(|n| n as usize))
 }

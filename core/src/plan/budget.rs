@@ -231,6 +231,10 @@ impl Budget {
         profile: &Profile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<Plan> {
+        if u32::try_from(self.batch).is_err() {
+            let why = format!("a step of {} rows; at most {} are planned", self.batch, u32::MAX);
+            return Err(Error::argument("plan", why));
+        }
         let card = boundless(profile);
         let room = self.bytes.min(profile.room()).min(profile.config.max_memory.unwrap_or(u64::MAX));
         let mut table = Vec::new();

@@ -2,6 +2,7 @@
 
 use half::{bf16, f16};
 
+use super::layout::checked_numel;
 use super::{Layout, Tensor, float8};
 use crate::autograd;
 use crate::backend::{Command, Slice};
@@ -36,19 +37,22 @@ impl Tensor {
     /// A tensor with the little-endian bytes of its elements, row-major.
     ///
     /// # Errors
-    /// `data` has another length than shape and dtype say; memory runs out.
+    /// `data` has another length than shape and dtype say, or bytes other than 0 and 1 for bool; memory runs out.
     #[track_caller]
     pub fn from_bytes(data: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        let expected = shape.iter().product::<usize>() * dtype.size();
-        if data.len() != expected {
+        let elements = checked_numel(shape);
+        if elements.and_then(|n| n.checked_mul(dtype.size())) != Some(data.len()) {
+            let takes = elements.map_or_else(|| "more than 2^64".to_owned(), |n| n.to_string());
             return Err(Error::argument(
                 "from_slice",
                 format!(
-                    "shape {shape:?} of {dtype} takes {} elements, the data has {}",
-                    expected / dtype.size(),
+                    "shape {shape:?} of {dtype} takes {takes} elements, the data has {}",
                     data.len() / dtype.size()
                 ),
             ));
+        }
+        if dtype == DType::Bool && data.iter().any(|&byte| byte > 1) {
+            return Err(Error::argument("from_bytes", "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`"));
         }
         let out = Self::empty(shape, dtype, device)?;
         out.upload(data)?;

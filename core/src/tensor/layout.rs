@@ -29,7 +29,8 @@ impl Clone for Layout {
 pub fn contiguous_strides(shape: &[usize]) -> Dims {
     let mut strides: Dims = SmallVec::from_elem(1, shape.len());
     for d in (0..shape.len().saturating_sub(1)).rev() {
-        strides[d] = strides[d + 1] * shape[d + 1].max(1);
+        // Only of a tensor without elements can this be too much, and its strides mean nothing.
+        strides[d] = strides[d + 1].saturating_mul(shape[d + 1].max(1));
     }
     strides
 }
@@ -42,15 +43,24 @@ pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
         if n != 1 && s != expected {
             return false;
         }
-        expected *= n;
+        expected = n.saturating_mul(expected);
     }
     true
 }
 
-/// Number of elements of a shape.
+/// Number of elements of a shape, at most [`usize::MAX`]: a view that repeats elements may name more than there are numbers.
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
-    shape.iter().product()
+    checked_numel(shape).unwrap_or(usize::MAX)
+}
+
+/// Number of elements of a shape; `None` if no number counts them.
+#[must_use]
+pub fn checked_numel(shape: &[usize]) -> Option<usize> {
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))
 }
 
 /// The shape that NumPy's broadcasting gives: aligned at the right, 1 stretches.
@@ -224,8 +234,8 @@ impl Layout {
                 continue;
             }
             match old.last_mut() {
-                Some((size, stride)) if *stride == n * s => {
-                    *size *= n;
+                Some((size, stride)) if *stride == s.saturating_mul(n) => {
+                    *size = n.saturating_mul(*size);
                     *stride = s;
                 }
                 _ => old.push((n, s)),

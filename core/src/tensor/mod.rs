@@ -95,9 +95,7 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        let numel =
-            shape.iter().try_fold(1usize, |n, &d| n.checked_mul(d)).filter(|&n| n <= u32::MAX as usize);
-        let Some(numel) = numel else {
+        let Some(numel) = layout::checked_numel(shape).filter(|&n| n <= u32::MAX as usize) else {
             return Err(Error::argument(
                 "empty",
                 format!("shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"),

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use smallvec::smallvec;
 
-use super::layout::{normalize_dim, numel};
+use super::layout::{checked_numel, normalize_dim, numel};
 use super::{Dims, Layout, Tensor};
 use crate::autograd::{self, Grads};
 use crate::error::{Error, Result};
@@ -29,7 +29,8 @@ into_shape!(i32, isize, usize);
 
 fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
-    let known: usize = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).product();
+    let given: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
+    let known = numel(&given);
     let unknown = to.iter().filter(|&&n| n == -1).count();
     let fail = |rule: String| Err(Error::Shape { op, rule, shapes: format!("{from:?} to {to:?}") });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
@@ -39,7 +40,7 @@ fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
         return fail(format!("{total} elements do not divide into the extents given"));
     }
     let shape: Dims = to.iter().map(|&n| if n == -1 { total / known } else { n as usize }).collect();
-    if numel(&shape) != total {
+    if checked_numel(&shape) != Some(total) {
         return fail(format!("{} elements do not fit {}", total, numel(&shape)));
     }
     Ok(shape)
@@ -308,7 +309,7 @@ impl Tensor {
         let mut strides: Dims = self.strides().into();
         shape[d] = (stop - start).div_ceil(step);
         let offset = self.layout().offset() + start * strides[d];
-        strides[d] *= step;
+        strides[d] *= step.min(self.shape()[d].max(1));
         Ok(self.part_as("slice", Layout::new(shape, strides, offset), move |t| {
             t.slice_dim(dim, start, stop, step)
         }))
@@ -387,7 +388,7 @@ impl Tensor {
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split_with_sizes", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if sizes.iter().sum::<usize>() != extent {
+        if sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent) {
             return Err(Error::argument(
                 "split_with_sizes",
                 format!("{sizes:?} does not add up to the extent {extent} of dimension {d}"),
@@ -506,7 +507,11 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
-        (0..self.dim(dim)?).map(|i| self.select(dim, i as isize)).collect()
+        let d = normalize_dim("unbind", dim, self.rank())?;
+        let extent = *self.shape().get(d).ok_or_else(|| {
+            Error::shape("unbind", "takes at least one dimension", &[self.shape()])
+        })?;
+        (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 
     /// The same values, row-major: `self` if it is so already, else a copy.

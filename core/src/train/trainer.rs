@@ -22,6 +22,8 @@ use crate::tensor::Tensor;
 
 /// Steps between two looks at losses and memory on a GPU; a look waits for the device.
 const LOOK_EVERY: u64 = 10;
+/// Steps in a row without a finite loss that a scaler may skip: its scale is 2⁻⁵⁰ of what it was by then.
+const SKIPPED: usize = 50;
 
 /// What a loss function returns: the loss, a scalar, and an accuracy to record if there is one.
 #[derive(Clone, Debug)]
@@ -254,7 +256,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     ///
     /// # Errors
     /// Those of the loader, of `loss`, of the optimiser and of saving, with the step in front of them; the batches are
-    /// made in another way than those of the checkpoint that was resumed.
+    /// made in another way than those of the checkpoint that was resumed; a loss is NaN or infinite (with a scaler, which skips
+    /// such steps, fifty in a row), which is noticed where losses are read, and before a checkpoint is written.
     pub fn fit<D: Dataset, L: Into<Outcome>>(
         &mut self,
         loader: &Loader<D>,
@@ -320,11 +323,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 self.done.history.validations.push(Validation { step, loss });
                 progress.print(&format!("step {step}  validation loss {loss:.4}"));
             }
-            if let Some((path, every)) = &self.save
-                && step.is_multiple_of(*every)
-                && total != Some(step)
-            {
-                pending.read(&mut self.done.history)?;
+            let due = self.save.as_ref().filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
+            if let Some(path) = due.map(|(path, _)| path.clone()) {
+                // What a NaN has made of the model does not replace the checkpoint before it.
+                self.read(&mut pending)?;
                 progress.aside(|| self.save(path))?;
             }
         }
@@ -453,7 +455,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Reads the losses since the last look, and the memory. Waits for the device.
     fn look(&mut self, device: &Device, pending: &mut Pending, progress: &mut Progress) -> Result<()> {
-        pending.read(&mut self.done.history)?;
+        self.read(pending)?;
         let history = &mut self.done.history;
         let memory = MemoryPoint::new(self.done.step, &device.memory());
         history.memory.push(memory);
@@ -463,6 +465,29 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             progress.tell(self.done.step, &status);
         }
         Ok(())
+    }
+
+    /// Moves losses to the history; one that is no number ends the run.
+    fn read(&mut self, pending: &mut Pending) -> Result<()> {
+        let before = self.done.history.losses.len();
+        pending.read(&mut self.done.history)?;
+        let losses = &self.done.history.losses;
+        let wrong = match &self.scaler {
+            None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
+            // It skips such a step, and halves its scale.
+            Some(_) => {
+                let run = losses.iter().rev().take_while(|loss| !loss.is_finite()).count();
+                (run >= SKIPPED).then(|| losses.len() - run)
+            }
+        };
+        let Some(at) = wrong else { return Ok(()) };
+        let step = self.done.step + 1 + at as u64 - losses.len() as u64;
+        let why = format!(
+            "the loss of step {step} is {}, and no checkpoint is written from here on: try a smaller learning rate, warm-up or \
+             `clip_grad_norm`, or look for its cause with `autograd::detect_anomaly`",
+            losses[at]
+        );
+        Err(Error::argument("fit", why))
     }
 
     /// A checkpoint goes on only with the batches it was made with.
