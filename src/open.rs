@@ -116,11 +116,9 @@ impl OpenDevice for Device {
             software: f.software,
             why_not: f.why_not,
         }));
-        if !all.iter().any(|f: &Found| f.id.starts_with("wgpu")) && cfg!(feature = "wgpu") {
-            all.push(Found::missing(
-                "wgpu",
-                "no Vulkan, Metal or DX12 driver; on Debian and Ubuntu install mesa-vulkan-drivers".into(),
-            ));
+        #[cfg(feature = "wgpu")]
+        if !all.iter().any(|f: &Found| f.id.starts_with("wgpu")) {
+            all.push(Found::missing("wgpu", forebay_wgpu::WgpuBackend::why_nothing()));
         }
         all
     }

@@ -254,6 +254,11 @@ fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
     }
 }
 
+/// Why [`enumerate`] has found nothing, and what to do.
+pub(crate) fn why_nothing() -> String {
+    nothing(&instance())
+}
+
 /// Why wgpu sees nothing, and what to do.
 fn nothing(instance: &wgpu::Instance) -> String {
     for filter in ["WGPU_ADAPTER_NAME", "WGPU_BACKEND", "VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {

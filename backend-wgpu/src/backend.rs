@@ -62,6 +62,11 @@ impl WgpuBackend {
         adapter::enumerate()
     }
 
+    /// Why [`enumerate`](Self::enumerate) has found nothing, and what to do.
+    pub fn why_nothing() -> String {
+        adapter::why_nothing()
+    }
+
     /// Opens a device of [`enumerate`](Self::enumerate).
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
         environment::switch(kernel::BOUNDS_CHECKS)?;

@@ -206,3 +206,24 @@ fn messages_say_what_is_wrong() {
     ]);
     insta::assert_snapshot!(messages.join("\n"));
 }
+
+#[cfg(unix)]
+#[test]
+fn a_link_stays_and_what_is_no_file_is_not_replaced() -> Result<()> {
+    let (file, link) = (temporary("target"), temporary("link"));
+    let save = |path: &Path| safetensors::save(path, &BTreeMap::new(), &BTreeMap::new());
+    save(&file)?;
+    std::os::unix::fs::symlink(&file, &link).expect("a link can be made");
+    std::fs::write(&file, b"old").expect("it can be written");
+    save(&link)?;
+    let kept = std::fs::symlink_metadata(&link).is_ok_and(|there| there.file_type().is_symlink());
+    let read = safetensors::load(&file, &device());
+    std::fs::remove_file(&link).and(std::fs::remove_file(&file)).expect("both are there");
+    assert!(kept && read?.is_empty());
+    let message = |path: &str| save(Path::new(path)).map_or_else(|e| e.to_string(), |()| "written".to_owned());
+    assert_eq!(message("/dev/null"), "/dev/null: is no regular file, and is not replaced; name a file");
+    let folder = std::fs::canonicalize(std::env::temp_dir()).expect("there is one");
+    let folder = folder.display().to_string();
+    assert_eq!(message(&folder), format!("{folder}: is a folder, and is not replaced; name a file"));
+    Ok(())
+}

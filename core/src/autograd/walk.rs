@@ -416,7 +416,7 @@ pub(super) fn run_down_to(
     walk.ahead.look(&starts, targets, oldest);
     for (root, seed) in roots {
         let Some(meta) = root.meta() else {
-            return Err(Error::Backward("the tensor does not require a gradient".into()));
+            return Err(Error::Backward("the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one".into()));
         };
         if !root.is_of_now() {
             return Err(inplace::outdated("a walk back from it"));

@@ -104,6 +104,9 @@ fn read(mut file: impl Read, length: u64, path: &Path, device: &Device) -> Resul
         })?;
         data.resize(end - start, 0);
         take(&mut data, &format!("tensor `{name}`"))?;
+        if dtype == DType::Bool && data.iter().any(|&b| b > 1) {
+            return Err(damaged(format!("tensor `{name}` is bool and holds bytes other than 0 and 1")));
+        }
         let tensor = Tensor::from_bytes(&data, shape, dtype, device)
             .map_err(|e| e.at(format!("{}, tensor `{name}`", path.display())))?;
         tensors.insert(name, tensor);

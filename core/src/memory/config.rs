@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::environment;
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
@@ -142,6 +143,8 @@ impl Config {
     /// The configuration of one device: that of [`from_env`](Self::from_env), changed by the variable that is named after it, as
     /// `FOREBAY_ALLOC_CONF_CUDA_0`. Keys that are not in that one stay as they are for all devices.
     pub fn for_device(backend: &str, index: usize) -> Result<Self> {
+        // Not Unicode is an error, and not as if it were not set.
+        VARIABLES.into_iter().try_for_each(|name| environment::text(name).map(drop))?;
         Self::for_device_from(|name| std::env::var(name).ok(), backend, index)
     }
 

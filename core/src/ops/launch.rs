@@ -28,15 +28,18 @@ pub(crate) const MAX_RANK: usize = 8;
 pub(crate) struct Params {
     // On the heap: it is handed on by value with each word.
     words: Vec<u32>,
+    /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
+    wide: bool,
 }
 
 impl Params {
     pub(crate) fn new() -> Self {
-        Self { words: Vec::with_capacity(80) }
+        Self { words: Vec::with_capacity(80), wide: false }
     }
 
-    /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements.
+    /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
     pub(crate) fn size(mut self, value: usize) -> Self {
+        self.wide |= value > u32::MAX as usize;
         self.words.push(value as u32);
         self
     }
@@ -55,6 +58,7 @@ impl Params {
     pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
         debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
         let end = self.words.len() + MAX_RANK;
+        self.wide |= dims.iter().any(|&d| d > u32::MAX as usize);
         self.words.extend(dims.iter().map(|&d| d as u32));
         self.words.resize(end, 0);
         self
@@ -173,6 +177,10 @@ pub(crate) fn launch3(
 pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, groups: [usize; 3]) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
     let device = first.device();
+    if params.wide {
+        let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
+        return Err(Error::argument(scope::current().op, why));
+    }
     let groups = grid(device, groups)?;
     let bound = bindings(kernel, tensors)?;
     device.launch(kernel, &bound, params.align().bytes(), groups)

@@ -44,7 +44,8 @@ pub(super) fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduc
 
 impl Tensor {
     /// The negative log-likelihood of `target` classes under these log-probabilities, [batch, classes, ...] or
-    /// \[classes\]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights.
+    /// \[classes\]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights. The loss of a class
+    /// that is not there is NaN, as a [`cross_entropy`](Self::cross_entropy)'s.
     ///
     /// # Errors
     /// The shapes or dtypes do not fit; memory runs out.
@@ -72,8 +73,10 @@ impl Tensor {
         let classes = target.to_dtype(DType::I32)?;
         let ignored = classes.eq(ignore_index)?;
         let classes = classes.masked_fill(&ignored, 0)?;
-        // What is ignored may be infinite where it looks.
+        // What is ignored may be infinite where it looks; where there is no such class, there is no loss.
+        let missing = classes.lt(0)?.logical_or(&classes.ge(self.shape()[dim as usize] as f64)?)?;
         let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?.masked_fill(&ignored, 0.0)?;
+        let picked = picked.masked_fill(&missing, f64::NAN)?;
         let share = match weight {
             Some(weight) => weight.index_select(0, &classes.reshape([-1])?)?.reshape(classes.shape())?,
             None => classes.ones_like()?.to_dtype(self.dtype())?,

@@ -218,14 +218,16 @@ impl Tensor {
     /// Infinite at 0 and the negative integers.
     ///
     /// # Errors
-    /// The dtype is not taken; memory runs out.
+    /// `n` is above 170, whose factorial is infinite; the dtype is not taken; memory runs out.
     #[track_caller]
     pub fn polygamma(&self, n: usize) -> Result<Tensor> {
         if n == 0 {
             return self.digamma();
         }
-        // Infinite from 171 on.
-        let factorial: f64 = (1..=n.min(171)).map(|k| k as f64).product();
+        if n > 170 {
+            return Err(Error::argument("polygamma", format!("order {n}; that of more than 170 is no number of f64")));
+        }
+        let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
         pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)

@@ -19,6 +19,7 @@ tests![
     a_wrong_gradient_is_named,
     wgsl_that_does_not_compile_is_shown,
     a_grid_that_is_too_long_is_an_error,
+    elements_of_another_type_are_refused,
 ];
 
 /// `y = scale * x²`, with an override for the power's exponent less one.
@@ -135,6 +136,29 @@ fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
     ensure!(label == "broken" && message.contains("2.5") && message.contains(":2:"), "{message}");
     // The device is as it was.
     expect(&power(&x, 2.0).run()?, &[2.0; 3])
+}
+
+fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
+    static WORDS: CustomOp = CustomOp::new(
+        "words",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<u32>;
+        @group(0)
+        @binding(1) var<storage, read_write> y: array<vec2<f32>>;
+        @compute @workgroup_size(1)
+        fn main() { y[0] = vec2(f32(x[0]), f32(x[1])); }",
+    );
+    let x = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    let text = power(&x, 1.0).run().err().context("an i32 is no f32")?.to_string();
+    ensure!(
+        text == "power: does not take i32; binding 0 has elements of f32; cast it, or declare `array<u32>` to read its words",
+        "{text}"
+    );
+    // Words are those of any type.
+    expect(&WORDS.inputs(&[&x]).output(&[2], DType::F32).run()?, &[1.0, 2.0])?;
+    let text = WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
+    ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
+    Ok(())
 }
 
 fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {

@@ -5,8 +5,10 @@ use forebay::OpenDevice;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
-use forebay::memory::{Bytes, Tag, scope};
-use forebay::ops::{Bags, Interpolate};
+use forebay::memory::{Bytes, Config, Tag, scope};
+use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Lstm, RecurrentOptions, SelfAttention};
+use forebay::ops::{Bags, Interpolate, PadMode, Pool2d, cartesian_prod};
+use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
 use super::host::expect;
@@ -17,6 +19,8 @@ tests![
     wrong_shapes,
     wrong_types,
     wrong_arguments,
+    arguments_beyond_all_measure,
+    senseless_numbers,
     wrong_devices,
     backward_that_cannot_run,
     devices_that_are_not_there,
@@ -165,10 +169,97 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     Ok(())
 }
 
+/// Sums and products of what is given overflow nowhere.
+fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
+    const MOST: usize = usize::MAX;
+    let vector = Tensor::ones(&[5], DType::F32, device)?;
+    let image = Tensor::ones(&[1, 4, 3, 3], DType::F32, device)?;
+    let filter = Tensor::ones(&[2, 4, 1, 1], DType::F32, device)?;
+    let wide = Pool2d { padding: [MOST; 2], ..Pool2d::new(2) };
+    // Without elements, any extent will do.
+    ensure!(Tensor::zeros(&[0, MOST, 2], DType::F32, device)?.numel() == 0);
+    for refused in [
+        Tensor::zeros(&[MOST, 2], DType::F32, device),
+        Tensor::from_slice(&[1f32], &[MOST, 2], device),
+        vector.reshape([isize::MAX, 4]),
+        vector.unflatten(0, &[isize::MAX, isize::MAX]),
+        vector.repeat(&[MOST, MOST]),
+        vector.tile(&[1 << 62, 4]),
+        vector.repeat_interleave(MOST, 0),
+        vector.pad(&[isize::MAX, isize::MAX], PadMode::Replicate),
+        vector.pad(&[isize::MIN, 0], PadMode::Constant(0.0)),
+        vector.combinations(MOST, true),
+        cartesian_prod(&[&vector; 29]),
+        vector.broadcast_to(&[1 << 62, 8, 5]).and_then(|t| t.contiguous()),
+        image.pixel_shuffle(1 << 32),
+        vector.polygamma(MOST),
+        image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),
+        image.conv2d(&filter, None, MOST, 0, 1, 1),
+        image.max_pool2d(wide),
+        image.interpolate(&Interpolate::to(&[MOST, MOST])),
+        image.interpolate(&Interpolate::by(1e30)),
+        Lstm::new(4, MOST / 2, RecurrentOptions::default(), device).map(|_| vector.clone()),
+        SelfAttention::new(MOST, 1, device).map(|_| vector.clone()),
+    ] {
+        message(refused)?;
+    }
+    says(
+        vector.split_with_sizes(&[MOST, 6], 0),
+        "split_with_sizes: [18446744073709551615, 6] does not add up to the extent 5 of dimension 0",
+    )?;
+    // A view may name more than kernels count: not a sum of some of it.
+    let view = vector.broadcast_to(&[1 << 30, 1 << 30, 5])?;
+    says(
+        view.sum_all(),
+        "sum: a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts",
+    )?;
+    expect(&vector.slice_dim(0, 1, 5, MOST)?, &[1.0])
+}
+
+/// What PyTorch refuses as well.
+fn senseless_numbers(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[4, 4], DType::F32, device)?;
+    says(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
+    says(
+        Tensor::normal(&[2], 0.0, -1.0, DType::F32, device),
+        "randn: a standard deviation is 0 or more, not -1",
+    )?;
+    says(Tensor::randint(0, 300, &[2], DType::U8, device), "randint: 0..300 are not all numbers of u8")?;
+    says(
+        Tensor::from_bytes(&[1, 7], &[2], DType::Bool, device),
+        "from_bytes: the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
+    )?;
+    says(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
+    says(
+        Embedding::new(4, 4, device)?.with_padding(9),
+        "Embedding: padding_idx 9 is none of the 4 rows",
+    )?;
+    says(
+        Conv2d::new(4, 4, [3, 0], Conv2dOptions::default(), device),
+        "Conv2d: kernel_size is [3, 0]; it must be at least 1",
+    )?;
+    for lr in [f64::NAN, f64::INFINITY, -0.1] {
+        let w = x.copy()?.requires_grad_()?;
+        w.set_grad(Some(w.ones_like()?));
+        let got = message(AdamW::new(vec![w.clone()], lr).step())?;
+        ensure!(got == format!("step: the learning rate is {lr}; it is a finite number of 0 or more"), "{got}");
+        expect(&w, &[1.0; 16])?;
+    }
+    Ok(())
+}
+
 fn wrong_devices(device: &Device) -> Result<()> {
     let here = Tensor::ones(&[2], DType::F32, device)?;
     let there = Tensor::ones(&[2], DType::F32, &Device::null(Default::default()))?;
     says(here.add(&there), &format!("add: tensors are on {device} and null:0; move one with `to_device`"))?;
+    let again = Device::with_config(device.backend().clone(), Config::default());
+    says(
+        here.add(&Tensor::ones(&[2], DType::F32, &again)?),
+        &format!(
+            "add: tensors are on {device} and on {device} that was opened again, which is another device with a pool of its own; \
+             open it once and clone the handle, or move one with `to_device`"
+        ),
+    )?;
     says(
         here.matmul(&there),
         &format!("matmul: tensors are on {device} and null:0; move one with `to_device`"),
@@ -178,7 +269,11 @@ fn wrong_devices(device: &Device) -> Result<()> {
 
 fn backward_that_cannot_run(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
-    says(x.detach().dot(&x.detach())?.backward(), "backward: the tensor does not require a gradient")?;
+    says(
+        x.detach().dot(&x.detach())?.backward(),
+        "backward: the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed \
+         one",
+    )?;
     let y = x.exp()?;
     says(
         y.backward(),

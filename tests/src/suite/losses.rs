@@ -12,6 +12,7 @@ super::tests![
     cross_entropy_of_many_classes,
     cross_entropy_over_its_logits,
     cross_entropy_sees_nan,
+    classes_that_are_not_there_have_no_loss,
     a_layer_with_its_loss,
     a_layer_with_its_loss_under_autocast,
     a_layer_with_its_loss_is_captured,
@@ -20,6 +21,17 @@ super::tests![
     margins_that_are_just_met_have_no_gradient,
     sequences_without_steps,
 ];
+
+fn classes_that_are_not_there_have_no_loss(device: &Device) -> Result<()> {
+    let x = uniform(&[3, 4], device)?;
+    for class in [-1, 4, 1_000_000_000] {
+        let target = Tensor::from_slice(&[0, class, -100], &[3], device)?;
+        let losses = x.log_softmax(-1)?.nll_loss(&target, None, -100, Reduction::None)?.to_vec::<f32>()?;
+        let sound = losses[0].is_finite() && losses[1].is_nan() && losses[2] == 0.0;
+        ensure!(sound && x.cross_entropy(&target)?.item()?.is_nan(), "{class}: {losses:?}");
+    }
+    Ok(())
+}
 
 fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::rand(shape, DType::F32, device)?.sub(0.5)?)

@@ -24,6 +24,7 @@ tests![
     a_captured_run_has_the_same_bits,
     a_run_validates_in_evaluation_mode,
     a_checkpoint_of_other_batches_is_refused,
+    a_loss_that_is_no_number_ends_the_run,
     accumulated_batches_are_one_large_batch,
     memory_does_not_grow_with_the_steps,
     a_step_without_memory_is_made_again_of_halves,
@@ -253,6 +254,25 @@ fn a_run_validates_in_evaluation_mode(device: &Device) -> Result<()> {
         found.iter().zip(&losses).all(|(v, (a, b))| a == b && v.loss == *a as f32),
         "{found:?}, {losses:?}"
     );
+    Ok(())
+}
+
+fn a_loss_that_is_no_number_ends_the_run(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let file = Temporary::new(device, "finite");
+    let mut steps = 0;
+    let mut run = trainer(&net, 20).checkpoint(&file.0, 2);
+    let ended = run.fit(&loader(), |x, y| {
+        steps += 1;
+        net.loss(x, y)?.mul(if steps == 4 { f64::NAN } else { 1.0 })
+    });
+    let text = ended.err().context("it must fail")?.to_string();
+    ensure!(text.starts_with("fit: the loss of step 4 is NaN, and no checkpoint is written"), "{text}");
+    // The checkpoint is that of before, and what follows from it is sound.
+    let mut again = trainer(&net, 6).resume(&file.0)?;
+    ensure!(again.step() == 2, "resumed at step {}", again.step());
+    again.fit(&loader(), |x, y| net.loss(x, y))?;
+    ensure!(again.history().losses.iter().all(|loss| loss.is_finite()));
     Ok(())
 }
 
