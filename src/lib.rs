@@ -30,8 +30,8 @@ pub mod prelude {
         BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, Forward, GroupNorm, LayerNorm,
         Linear, Module, RmsNorm, SelfAttention, Sequential,
     };
-    pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
     pub use forebay_core::ops::Reduction;
+    pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
     pub use forebay_core::stream::Stream;
     pub use forebay_core::tensor::Tensor;
     pub use forebay_core::train::{Checkpoint, Trainer};

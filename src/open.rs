@@ -139,8 +139,12 @@ impl Found {
 /// What to do about a name that other programs have for a device.
 fn hint(backend: &str) -> &'static str {
     match backend.to_ascii_lowercase().as_str() {
-        "cpu" => "; on a processor, wgpu runs on a software Vulkan driver, such as Mesa's lavapipe (mesa-vulkan-drivers)",
-        "gpu" | "mps" | "metal" | "vulkan" | "dx12" | "rocm" | "hip" | "xpu" => "; wgpu reaches Metal, Vulkan and DX12",
+        "cpu" => {
+            "; on a processor, wgpu runs on a software Vulkan driver, such as Mesa's lavapipe (mesa-vulkan-drivers)"
+        }
+        "gpu" | "mps" | "metal" | "vulkan" | "dx12" | "rocm" | "hip" | "xpu" => {
+            "; wgpu reaches Metal, Vulkan and DX12"
+        }
         _ => "",
     }
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use clap::Args;
 use forebay::backend::null::Profile;
 use forebay::dtype::DType;
+use forebay::error::Error;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
@@ -16,10 +17,10 @@ pub(crate) struct Plan {
     #[arg(long, default_value = "gpt2-124m")]
     model: String,
     /// Passages in a step.
-    #[arg(long, default_value_t = 8)]
+    #[arg(long, default_value_t = 8, value_parser = some)]
     batch: usize,
     /// Tokens in a passage; all that the model takes if not given.
-    #[arg(long)]
+    #[arg(long, value_parser = some)]
     context: Option<usize>,
     /// Bytes that training may take, as 4GiB; all of the card's if not given.
     #[arg(long)]
@@ -46,6 +47,14 @@ fn half(name: &str) -> Result<DType, String> {
         "bf16" => Ok(DType::BF16),
         "f16" => Ok(DType::F16),
         other => Err(format!("`{other}` is neither bf16 nor f16; f32 is always allowed")),
+    }
+}
+
+/// A number of rows or tokens.
+fn some(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err(format!("expected a whole number of at least 1, got `{text}`")),
     }
 }
 
@@ -100,8 +109,12 @@ impl Plan {
                 Ok(())
             })
         });
-        let plan = plan.map_err(|error| anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")))?;
-        Ok((card, context, plan))
+        let plan = plan.map_err(|error| match error {
+            // Another one may do.
+            Error::Budget { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
+            error => error.into(),
+        });
+        Ok((card, context, plan?))
     }
 }
 
@@ -124,6 +137,10 @@ mod tests {
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
         assert!(peak.is_some_and(|mib| (4_100..4_250).contains(&mib)), "{peak:?} MiB");
+        for nothing in [["plan", "--batch", "0"], ["plan", "--context", "0"], ["plan", "--batch", "x"]] {
+            let wrong = Command::try_parse_from(nothing).err().map(|e| e.to_string()).unwrap_or_default();
+            assert!(wrong.contains("expected a whole number of at least 1"), "{wrong}");
+        }
         Ok(())
     }
 }

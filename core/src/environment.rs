@@ -66,8 +66,7 @@ mod tests {
         };
         assert_eq!(number(" 0 "), Ok(Some(0)));
         assert_eq!(number(""), Ok(None));
-        let wrong =
-            "FOREBAY_FUSE=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
+        let wrong = "FOREBAY_FUSE=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
         assert_eq!(number("off"), Err(wrong.to_owned()));
         assert!(number("-1").is_err() && number("99999999999999999999").is_err());
     }

@@ -220,7 +220,8 @@ fn a_link_stays_and_what_is_no_file_is_not_replaced() -> Result<()> {
     let read = safetensors::load(&file, &device());
     std::fs::remove_file(&link).and(std::fs::remove_file(&file)).expect("both are there");
     assert!(kept && read?.is_empty());
-    let message = |path: &str| save(Path::new(path)).map_or_else(|e| e.to_string(), |()| "written".to_owned());
+    let message =
+        |path: &str| save(Path::new(path)).map_or_else(|e| e.to_string(), |()| "written".to_owned());
     assert_eq!(message("/dev/null"), "/dev/null: is no regular file, and is not replaced; name a file");
     let folder = std::fs::canonicalize(std::env::temp_dir()).expect("there is one");
     let folder = folder.display().to_string();

@@ -13,7 +13,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use rustc_hash::FxHashMap;
@@ -137,12 +137,21 @@ pub(crate) enum Meta {
     Node(Arc<Node>),
 }
 
+impl Meta {
+    /// Whether what is done with it is recorded.
+    pub(crate) fn counts(&self) -> bool {
+        !matches!(self, Self::Leaf(leaf) if leaf.is_frozen())
+    }
+}
+
 /// Where the gradient of a leaf is accumulated.
 pub(crate) struct Leaf {
     id: u64,
     grad: Mutex<Option<Tensor>>,
     copy: Mutex<Copy>,
     hooks: OnceLock<Arc<Hooks>>,
+    /// Whether it is taken for a tensor without a gradient.
+    frozen: AtomicBool,
 }
 
 /// One operation on the tape.
@@ -389,7 +398,13 @@ impl Leaf {
             grad: Mutex::default(),
             copy: Mutex::default(),
             hooks: OnceLock::new(),
+            frozen: AtomicBool::new(false),
         })
+    }
+
+    /// Whether operations on it are recorded.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen.load(Ordering::Relaxed)
     }
 
     /// The gradient it has.
@@ -448,6 +463,24 @@ impl Tensor {
             ));
         }
         Ok(self.detach().with_meta(Some(Meta::Leaf(Leaf::new()))))
+    }
+
+    /// Freezes a leaf, with all clones of its handle, or lets it have gradients again: PyTorch's `requires_grad = False`. What is computed from
+    /// frozen leaves alone is not recorded, and keeps nothing for a backward pass; the gradient that a leaf has is freed, so
+    /// that optimisers leave it alone. [`Module::requires_grad_`](crate::nn::Module::requires_grad_) is this for all parameters.
+    ///
+    /// # Errors
+    /// It is no leaf: make one by [`requires_grad_`](Self::requires_grad_).
+    pub fn set_requires_grad(&self, on: bool) -> Result<()> {
+        let Some(leaf) = self.leaf() else {
+            let why = "takes a leaf; `requires_grad_` gives one, and `detach` a tensor without a history";
+            return Err(Error::argument("set_requires_grad", why));
+        };
+        leaf.frozen.store(!on, Ordering::Relaxed);
+        if !on {
+            self.set_grad(None);
+        }
+        Ok(())
     }
 
     /// Whether a gradient flows to or through this tensor.

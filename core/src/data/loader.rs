@@ -168,12 +168,16 @@ impl<D: Dataset> Loader<D> {
             return Some(Error::argument("batches", "a batch has at least one sample, not 0"));
         }
         if self.seed.is_some() && u32::try_from(n).is_err() {
-            let why = format!("the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX);
+            let why = format!(
+                "the data set has {n} samples; at most {} are shuffled: take them in order",
+                u32::MAX
+            );
             return Some(Error::argument("shuffle", why));
         }
         let (x, y) = (self.data.input_shape(), self.data.target_shape());
         if let Some(shape) = [x, y].into_iter().find(|shape| elements(batch.min(n), shape).is_none()) {
-            let why = format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
+            let why =
+                format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
             return Some(Error::argument("batches", why));
         }
         if self.batches_per_epoch() > 0 || (n == 0 && self.epochs.is_some()) {

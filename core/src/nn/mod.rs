@@ -213,6 +213,24 @@ pub trait Module {
         });
     }
 
+    /// Freezes all parameters, or lets them have gradients again, as PyTorch's method of this name; those that other modules share too.
+    /// See [`Tensor::set_requires_grad`].
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, nn::{Linear, Module}};
+    /// # let device = Device::null(Default::default());
+    /// let (body, head) = (Linear::new(8, 4, &device)?, Linear::new(4, 2, &device)?);
+    /// body.requires_grad_(false);
+    /// let x = forebay_core::tensor::Tensor::zeros(&[3, 8], forebay_core::dtype::DType::F32, &device)?;
+    /// head.forward(&body.forward(&x)?)?.sum_all()?.backward()?;
+    /// assert!(body.weight.grad().is_none() && head.weight.grad().is_some());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    fn requires_grad_(&self, on: bool) {
+        // Parameters are leaves.
+        self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
+    }
+
     /// How many numbers are trained.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
@@ -236,7 +254,8 @@ pub(crate) fn leaf(t: &Tensor) -> Option<usize> {
 
 impl Module for Tensor {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        if self.requires_grad() && self.is_leaf() {
+        // A frozen one too.
+        if leaf(self).is_some() {
             f(path, Slot::Parameter(self));
         } else {
             f(path, Slot::Buffer(self));

@@ -65,11 +65,7 @@ impl Weights {
         Ok(Self {
             ih: uniform(&[lines, inputs])?,
             hh: uniform(&[lines, state])?,
-            biases: if bias {
-                Some([uniform(&[lines])?, uniform(&[lines])?])
-            } else {
-                None
-            },
+            biases: if bias { Some([uniform(&[lines])?, uniform(&[lines])?]) } else { None },
             hr: if proj > 0 { Some(uniform(&[proj, hidden])?) } else { None },
         })
     }

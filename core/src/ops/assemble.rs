@@ -212,7 +212,10 @@ impl Tensor {
         // The flags of all tuples are one tensor.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
         if tuples.is_none_or(|tuples| tuples > u32::MAX as usize) {
-            return Err(Error::argument(OP, format!("{r} of {n} elements at a time are too many to go through")));
+            return Err(Error::argument(
+                OP,
+                format!("{r} of {n} elements at a time are too many to go through"),
+            ));
         }
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
         // Each place holds more than the one before it, or as much: the flags of all pairs of neighbours.

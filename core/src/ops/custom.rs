@@ -270,7 +270,9 @@ fn check_elements(op: &'static str, wgsl: &str, binding: usize, dtype: DType) ->
     if fits {
         return Ok(());
     }
-    let expected = format!("binding {binding} has elements of {elements}; cast it, or declare `array<u32>` to read its words");
+    let expected = format!(
+        "binding {binding} has elements of {elements}; cast it, or declare `array<u32>` to read its words"
+    );
     Err(Error::dtype(op, dtype, expected))
 }
 

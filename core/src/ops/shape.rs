@@ -342,7 +342,10 @@ impl Tensor {
             return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
         }
         if let Some(n) = pads.iter().find(|n| n.unsigned_abs() > i32::MAX as usize) {
-            return Err(Error::argument("pad", format!("{n} is more than a dimension can have, {}", i32::MAX)));
+            return Err(Error::argument(
+                "pad",
+                format!("{n} is more than a dimension can have, {}", i32::MAX),
+            ));
         }
         let mut out = self.clone();
         let mut pads = pads.to_vec();

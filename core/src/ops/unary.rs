@@ -225,7 +225,10 @@ impl Tensor {
             return self.digamma();
         }
         if n > 170 {
-            return Err(Error::argument("polygamma", format!("order {n}; that of more than 170 is no number of f64")));
+            return Err(Error::argument(
+                "polygamma",
+                format!("order {n}; that of more than 170 is no number of f64"),
+            ));
         }
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };

@@ -409,7 +409,10 @@ impl Fused {
     pub(super) fn step(&mut self, rule: &impl Rule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
         if let Some(lr) = self.lrs().into_iter().find(|lr| !(lr.is_finite() && *lr >= 0.0)) {
-            return Err(Error::argument("step", format!("the learning rate is {lr}; it is a finite number of 0 or more")));
+            return Err(Error::argument(
+                "step",
+                format!("the learning rate is {lr}; it is a finite number of 0 or more"),
+            ));
         }
         // Casts of the parameters as they were.
         amp::clear_autocast_cache();

@@ -197,7 +197,7 @@ impl Budget {
     /// A step of `batch` rows may take so many bytes of the device's memory, in f32.
     #[must_use]
     pub fn new(bytes: u64, batch: usize) -> Self {
-        Self { bytes, batch: batch.max(1), precisions: vec![None], everything: false, offload: true }
+        Self { bytes, batch, precisions: vec![None], everything: false, offload: true }
     }
 
     /// Also allows this precision: f16 or bf16. (f16 needs a `GradScaler` to train.)
@@ -225,14 +225,14 @@ impl Budget {
     /// optimiser step of [`Choice::count`] micro-batches of [`Choice::rows`] rows. Peaks are those of three steps.
     ///
     /// # Errors
-    /// What the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
+    /// The batch has no rows, or more than 2^32; what the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
     pub fn plan<S: FnMut(&Choice) -> Result<()>>(
         &self,
         profile: &Profile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<Plan> {
-        if u32::try_from(self.batch).is_err() {
-            let why = format!("a step of {} rows; at most {} are planned", self.batch, u32::MAX);
+        if self.batch == 0 || u32::try_from(self.batch).is_err() {
+            let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch);
             return Err(Error::argument("plan", why));
         }
         let card = boundless(profile);

@@ -52,7 +52,10 @@ impl Tensor {
             ));
         }
         if dtype == DType::Bool && data.iter().any(|&byte| byte > 1) {
-            return Err(Error::argument("from_bytes", "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`"));
+            return Err(Error::argument(
+                "from_bytes",
+                "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
+            ));
         }
         let out = Self::empty(shape, dtype, device)?;
         out.upload(data)?;

@@ -197,7 +197,7 @@ impl Tensor {
     pub(crate) fn meta(&self) -> Option<Meta> {
         self.renew();
         match self.inner.later.get() {
-            None => self.inner.meta.clone(),
+            None => self.inner.meta.as_ref().filter(|meta| meta.counts()).cloned(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -205,7 +205,10 @@ impl Tensor {
     /// Whether it has a history, or is a leaf.
     pub(crate) fn has_meta(&self) -> bool {
         self.renew();
-        self.inner.later.get().map_or(self.inner.meta.is_some(), |_| self.meta().is_some())
+        self.inner
+            .later
+            .get()
+            .map_or(self.inner.meta.as_ref().is_some_and(Meta::counts), |_| self.meta().is_some())
     }
 
     /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
@@ -218,7 +221,7 @@ impl Tensor {
         }
     }
 
-    /// The leaf that it is. Leaves are not written to by recorded operations.
+    /// The leaf that it is, frozen or not. Leaves are not written to by recorded operations.
     pub(crate) fn leaf(&self) -> Option<&Arc<Leaf>> {
         match &self.inner.meta {
             Some(Meta::Leaf(leaf)) => Some(leaf),

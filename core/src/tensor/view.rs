@@ -508,9 +508,10 @@ impl Tensor {
     /// `dim` is out of range.
     pub fn unbind(&self, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("unbind", dim, self.rank())?;
-        let extent = *self.shape().get(d).ok_or_else(|| {
-            Error::shape("unbind", "takes at least one dimension", &[self.shape()])
-        })?;
+        let extent = *self
+            .shape()
+            .get(d)
+            .ok_or_else(|| Error::shape("unbind", "takes at least one dimension", &[self.shape()]))?;
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 

@@ -323,7 +323,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 self.done.history.validations.push(Validation { step, loss });
                 progress.print(&format!("step {step}  validation loss {loss:.4}"));
             }
-            let due = self.save.as_ref().filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
+            let due =
+                self.save.as_ref().filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
             if let Some(path) = due.map(|(path, _)| path.clone()) {
                 // What a NaN has made of the model does not replace the checkpoint before it.
                 self.read(&mut pending)?;

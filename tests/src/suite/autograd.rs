@@ -8,7 +8,9 @@ use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
+use forebay::nn::{Linear, Module};
 use forebay::ops::{Attention, BagMode, Bags, CrossEntropy, Recurrent, RecurrentKind, cat};
+use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
 use super::host::{close, expect, same_bits};
@@ -23,6 +25,7 @@ tests![
     gradients_accumulate_in_place,
     no_grad_stops_recording,
     detach_cuts,
+    frozen_leaves_have_no_gradient,
     a_graph_is_walked_once,
     a_retained_graph_is_walked_again,
     grad_leaves_the_leaves_alone,
@@ -252,6 +255,42 @@ fn no_grad_stops_recording(device: &Device) -> Result<()> {
     }
     ensure!(x.exp()?.requires_grad() && autograd::is_enabled());
     expect(&x, &[2.0; 2])
+}
+
+fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    let (body, head) = (Linear::new(3, 4, device)?, Linear::new(4, 2, device)?);
+    let has = |net: &Linear| net.parameters().iter().filter(|p| p.grad().is_some()).count();
+    let pass = |x: &Tensor| head.forward(&body.forward(x)?.tanh()?)?.sum_all()?.backward();
+    pass(&x)?;
+    ensure!((has(&body), has(&head)) == (2, 2));
+    let names = body.state_dict().into_keys().collect::<Vec<_>>();
+    body.requires_grad_(false);
+    ensure!(has(&body) == 0, "what there was is freed");
+    ensure!(body.parameters().len() == 2 && body.state_dict().into_keys().eq(names), "they stay parameters");
+    // Nothing is recorded of it, also under another handle.
+    ensure!(!body.weight.clone().requires_grad() && !body.forward(&x)?.requires_grad());
+    let mut optimizer = AdamW::new([body.parameters(), head.parameters()].concat(), 0.1);
+    let before = body.weight.to_vec::<f32>()?;
+    pass(&x)?;
+    optimizer.step()?;
+    ensure!((has(&body), has(&head)) == (0, 2) && body.weight.to_vec::<f32>()? == before);
+    // A gradient goes through it to what is before it.
+    let input = x.requires_grad_()?;
+    pass(&input)?;
+    ensure!(has(&body) == 0 && input.grad().is_some());
+    ensure!(
+        autograd::grad(&[body.forward(&input)?.sum_all()?], &[body.weight.clone()], &GradOptions::default())
+            .is_err()
+    );
+    body.requires_grad_(true);
+    pass(&x)?;
+    ensure!(has(&body) == 2);
+    ensure!(
+        x.set_requires_grad(false).is_err()
+            && head.forward(&body.forward(&x)?)?.set_requires_grad(false).is_err()
+    );
+    Ok(())
 }
 
 fn detach_cuts(device: &Device) -> Result<()> {

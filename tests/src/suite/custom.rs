@@ -156,7 +156,8 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
     );
     // Words are those of any type.
     expect(&WORDS.inputs(&[&x]).output(&[2], DType::F32).run()?, &[1.0, 2.0])?;
-    let text = WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
+    let text =
+        WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
     ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
     Ok(())
 }

@@ -230,10 +230,7 @@ fn senseless_numbers(device: &Device) -> Result<()> {
         "from_bytes: the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
     )?;
     says(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
-    says(
-        Embedding::new(4, 4, device)?.with_padding(9),
-        "Embedding: padding_idx 9 is none of the 4 rows",
-    )?;
+    says(Embedding::new(4, 4, device)?.with_padding(9), "Embedding: padding_idx 9 is none of the 4 rows")?;
     says(
         Conv2d::new(4, 4, [3, 0], Conv2dOptions::default(), device),
         "Conv2d: kernel_size is [3, 0]; it must be at least 1",
@@ -242,7 +239,10 @@ fn senseless_numbers(device: &Device) -> Result<()> {
         let w = x.copy()?.requires_grad_()?;
         w.set_grad(Some(w.ones_like()?));
         let got = message(AdamW::new(vec![w.clone()], lr).step())?;
-        ensure!(got == format!("step: the learning rate is {lr}; it is a finite number of 0 or more"), "{got}");
+        ensure!(
+            got == format!("step: the learning rate is {lr}; it is a finite number of 0 or more"),
+            "{got}"
+        );
         expect(&w, &[1.0; 16])?;
     }
     Ok(())
