@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
-use forebay_core::error::Result;
+use forebay_core::error::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::nn::{
     BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, SelfAttention, Sequential, Slot,
@@ -242,5 +242,24 @@ fn modes_reach_every_layer() -> Result<()> {
     assert!(modes(&net).iter().all(|&on| on) && modes(&net).len() == 5, "{:?}", modes(&net));
     net.eval();
     assert!(modes(&net).iter().all(|&on| !on));
+    Ok(())
+}
+
+#[test]
+fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
+    let device = device();
+    let net = Sequential::new().add(Linear::new(8, 8, &device)?).apply(Tensor::tanh);
+    let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
+    device.pool().set_limit(Some(device.memory().reserved()));
+    // All that the pool has, but for room for the layer's result.
+    let mut rest = Vec::new();
+    while let Ok(block) = Tensor::zeros(&[128], DType::F32, &device) {
+        rest.push(block);
+    }
+    rest.pop();
+    let line = line!() + 1;
+    let asked = net.forward(&x);
+    let Err(Error::OutOfMemory(error)) = asked else { panic!("there is no room: {asked:?}") };
+    assert_eq!((error.op, error.site.map(|site| site.line())), ("tanh", Some(line)));
     Ok(())
 }

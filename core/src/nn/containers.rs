@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::*;
 use crate::error::Result;
+use crate::memory::scope;
 use crate::tensor::Tensor;
 
 /// A module of one tensor in and one out.
@@ -328,6 +329,8 @@ impl Sequential {
     /// What a layer returns.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        // A trait's method does not know its caller's line.
+        let _line = scope::enter_scope(scope::current().here());
         self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }
 }

@@ -1,5 +1,6 @@
 //! Where a module stands in its model: known once the model has been walked.
 
+use std::fmt;
 use std::sync::{PoisonError, RwLock};
 
 use super::{Module, Slot};
@@ -12,7 +13,7 @@ use crate::memory::scope::{self, Guard, ModulePath};
 /// `parameters`, `state_dict` and the other walks of a model tell it. A module enters it while it computes, so that
 /// memory reports and errors name the module; until a walk it has no name. Any struct that derives
 /// [`Module`] may have such a field.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ModuleScope(RwLock<Place>);
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -68,6 +69,12 @@ impl ModuleScope {
         if depth > 0 && depth >= place.depth {
             *place = Place { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
         }
+    }
+}
+
+impl fmt::Debug for ModuleScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?}", self.path().to_string())
     }
 }
 
