@@ -99,8 +99,7 @@ impl Tensor {
     #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("randn", dtype)?;
-        // Not `std < 0.0`, which NaN is not.
-        if !(std >= 0.0) {
+        if std < 0.0 || std.is_nan() {
             return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
         }
         fill(shape, Kind::Normal { mean, std }, dtype, device)

@@ -280,8 +280,12 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     pass(&input)?;
     ensure!(has(&body) == 0 && input.grad().is_some());
     ensure!(
-        autograd::grad(&[body.forward(&input)?.sum_all()?], &[body.weight.clone()], &GradOptions::default())
-            .is_err()
+        autograd::grad(
+            &[body.forward(&input)?.sum_all()?],
+            std::slice::from_ref(&body.weight),
+            &GradOptions::default()
+        )
+        .is_err()
     );
     body.requires_grad_(true);
     pass(&x)?;
