@@ -114,7 +114,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { clip: Some(max), ..self }
     }
 
-    /// Makes a step of `n` batches, whose losses are averaged.
+    /// Makes a step of `n` batches, whose losses are averaged; 0 is 1.
     pub fn accumulate(self, n: u32) -> Self {
         Self { accumulate: n.max(1), ..self }
     }
@@ -174,12 +174,12 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { replay: if on { Replay::Asked } else { Replay::Off }, ..self }
     }
 
-    /// Saves a [`Checkpoint`] after every `every` steps, at the end, and on Ctrl-C.
+    /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on Ctrl-C.
     pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
         Self { save: Some((path.into(), every.max(1))), ..self }
     }
 
-    /// Takes the loss on other data after every `every` steps and after the last one, shows it and records it
+    /// Takes the loss on other data after every `every` steps (0 is 1) and after the last one, shows it and records it
     /// ([`History::validations`]): `loss` runs with the model in evaluation mode and without gradients;
     /// [`mean_loss`](super::mean_loss) is what it mostly calls.
     pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
