@@ -211,6 +211,29 @@ fn moves_are_recorded_at_both_ends() -> Result<()> {
     Ok(())
 }
 
+/// Sixteen segments that hold little each, and a request for more than half of them.
+#[test]
+fn small_segments_are_emptied_together() -> Result<()> {
+    let source = Arc::new(FakeSource::plain(4096 * MIB));
+    let pool = Pool::new(source.clone(), Config::default()).with_mover(source.clone());
+    let (mut kept, mut gone) = (Vec::new(), Vec::new());
+    for _ in 0..16 {
+        gone.push(movable(&pool, 60)?);
+        kept.push(movable(&pool, 3)?);
+    }
+    gone.into_iter().for_each(|block| pool.free(block));
+    let before = pool.stats();
+    assert!(before.reserved() > 1000 * MIB && before.largest_free < 100 * MIB, "{}", before.line());
+    kept.push(movable(&pool, 600)?);
+    let after = pool.stats();
+    assert!(after.reserved() <= before.peak_allocated() / 100 * 106, "{}", after.line());
+    assert!(after.compacted_bytes <= 16 * 3 * MIB, "{}", after.compacted_bytes);
+    kept.into_iter().for_each(|block| pool.free(block));
+    drop(pool);
+    assert_eq!((source.used(), source.complaints()), (0, vec![]));
+    Ok(())
+}
+
 /// Ten thousand operations close to the limit, every byte of every block checked; twice, with the same moves.
 #[test]
 fn contents_move_with_their_blocks() -> Result<()> {
