@@ -1,5 +1,5 @@
 """Writes optim.json: where 20 steps of each optimiser lead, by PyTorch in f64; Lion and LAMB by their papers, in numpy. Asked for
-states, PyTorch's state behind ten of these steps and the parameters, for those that count steps.
+states, PyTorch's state behind ten of these steps and the parameters.
 
     python tests/data/optim.py > tests/data/optim.json
     python tests/data/optim.py states > tests/data/optim_states.json
@@ -77,6 +77,8 @@ o = torch.optim
 groups = lambda make: lambda p: make([{"params": p[:1]}, {"params": p[1:2], "lr": 0.05}, {"params": p[2:], "weight_decay": 0.3}])
 if sys.argv[1:] == ["states"]:
     of = {
+        "sgd": lambda p: o.SGD(p, 0.1, momentum=0.9, weight_decay=0.1, maximize=True),
+        "muon": lambda p: o.Muon(p[::2], 0.05),
         "adam": lambda p: o.Adam(p, 0.02, weight_decay=0.1),
         "rmsprop": lambda p: o.RMSprop(p, 0.01, momentum=0.5, centered=True),
         "adagrad": lambda p: o.Adagrad(p, 0.1, lr_decay=0.01, weight_decay=0.1, initial_accumulator_value=0.2),

@@ -1,5 +1,6 @@
 //! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
 
+use super::launch;
 use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
@@ -228,18 +229,20 @@ impl Tensor {
     /// `self` where `condition` holds, else `other`; all three broadcast.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// `condition` is no bool; the shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        launch::check_mask("where", condition)?;
         pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
 
     /// `value` where `mask` holds, else `self`. A number takes the type of `self`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; the dtype does not hold the number; memory runs out.
+    /// `mask` is no bool; the shapes do not broadcast; the dtype does not hold the number; memory runs out.
     #[track_caller]
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
+        launch::check_mask("masked_fill", mask)?;
         let value = self.filling("masked_fill", value.into())?;
         pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
     }
@@ -308,9 +311,10 @@ impl Tensor {
     /// [`masked_fill`](Self::masked_fill) in place.
     ///
     /// # Errors
-    /// `mask` or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
+    /// `mask` is no bool; it or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
     #[track_caller]
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
+        launch::check_mask("masked_fill_", mask)?;
         let value = self.filling("masked_fill_", value.into())?;
         pointwise_(&MASKED_FILL_, self, &[mask.into(), value], &[])
     }

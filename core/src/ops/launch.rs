@@ -121,6 +121,14 @@ pub(crate) fn check_stored(op: &'static str, t: &Tensor) -> Result<()> {
     ))
 }
 
+/// Fails for a mask that holds no truth values.
+pub(crate) fn check_mask(op: &'static str, mask: &Tensor) -> Result<()> {
+    if mask.dtype() == DType::Bool {
+        return Ok(());
+    }
+    Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
+}
+
 /// Fails if a shape has more dimensions than kernels index by.
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
     if rank <= MAX_RANK {

@@ -1,5 +1,6 @@
 //! Copies of a tensor with a part of it replaced, and parts taken out by number: PyTorch's `*_scatter`, `take` and `put`, diagonals.
 
+use super::launch;
 use super::scan;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -152,9 +153,7 @@ impl Tensor {
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_scatter";
         let _op = memory::scope::op(OP);
-        if mask.dtype() != DType::Bool {
-            return Err(Error::dtype(OP, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"));
-        }
+        launch::check_mask(OP, mask)?;
         if source.dtype() != self.dtype() {
             let rule = format!("the source has the type of the tensor, {}", self.dtype());
             return Err(Error::dtype(OP, source.dtype(), rule));

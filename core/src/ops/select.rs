@@ -100,9 +100,7 @@ impl Tensor {
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
         let _op = memory::scope::op(OP);
-        if mask.dtype() != DType::Bool {
-            return Err(Error::dtype(OP, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"));
-        }
+        launch::check_mask(OP, mask)?;
         self.same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;

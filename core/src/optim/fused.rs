@@ -50,6 +50,10 @@ pub(super) trait Rule: Copy + Send + Sync + 'static {
     fn counted(&self) -> &'static [&'static str] {
         &[]
     }
+    /// Whether PyTorch's state of it has a count of steps: without one, who has a state has made one.
+    fn is_counted(&self) -> bool {
+        true
+    }
     /// The shape of a state, where it is not the parameter's.
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
         let _ = state;
@@ -507,13 +511,18 @@ impl Fused {
             for (member, &k) in group.members.iter().enumerate() {
                 let views = group.views(rule, member, self.parameters[k].shape());
                 let step = format!("{k}.step");
-                let Some(count) = given.get(&step) else {
+                let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
+                let count = match given.get(&step) {
+                    Some(count) => Some(count.item()? as u64),
+                    None => (!rule.is_counted() && names.iter().any(has)).then_some(1),
+                };
+                let Some(count) = count else {
                     // This parameter had made no step.
                     steps.push((k, 0));
                     sources.extend(views.into_iter().map(|view| (view, None)));
                     continue;
                 };
-                steps.push((k, count.item()? as u64));
+                steps.push((k, count));
                 expected.insert(step);
                 expected.extend(rule.counted().iter().map(|name| format!("{k}.{name}")));
                 for (name, view) in names.iter().zip(views) {

@@ -97,6 +97,10 @@ impl Options {
 }
 
 impl Rule for Options {
+    fn is_counted(&self) -> bool {
+        false
+    }
+
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }

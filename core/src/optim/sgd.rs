@@ -59,6 +59,10 @@ impl Rule for Options {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
+    fn is_counted(&self) -> bool {
+        false
+    }
+
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }

@@ -545,10 +545,14 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         x.quantile(1.5, None, false, Interpolation::Linear),
         "quantile: 1.5 is no quantile; they lie between 0 and 1",
     )?;
-    says(
-        x.masked_select(&x),
-        "masked_select: does not take f32; the mask is bool; compare, or cast with `to_dtype`",
-    )?;
+    for (op, made) in [
+        ("masked_select", x.masked_select(&x)),
+        ("masked_fill", x.masked_fill(&x, 1.0)),
+        ("masked_fill_", x.masked_fill_(&x, 1.0).map(|()| x.clone())),
+        ("where", x.where_(&x, 1.0)),
+    ] {
+        says(made, &format!("{op}: does not take f32; the mask is bool; compare, or cast with `to_dtype`"))?;
+    }
     let short = Tensor::ones(&[4], DType::F32, device)?;
     says(
         x.searchsorted(&short, false, false, None),
