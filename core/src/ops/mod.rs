@@ -38,6 +38,7 @@ mod margin;
 pub(crate) mod matmul;
 mod matrices;
 mod norm;
+mod operators;
 pub(crate) mod pointwise;
 mod pool;
 mod pool_more;

@@ -27,7 +27,8 @@ pub use layout::{Dims, Layout};
 use storage::Storage;
 pub use view::IntoShape;
 
-/// A tensor. Cloning it clones a handle: both see the same memory.
+/// A tensor. Cloning it clones a handle: both see the same memory. `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add),
+/// [`rsub`](Self::rsub) and [`neg`](Self::neg).
 #[derive(Clone)]
 pub struct Tensor {
     inner: Arc<Inner>,

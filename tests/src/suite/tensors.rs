@@ -17,6 +17,7 @@ tests![
     a_part_that_ends_within_a_word_is_written_alone,
     rounding_rounds_every_float,
     broadcasting_follows_the_rule,
+    operators_are_methods,
     in_place_changes_only_its_view,
     in_place_equals_out_of_place,
     wide_integers_are_filled,
@@ -168,6 +169,20 @@ fn broadcasting_follows_the_rule(device: &Device) -> Result<()> {
     let (a, b) = (x.to_f64s()?, y.to_f64s()?);
     let expected: Vec<f64> = (0..72).map(|i| a[i] + b[i / 6 % 4]).collect();
     expect(&z, &expected)
+}
+
+fn operators_are_methods(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, -2.0, 4.0], &[3], device)?;
+    let y = Tensor::from_slice(&[0.5f32], &[1], device)?;
+    expect(&(&x + &y)?, &[1.5, -1.5, 4.5])?;
+    expect(&(&x - 1)?, &[0.0, -3.0, 3.0])?;
+    expect(&(((&x * 2.0)? / &y)? - x.clone().neg()?)?, &[5.0, -10.0, 20.0])?;
+    expect(&(1.0 - &x)?, &[0.0, 3.0, -3.0])?;
+    expect(&(2 / (-&x)?)?, &[-2.0, 1.0, -0.5])?;
+    expect(&(3 + (0.5 * x.clone())?)?, &[3.5, 2.0, 5.0])?;
+    let wrong = (&x + &Tensor::ones(&[2], DType::F32, device)?).err().context("[3] and [2] broadcast")?;
+    ensure!(wrong.to_string().starts_with("add: "), "{wrong}");
+    Ok(())
 }
 
 fn in_place_changes_only_its_view(device: &Device) -> Result<()> {

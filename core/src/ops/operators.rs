@@ -1,0 +1,97 @@
+//! Rust's operators: each is the method of its name, and gives a `Result` as that does.
+//!
+//! ```
+//! # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
+//! # fn main() -> Result<()> {
+//! # let device = Device::null(Default::default());
+//! let x = Tensor::ones(&[2, 3], DType::F32, &device)?;
+//! let row = Tensor::ones(&[3], DType::F32, &device)?;
+//! let y = ((&x * 2.0)? + &row)?; // x.mul(2.0)?.add(&row)?
+//! let z = (1.0 - (-&y)?)?;
+//! assert_eq!(z.shape(), [2, 3]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use super::pointwise::Operand;
+use crate::error::Result;
+use crate::tensor::Tensor;
+
+/// Of a tensor, borrowed or not, with a tensor, borrowed or not, or a number on its right.
+macro_rules! on_the_left {
+    ($($operator:ident $method:ident),*) => {$(
+        impl<'a, R: Into<Operand<'a>>> $operator<R> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: R) -> Result<Tensor> {
+                Tensor::$method(self, right)
+            }
+        }
+        impl<'a, R: Into<Operand<'a>>> $operator<R> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: R) -> Result<Tensor> {
+                Tensor::$method(&self, right)
+            }
+        }
+        impl $operator<Tensor> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                Tensor::$method(self, &right)
+            }
+        }
+        impl $operator<Tensor> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                Tensor::$method(&self, &right)
+            }
+        }
+    )*};
+}
+on_the_left!(Add add, Sub sub, Mul mul, Div div);
+
+/// Of a number with a tensor on its right. One type of floats and one of integers: a literal is of either, without a suffix.
+macro_rules! on_the_right {
+    ($($number:ident: $($operator:ident $method:ident($x:ident, $n:ident) $body:expr),*;)*) => {$($(
+        impl $operator<&Tensor> for $number {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, $x: &Tensor) -> Result<Tensor> {
+                let $n = self;
+                $body
+            }
+        }
+        impl $operator<Tensor> for $number {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                $operator::$method(self, &right)
+            }
+        }
+    )*)*};
+}
+// As PyTorch divides a number by a tensor.
+on_the_right! {
+    f64: Add add(x, n) x.add(n), Sub sub(x, n) x.rsub(n), Mul mul(x, n) x.mul(n), Div div(x, n) x.reciprocal()?.mul(n);
+    i64: Add add(x, n) x.add(n), Sub sub(x, n) x.rsub(n), Mul mul(x, n) x.mul(n), Div div(x, n) x.reciprocal()?.mul(n);
+}
+
+impl Neg for &Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        Tensor::neg(self)
+    }
+}
+
+impl Neg for Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        Tensor::neg(&self)
+    }
+}
