@@ -4,9 +4,9 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch::{self, Params};
-use super::linalg::{lu, square};
+use super::linalg::{count_of, lu, square};
 use super::shape::cat;
-use super::svd::{Matrices, matrices, of_nothing, rotate};
+use super::svd::{Matrices, factored, matrices, of_nothing, rotate};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -137,21 +137,17 @@ impl Tensor {
             };
             (q, r)
         };
-        let kept = if autograd::wanted(&[self]) { Some((q.copy()?, r.copy()?)) } else { None };
-        let attach = |first: bool, out: Tensor| {
-            let (kept, matrix) = (kept.clone(), SavedTensor::apart(&a));
-            autograd::attach_twice(OP, out, &[&a], move |g, wants| {
-                // Recorded, both depend on the matrix: the same bits are made again, with their history.
-                let kept = match wants.again() {
-                    true => Some(matrix.get(wants)?.qr(false)?),
-                    false => kept.clone(),
-                };
-                let Some((q, r)) = &kept else { return Ok(smallvec![None]) };
-                let (of_q, of_r) = if first { (Some(g), None) } else { (None, Some(g)) };
-                Ok(smallvec![Some(reduced_gradient(q, r, of_q, of_r)?)])
-            })
-        };
-        Ok((attach(true, q).reshape(&of_q[..])?, attach(false, r).reshape(&of_r[..])?))
+        let [q, r] = factored(
+            OP,
+            &a,
+            [q, r],
+            |x| x.qr(false).map(<[Tensor; 2]>::from),
+            |which, g, [q, r]| {
+                let (of_q, of_r) = if which == 0 { (Some(g), None) } else { (None, Some(g)) };
+                reduced_gradient(q, r, of_q, of_r)
+            },
+        )?;
+        Ok((q.reshape(&of_q[..])?, r.reshape(&of_r[..])?))
     }
 
     /// The eigenvalues of symmetric matrices \[.., n, n\], in ascending order, \[.., n\], and their eigenvectors as columns, \[.., n, n\]: PyTorch's
@@ -185,29 +181,25 @@ impl Tensor {
             let _no_grad = autograd::no_grad();
             symmetric(&a.detach(), upper)?
         };
-        let kept = if autograd::wanted(&[self]) { Some((values.copy()?, vectors.copy()?)) } else { None };
-        let attach = |first: bool, out: Tensor| {
-            let (kept, matrix) = (kept.clone(), SavedTensor::apart(&a));
-            autograd::attach_twice(OP, out, &[&a], move |g, wants| {
-                let kept = match wants.again() {
-                    true => Some(matrix.get(wants)?.eigh(upper)?),
-                    false => kept.clone(),
-                };
-                let Some((values, v)) = &kept else { return Ok(smallvec![None]) };
+        let [values, vectors] = factored(
+            OP,
+            &a,
+            [values, vectors],
+            move |x| x.eigh(upper).map(<[Tensor; 2]>::from),
+            move |which, g, [values, v]| {
                 let vt = v.transpose(1, 2)?;
-                if first {
-                    return Ok(smallvec![Some(v.mul(&g.unsqueeze(1)?)?.matmul(&vt)?)]);
+                if which == 0 {
+                    return v.mul(&g.unsqueeze(1)?)?.matmul(&vt);
                 }
                 // V (skew(Vᵀ g) / E) Vᵀ with E of the column's value less the row's (Giles, 2008).
                 let eye = Tensor::eye(n, n, g.dtype(), g.device())?;
                 let apart = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.add(&eye)?;
                 let along = vt.matmul(g)?;
                 let skew = along.sub(&along.transpose(1, 2)?)?.mul(0.5)?;
-                Ok(smallvec![Some(v.matmul(&skew.div(&apart)?)?.matmul(&vt)?)])
-            })
-        };
-        let values = attach(true, values).reshape(&of_values[..])?;
-        Ok((values, attach(false, vectors).reshape(self.shape())?))
+                v.matmul(&skew.div(&apart)?)?.matmul(&vt)
+            },
+        )?;
+        Ok((values.reshape(&of_values[..])?, vectors.reshape(self.shape())?))
     }
 
     /// The eigenvalues of symmetric matrices, as of [`eigh`](Self::eigh).
@@ -339,7 +331,7 @@ impl Tensor {
         let (inverse, singular_values, none) = self.inverse_by_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
         let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;
-        let rank = super::linalg::count_of(&none, self.dtype())?;
+        let rank = count_of(&none, self.dtype())?;
         Ok(Lstsq { solution, residuals, rank, singular_values })
     }
 }

@@ -1,6 +1,7 @@
 //! Numbers of matrices (norms, condition), and what is made of them by products and solutions: PyTorch's `linalg`, composed.
 
 use super::linalg::square;
+use super::shape::cat;
 use super::svd::Pair;
 use crate::amp::recast;
 use crate::dtype::DType;
@@ -181,7 +182,7 @@ impl Tensor {
         let shape: Dims = x.shape().iter().copied().chain([n.saturating_sub(1)]).collect();
         let powers = x.unsqueeze(-1)?.broadcast_to(&shape)?.cumprod(-1)?;
         let first: Dims = x.shape().iter().copied().chain([n.min(1)]).collect();
-        super::shape::cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
+        cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
     }
 
     /// The exponentials of square matrices \[.., n, n\], by their series of matrices that are halved until they are small, and then squared as often.

@@ -124,6 +124,35 @@ pub(super) fn of_nothing(op: &'static str, inputs: &[&Tensor], shape: &[usize]) 
     }))
 }
 
+/// The factors of `matrix` \[batch, m, n\] with their history. `gradient` says what that of one of them (by its number, beside all of them) is for the
+/// matrix; `again` makes the same bits, signs included, once more, with their history, where a walk is recorded: all depend on the matrix.
+pub(super) fn factored<const N: usize>(
+    op: &'static str,
+    matrix: &Tensor,
+    factors: [Tensor; N],
+    again: impl Fn(&Tensor) -> Result<[Tensor; N]> + Clone + Send + Sync + 'static,
+    gradient: impl Fn(usize, &Tensor, &[Tensor; N]) -> Result<Tensor> + Clone + Send + Sync + 'static,
+) -> Result<[Tensor; N]> {
+    if !autograd::wanted(&[matrix]) {
+        return Ok(factors);
+    }
+    // Copies: the results are the caller's, who may change them.
+    let mut kept = factors.clone();
+    for factor in &mut kept {
+        *factor = factor.copy()?;
+    }
+    Ok(std::array::from_fn(|which| {
+        let (kept, matrix_kept) = (kept.clone(), SavedTensor::apart(matrix));
+        let (again, gradient) = (again.clone(), gradient.clone());
+        autograd::attach_twice(op, factors[which].clone(), &[matrix], move |g, wants| {
+            Ok(smallvec![Some(match wants.again() {
+                true => gradient(which, g, &again(&matrix_kept.get(wants)?)?)?,
+                false => gradient(which, g, &kept)?,
+            })])
+        })
+    }))
+}
+
 impl Tensor {
     /// The singular value decomposition of matrices \[.., m, n\] with k = min(m, n): left vectors \[.., m, k\], values \[.., k\], largest first, and right
     /// vectors as rows \[.., k, n\], whose product is `self`: PyTorch's `linalg.svd` with `full_matrices=False`. Of each pair of vectors the
@@ -155,9 +184,10 @@ impl Tensor {
             let [u, s, vh] = shapes.map(|shape| of_nothing(OP, &[self], &shape));
             return Ok((u?, s?, vh?));
         }
+        let matrix = self.reshape([batch, m, n])?;
         let (u, s, vh) = {
             let _no_grad = autograd::no_grad();
-            let a = self.detach().reshape([batch, m, n])?;
+            let a = matrix.detach();
             // The longer side is the height: what is left of a wide matrix is right of its transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
             let Some((long, short)) = vectors else {
@@ -169,37 +199,22 @@ impl Tensor {
                 (long.transpose(1, 2)?, values, short)
             }
         };
-        let of = Dims::from_slice(self.shape());
-        let results = [
-            u.contiguous()?.reshape(&*shapes[0])?,
-            s.reshape(&*shapes[1])?,
-            vh.contiguous()?.reshape(&*shapes[2])?,
-        ];
-        // Copies for the gradients: the results are the caller's, who may change them.
-        let kept = if autograd::wanted(&[self]) { Some((u.copy()?, s.copy()?, vh.copy()?)) } else { None };
-        let attach = |which: usize, out: Tensor| {
-            let (kept, of, matrix) = (kept.clone(), of.clone(), SavedTensor::apart(self));
-            autograd::attach_twice(OP, out, &[self], move |g, wants| {
-                // Recorded, all three depend on the matrix: the same bits, signs included, are made again, with their history.
-                let kept = match wants.again() {
-                    true => Some(matrix.get(wants)?.reshape([batch, m, n])?.svd()?),
-                    false => kept.clone(),
-                };
-                let Some((u, s, vh)) = &kept else { return Ok(smallvec![None]) };
-                let grad = match which {
-                    0 => left_gradient(&g.reshape([batch, m, k])?, u, s, vh)?,
-                    1 => u.matmul(&g.reshape([batch, k, 1])?.mul(vh)?)?,
-                    // Those of the right are the left ones of the transpose.
-                    _ => {
-                        let g = g.reshape([batch, k, n])?.transpose(1, 2)?;
-                        left_gradient(&g, &vh.transpose(1, 2)?, s, &u.transpose(1, 2)?)?.transpose(1, 2)?
-                    }
-                };
-                Ok(smallvec![Some(grad.reshape(&*of)?)])
-            })
-        };
-        let [u, s, vh] = results;
-        Ok((attach(0, u), attach(1, s), attach(2, vh)))
+        let [u, s, vh] = factored(
+            OP,
+            &matrix,
+            [u.contiguous()?, s, vh.contiguous()?],
+            |x| x.svd().map(<[Tensor; 3]>::from),
+            |which, g, [u, s, vh]| match which {
+                0 => left_gradient(g, u, s, vh),
+                1 => u.matmul(&g.unsqueeze(2)?.mul(vh)?),
+                // Those of the right are the left ones of the transpose.
+                _ => {
+                    let (g, v, ut) = (g.transpose(1, 2)?, vh.transpose(1, 2)?, u.transpose(1, 2)?);
+                    left_gradient(&g, &v, s, &ut)?.transpose(1, 2)
+                }
+            },
+        )?;
+        Ok((u.reshape(&*shapes[0])?, s.reshape(&*shapes[1])?, vh.reshape(&*shapes[2])?))
     }
 
     /// The singular values of matrices \[.., m, n\], largest first: \[.., min(m, n)\]. PyTorch's `linalg.svdvals`.
