@@ -14,6 +14,7 @@ use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
 use crate::ops::conv_windows::{self, Switch};
+use crate::ops::custom::{Elements, declared};
 use crate::ops::fuse;
 use crate::profile::{Recording, Work};
 use crate::stream::{Copies, Lanes};
@@ -32,7 +33,7 @@ struct Inner {
     lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     known: RwLock<FxHashMap<Identity, Kernel>>,
-    custom: RwLock<FxHashMap<CustomKernel, Kernel>>,
+    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Elements)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
     random: Mutex<RandomState>,
@@ -318,21 +319,22 @@ impl Device {
         Ok(kernel)
     }
 
-    /// The compiled form of a user's kernel.
+    /// The compiled form of a user's kernel, and what its bindings hold.
     pub(crate) fn custom_kernel(
         &self,
         label: &'static str,
         wgsl: &'static str,
         overrides: &'static [(&'static str, f64)],
-    ) -> Result<Kernel> {
+    ) -> Result<(Kernel, Elements)> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let kernels = &self.inner.custom;
-        if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
-            return Ok(kernel);
+        if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(form.clone());
         }
         let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
-        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, kernel);
-        Ok(kernel)
+        let form = (kernel, declared(wgsl));
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
+        Ok(form)
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<Kernel> {

@@ -25,6 +25,8 @@
 //! # fn main() {}
 //! ```
 
+use std::sync::Arc;
+
 use bytemuck::NoUninit;
 use smallvec::SmallVec;
 
@@ -213,10 +215,12 @@ impl Call<'_> {
             .map(|(shape, dtype)| Tensor::empty(shape, *dtype, device))
             .collect::<Result<Vec<_>>>()?;
         tensors.extend(outputs.iter().cloned());
-        for (binding, tensor) in tensors.iter().enumerate() {
-            check_elements(name, self.op.wgsl, binding, tensor.dtype())?;
+        let (kernel, elements) = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
+        for &(binding, element) in &*elements {
+            if let Some(tensor) = tensors.get(binding) {
+                check_element(name, binding, element, tensor.dtype())?;
+            }
         }
-        let kernel = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
         if self.groups.contains(&0) {
             return Ok(outputs);
         }
@@ -240,27 +244,29 @@ impl Call<'_> {
     }
 }
 
-/// What the module says that a binding's elements are, if that is a number or a vector of numbers.
-fn declared(wgsl: &str, binding: usize) -> Option<&str> {
-    let number = format!("@binding({binding})");
-    let declaration = wgsl.match_indices("var<storage").find_map(|(at, _)| {
+/// Bindings and what the module says that their elements are, where those are numbers or vectors of numbers.
+pub(crate) type Elements = Arc<[(usize, &'static str)]>;
+
+/// What the module says of its bindings.
+pub(crate) fn declared(wgsl: &'static str) -> Elements {
+    let of = |(at, _)| {
         let attributes = wgsl[..at].rsplit([';', '}']).next()?;
         let spaceless: String = attributes.chars().filter(|c| !c.is_whitespace()).collect();
-        (spaceless.contains("@group(0)") && spaceless.contains(&number)).then_some(())?;
-        wgsl[at..].split(';').next()
-    })?;
-    let elements = declaration.split_once("array<")?.1.trim_start();
-    let elements = match elements.strip_prefix("vec").and_then(|v| v.strip_prefix(['2', '3', '4'])) {
-        Some(vector) => vector.trim_start_matches('<').trim_start(),
-        None => elements,
+        let (_, number) = spaceless.split_once("@binding(").filter(|_| spaceless.contains("@group(0)"))?;
+        let binding = number.split_once(')')?.0.parse().ok()?;
+        let elements = wgsl[at..].split(';').next()?.split_once("array<")?.1.trim_start();
+        let elements = match elements.strip_prefix("vec").and_then(|v| v.strip_prefix(['2', '3', '4'])) {
+            Some(vector) => vector.trim_start_matches('<').trim_start(),
+            None => elements,
+        };
+        Some((binding, elements.split(|c: char| !c.is_alphanumeric()).next()?))
     };
-    elements.split(|c: char| !c.is_alphanumeric()).next()
+    wgsl.match_indices("var<storage").filter_map(of).collect()
 }
 
 /// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
-fn check_elements(op: &'static str, wgsl: &str, binding: usize, dtype: DType) -> Result<()> {
-    let Some(elements) = declared(wgsl, binding) else { return Ok(()) };
-    let fits = match elements {
+fn check_element(op: &'static str, binding: usize, element: &str, dtype: DType) -> Result<()> {
+    let fits = match element {
         "f32" | "f" => dtype == DType::F32,
         "f16" | "h" => dtype == DType::F16,
         "f64" => dtype == DType::F64,
@@ -271,7 +277,7 @@ fn check_elements(op: &'static str, wgsl: &str, binding: usize, dtype: DType) ->
         return Ok(());
     }
     let expected = format!(
-        "binding {binding} has elements of {elements}; cast it, or declare `array<u32>` to read its words"
+        "binding {binding} has elements of {element}; cast it, or declare `array<u32>` to read its words"
     );
     Err(Error::dtype(op, dtype, expected))
 }

@@ -17,7 +17,7 @@ pub(crate) mod conv_windows;
 mod cross;
 mod cross_entropy;
 mod ctc;
-mod custom;
+pub(crate) mod custom;
 mod distance;
 mod einsum;
 mod embedding;
