@@ -14,9 +14,6 @@ use std::time::Instant;
 
 const SUITE: &str = "forebay-conformance";
 
-/// Lavapipe compiles kernels without optimising them: most run a few times on little, and tests take a fifth less.
-const UNOPTIMISED: (&str, &str) = ("GALLIVM_PERF", "nopt");
-
 /// The most stages at a time: some have threads of their own, and each takes gigabytes.
 const LANES: usize = 4;
 
@@ -85,6 +82,11 @@ impl Found {
         self.data().and(adapter.environment.clone()).set("FOREBAY_REQUIRE", "wgpu")
     }
 
+    /// The same for kernels of which most run a few times on little: lavapipe does not optimise them, and tests take a fifth less.
+    fn quickly_on(&self, adapter: &Ready) -> Environment {
+        self.on(adapter).set("GALLIVM_PERF", "nopt")
+    }
+
     /// Where what runs once runs.
     fn any_adapter(&self) -> Option<(&'static str, &Ready)> {
         let lavapipe = self.lavapipe.as_ref().map(|ready| ("lavapipe", ready));
@@ -140,8 +142,7 @@ impl Suite<'_> {
         match &self.found.lavapipe {
             Ok(ready) => {
                 // SwiftShader keeps to Vulkan's minimum without help; the layer's checks are the same on both.
-                let environment = self.found.on(ready).and(environment_of(&self.found.validation));
-                let environment = environment.set(UNOPTIMISED.0, UNOPTIMISED.1);
+                let environment = self.found.quickly_on(ready).and(environment_of(&self.found.validation));
                 planned.push(self.program("conformance on lavapipe", &["test"], &environment));
             }
             Err(why) => skip("conformance on lavapipe", why),
@@ -155,8 +156,8 @@ impl Suite<'_> {
             ("lavapipe", &self.found.lavapipe, &["f32", "bf16", "f16"]),
         ] {
             for dtype in types.iter().filter(|_| found.is_ok()) {
-                let environment = found.as_ref().map(|ready| self.found.on(ready)).unwrap_or_default();
-                let environment = environment.set(UNOPTIMISED.0, UNOPTIMISED.1);
+                let environment =
+                    found.as_ref().map(|ready| self.found.quickly_on(ready)).unwrap_or_default();
                 let title = format!("golden in {dtype} on {name}");
                 let args = ["golden", "--device", "wgpu", "--dtype", dtype];
                 planned.push(self.program(&title, &args, &environment));

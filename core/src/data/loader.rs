@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
+use crate::tensor::layout::{numel, tensor_numel};
 
 /// Batches that are kept ready, if [`Loader::ahead`] does not say otherwise.
 const AHEAD: usize = 4;
@@ -175,7 +176,9 @@ impl<D: Dataset> Loader<D> {
             return Some(Error::argument("shuffle", why));
         }
         let (x, y) = (self.data.input_shape(), self.data.target_shape());
-        if let Some(shape) = [x, y].into_iter().find(|shape| elements(batch.min(n), shape).is_none()) {
+        if let Some(shape) =
+            [x, y].into_iter().find(|shape| tensor_numel(&[&[batch.min(n)], *shape].concat()).is_none())
+        {
             let why =
                 format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
             return Some(Error::argument("batches", why));
@@ -222,7 +225,7 @@ impl<D: Dataset> Loader<D> {
     fn fill(&self, host: &mut Host<D>, batch: u64, order: &Order) -> Result<()> {
         let first = batch as usize * self.batch;
         host.samples = self.batch.min(self.data.len() - first);
-        let (x, y) = (size(self.data.input_shape()), size(self.data.target_shape()));
+        let (x, y) = (numel(self.data.input_shape()), numel(self.data.target_shape()));
         host.inputs.resize(host.samples * x, bytemuck::Zeroable::zeroed());
         host.targets.resize(host.samples * y, bytemuck::Zeroable::zeroed());
         for i in 0..host.samples {
@@ -234,21 +237,11 @@ impl<D: Dataset> Loader<D> {
     }
 }
 
-/// Elements of a batch of samples of this shape, if a tensor holds as many.
-fn elements(batch: usize, shape: &[usize]) -> Option<usize> {
-    let count = |n: usize, &extent: &usize| n.checked_mul(extent).filter(|&n| n <= u32::MAX as usize);
-    shape.iter().try_fold(batch, count)
-}
-
 /// What a panic of a user's code said, as an error.
 fn panicked(panic: &(dyn Any + Send)) -> Error {
     let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     let said = said.unwrap_or("without a message");
     Error::argument("prefetch", format!("the data set's `get` panicked: {said}"))
-}
-
-fn size(shape: &[usize]) -> usize {
-    shape.iter().product()
 }
 
 impl Cursor {

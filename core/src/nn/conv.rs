@@ -5,6 +5,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::{IntoSpatial, PadMode, Padding, at_least};
 use crate::tensor::Tensor;
+use crate::tensor::layout::numel;
 
 /// How a convolution of `N` spatial dimensions moves its window. `Conv2dOptions { padding: [1, 1], ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -102,7 +103,7 @@ fn parameters(
         return Err(Error::argument(layer, why));
     }
     let shape = [&[lead, other / groups], kernel].concat();
-    let fan_in = shape[1..].iter().fold(1, |n: usize, &extent| n.saturating_mul(extent));
+    let fan_in = numel(&shape[1..]);
     let bias = if bias { Some(init::layer_uniform(&[outputs], fan_in, device)?) } else { None };
     Ok((init::layer_uniform(&shape, fan_in, device)?, bias))
 }

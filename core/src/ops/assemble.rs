@@ -6,7 +6,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{broadcast_shapes, normalize_dim};
+use crate::tensor::layout::{MAX_ELEMENTS, broadcast_shapes, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// Tensors, each made of the one given, joined along a dimension.
@@ -211,7 +211,7 @@ impl Tensor {
         }
         // The flags of all tuples are one tensor.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
-        if tuples.is_none_or(|tuples| tuples > u32::MAX as usize) {
+        if tuples.is_none_or(|tuples| tuples > MAX_ELEMENTS) {
             return Err(Error::argument(
                 OP,
                 format!("{r} of {n} elements at a time are too many to go through"),

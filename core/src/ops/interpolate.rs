@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::numel;
+use crate::tensor::layout::{MAX_ELEMENTS, numel, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
 /// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
@@ -391,7 +391,7 @@ impl Tensor {
             return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
         }
         // A table of the host has an entry for each of them.
-        if to.iter().any(|&n| n > u32::MAX as usize) || numel(&to) > u32::MAX as usize {
+        if to.iter().any(|&n| n > MAX_ELEMENTS) || tensor_numel(&to).is_none() {
             return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
         }
         let bytes = self.dtype() == DType::U8 && !nearest;

@@ -56,7 +56,14 @@ on_the_left!(Add add, Sub sub, Mul mul, Div div);
 
 /// Of a number with a tensor on its right. One type of floats and one of integers: a literal is of either, without a suffix.
 macro_rules! on_the_right {
-    ($($number:ident: $($operator:ident $method:ident($x:ident, $n:ident) $body:expr),*;)*) => {$($(
+    ($($number:ident)*) => {$(
+        on_the_right!($number, Add add(n, x) x.add(n));
+        on_the_right!($number, Sub sub(n, x) x.rsub(n));
+        on_the_right!($number, Mul mul(n, x) x.mul(n));
+        // As PyTorch divides a number by a tensor.
+        on_the_right!($number, Div div(n, x) x.reciprocal()?.mul(n));
+    )*};
+    ($number:ident, $operator:ident $method:ident($n:ident, $x:ident) $body:expr) => {
         impl $operator<&Tensor> for $number {
             type Output = Result<Tensor>;
             #[track_caller]
@@ -72,13 +79,9 @@ macro_rules! on_the_right {
                 $operator::$method(self, &right)
             }
         }
-    )*)*};
+    };
 }
-// As PyTorch divides a number by a tensor.
-on_the_right! {
-    f64: Add add(x, n) x.add(n), Sub sub(x, n) x.rsub(n), Mul mul(x, n) x.mul(n), Div div(x, n) x.reciprocal()?.mul(n);
-    i64: Add add(x, n) x.add(n), Sub sub(x, n) x.rsub(n), Mul mul(x, n) x.mul(n), Div div(x, n) x.reciprocal()?.mul(n);
-}
+on_the_right!(f64 i64);
 
 impl Neg for &Tensor {
     type Output = Result<Tensor>;

@@ -8,6 +8,11 @@ use crate::tensor::Tensor;
 
 use std::f64::consts::PI;
 
+/// How many weights lie between 0 and 1.
+fn steps(n: usize, periodic: bool) -> f64 {
+    if periodic { n as f64 } else { n.saturating_sub(1) as f64 }
+}
+
 /// `n` weights by where they stand from 0 to 1: the last one at 1, or if `periodic` the one behind it, as spectra want it.
 #[track_caller]
 fn window(
@@ -20,9 +25,9 @@ fn window(
     if !dtype.is_float() {
         return Err(Error::dtype(op, dtype, "windows are floats"));
     }
-    let steps = if periodic { n } else { n.saturating_sub(1) };
+    let steps = steps(n, periodic);
     // One weight alone is 1.
-    let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps as f64) };
+    let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps) };
     from_numbers(&numbers(op, n, value)?, &[n], dtype, device)
 }
 
@@ -154,7 +159,7 @@ impl Tensor {
         if std.is_nan() || std <= 0.0 {
             return Err(Error::argument(OP, format!("takes a standard deviation above 0, got {std}")));
         }
-        let steps = if periodic { n } else { n.saturating_sub(1) } as f64;
+        let steps = steps(n, periodic);
         window(OP, n, periodic, (dtype, device), |t| (-0.5 * (steps * (t - 0.5) / std).powi(2)).exp())
     }
 }

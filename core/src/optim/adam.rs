@@ -139,7 +139,7 @@ impl Rule for Options {
         })
     }
 
-    fn counted(&self) -> &'static [&'static str] {
+    fn derived(&self) -> &'static [&'static str] {
         if matches!(self.variant, Variant::NAdam) { &["mu_product"] } else { &[] }
     }
 

@@ -56,7 +56,7 @@ impl Rule for Options {
         smallvec!["ax"]
     }
 
-    fn counted(&self) -> &'static [&'static str] {
+    fn derived(&self) -> &'static [&'static str] {
         &["eta", "mu"]
     }
 

@@ -47,11 +47,11 @@ pub(super) trait Rule: Copy + Send + Sync + 'static {
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
     /// Other names in PyTorch's state of it: numbers that follow from the count of steps, which are passed over.
-    fn counted(&self) -> &'static [&'static str] {
+    fn derived(&self) -> &'static [&'static str] {
         &[]
     }
     /// Whether PyTorch's state of it has a count of steps: without one, who has a state has made one.
-    fn is_counted(&self) -> bool {
+    fn counts_steps(&self) -> bool {
         true
     }
     /// The shape of a state, where it is not the parameter's.
@@ -514,7 +514,7 @@ impl Fused {
                 let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
                 let count = match given.get(&step) {
                     Some(count) => Some(count.item()? as u64),
-                    None => (!rule.is_counted() && names.iter().any(has)).then_some(1),
+                    None => (!rule.counts_steps() && names.iter().any(has)).then_some(1),
                 };
                 let Some(count) = count else {
                     // This parameter had made no step.
@@ -524,7 +524,7 @@ impl Fused {
                 };
                 steps.push((k, count));
                 expected.insert(step);
-                expected.extend(rule.counted().iter().map(|name| format!("{k}.{name}")));
+                expected.extend(rule.derived().iter().map(|name| format!("{k}.{name}")));
                 for (name, view) in names.iter().zip(views) {
                     let name = format!("{k}.{name}");
                     if view.numel() == 0 && !given.contains_key(&name) {

@@ -102,7 +102,7 @@ pub trait Optimizer {
     /// Memory runs out.
     fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
 
-    /// Goes on from a state of [`state_dict`](Self::state_dict), or from PyTorch's `state` under the same names, `NUMBER.NAME`, where that counts steps.
+    /// Goes on from a state of [`state_dict`](Self::state_dict), or from PyTorch's `state` under the same names, `NUMBER.NAME`.
     ///
     /// # Errors
     /// A name is missing or unexpected, or a shape is not the parameter's; memory runs out.

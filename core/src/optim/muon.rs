@@ -97,7 +97,7 @@ impl Options {
 }
 
 impl Rule for Options {
-    fn is_counted(&self) -> bool {
+    fn counts_steps(&self) -> bool {
         false
     }
 

@@ -59,7 +59,7 @@ impl Rule for Options {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
-    fn is_counted(&self) -> bool {
+    fn counts_steps(&self) -> bool {
         false
     }
 

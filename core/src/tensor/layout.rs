@@ -51,7 +51,7 @@ pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
 /// Number of elements of a shape, at most [`usize::MAX`]: a view that repeats elements may name more than there are numbers.
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
-    checked_numel(shape).unwrap_or(usize::MAX)
+    shape.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent))
 }
 
 /// Number of elements of a shape; `None` if no number counts them.
@@ -61,6 +61,15 @@ pub fn checked_numel(shape: &[usize]) -> Option<usize> {
         return Some(0);
     }
     shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))
+}
+
+/// The most elements that a tensor has: kernels count in 32 bits.
+pub const MAX_ELEMENTS: usize = u32::MAX as usize;
+
+/// Number of elements of a shape; `None` if a tensor cannot have as many.
+#[must_use]
+pub fn tensor_numel(shape: &[usize]) -> Option<usize> {
+    checked_numel(shape).filter(|&n| n <= MAX_ELEMENTS)
 }
 
 /// The shape that NumPy's broadcasting gives: aligned at the right, 1 stretches.

@@ -96,7 +96,7 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        let Some(numel) = layout::checked_numel(shape).filter(|&n| n <= u32::MAX as usize) else {
+        let Some(numel) = layout::tensor_numel(shape) else {
             return Err(Error::argument(
                 "empty",
                 format!("shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"),
