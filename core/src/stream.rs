@@ -273,7 +273,9 @@ impl Mover for Copies {
     fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
         let Self { backend, lanes } = self;
         let order = &mut *lanes.order.lock().unwrap_or_else(PoisonError::into_inner);
-        let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
+        // Those that nothing has run on yet too: what runs there first waits for uses of its tensors, and knows of no move.
+        let active = lanes.active.load(Ordering::Acquire);
+        let used = |other: &u8| *other == 0 || (active && *other < lanes.queues);
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
         for &other in &others {
