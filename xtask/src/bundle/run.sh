@@ -6,7 +6,7 @@
 #
 # Logs go to $OUT, or to logs/ beside this script. LIMIT is the most seconds that a step may take (600).
 set -u
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here" || exit 1
 logs=${OUT:-$here/logs}
 limit=${LIMIT:-600}
@@ -74,9 +74,15 @@ step() {
 suite=$bin/forebay-conformance
 step devices "$suite" devices
 step conformance env FOREBAY_REQUIRE="${FOREBAY_REQUIRE:-cuda,wgpu}" "$suite" test
-step golden-cuda "$suite" golden --dir "$tests/golden" --device cuda
-step golden-wgpu "$suite" golden --dir "$tests/golden" --device wgpu
-step golden-portable env FOREBAY_PORTABLE_KERNELS=1 "$suite" golden --dir "$tests/golden" --device cuda
+for dtype in f32 bf16 f16 f64; do
+    for data in golden golden_more; do
+        for device in cuda wgpu; do
+            step "$data-$device-$dtype" "$suite" golden --dir "$tests/$data" --device $device --dtype $dtype
+        done
+        step "$data-portable-$dtype" env FOREBAY_PORTABLE_KERNELS=1 \
+            "$suite" golden --dir "$tests/$data" --device cuda --dtype $dtype
+    done
+done
 step curves-cuda "$suite" curves --dir "$tests/curves" --device cuda
 step curves-wgpu "$suite" curves --dir "$tests/curves" --device wgpu
 step traces "$suite" traces --dir "$tests/traces"
