@@ -133,10 +133,11 @@ fn row_normalisations() {
                     ("backward", 3, sum, true),
                 ] {
                     let forward = pass == "forward";
+                    let kept_in_parts = sum == "f32" && x != "f32";
                     let spec = KernelSpec::new("layer_norm")
                         .def("pass", pass)
-                        .def("x", if forward { x } else { sum })
-                        .def("residual", residual)
+                        .def("x", if forward || kept_in_parts { x } else { sum })
+                        .def("residual", if forward || kept_in_parts { residual } else { "" })
                         .def("sum", sum)
                         .def("weight", weight)
                         .def("bias", bias)

@@ -4,7 +4,8 @@ written once: a thread holds its part of the row, `hold` steps of it.
 
 pass `forward`: sum = x + residual (if there is one), result = (sum - mean) * rstd * weight + bias, statistics [2, rows]:
 rstd and mean.
-pass `backward`: result = the gradient of x (or of the sum) from g, plus `more`, a gradient that it has from elsewhere.
+pass `backward`: result = the gradient of x (or of the sum with the residual, in f32) from g, plus `more`, a gradient that it has
+from elsewhere.
 With `low`, that type's copy of the result is written too. With `partial` of two or three, a workgroup takes rows `step` apart, and writes
 for each weight the sums over its rows: of g times the normalised x, of g, and of the result: partial [workgroups, partial, extent].
 
@@ -26,7 +27,7 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
 {% set inputs = [("x", x), ("residual", residual), ("weight", weight), ("bias", bias)] if pass == "forward" else
-    [("g", g), ("x", x), ("weight", weight), ("statistics", "f32"), ("more", "" if inplace else more)] %}
+    [("g", g), ("x", x), ("residual", residual), ("weight", weight), ("statistics", "f32"), ("more", "" if inplace else more)] %}
 {% for name, dtype in inputs if dtype %}
 {% if name == "statistics" %}
 {{ t.input(next.binding, name, dtype) }}
@@ -138,7 +139,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let base = row * p.extent;
         {% for k in range(hold) %}
         let g{{ k }} = g_step(base + near{{ k }});
-        let x{{ k }} = x_step(base + near{{ k }});
+        let x{{ k }} = x_step(base + near{{ k }}){{ " + residual_step(base + near" ~ k ~ ")" if residual }};
         {% if more %}
         let more{{ k }} = {{ "result" if inplace else "more" }}_step(base + near{{ k }});
         {% endif %}

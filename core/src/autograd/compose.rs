@@ -81,11 +81,12 @@ pub fn attach_composed(
     backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     attach_twice(op, out, inputs, move |g, wants| {
-        let inputs = saved.iter().map(|t| t.get(wants)).collect::<Result<SmallVec<[Tensor; 4]>>>()?;
-        match wants.again() {
-            true => gradients(&inputs, g, wants, &composed),
-            false => backward(g, wants),
+        if !wants.again() {
+            saved.iter().try_for_each(|t| t.check(wants))?;
+            return backward(g, wants);
         }
+        let inputs = saved.iter().map(|t| t.get(wants)).collect::<Result<SmallVec<[Tensor; 4]>>>()?;
+        gradients(&inputs, g, wants, &composed)
     })
 }
 

@@ -1,6 +1,6 @@
 //! Tensors that gradients keep.
 
-use super::{Meta, Wants};
+use super::{Meta, Wants, no_grad};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -16,40 +16,53 @@ pub struct SavedTensor {
     is_result: bool,
     /// Whether only a walk that is recorded reads it.
     apart: bool,
+    /// What is still to be added to it.
+    added: Option<Box<SavedTensor>>,
 }
 
 impl SavedTensor {
     /// Keeps an input, or what differentiable operations have made of it.
     #[must_use]
     pub fn of(input: &Tensor) -> Self {
-        Self { tensor: input.clone(), version: input.version(), is_result: false, apart: false }
+        Self::new(input.clone(), false)
     }
 
     /// Keeps an input of whose numbers the gradient has a copy of its own, such as a cast: that the input changes is an error only
     /// where the walk is recorded, which reads it again.
     #[must_use]
     pub fn apart(input: &Tensor) -> Self {
-        Self { apart: true, ..Self::of(input) }
+        let mut saved = Self::of(input);
+        saved.apart = true;
+        saved
     }
 
     /// Keeps a copy of an input, or another view of the same elements, instead of the input itself.
     #[must_use]
     pub fn copy(copy: &Tensor, input: &Tensor) -> Self {
-        let tensor = copy.with_meta(input.meta());
-        Self { version: copy.version(), tensor, is_result: false, apart: false }
+        Self::new(copy.with_meta(input.meta()), false)
+    }
+
+    /// Keeps the two that an input is the sum of, in the type of `x`, instead of the input itself.
+    #[must_use]
+    pub fn sum(x: &Tensor, added: &Tensor, input: &Tensor) -> Self {
+        let mut saved = Self::copy(x, input);
+        saved.added = Some(Box::new(Self::of(&added.detach())));
+        saved
     }
 
     /// Keeps the result, before it is attached.
     #[must_use]
     pub fn result(out: &Tensor) -> Self {
-        Self { tensor: out.detach(), version: out.version(), is_result: true, apart: false }
+        Self::new(out.detach(), true)
     }
 
-    /// The tensor, in the gradient that keeps it.
-    ///
-    /// # Errors
-    /// It was changed in place since it was kept.
-    pub fn get(&self, wants: &Wants<'_>) -> Result<Tensor> {
+    fn new(tensor: Tensor, is_result: bool) -> Self {
+        tensor.keep();
+        Self { version: tensor.version(), tensor, is_result, apart: false, added: None }
+    }
+
+    /// Looks whether it still is what was kept, for a gradient that has its memory by another way.
+    pub(super) fn check(&self, wants: &Wants<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (wants.again || !self.apart) {
             let what = if self.is_result { "its result" } else { "a tensor that it keeps" };
@@ -62,9 +75,24 @@ impl SavedTensor {
                 self.version
             )));
         }
-        Ok(match (wants.again, self.is_result) {
-            (true, true) => t.with_meta(Some(Meta::Node(wants.node.clone()))),
-            _ => t.clone(),
+        self.added.iter().try_for_each(|added| added.check(wants))
+    }
+
+    /// The tensor, in the gradient that keeps it.
+    ///
+    /// # Errors
+    /// It was changed in place since it was kept; it is a sum of two, and memory runs out.
+    pub fn get(&self, wants: &Wants<'_>) -> Result<Tensor> {
+        self.check(wants)?;
+        let t = &self.tensor;
+        Ok(match (wants.again, self.is_result, &self.added) {
+            (true, true, _) => t.with_meta(Some(Meta::Node(wants.node.clone()))),
+            (_, _, None) => t.clone(),
+            (_, _, Some(added)) => {
+                let _no_grad = no_grad();
+                let sum = t.detach().add(&added.tensor.to_dtype(t.dtype())?)?;
+                sum.with_meta(t.meta())
+            }
         })
     }
 
@@ -75,5 +103,11 @@ impl SavedTensor {
     pub fn constant(&self, wants: &Wants<'_>) -> Result<Tensor> {
         let t = self.get(wants)?;
         Ok(if t.requires_grad() { t.detach() } else { t })
+    }
+}
+
+impl Drop for SavedTensor {
+    fn drop(&mut self) {
+        self.tensor.let_go();
     }
 }

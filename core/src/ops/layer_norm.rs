@@ -37,6 +37,48 @@ pub(super) struct RowNorm {
     branch: Option<DType>,
 }
 
+/// What was normalised, as it is kept for the gradient.
+enum Kept {
+    Whole(Tensor),
+    /// The two that it is the f32 sum of: a branch in 16 bits, and a residual that others keep anyway.
+    Parts(Tensor, Tensor),
+}
+
+impl Kept {
+    /// The f32 sum of a branch and a residual, or the two, whichever holds less until the backward pass.
+    fn of_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
+        let halved = sum.dtype() == DType::F32 && branch.dtype().size() < sum.dtype().size();
+        match halved && residual.dtype() == DType::F32 && residual.is_kept() {
+            true => Self::Parts(branch.detach(), residual.detach()),
+            false => Self::Whole(sum.clone()),
+        }
+    }
+
+    /// As the tape has it: `input` is its tensor there.
+    fn saved(&self, input: &Tensor) -> SavedTensor {
+        match self {
+            Self::Whole(x) => SavedTensor::copy(x, input),
+            Self::Parts(branch, residual) => SavedTensor::sum(residual, branch, input),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Whole(x) => x.dtype(),
+            Self::Parts(_, residual) => residual.dtype(),
+        }
+    }
+
+    /// One tensor, in at most as many bindings as are left.
+    fn bound(&self, left: usize) -> Result<(Tensor, Option<&Tensor>)> {
+        Ok(match self {
+            Self::Whole(x) => (x.clone(), None),
+            Self::Parts(branch, residual) if left >= 2 => (branch.clone(), Some(residual)),
+            Self::Parts(branch, residual) => (residual.add(&branch.to_dtype(residual.dtype())?)?, None),
+        })
+    }
+}
+
 impl RowNorm {
     /// `None` if the rows are too long.
     pub(super) fn new(
@@ -110,7 +152,7 @@ impl RowNorm {
     fn backward(
         &self,
         g: &Tensor,
-        x: &Tensor,
+        kept: &Kept,
         statistics: &Tensor,
         more: Option<(Tensor, bool)>,
         wants: &[bool],
@@ -120,39 +162,47 @@ impl RowNorm {
         let more = if inplace { more } else { more.map(|m| dense(&m)).transpose()? };
         let out = match &more {
             Some(more) if inplace => more.clone(),
-            _ => Tensor::empty(x.shape(), x.dtype(), x.device())?,
+            _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
         let held = Self::held(self.extent, BACKWARD);
         let sums = wants[1..].contains(&true);
         let groups = if sums { held.few_groups(self.rows) } else { held.groups(self.rows) };
         // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
-        let of_columns = self.branch.is_some() && x.shape().last() == Some(&self.extent);
+        let of_columns = self.branch.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
             true => {
                 let _tag = memory::scope::tag(Tag::Workspace);
-                Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, x.device())?)
+                Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, g.device())?)
             }
             false => None,
         };
         let low = self.branch.filter(|&dtype| wants[0] && dtype != out.dtype());
-        let low = low.map(|dtype| Tensor::empty(x.shape(), dtype, x.device())).transpose()?;
+        let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
+            let given = more.filter(|_| !inplace);
+            let others = 3 + [self.weight.is_some(), given.is_some(), low.is_some(), sums]
+                .map(usize::from)
+                .iter()
+                .sum::<usize>();
+            let (x, residual) = kept.bound(g.device().info().limits.max_bindings as usize - others)?;
             let spec = self
                 .spec(held)
                 .def("pass", "backward")
                 .def("x", x.dtype().name())
+                .def("residual", residual.map_or("", |t| t.dtype().name()))
                 .def("g", g.dtype().name())
                 .def("more", more.map_or("", |m| m.dtype().name()))
                 .def("inplace", inplace)
                 .def("result", out.dtype().name())
                 .def("low", low.as_ref().map_or("", |t| t.dtype().name()))
                 .def("partial", if sums { sections } else { 0 });
-            let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![&g, x];
+            let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
+            tensors.extend(residual);
             tensors.extend(&self.weight);
             tensors.push(statistics);
-            tensors.extend(more.filter(|_| !inplace));
+            tensors.extend(given);
             tensors.push(&out);
             tensors.extend(&low);
             tensors.extend(&partial);
@@ -179,13 +229,16 @@ impl RowNorm {
     /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
     pub(super) fn record(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
         let (out, statistics) = self.forward(&x, None, result)?;
-        Ok(self.attach(out, x, statistics, inputs))
+        Ok(self.attach(out, Kept::Whole(x), statistics, inputs))
     }
 
-    fn attach(self, out: Tensor, x: Tensor, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
-        let made = [Some(&x), self.weight.as_ref(), self.bias.as_ref()];
-        let saved = made.into_iter().flatten().zip(inputs);
-        let saved = saved.map(|(made, t)| SavedTensor::copy(made, t)).collect();
+    fn attach(self, out: Tensor, x: Kept, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
+        if !autograd::wanted(inputs) {
+            return out;
+        }
+        let made = [&self.weight, &self.bias].into_iter().flatten();
+        let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::copy(made, t));
+        let saved = std::iter::once(x.saved(inputs[0])).chain(parameters).collect();
         let (rows, extent, rms, eps, weighs) =
             (self.rows, self.extent, self.rms, self.eps, self.weight.is_some());
         let composed = move |t: &[Tensor]| {
@@ -254,9 +307,11 @@ impl Tensor {
         };
         let kept = Tensor::empty(self.shape(), dtype, self.device())?;
         norm.branch = self.requires_grad().then(|| self.dtype());
-        let (normed, statistics) = norm.forward(&dense(self)?, Some((&dense(residual)?, &kept)), result)?;
         let types = [self.dtype(), residual.dtype()];
-        let sum = autograd::attach_twice(op, kept.clone(), &[self, residual], move |g, wants| {
+        let inputs = [self, residual];
+        let (branch, residual) = (dense(self)?, dense(residual)?);
+        let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
+        let sum = autograd::attach_twice(op, kept.clone(), &inputs, move |g, wants| {
             let mut grads = Grads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
@@ -268,7 +323,7 @@ impl Tensor {
         });
         let normed = {
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
-            norm.attach(normed, kept, statistics, &inputs)
+            norm.attach(normed, Kept::of_sum(&kept, &branch, &residual), statistics, &inputs)
         };
         Ok((sum, normed))
     }

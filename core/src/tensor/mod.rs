@@ -286,6 +286,21 @@ impl Tensor {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
+    /// A gradient keeps its memory from now on.
+    pub(crate) fn keep(&self) {
+        self.inner.storage.kept.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// One that kept it is gone.
+    pub(crate) fn let_go(&self) {
+        self.inner.storage.kept.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Whether a gradient keeps its memory, so that another one may count on it without holding more.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.inner.storage.kept.load(Ordering::Relaxed) > 0
+    }
+
     /// How often its memory was written: the same number, the same contents.
     pub(crate) fn version(&self) -> u64 {
         self.inner.storage.version()

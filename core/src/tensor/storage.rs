@@ -17,6 +17,8 @@ pub(crate) struct Storage {
     bytes: u64,
     /// How many recorded operations have written to it in place.
     pub(super) writes: AtomicU32,
+    /// How many gradients keep it for the backward pass.
+    pub(super) kept: AtomicU32,
     state: Mutex<State>,
 }
 
@@ -92,6 +94,7 @@ impl Storage {
             device: device.clone(),
             bytes,
             writes: AtomicU32::new(0),
+            kept: AtomicU32::new(0),
             state: Mutex::new(State {
                 place: Place::Here(block),
                 uses,

@@ -3,6 +3,7 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
+use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::tensor::Tensor;
@@ -16,6 +17,7 @@ super::tests![
     a_bias_before_a_residual_gets_its_own_sums,
     the_sum_of_a_residual_gets_both_gradients,
     residuals_under_autocast,
+    a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts,
 ];
 
 fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
@@ -382,5 +384,88 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
         let g = t.grad().context("there is a gradient")?;
         ensure!(g.dtype() == t.dtype() && g.isfinite()?.all(&[], false)?.item()? == 1.0, "{g:?}");
     }
+    Ok(())
+}
+
+/// Three blocks on a residual stream in f32: of the second, the branch is kept in 16 bits beside the sum before it. Nothing else is to be seen of it.
+fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -> Result<()> {
+    for (extent, rms, low) in [
+        (64, false, DType::BF16),
+        (768, true, DType::F16),
+        (133, false, DType::BF16),
+        (1024, false, DType::F16),
+    ] {
+        let shape = [6, extent];
+        let branches = [(); 3].map(|()| uniform(&shape, device));
+        let branches: Vec<Tensor> =
+            branches.into_iter().map(|b| Ok(b?.to_dtype(low)?.requires_grad_()?)).collect::<Result<_>>()?;
+        let stream = uniform(&shape, device)?.requires_grad_()?;
+        let scale = uniform(&[extent], device)?.requires_grad_()?;
+        let shares = [(); 3].map(|()| uniform(&shape, device));
+        let shares: Vec<Tensor> = shares.into_iter().collect::<Result<_>>()?;
+        // A copy of the sum is kept by nobody: then the next one is kept whole.
+        let forward = |whole: bool| -> Result<(Tensor, u64)> {
+            device.synchronize()?;
+            let before = device.memory().allocated();
+            let (mut sum, mut all) = (stream.clone(), stream.sum_all()?);
+            for (k, branch) in branches.iter().enumerate() {
+                let residual = if whole { sum.mul(1.0)? } else { sum.clone() };
+                let branch = branch.mul(0.5)?;
+                let normed;
+                (sum, normed) = match rms {
+                    true => branch.add_rms_norm(&residual, &[extent], Some(&scale), None)?,
+                    false => branch.add_layer_norm(&residual, &[extent], Some(&scale), None, 1e-5)?,
+                };
+                // Of the last sum nobody else wants a gradient; of the others the gradient is added in place, or not.
+                if k == 1 {
+                    all = all.add(&sum.mul(&shares[k])?.sum_all()?)?;
+                }
+                all = all.add(&normed.mul(&shares[k])?.sum_all()?)?;
+            }
+            drop(sum);
+            device.synchronize()?;
+            Ok((all, device.memory().allocated() - before))
+        };
+        let leaves: Vec<Tensor> = branches.iter().chain([&stream, &scale]).cloned().collect();
+        let numbers = |tensors: Vec<Tensor>| -> Result<Vec<Vec<f32>>> {
+            tensors.iter().map(|t| Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?)).collect()
+        };
+        let ((parts, less), (whole, more)) = (forward(false)?, forward(true)?);
+        // Blocks are of whole 512 bytes.
+        let saved = 6 * extent as u64 * 2 / 512 * 512;
+        ensure!(
+            less + saved <= more,
+            "{extent}: {less} bytes in parts, {more} whole, {saved} less in each of them"
+        );
+        let first = |all: &Tensor| {
+            let retained = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
+            numbers(autograd::grad(std::slice::from_ref(all), &leaves, &retained)?)
+        };
+        ensure!(
+            first(&parts)? == first(&whole)?,
+            "{extent}, rms {rms}: other bits than of a sum that is kept whole"
+        );
+        // As a history: gradients of the gradients' squares.
+        let second = |all: &Tensor| -> Result<Vec<Vec<f32>>> {
+            let grads = autograd::grad(std::slice::from_ref(all), &leaves, &GradOptions::create_graph())?;
+            let mut squares = grads[0].to_dtype(DType::F32)?.square()?.sum_all()?;
+            for grad in &grads[1..] {
+                squares = squares.add(&grad.to_dtype(DType::F32)?.square()?.sum_all()?)?;
+            }
+            numbers(autograd::grad(&[squares], &leaves, &GradOptions::default())?)
+        };
+        for (k, (got, expected)) in second(&parts)?.iter().zip(&second(&whole)?).enumerate() {
+            close(&format!("{extent}, rms {rms}, second gradient {k}"), got, expected, 1e-4)?;
+        }
+    }
+    // What is kept must not change.
+    let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
+    let stream = uniform(&[4, 64], device)?.requires_grad_()?;
+    let (sum, _first) = branch.add_layer_norm(&stream, &[64], None, None, 1e-5)?;
+    let (_, normed) = branch.add_layer_norm(&sum, &[64], None, None, 1e-5)?;
+    branch.add_(&branch)?;
+    let error =
+        normed.sum_all()?.backward().err().context("a branch that has changed is no error")?.to_string();
+    ensure!(error.contains("changed in place"), "{error}");
     Ok(())
 }
