@@ -1,12 +1,14 @@
 {#-
 Attention without the matrix of weights, FlashAttention-2's way: 64 rows of one head in a workgroup walk over what they
 meet in tiles of 32 columns. Rows are queries and columns keys, in the last pass the other way round; sums are f32, and
-nothing depends on the order of workgroups.
+nothing depends on the order of workgroups. Of the 128 threads each has four rows and four columns of a tile: then half of what
+it reads of the workgroup's memory, and no more, is read beside the products.
 
 pass: `forward`: out and the logarithm of each query's sum of exponentials · `queries`: the gradient of q · `keys`: those of k and v
 dtype: of q, k, v, out and their gradients · head, value: elements of a row of q and k, and of v
 mask: the mask's dtype, or "": bool lets through, floats are added · dropout: weights are dropped, by the same numbers in every pass
-mode: `packed` if rows of results are aligned runs of whole fours, else `scattered`
+mode: `packed` if rows of results are aligned runs of whole fours, else `scattered` · fours: so are the rows of what is read
+whole: rows and columns lie in the workgroup's memory in all their length (and the forward pass's rows for good), else 16 elements at a time
 The gradients of k and v lie in one buffer.
 -#}
 {%- import "types" as t -%}
@@ -44,9 +46,15 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=3) %}
+{% if fours %}
+{{ t.quads(0, "q", dtype) }}
+{{ t.quads(1, "k", dtype) }}
+{{ t.quads(2, "v", dtype) }}
+{% else %}
 {{ t.input(0, "q", dtype) }}
 {{ t.input(1, "k", dtype) }}
 {{ t.input(2, "v", dtype) }}
+{% endif %}
 {% if mask %}
 {{ t.input(next.binding, "mask", mask) }}
 {% set next.binding = next.binding + 1 %}
@@ -55,7 +63,7 @@ struct Params {
 {{ t.output(next.binding, "one", dtype, mode) }}
 {{ t.output(next.binding + 1, "lse", "f32") }}
 {% else %}
-{{ t.input(next.binding, "g", dtype) }}
+{{ t.quads(next.binding, "g", dtype) if fours else t.input(next.binding, "g", dtype) }}
 // The logarithms, then each query's sum of g · out.
 {{ t.input(next.binding + 1, "stats", "f32") }}
 {{ t.output(next.binding + 2, "one", dtype, mode) }}
@@ -74,13 +82,17 @@ var<private> at_head: u32;
 {% set keys = "p.window.x" %}
 {% for name, rows, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
 // Four elements of a row; zeros outside.
-fn {{ name }}_quad(row: u32, d: u32) -> vec4<f32> {
+fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z;
-    var quad: vec4<f32>;
+    {% if fours %}
+    return select(vec4<f32>(), {{ name }}_quad((at + min(d, {{ depth - 4 }}u)) >> 2u), (row < {{ rows }}) & (d < {{ depth }}u));
+    {% else %}
+    var four: vec4<f32>;
     for (var i = 0u; i < 4u; i++) {
-        quad[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ rows }}) & (d + i < {{ depth }}u));
+        four[i] = select(0.0, {{ name }}_at(at + min(d + i, {{ depth - 1 }}u) * p.{{ name }}.w), (row < {{ rows }}) & (d + i < {{ depth }}u));
     }
-    return quad;
+    return four;
+    {% endif %}
 }
 {% endfor %}
 
@@ -113,65 +125,104 @@ fn keep(query: u32, key: u32) -> f32 {
     {% endif %}
 }
 
-// Part of 64 rows; the same of 32 columns, or some of their rows whole; weights, a row 33 apart; numbers of the rows.
-var<workgroup> tile: array<vec4<f32>, 256>;
-var<workgroup> columns: array<vec4<f32>, 128>;
-var<workgroup> weights: array<f32, 2112>;
+{% set fours_of = namespace(head=(head + 3) // 4, value=(value + 3) // 4) %}
+{% set wide = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
+{% if whole %}
+{% set longest = fours_of.head if pass == "forward" or head >= value else fours_of.value %}
+// 64 rows; 32 columns of the first product, and of what the second is of: a four 65, or 33, apart from the next one of its row.
+var<workgroup> tile: array<vec4<f32>, {{ 65 * longest }}>;
+var<workgroup> near: array<vec4<f32>, {{ 33 * 8 * wide.head }}>;
+var<workgroup> far: array<vec4<f32>, {{ 33 * 8 * wide.value }}>;
+{% else %}
+// Part of 64 rows, or some lines of columns whole; part of 32 columns.
+var<workgroup> tile: array<vec4<f32>, 260>;
+var<workgroup> near: array<vec4<f32>, 132>;
+{% endif %}
+// Weights, of a row nine fours apart from the next one; numbers of the rows.
+var<workgroup> weights: array<vec4<f32>, 576>;
 {% if pass == "forward" %}
-var<workgroup> parts: array<f32, 256>;
+var<workgroup> parts: array<f32, 128>;
 var<workgroup> factors: array<f32, 64>;
 {% endif %}
 
-{#- Rows of `a` from row0 on times those of `b` from col0 on: `target`[r][c] is that of row 4 y + r and column x + 16 c. -#}
-{% macro products(target, a, b, depth) %}
-    {% for r in range(4) %}
-    {% for c in range(2) %}
-    var {{ target }}_{{ r }}_{{ c }} = 0.0;
-    {% endfor %}
-    {% endfor %}
-    for (var d = 0u; d < {{ depth }}u; d += 16u) {
-        tile[(lane & 3u) * 64u + (lane >> 2u)] = {{ a }}_quad(row0 + (lane >> 2u), d + (lane & 3u) * 4u);
-        if lane < 128u {
-            columns[(lane & 3u) * 32u + (lane >> 2u)] = {{ b }}_quad(col0 + (lane >> 2u), d + (lane & 3u) * 4u);
-        }
-        workgroupBarrier();
-        for (var i = 0u; i < 4u; i++) {
-            let b0 = columns[i * 32u + x];
-            let b1 = columns[i * 32u + x + 16u];
-            {% for r in range(4) %}
-            let a{{ r }} = tile[i * 64u + y * 4u + {{ r }}u];
-            {{ target }}_{{ r }}_0 += dot(a{{ r }}, b0);
-            {{ target }}_{{ r }}_1 += dot(a{{ r }}, b1);
-            {% endfor %}
-        }
-        workgroupBarrier();
+{#- `count` lines of `name`, `fours` of each from element `d` on, to `into`: the lines that a thread reads stand `count / 4` apart. -#}
+{% macro load(into, name, first, count, fours, d) %}
+    for (var at = lane; at < {{ count * fours }}u; at += 128u) {
+        let line = at / {{ fours }}u;
+        let four = at % {{ fours }}u;
+        {{ into }}[four * {{ count + 1 }}u + (line & 3u) * {{ count // 4 }}u + (line >> 2u)] = {{ name }}_four({{ first }} + line, {{ d }} + four * 4u);
     }
 {% endmacro %}
 
-{#- `target` += weights times rows of `b` from col0 on; quad x + 16 c of rows 4 y + r. -#}
-{% macro gather(target, b, depth) %}
-{% set wide = (depth + 63) // 64 %}
-    for (var line = 0u; line < 32u; line += {{ 16 // wide }}u) {
-        tile[lane] = {{ b }}_quad(col0 + line + lane / {{ 16 * wide }}u, (lane % {{ 16 * wide }}u) * 4u);
+{#- Rows of `a` from row0 on times those of `b` from col0 on: `target`[r][c] is that of row 4 y + r and column 4 x + c. Whole columns lie
+in `columns`, and rows too, if they are `kept`. -#}
+{% macro products(target, a, b, depth, columns, kept) %}
+    {% for r in range(4) %}
+    var {{ target }}{{ r }} = vec4<f32>();
+    {% endfor %}
+    {% set fours = (depth + 3) // 4 if whole else 4 %}
+    {% if not whole %}
+    for (var d = 0u; d < {{ depth }}u; d += 16u) {
+        {{ load(columns, b, "col0", 32, fours, "d") }}
+    {% endif %}
+    {% if not kept %}
+        {{ load("tile", a, "row0", 64, fours, "d" if not whole else "0u") }}
         workgroupBarrier();
-        for (var i = 0u; i < {{ 16 // wide }}u; i++) {
-            {% for c in range(wide) %}
-            let b{{ c }} = tile[i * {{ 16 * wide }}u + x + {{ 16 * c }}u];
+    {% endif %}
+        for (var i = 0u; i < {{ fours }}u; i++) {
+            {% for c in range(4) %}
+            let b{{ c }} = {{ columns }}[i * 33u + {{ c * 8 }}u + x];
             {% endfor %}
             {% for r in range(4) %}
-            let w{{ r }} = weights[(y * 4u + {{ r }}u) * 33u + line + i];
-            {% for c in range(wide) %}
-            {{ target }}_{{ r }}_{{ c }} += w{{ r }} * b{{ c }};
+            let a{{ r }} = tile[i * 65u + {{ r * 16 }}u + y];
+            {% for e in ["x", "y", "z", "w"] %}
+            {{ target }}{{ r }} += a{{ r }}.{{ e }} * vec4<f32>(b0.{{ e }}, b1.{{ e }}, b2.{{ e }}, b3.{{ e }});
             {% endfor %}
             {% endfor %}
         }
+    {% if not whole %}
         workgroupBarrier();
     }
+    {% endif %}
+{% endmacro %}
+
+{#- `target` += weights times rows of `b` from col0 on, which lie in `columns` if they do so whole; fours x + 8 c of rows 4 y + r. -#}
+{% macro gather(target, b, depth, columns) %}
+{% set across = (depth + 31) // 32 %}
+{% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
+    {% if not whole %}
+    for (var line = 0u; line < 32u; line += {{ lines }}u) {
+        for (var at = lane; at < {{ lines * across * 8 }}u; at += 128u) {
+            tile[at] = {{ b }}_four(col0 + line + at / {{ across * 8 }}u, at % {{ across * 8 }}u * 4u);
+        }
+        workgroupBarrier();
+    {% endif %}
+        for (var i = 0u; i < {{ lines // 4 }}u; i++) {
+            {% for r in range(4) %}
+            let w{{ r }} = weights[(y * 4u + {{ r }}u) * 9u + {{ "" if whole else "(line >> 2u) + " }}i];
+            {% endfor %}
+            {% for e in range(4) %}
+            {% for c in range(across) %}
+            {% if whole %}
+            let b{{ e }}_{{ c }} = {{ columns }}[(x + {{ c * 8 }}u) * 33u + {{ e * 8 }}u + i];
+            {% else %}
+            let b{{ e }}_{{ c }} = tile[(i * 4u + {{ e }}u) * {{ across * 8 }}u + x + {{ c * 8 }}u];
+            {% endif %}
+            {% for r in range(4) %}
+            {{ target }}_{{ r }}_{{ c }} += w{{ r }}[{{ e }}] * b{{ e }}_{{ c }};
+            {% endfor %}
+            {% endfor %}
+            {% endfor %}
+        }
+    {% if not whole %}
+        workgroupBarrier();
+    }
+    {% endif %}
 {% endmacro %}
 
 {% macro zeros(target, depth) %}
     {% for r in range(4) %}
-    {% for c in range((depth + 63) // 64) %}
+    {% for c in range((depth + 31) // 32) %}
     var {{ target }}_{{ r }}_{{ c }} = vec4<f32>();
     {% endfor %}
     {% endfor %}
@@ -180,8 +231,8 @@ var<workgroup> factors: array<f32, 64>;
 {#- Writes `target` · `factor` of the rows below `rows`, where result `name` lies. -#}
 {% macro store(target, depth, name, rows, factor) %}
     {% for r in range(4) %}
-    {% for c in range((depth + 63) // 64) %}
-    put_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }}, (x + {{ 16 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
+    {% for c in range((depth + 31) // 32) %}
+    put_{{ name }}({{ name }}_base, row0 + y * 4u + {{ r }}u, {{ rows }}, (x + {{ 8 * c }}u) * 4u, {{ target }}_{{ r }}_{{ c }} * {{ factor }});
     {% endfor %}
     {% endfor %}
 {% endmacro %}
@@ -210,7 +261,7 @@ fn enter(batch: u32, head: u32) {
     mask_base = p.outs.z + batch * p.mask.x + head * p.mask.y;
 }
 
-@compute @workgroup_size(256)
+@compute @workgroup_size(128)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let index = group_index(group, groups);
@@ -224,8 +275,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let row0 = (index % tiles) * 64u;
     let batch = index / tiles / heads;
     let head = index / tiles % heads;
-    let x = lane & 15u;
-    let y = lane >> 4u;
+    let x = lane & 7u;
+    let y = lane >> 3u;
     let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
     let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
     {% if pass == "keys" %}
@@ -239,30 +290,50 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var member = 0u; member < sharing; member++) {
         enter(batch, head * sharing + member);
         for (var col0 = begin; col0 < end; col0 += 32u) {
-            {{ products("s", "k", "q", head) }}
-            {{ products("dw", "v", "g", value) }}
-            {% for c in range(2) %}
-            let query{{ c }} = col0 + x + {{ 16 * c }}u;
+            {% if whole %}
+            // The tile before is done with.
+            workgroupBarrier();
+            {{ load("near", "q", "col0", 32, fours_of.head, "0u") }}
+            {{ load("far", "g", "col0", 32, fours_of.value, "0u") }}
+            {% endif %}
+            {{ products("s", "k", "q", head, "near", false) }}
+            {% if whole %}
+            workgroupBarrier();
+            {% endif %}
+            {{ products("dw", "v", "g", value, "far" if whole else "near", false) }}
+            {% for c in range(4) %}
+            let query{{ c }} = col0 + x * 4u + {{ c }}u;
             let line{{ c }} = at_head * {{ queries }} + min(query{{ c }}, {{ queries }} - 1u);
             let lse{{ c }} = stats_at(line{{ c }});
             let delta{{ c }} = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ c }});
-            {% for r in range(4) %}
-            let key{{ r }}_{{ c }} = row0 + y * 4u + {{ r }}u;
-            let score{{ r }}_{{ c }} = score(s_{{ r }}_{{ c }}, query{{ c }}, key{{ r }}_{{ c }});
-            let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ c }}), 0.0, score{{ r }}_{{ c }} == NEVER);
-            let keep{{ r }}_{{ c }} = keep(query{{ c }}, key{{ r }}_{{ c }});
-            weights[(y * 4u + {{ r }}u) * 33u + x + {{ 16 * c }}u] = w{{ r }}_{{ c }} * keep{{ r }}_{{ c }};
-            let ds{{ r }}_{{ c }} = w{{ r }}_{{ c }} * (dw_{{ r }}_{{ c }} * keep{{ r }}_{{ c }} - delta{{ c }});
             {% endfor %}
+            {% for r in range(4) %}
+            let key{{ r }} = row0 + y * 4u + {{ r }}u;
+            var dropped{{ r }}: vec4<f32>;
+            {% for c in range(4) %}
+            let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ c }}, key{{ r }});
+            let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ c }}), 0.0, score{{ r }}_{{ c }} == NEVER);
+            let keep{{ r }}_{{ c }} = keep(query{{ c }}, key{{ r }});
+            dropped{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * keep{{ r }}_{{ c }};
+            dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep{{ r }}_{{ c }} - delta{{ c }});
+            {% endfor %}
+            weights[(y * 4u + {{ r }}u) * 9u + x] = dropped{{ r }};
             {% endfor %}
             // The next barrier stands between these weights and their use, the last one behind it.
-            {{ gather("dv", "g", value) }}
-            {% for c in range(2) %}
+            {% if whole %}
+            workgroupBarrier();
+            {% endif %}
+            {{ gather("dv", "g", value, "far") }}
+            {% if whole %}
+            workgroupBarrier();
+            {% endif %}
             {% for r in range(4) %}
-            weights[(y * 4u + {{ r }}u) * 33u + x + {{ 16 * c }}u] = ds{{ r }}_{{ c }};
+            weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
             {% endfor %}
-            {% endfor %}
-            {{ gather("dk", "q", head) }}
+            {% if whole %}
+            workgroupBarrier();
+            {% endif %}
+            {{ gather("dk", "q", head, "near") }}
         }
     }
     {{ store("dk", head, "one", keys, "p.scale") }}
@@ -282,68 +353,95 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let delta{{ r }} = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ r }});
     {% endfor %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {{ products("s", "q", "k", head) }}
-        {{ products("dw", "g", "v", value) }}
+        {% if whole %}
+        // The tile before is done with.
+        workgroupBarrier();
+        {{ load("near", "k", "col0", 32, fours_of.head, "0u") }}
+        {{ load("far", "v", "col0", 32, fours_of.value, "0u") }}
+        {% endif %}
+        {{ products("s", "q", "k", head, "near", false) }}
+        {% if whole %}
+        workgroupBarrier();
+        {% endif %}
+        {{ products("dw", "g", "v", value, "far" if whole else "near", false) }}
         {% for r in range(4) %}
-        {% for c in range(2) %}
-        let key{{ r }}_{{ c }} = col0 + x + {{ 16 * c }}u;
-        let score{{ r }}_{{ c }} = score(s_{{ r }}_{{ c }}, query{{ r }}, key{{ r }}_{{ c }});
+        {% for c in range(4) %}
+        let key{{ r }}_{{ c }} = col0 + x * 4u + {{ c }}u;
+        let score{{ r }}_{{ c }} = score(s{{ r }}[{{ c }}], query{{ r }}, key{{ r }}_{{ c }});
         let w{{ r }}_{{ c }} = select(m_exp(score{{ r }}_{{ c }} - lse{{ r }}), 0.0, score{{ r }}_{{ c }} == NEVER);
-        weights[(y * 4u + {{ r }}u) * 33u + x + {{ 16 * c }}u] =
-            w{{ r }}_{{ c }} * (dw_{{ r }}_{{ c }} * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
+        dw{{ r }}[{{ c }}] = w{{ r }}_{{ c }} * (dw{{ r }}[{{ c }}] * keep(query{{ r }}, key{{ r }}_{{ c }}) - delta{{ r }});
         {% endfor %}
+        weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
         {% endfor %}
-        {{ gather("dq", "k", head) }}
+        {% if whole %}
+        workgroupBarrier();
+        {% endif %}
+        {{ gather("dq", "k", head, "near") }}
     }
     {{ store("dq", head, "one", queries, "p.scale") }}
     {% else %}
     {{ zeros("sum", value) }}
-    // Four invocations share the numbers of a row, and each has a quarter of its sum.
-    let mine = lane >> 2u;
-    let quarter = lane & 3u;
+    // Two invocations share the numbers of a row, and each has half of its sum.
+    let mine = lane >> 1u;
+    let side = lane & 1u;
     var largest = NEVER;
     var total = 0.0;
+    {% if whole %}
+    {{ load("tile", "q", "row0", 64, fours_of.head, "0u") }}
+    {% endif %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {{ products("s", "q", "k", head) }}
+        {% if whole %}
+        // The tile before is done with.
+        workgroupBarrier();
+        {{ load("near", "k", "col0", 32, fours_of.head, "0u") }}
+        {{ load("far", "v", "col0", 32, fours_of.value, "0u") }}
+        workgroupBarrier();
+        {% endif %}
+        {{ products("s", "q", "k", head, "near", whole) }}
         {% for r in range(4) %}
-        {% for c in range(2) %}
-        weights[(y * 4u + {{ r }}u) * 33u + x + {{ 16 * c }}u] =
-            score(s_{{ r }}_{{ c }}, row0 + y * 4u + {{ r }}u, col0 + x + {{ 16 * c }}u);
+        {% for c in range(4) %}
+        s{{ r }}[{{ c }}] = score(s{{ r }}[{{ c }}], row0 + y * 4u + {{ r }}u, col0 + x * 4u + {{ c }}u);
         {% endfor %}
+        weights[(y * 4u + {{ r }}u) * 9u + x] = s{{ r }};
         {% endfor %}
         workgroupBarrier();
         var high = NEVER;
-        for (var i = quarter; i < 32u; i += 4u) { high = m_max(high, weights[mine * 33u + i]); }
+        for (var i = 0u; i < 4u; i++) {
+            let s = weights[mine * 9u + side * 4u + i];
+            high = m_max(high, m_max(m_max(s.x, s.y), m_max(s.z, s.w)));
+        }
         parts[lane] = high;
         workgroupBarrier();
-        for (var i = 0u; i < 4u; i++) { high = m_max(high, parts[mine * 4u + i]); }
-        high = m_max(high, largest);
+        high = m_max(m_max(high, parts[lane ^ 1u]), largest);
         let rescale = m_exp(largest - high);
         largest = high;
         total *= rescale;
-        for (var i = quarter; i < 32u; i += 4u) {
-            let s = weights[mine * 33u + i];
-            let w = select(m_exp(s - high), 0.0, s == NEVER);
-            total += w;
-            weights[mine * 33u + i] = w * keep(row0 + mine, col0 + i);
+        for (var i = 0u; i < 4u; i++) {
+            let s = weights[mine * 9u + side * 4u + i];
+            var kept: vec4<f32>;
+            {% for e in range(4) %}
+            let w{{ e }} = select(m_exp(s[{{ e }}] - high), 0.0, s[{{ e }}] == NEVER);
+            total += w{{ e }};
+            kept[{{ e }}] = w{{ e }} * keep(row0 + mine, col0 + side * 16u + i * 4u + {{ e }}u);
+            {% endfor %}
+            weights[mine * 9u + side * 4u + i] = kept;
         }
-        if quarter == 0u { factors[mine] = rescale; }
+        if side == 0u { factors[mine] = rescale; }
         workgroupBarrier();
         {% for r in range(4) %}
         let factor{{ r }} = factors[y * 4u + {{ r }}u];
-        {% for c in range((value + 63) // 64) %}
+        {% for c in range((value + 31) // 32) %}
         sum_{{ r }}_{{ c }} *= factor{{ r }};
         {% endfor %}
         {% endfor %}
-        {{ gather("sum", "v", value) }}
+        {{ gather("sum", "v", value, "far") }}
     }
     parts[lane] = total;
     workgroupBarrier();
-    total = 0.0;
-    for (var i = 0u; i < 4u; i++) { total += parts[mine * 4u + i]; }
+    total = parts[mine * 2u] + parts[mine * 2u + 1u];
     // A query that sees nothing gets zeros.
     let seen = !(total == 0.0);
-    if quarter == 0u {
+    if side == 0u {
         factors[mine] = select(0.0, 1.0 / total, seen);
         if row0 + mine < {{ queries }} {
             lse_put(at_head * {{ queries }} + row0 + mine, select(0.0, largest + m_log(total), seen));
@@ -352,7 +450,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     workgroupBarrier();
     {% for r in range(4) %}
     let last_factor{{ r }} = factors[y * 4u + {{ r }}u];
-    {% for c in range((value + 63) // 64) %}
+    {% for c in range((value + 31) // 32) %}
     sum_{{ r }}_{{ c }} *= last_factor{{ r }};
     {% endfor %}
     {% endfor %}

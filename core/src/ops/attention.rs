@@ -515,6 +515,7 @@ impl Run {
             *element == 1 && steps.iter().chain(&row).all(|n| n.is_multiple_of(4))
         };
         let packed = results.iter().all(|&t| fours(t));
+        let read = [q, k, v].into_iter().chain(g).all(fours);
         let spec = KernelSpec::new("attention")
             .def("pass", pass)
             .def("dtype", name(q))
@@ -522,7 +523,9 @@ impl Run {
             .def("value", v.shape()[3])
             .def("mask", self.mask.as_ref().map_or("", name))
             .def("dropout", self.dropout.is_some())
-            .def("mode", if packed { "packed" } else { "scattered" });
+            .def("mode", if packed { "packed" } else { "scattered" })
+            .def("fours", read)
+            .def("whole", is_whole(pass, q.shape()[3], v.shape()[3], device));
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
@@ -552,6 +555,16 @@ impl Run {
         let params = move |now: &Now| params.clone().with(words, drawn.words(now));
         launch::launch_live(&spec, &tensors, params, groups)
     }
+}
+
+/// Whether rows and columns of these lengths fit into a workgroup's memory, which large blocks share.
+fn is_whole(pass: &str, head: usize, value: usize, device: &Device) -> bool {
+    const SHARED: usize = 96 << 10;
+    let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);
+    let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
+    let bytes = 16 * (65 * rows + 33 * columns + TILE * 9) + 768;
+    let most = device.info().limits.max_workgroup_memory as usize;
+    bytes <= if most > SHARED { most / 2 } else { most }
 }
 
 /// What a call of the backend's is in a profile.
