@@ -1,8 +1,7 @@
 {#-
 Attention without the matrix of weights, FlashAttention-2's way: 64 rows of one head in a workgroup walk over what they
 meet in tiles of 32 columns. Rows are queries and columns keys, in the last pass the other way round; sums are f32, and
-nothing depends on the order of workgroups. Of the 128 threads each has four rows and four columns of a tile: then half of what
-it reads of the workgroup's memory, and no more, is read beside the products.
+nothing depends on the order of workgroups. Of the 128 threads each has four rows and four columns of a tile.
 
 pass: `forward`: out and the logarithm of each query's sum of exponentials · `queries`: the gradient of q · `keys`: those of k and v
 dtype: of q, k, v, out and their gradients · head, value: elements of a row of q and k, and of v
@@ -272,7 +271,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let heads = p.extents.y;
     {% endif %}
     if index >= p.extents.x * heads * tiles { return; }
-    let row0 = (index % tiles) * 64u;
+    // Those that see most begin first: the last queries, or the first keys.
+    let row0 = {{ "index % tiles" if pass == "keys" else "(tiles - 1u - index % tiles)" }} * 64u;
     let batch = index / tiles / heads;
     let head = index / tiles % heads;
     let x = lane & 7u;

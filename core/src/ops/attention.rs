@@ -557,14 +557,14 @@ impl Run {
     }
 }
 
-/// Whether rows and columns of these lengths fit into a workgroup's memory, which large blocks share.
+/// Whether whole rows and columns fit into memory so often that workgroups hide each other's waits: with two at a time instead of six a
+/// card is slower (docs/performance.md).
 fn is_whole(pass: &str, head: usize, value: usize, device: &Device) -> bool {
-    const SHARED: usize = 96 << 10;
+    let workgroups = if device.info().software { 1 } else { 4 };
     let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);
     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
     let bytes = 16 * (65 * rows + 33 * columns + TILE * 9) + 768;
-    let most = device.info().limits.max_workgroup_memory as usize;
-    bytes <= if most > SHARED { most / 2 } else { most }
+    bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
 
 /// What a call of the backend's is in a profile.
