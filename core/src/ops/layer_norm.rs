@@ -335,6 +335,9 @@ impl Tensor {
     /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it
     /// comes in the 16-bit type, to which the product after it would cast it. Inside, all is f32.
     ///
+    /// For the backward pass the sum is kept, or, where the residual is f32 and kept by another gradient anyway (in a stream of blocks, that
+    /// of the norm before) and `self` has 16 bits, the two: half as much.
+    ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
     /// # let device = Device::null(Default::default());
