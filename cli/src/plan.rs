@@ -136,7 +136,7 @@ mod tests {
         let (_, _, plan) = Command::try_parse_from(given)?.plan.made()?;
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
-        assert!(peak.is_some_and(|mib| (4_100..4_250).contains(&mib)), "{peak:?} MiB");
+        assert!(peak.is_some_and(|mib| (3_950..4_100).contains(&mib)), "{peak:?} MiB");
         for nothing in [["plan", "--batch", "0"], ["plan", "--context", "0"], ["plan", "--batch", "x"]] {
             let wrong = Command::try_parse_from(nothing).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(wrong.contains("expected a whole number of at least 1"), "{wrong}");
