@@ -100,9 +100,8 @@ fn shifted_right(v: {{ T }}, by: {{ T }}) -> {{ T }} {
     return v >> select({{ bits - 1 }}u, u32(by), within(by)){{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
 }
 {% endif %}
-{% if "towards_zero(" in expr or "near(" in expr %}
-// Of integers, which a division has rounded already, and of f64: of that, llvmpipe (Mesa 22) rounds 1.5 to 1 on some processors.
-fn towards_zero(v: T) -> T { return {{ "trunc(v)" if T == "f64" else "v" }}; }
+{% if "near(" in expr %}
+// Of integers, and of f64: of that, llvmpipe (Mesa 22) rounds 1.5 to 1 on some processors.
 fn near(v: T) -> T {
     {% if T == "f64" %}
     let below = floor(v);
@@ -115,15 +114,35 @@ fn near(v: T) -> T {
     {% endif %}
 }
 {% endif %}
+{% if compute == "f64" and scalars %}
+// 2^k for -540 <= k <= 540.
+fn two_to(k: i32) -> f64 {
+    let eighth = k >> 3u;
+    let a = f64(bitcast<f32>(u32(127i + eighth) << 23u));
+    let b = a * a;
+    let c = b * b;
+    return c * c * f64(1i << u32(k - eighth * 8i));
+}
+// An f64 by its bits, which WGSL cannot cast: whole numbers of at most 16 bits, and powers of two; every step is exact.
+fn of_bits(hi: u32, lo: u32) -> f64 {
+    let exponent = (hi >> 20u) & 0x7ffu;
+    let top = f64(i32((hi & 0xfffffu) | select(0x100000u, 0u, exponent == 0u)));
+    let whole = (top * 65536.0 + f64(i32(lo >> 16u))) * 65536.0 + f64(i32(lo & 0xffffu));
+    let k = i32(max(exponent, 1u)) - 1075i;
+    let half = k >> 1u;
+    let nan = ((hi & 0xfffffu) | lo) != 0u;
+    let special = f64(bitcast<f32>(select(0x7f800000u, 0x7fc00000u, nan)));
+    let size = select(whole * two_to(half) * two_to(k - half), special, exponent == 0x7ffu);
+    return select(size, -size, (hi >> 31u) != 0u);
+}
+{% endif %}
 fn apply({% for dtype in inputs %}{{ names[loop.index0] }}: {{ T }}{{ ", " if not loop.last }}{% endfor %}) -> {{ R }} {
     {% for scalar in scalars %}
     {% set k = loop.index0 %}
     {% set hi = "p.scalars[" ~ (k // 2) ~ "]." ~ ("x" if k % 2 == 0 else "z") %}
     {% set lo = "p.scalars[" ~ (k // 2) ~ "]." ~ ("y" if k % 2 == 0 else "w") %}
     {% if compute == "f64" %}
-    // An f32, and how many last places of an f64 it is off by.
-    let {{ scalar }}_places = f64(bitcast<i32>({{ lo }})) * (f64(bitcast<f32>({{ hi }} & 0x7f800000u)) * 0x1p-52);
-    let {{ scalar }} = f64(bitcast<f32>({{ hi }})) + select({{ scalar }}_places, f64(0.0), {{ lo }} == 0u);
+    let {{ scalar }} = of_bits({{ hi }}, {{ lo }});
     {% elif compute == "i64" %}
     let {{ scalar }} = (i64(bitcast<i32>({{ hi }})) << 32u) | {{ t.widened(lo) }};
     {% elif T == "bool" %}

@@ -70,7 +70,7 @@ unary! {
     hardsigmoid / hardsigmoid_(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(T(0), g / 6.0, a > -3.0 && a < 3.0)", &[A]);
     /// a · hardsigmoid(a).
-    hardswish / hardswish_(): Float, "select(select(a * (a + 3.0) / 6.0, a, a >= 3.0), T(0), a <= -3.0)", [],
+    hardswish / hardswish_(): Float, "a * select(select((a + 3.0) / 6.0, T(1), a >= 3.0), T(0), a <= -3.0)", [],
         Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
     /// a above threshold, else value.
     threshold / threshold_(threshold, value): Number, "select(a, value, a <= threshold)", [],
@@ -191,9 +191,6 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn nan_to_num(&self) -> Result<Tensor> {
-        if !self.dtype().is_float() {
-            return self.copy();
-        }
         let most = match self.dtype() {
             DType::F64 => f64::MAX,
             DType::F16 => 65504.0,

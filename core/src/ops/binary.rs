@@ -106,9 +106,9 @@ binary! {
     remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "near((a - ((a % b) + b) % b) / b)", ["base", "mod"], [Zero, Zero];
+    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
-    trunc_divide: Number, "m_trunc_div(a, b)" | "towards_zero(a / b)", ["base", "mod"], [Zero, Zero];
+    trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
     copysign: Float, "m_copysign(a, b)", ["base"], [
         Expr("select(g * (y / a), 0.0, a == 0.0)", &[A, Y]), Zero];
@@ -225,6 +225,23 @@ static LERP: Pointwise = Pointwise {
     grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
 };
 
+/// Refuses a factor that integers do not hold, which would be cut.
+fn whole_beside_integers(operands: &[Operand<'_>], value: f64) -> Result<()> {
+    let float = |operand: &Operand<'_>| match operand {
+        Operand::Tensor(t) => t.dtype().is_float(),
+        Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
+    };
+    if value.fract() == 0.0 || operands.iter().any(float) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "addcmul",
+        format!(
+            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
+        ),
+    ))
+}
+
 impl Tensor {
     /// `self` where `condition` holds, else `other`; all three broadcast.
     ///
@@ -282,7 +299,9 @@ impl Tensor {
         t2: impl Into<Operand<'a>>,
         value: f64,
     ) -> Result<Tensor> {
-        pointwise(&ADDCMUL, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+        let operands = [self.into(), t1.into(), t2.into()];
+        whole_beside_integers(&operands, value)?;
+        pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
     }
 
     /// `self` + value · t1 / t2.
@@ -370,7 +389,9 @@ impl Tensor {
         t2: impl Into<Operand<'a>>,
         value: f64,
     ) -> Result<()> {
-        pointwise_(&ADDCMUL, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+        let operands = [self.into(), t1.into(), t2.into()];
+        whole_beside_integers(&operands, value)?;
+        pointwise_(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
     }
 
     /// [`addcdiv`](Self::addcdiv) in place.

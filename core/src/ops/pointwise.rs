@@ -203,6 +203,14 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
             launch::check_stored(op.name, t)?;
         }
     }
+    if let (Types::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
+        (op.types, op.name, dtype.is_int(), args.get(1))
+    {
+        return Err(Error::argument(
+            op.name,
+            "integers have no negative powers; cast them to a float with `to_dtype`",
+        ));
+    }
     for arg in args {
         match arg {
             Operand::Scalar(Scalar::Float(_)) if !dtype.is_float() => dtype = DType::F32,
@@ -233,25 +241,23 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
 
 /// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
 /// computed with in f32; only where it is `compared` with them it is rounded as they are.
-fn scalar_words(s: Scalar, compute: DType, compared: bool) -> [u32; 2] {
+fn scalar_words(s: Scalar, compute: DType, compared: bool, bound: bool) -> [u32; 2] {
     let float = s.float();
     let int = if let Scalar::Int(v) = s { v } else { float as i64 };
     match compute {
+        // What the type does not hold bounds its numbers as its last one does; elsewhere it wraps, as in PyTorch.
+        DType::U8 if bound => [int.clamp(0, u8::MAX.into()) as u32, 0],
+        DType::U32 if bound => [int.clamp(0, u32::MAX.into()) as u32, 0],
+        DType::I32 if bound => [int.clamp(i32::MIN.into(), i32::MAX.into()) as u32, 0],
         // Nothing computes in a type that is only stored.
         DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
         DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
         DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
-        DType::F64 => {
-            // The f32 next to it, and how many last places of an f64 it is off by.
-            let high = float as f32;
-            let place = f64::from(f32::from_bits(high.to_bits() & 0x7f80_0000)) * f64::EPSILON;
-            let low =
-                if high.is_finite() && place > 0.0 { ((float - f64::from(high)) / place) as i32 } else { 0 };
-            [high.to_bits(), low as u32]
-        }
+        DType::F64 => [(float.to_bits() >> 32) as u32, float.to_bits() as u32],
         DType::I64 => [(int >> 32) as u32, int as u32],
-        DType::I32 | DType::U32 | DType::U8 => [int as u32, 0],
+        DType::I32 | DType::U32 => [int as u32, 0],
+        DType::U8 => [u32::from(int as u8), 0],
         DType::Bool => [u32::from(float != 0.0), 0],
     }
 }
@@ -285,6 +291,8 @@ impl Pointwise {
             // What rounds says how in `expr`; its plain form is for integers.
             DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
             DType::F64 if self.plain.is_empty() => Ok((self.expr, doubles(self.expr))),
+            // Remainders of f64 are exact too; those of integers are what `%` gives.
+            DType::F64 if self.math.contains(&"mod") => Ok((self.expr, doubles(self.expr))),
             DType::F64 if self.plain.contains("power(") => Ok((self.plain, doubles(self.plain))),
             _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
             _ if !self.plain.is_empty() => Ok((self.plain, &[])),
@@ -474,8 +482,9 @@ fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result
                 if call.numbers.len() >= 4 {
                     return Err(Error::argument(recipe.op, "takes at most four numbers"));
                 }
-                call.numbers
-                    .push((input.name, scalar_words(s, recipe.compute, recipe.result == DType::Bool)));
+                let bound = matches!(recipe.op, "maximum" | "minimum" | "clamp");
+                let words = scalar_words(s, recipe.compute, recipe.result == DType::Bool, bound);
+                call.numbers.push((input.name, words));
             }
         }
     }

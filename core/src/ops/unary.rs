@@ -183,10 +183,6 @@ unary! {
     isneginf(): Predicate, "m_isinf(a) && a < 0.0" | "a < -1.7976931348623157e308", ["base"], NoGrad;
     /// Whether a has the sign of negative numbers, as -0 has.
     signbit(): Predicate, "m_signbit(a)" | "m_signbit(f32(a))", ["base"], NoGrad;
-    /// NaN and infinities replaced by the given numbers.
-    nan_to_num_with(nan, posinf, neginf): Float,
-        "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))", ["base"],
-        Expr("select(0.0, g, m_isfinite(a))", &[A]);
     /// Whether a is zero or false.
     logical_not(): Logic, "!a", [], NoGrad;
 }
@@ -199,6 +195,15 @@ static POLYGAMMA: Pointwise = Pointwise {
     types: Types::Float,
     math: &["base", "exp", "pow", "polygamma"],
     grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
+};
+
+static NAN_TO_NUM: Pointwise = Pointwise {
+    name: "nan_to_num_with",
+    expr: "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))",
+    plain: "",
+    types: Types::Float,
+    math: &["base"],
+    grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
 };
 
 static LOGIT: Pointwise = Pointwise {
@@ -234,6 +239,19 @@ impl Tensor {
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
         pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+    }
+
+    /// NaN and infinities replaced by the given numbers. Other types have neither: of those, a copy.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn nan_to_num_with(&self, nan: f64, posinf: f64, neginf: f64) -> Result<Tensor> {
+        if !self.dtype().is_float() {
+            return self.copy();
+        }
+        let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
+        pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &numbers.map(|(name, v)| (name, Scalar::Float(v))))
     }
 
     /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.

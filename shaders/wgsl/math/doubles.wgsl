@@ -11,6 +11,39 @@ fn m_d_isinf(x: f64) -> bool { return !m_d_isfinite(x) & !m_d_isnan(x); }
 fn m_d_nan() -> f64 { return f64(m_nan()); }
 fn m_d_inf() -> f64 { return f64(m_inf()); }
 fn m_d_copysign(x: f64, s: f64) -> f64 { return select(abs(x), -abs(x), m_signbit(f32(s))); }
+fn m_d_iszero(x: f64) -> bool { return x == 0.0; }
+fn m_d_signbit(x: f64) -> bool { return m_signbit(f32(x)); }
+// As those of `mod`, exactly: b doubled up to a and halved again, and taken off where it fits, which rounds nothing.
+fn m_d_fmod(a: f64, b: f64) -> f64 {
+    if (m_d_isnan(b) | (b == 0.0) | !m_d_isfinite(a)) { return m_d_nan(); }
+    if (m_d_isinf(b) | (abs(a) < abs(b))) { return a; }
+    var r = abs(a);
+    var part = abs(b);
+    while (part <= r * 0.5) { part *= 2.0; }
+    while (part >= abs(b)) {
+        if (r >= part) { r -= part; }
+        part *= 0.5;
+    }
+    return m_d_copysign(r, a);
+}
+fn m_d_remainder(a: f64, b: f64) -> f64 {
+    let r = m_d_fmod(a, b);
+    return select(r, r + b, !m_d_iszero(r) & (m_d_signbit(r) != m_d_signbit(b)));
+}
+fn m_d_floor_div(a: f64, b: f64) -> f64 {
+    let r = m_d_fmod(a, b);
+    let borrow = !m_d_iszero(r) & (m_d_signbit(r) != m_d_signbit(b));
+    let q = (a - r) / b - select(f64(0.0), f64(1.0), borrow);
+    let below = floor(q);
+    let whole = select(below, below + 1.0, q - below > 0.5);
+    let zero = select(f64(0.0), f64(m_from_bits(0x80000000u)), m_d_signbit(a) != m_d_signbit(b));
+    return select(select(select(whole, zero, q == 0.0), m_d_nan(), m_d_isnan(r)), a / b, m_d_iszero(b));
+}
+fn m_d_trunc_div(a: f64, b: f64) -> f64 {
+    let q = a / b;
+    let near = select(floor(q + 0.5), q, abs(q) >= 0x1p52);
+    return select(trunc(q), near, m_d_iszero(m_d_fmod(a, b)));
+}
 fn m_d_rsqrt(x: f64) -> f64 { return 1.0 / sqrt(x); }
 
 fn m_d_exp(x: f64) -> f64 { return m_exp64(x); }

@@ -19,6 +19,9 @@ tests![
     halves_are_rounded_to_nearest_even,
     brain_floats_are_rounded_to_nearest_even,
     doubles_keep_their_digits,
+    numbers_beside_doubles_are_doubles,
+    remainders_of_doubles_are_exact,
+    numbers_beside_bytes_wrap_and_bounds_do_not,
     functions_of_doubles_are_near_the_hosts,
     floats_become_integers_and_saturate,
     wide_integers_keep_their_bits,
@@ -187,6 +190,81 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
     let narrow: Vec<f64> = values.iter().map(|&v| f64::from(v as f32)).collect();
     expect(&x.to_dtype(DType::F32)?, &narrow)?;
     expect(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
+}
+
+/// Numbers that f32 does not hold reach the kernels as they are.
+fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
+    need(device, DType::F64)?;
+    let values = [1.0, -2.5, 3e7];
+    let x = Tensor::from_slice(&values, &[3], device)?;
+    for number in
+        [1e300, -1e300, 1e-50, 5e-300, 0.1, -0.0, 1.0 / 3.0, f64::MAX, f64::MIN_POSITIVE, f64::INFINITY]
+    {
+        let same = |got: Tensor, expected: [f64; 3]| -> Result<()> {
+            let got = got.to_vec::<f64>()?;
+            ensure!(got.iter().zip(expected).all(|(a, b)| a.to_bits() == b.to_bits()), "{number:e}: {got:?}");
+            Ok(())
+        };
+        same(x.mul(number)?, values.map(|v| v * number))?;
+        same(x.add(number)?, values.map(|v| v + number))?;
+        same(x.maximum(number)?, values.map(|v| v.max(number)))?;
+        let filled = x.copy()?;
+        filled.fill_(number)?;
+        same(filled, [number; 3])?;
+    }
+    ensure!(x.add(f64::NAN)?.to_vec::<f64>()?.iter().all(|v| v.is_nan()));
+    let special = Tensor::from_slice(&[f64::NAN, f64::INFINITY, f64::NEG_INFINITY], &[3], device)?;
+    ensure!(special.nan_to_num()?.to_vec::<f64>()? == [0.0, f64::MAX, f64::MIN]);
+    ensure!(
+        Tensor::from_slice(&[3i32, -1], &[2], device)?.nan_to_num_with(0.0, 1.0, 2.0)?.dtype() == DType::I32
+    );
+    Ok(())
+}
+
+/// The host's `%` is C's fmod, which rounds nothing.
+fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
+    need(device, DType::F64)?;
+    let mut numbers = Numbers(66);
+    let mut any = || {
+        let (size, unit) = (numbers.next() % 60, numbers.next() as f64 / u64::MAX as f64 - 0.5);
+        unit * 10f64.powi(size as i32 - 30)
+    };
+    let mut pairs: Vec<(f64, f64)> = (0..500).map(|_| (any(), any())).collect();
+    pairs.extend([
+        (1e300, 3.0),
+        (-1e-30, 3.7),
+        (5.3, f64::INFINITY),
+        (-5.3, f64::INFINITY),
+        (7.0, 3.5),
+        (-7.0, 3.5),
+    ]);
+    let x = Tensor::from_slice(&pairs.iter().map(|p| p.0).collect::<Vec<_>>(), &[pairs.len()], device)?;
+    let y = Tensor::from_slice(&pairs.iter().map(|p| p.1).collect::<Vec<_>>(), &[pairs.len()], device)?;
+    let (left, below) = (x.fmod(&y)?.to_vec::<f64>()?, x.remainder(&y)?.to_vec::<f64>()?);
+    for (k, (a, b)) in pairs.into_iter().enumerate() {
+        let rest = a % b;
+        ensure!(left[k] == rest, "fmod({a:e}, {b:e}) is {:e}, expected {rest:e}", left[k]);
+        let rest = if rest != 0.0 && (rest < 0.0) != (b < 0.0) { rest + b } else { rest };
+        ensure!(below[k] == rest, "remainder({a:e}, {b:e}) is {:e}, expected {rest:e}", below[k]);
+    }
+    ensure!(x.fmod(0.0)?.to_vec::<f64>()?.iter().all(|v| v.is_nan()));
+    Ok(())
+}
+
+/// As in PyTorch.
+fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[0u8, 5, 254, 255], &[4], device)?;
+    ensure!(
+        x.gt(-2)?.to_bools()? == [false, false, false, true]
+            && x.eq(-2)?.to_bools()? == [false, false, true, false]
+    );
+    ensure!(x.lt(300)?.to_bools()? == [true, true, false, false]);
+    ensure!(
+        x.maximum(-2)?.to_vec::<u8>()? == [0, 5, 254, 255]
+            && x.minimum(300)?.to_vec::<u8>()? == [0, 5, 254, 255]
+    );
+    ensure!(x.clamp(-2, 300)?.to_vec::<u8>()? == [0, 5, 254, 255]);
+    Ok(())
 }
 
 /// The host's own functions are within two units of the last place or so: a bound of 32 tells f64 from f32, and finds a wrong coefficient.
