@@ -663,7 +663,10 @@ impl Tensor {
         let (shape, strides) = self.rows_of("index_fill", d, index, &shape)?;
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
         let here = Source::Number(1.0);
-        scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
+        // A tensor without dimensions has one place, also where the index names none.
+        if index.numel() > 0 {
+            scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
+        }
         self.masked_fill(&mask, value)
     }
 

@@ -129,6 +129,8 @@ struct Axis {
     from: usize,
     to: usize,
     factor: Option<f64>,
+    /// Whether it is one of two, as PyTorch has kernels of their own for images.
+    image: bool,
 }
 
 impl Axis {
@@ -175,8 +177,9 @@ impl Axis {
                 let share = self.rounded(1.0 / (end - first) as f64);
                 Span { first, weights: smallvec![share; end - first] }
             }
-            Nearest if self.from == self.to => one(o),
-            Nearest if self.to == 2 * self.from => one(o / 2),
+            // Only of images PyTorch keeps what stays as long, or is doubled, whatever the factor was.
+            Nearest if self.image && self.from == self.to => one(o),
+            Nearest if self.image && self.to == 2 * self.from => one(o / 2),
             Nearest => nearest(0.0),
             NearestExact => nearest(0.5),
             // As in PyTorch, a side that stays as long is left alone, whatever the factor was.
@@ -399,7 +402,10 @@ impl Tensor {
         // Windows that divide an axis evenly know of no factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
         let axes: Vec<Vec<Span>> = (0..from.len())
-            .map(|d| Axis { single, from: from[d], to: to[d], factor: factor(d) }.spans(options))
+            .map(|d| {
+                Axis { single, from: from[d], to: to[d], factor: factor(d), image: from.len() == 2 }
+                    .spans(options)
+            })
             .collect();
         if bytes {
             return resample_bytes(self, &axes);
@@ -430,7 +436,7 @@ mod tests {
         for (from, to) in [(1, 1), (1, 5), (4, 3), (5, 7), (7, 7), (4, 8), (9, 2)] {
             for mode in [Nearest, NearestExact, Linear, Bicubic, Area] {
                 for antialias in [false, true] {
-                    let axis = Axis { single: true, from, to, factor: None };
+                    let axis = Axis { single: true, from, to, factor: None, image: true };
                     let options = Interpolate { mode, antialias, ..Interpolate::default() };
                     let spans = axis.spans(&options);
                     for span in &spans {

@@ -385,6 +385,7 @@ pub(crate) fn rounding_unit(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
         DType::BF16 => 2f64.powi(-7),
+        DType::F64 => f64::EPSILON,
         _ => f64::from(f32::EPSILON),
     }
 }

@@ -318,7 +318,13 @@ impl Tensor {
         stepwise!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
-        let unit = |t: &Tensor| t.broadcast_to(&shape)?.normalize(2.0, dim, eps);
+        // As in PyTorch, lengths below `eps` are raised to it behind the tape's back: the gradient is that of the length.
+        let unit = |t: &Tensor| {
+            let t = t.broadcast_to(&shape)?;
+            let length = t.norm(2.0, &[dim], true)?;
+            let missing = length.detach().rsub(eps)?.maximum(0.0)?;
+            t.div(&length.add(&missing)?)
+        };
         unit(self)?.mul(&unit(other)?)?.sum(&[dim], false)
     }
 

@@ -75,8 +75,24 @@ impl Tensor {
         let over = Over::new(op.name, self.shape(), dims)?;
         let center = self.center(&over)?;
         let freedom = (over.extent as f64 - correction).max(0.0);
-        let extra = Extra { center: Some(&center), args: args(freedom, 0.0), ..Extra::default() };
-        let out = reduce_float(op, self, &over, keepdim, extra)?;
+        let within = |op, divisor| {
+            let extra = Extra { center: Some(&center), args: args(divisor, 0.0), ..Extra::default() };
+            reduce_float(op, self, &over, keepdim, extra)
+        };
+        let out = match self.dtype() {
+            // The kernel's numbers are f32's.
+            DType::F64 if freedom.fract() != 0.0 => {
+                let _no_grad = autograd::no_grad();
+                let out = within(&VAR, 1.0)?.div(freedom)?;
+                if op.name == "std" { out.sqrt()? } else { out }
+            }
+            _ => within(op, freedom)?,
+        };
+        // With none left the result is infinite; where dimensions are named, PyTorch's gradient has the difference as it is.
+        let freedom = match dims.is_empty() || self.rank() == 0 {
+            true => freedom,
+            false => over.extent as f64 - correction,
+        };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
         Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {

@@ -186,6 +186,9 @@ impl Layout {
     /// Whether two indices can name one element.
     #[must_use]
     pub fn overlaps(&self) -> bool {
+        if self.shape.contains(&0) {
+            return false;
+        }
         let mut dims: SmallVec<[(usize, usize); 6]> =
             self.shape.iter().zip(&self.strides).filter(|(n, _)| **n > 1).map(|(&n, &s)| (s, n)).collect();
         dims.sort_unstable();

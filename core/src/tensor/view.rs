@@ -414,7 +414,11 @@ impl Tensor {
         if chunks == 0 {
             return Err(Error::argument("chunk", "takes at least one chunk"));
         }
-        self.split(self.shape().get(d).copied().unwrap_or(0).div_ceil(chunks).max(1), dim)
+        match self.shape().get(d) {
+            // Of nothing there are as many parts as were asked for, as in PyTorch.
+            Some(0) => Ok(vec![self.clone(); chunks]),
+            extent => self.split(extent.map_or(0, |n| n.div_ceil(chunks)).max(1), dim),
+        }
     }
 
     /// `sections` parts of one dimension, the first ones one index larger where they cannot be equal; empty ones where there are
