@@ -6,6 +6,8 @@
 OPERATION=COUNT:KIND takes that many samples (3 without a number), of the database's `sample_inputs`, in a type if one is named, or of
 its `reference_inputs`, or `errors`: what it says that PyTorch refuses. `OPERATION.VARIANT` has one variant only. Samples of many elements are passed over, as are those
 of complex numbers. Calls that are there already, by operation, variant and sample, are not added again.
+
+`own` in place of an operation adds the calls of `OWN` below: what no sample of the database has.
 """
 import json
 import math
@@ -15,6 +17,7 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import SampleInput
 
 HERE = pathlib.Path(__file__).parent
 LARGEST = 600
@@ -36,6 +39,50 @@ MADE = {
 
 # What PyTorch itself computes less exactly in f32 than the comparison allows: made in f64, and rounded.
 EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr"}
+
+
+F64, U8, I32 = torch.float64, torch.uint8, torch.int32
+WIDE = [1e30, -1e30, 5.3, -5.3, 0.7, -1e-30, 0.0, 7.0, math.inf, math.nan]
+
+
+def t(values, dtype=torch.float32, grad=True):
+    return torch.tensor(values, dtype=dtype, requires_grad=grad and dtype.is_floating_point)
+
+
+# Operation, variant, arguments, keywords, and whether PyTorch refuses it. Their sample numbers start at 14000; a new one goes to the end.
+OWN = [
+    *(case for name in ("fmod", "remainder", "floor_divide") for case in (
+        (name, "", lambda: [t(WIDE, F64, False), t([3.0, 7.1, 0.1, 0.1, math.inf, 3.7, 2.0, -0.5, 2.0, 2.0], F64, False)], {}),
+        (name, "", lambda: [t(WIDE, F64, False), 3], {}),
+    )),
+    *(("div", mode + "_rounding", lambda: [t(WIDE, F64, False), t([3.0, 7.1, 0.1, 0.1, math.inf, 3.7, 2.0, -0.5, 2.0, 2.0], F64, False)], {"rounding_mode": mode}) for mode in ("floor", "trunc")),
+    ("mul", "", lambda: [t([1.0, -2.5, 0.0], F64), 1e300], {}),
+    ("mul", "", lambda: [t([1.0, -2.5, 1e300], F64), 1e-300], {}),
+    ("add", "", lambda: [t([1e-50, -2.5e-60], F64), 1e-50], {}),
+    ("nan_to_num", "", lambda: [t([math.nan, math.inf, -math.inf, 1.5], F64)], {"nan": 1.5, "posinf": 10.0}),
+    ("nan_to_num", "", lambda: [t([1, -2, 3], I32)], {"neginf": 3.0}),
+    ("clamp_min", "", lambda: [t([0, 7, 254], U8), -2], {}),
+    ("gt", "", lambda: [t([0, 5, 254, 255], U8), -2], {}),
+    ("lt", "", lambda: [t([0, 5, 254, 255], U8), 300], {}),
+    ("pow", "", lambda: [t([2, -3], I32), -2], {}, "refused"),
+    ("sub", "", lambda: [t([2, -3], I32), t([1, 1], I32)], {"alpha": 0.5}, "refused"),
+    ("chunk", "", lambda: [torch.zeros(3, 0, requires_grad=True), 4], {"dim": 1}),
+    ("var_mean", "", lambda: [torch.zeros(3, 0, requires_grad=True)], {"dim": [0, 1]}),
+    ("var", "", lambda: [t([[0.5, 2.0, -1.0], [0.25, 3.0, 1.0]])], {"dim": 1, "correction": 5}),
+    ("std", "", lambda: [t([[0.5, 2.0, -1.0], [0.25, 3.0, 1.0]])], {"dim": 1, "correction": 5}),
+    ("var", "", lambda: [t([0.5, 2.0, -1.0], F64)], {"dim": 0, "correction": 0.1}),
+    ("std", "", lambda: [t([0.5, 2.0, -1.0], F64)], {"dim": 0, "correction": 0.1}),
+    ("nn.functional.rms_norm", "", lambda: [t([[1e-4, -2e-4], [1.0, 2.0]], F64), [2]], {}),
+    ("nn.functional.cosine_similarity", "", lambda: [t([[0.5, 0.1], [0.02, -0.03]]), t([[0.3, 0.4], [2.0, 1.0]])], {"dim": 1, "eps": 0.1}),
+    ("nn.functional.hardswish", "", lambda: [t([-math.inf, -4.0, -1.0, 2.0, 5.0], F64, False)], {}),
+    ("nn.functional.interpolate", "nearest", lambda: [t([[[0.0, 1.0, 2.0]]], grad=False)], {"scale_factor": 1.3, "mode": "nearest"}),
+    ("nn.functional.interpolate", "nearest", lambda: [t([[[0.0, 1.0, 2.0]]], grad=False)], {"scale_factor": 2.1, "mode": "nearest"}),
+    ("nn.functional.interpolate", "nearest", lambda: [t([[[[0.0, 1.0, 2.0]]]], grad=False)], {"scale_factor": 2.1, "mode": "nearest"}),
+    ("index_fill", "", lambda: [t(2.0), 0, torch.zeros(0, dtype=torch.int64), 3.0], {}),
+    ("slice", "", lambda: [t([[0.0, 1.0, 2.0, 3.0]]), -1, -3, -1, 2], {}),
+    ("norm", "", lambda: [t([[1.0, 2.0], [3.0, 4.0]]), "fro"], {"dim": 1, "keepdim": True}),
+    ("full", "", lambda: [[2, 3], 4], {}),
+]
 
 
 class File:
@@ -159,6 +206,15 @@ def samples(op, kind):
 def main():
     file = File()
     for word in sys.argv[1:]:
+        if word == "own":
+            made = 0
+            for number, (name, variant, make, kwargs, *refused) in enumerate(OWN):
+                op = next(op for op in op_db if (op.name, op.variant_test_name) == (name, variant))
+                args = make()
+                sample = SampleInput(args[0], args=tuple(args[1:]), kwargs=kwargs)
+                made += add(file, op, 14000 + number, sample, bool(refused))
+            print(f"own: {made}")
+            continue
         name, _, what = word.partition("=")
         count, _, kind = what.partition(":")
         kind = kind or "float32"

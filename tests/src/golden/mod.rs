@@ -301,6 +301,8 @@ fn host<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<Host<'a
         safetensors::Dtype::I32 => DType::I32,
         safetensors::Dtype::BOOL => DType::Bool,
         safetensors::Dtype::U8 => DType::U8,
+        safetensors::Dtype::F16 => DType::F16,
+        safetensors::Dtype::BF16 => DType::BF16,
         other => bail!("tensor {key} has type {other:?}"),
     };
     Ok(Host { dtype, shape: view.shape().to_vec(), data: view.data() })
@@ -382,6 +384,13 @@ fn compare(
         // It has no contents: shapes and types are what can be compared.
         return Ok(());
     }
+    // PyTorch's tolerance for what the file has in other types than f32, where no exception is wider.
+    let (atol, rtol) = match expected.dtype {
+        DType::F16 => (atol.max(1e-5), rtol.max(1e-3)),
+        DType::BF16 => (atol.max(1e-5), rtol.max(1.6e-2)),
+        DType::F64 if how.dtype.is_none() && atol <= 1e-5 => (1e-7, 1e-7),
+        _ => (atol, rtol),
+    };
     let values = got.to_f64s()?;
     let wanted = exact.map_or_else(|| Ok(expected.values()), Tensor::to_f64s)?;
     let largest = if how.dtype == Some(DType::F16) { 65504.0 } else { f64::MAX };
@@ -413,6 +422,8 @@ impl Host<'_> {
             DType::F32 => all(self.data, |b| f32::from_le_bytes(b).into()),
             DType::F64 => all(self.data, f64::from_le_bytes),
             DType::I64 => all(self.data, |b| i64::from_le_bytes(b) as f64),
+            DType::F16 => all(self.data, |b| half::f16::from_le_bytes(b).into()),
+            DType::BF16 => all(self.data, |b| half::bf16::from_le_bytes(b).into()),
             DType::I32 => all(self.data, |b| i32::from_le_bytes(b).into()),
             _ => self.data.iter().map(|&b| b.into()).collect(),
         }

@@ -77,7 +77,9 @@ pub(super) fn register(table: &mut Table) {
         if a.variant() == "nuc" {
             return one(a.t(0)?.nuclear_norm(&a.dims(2, "dim")?, a.b(3, "keepdim", false)));
         }
-        one(a.t(0)?.norm(a.f(1, "p", 2.0)?, &a.dims(2, "dim")?, a.b(3, "keepdim", false)))
+        // Of a matrix or a vector the Frobenius norm is the one of order 2.
+        let p = if a.s(1, "p", "") == "fro" { 2.0 } else { a.f(1, "p", 2.0)? };
+        one(a.t(0)?.norm(p, &a.dims(2, "dim")?, a.b(3, "keepdim", false)))
     });
     table.op("dist", |a| one(a.t(0)?.dist(a.t(1)?, a.f(2, "p", 2.0)?)));
     table.op("logsumexp", |a| one(a.t(0)?.logsumexp(&a.dims(1, "dim")?, keepdim(a))));

@@ -1,8 +1,10 @@
 //! Views, shapes and fills.
 
+use forebay::dtype::DType;
+use forebay::ops::Scalar;
 use forebay::tensor::Tensor;
 
-use super::{Table, missing, one};
+use super::{Table, one};
 use crate::golden::args::Args;
 
 fn signed(a: &Args<'_>, at: usize, name: &str) -> anyhow::Result<Vec<isize>> {
@@ -57,9 +59,10 @@ pub(super) fn register(t: &mut Table) {
     t.op("slice", |a| {
         let x = a.t(0)?;
         let dim = a.i(1, "dim", 0)? as isize;
-        let extent = x.dim(dim)?;
-        let start = a.i(2, "start", 0)?.max(0) as usize;
-        let stop = a.opt_i(3, "end")?.map_or(extent, |e| e.max(0) as usize);
+        let extent = x.dim(dim)? as i64;
+        let place = |n: i64| (if n < 0 { n + extent } else { n }).clamp(0, extent) as usize;
+        let start = place(a.i(2, "start", 0)?);
+        let stop = place(a.opt_i(3, "end")?.unwrap_or(extent)).max(start);
         one(x.slice_dim(dim, start, stop, a.i(4, "step", 1)? as usize))
     });
     t.op("diagonal", |a| {
@@ -119,7 +122,13 @@ pub(super) fn register(t: &mut Table) {
         one(Tensor::zeros(&a.shape(1, "size")?, a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
     });
     t.op("full", |a| {
-        let Some(dtype) = a.dtype(9, "dtype")? else { return Err(missing("full without a dtype")) };
+        // PyTorch takes the type from the number, where none is named.
+        let natural = match a.scalar(1, "fill_value")? {
+            Some(Scalar::Bool(_)) => DType::Bool,
+            Some(Scalar::Int(_)) => DType::I64,
+            _ => DType::F32,
+        };
+        let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);
         one(Tensor::full(&a.shape(0, "size")?, a.f(1, "fill_value", 0.0)?, dtype, a.device()))
     });
 }
