@@ -96,7 +96,8 @@ pub trait Optimizer {
     }
 
     /// The state of every parameter that has any: `3.exp_avg`, `3.step`, by the parameter's number. The tensors share
-    /// memory with the optimiser: save them, or copy them.
+    /// memory with the optimiser: save them, or copy them. Rates and other options, which PyTorch's `param_groups` has, are not in it:
+    /// they are those that the optimiser is made with, or `set_lr`.
     ///
     /// # Errors
     /// Memory runs out.
