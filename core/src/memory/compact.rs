@@ -26,9 +26,9 @@ const DEPTH: usize = 2;
 /// How often holes are filled for a request, at most: each time there are fewer.
 const REPACKED: usize = 4;
 /// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
-const GAIN: u64 = 8;
+const GAIN: u64 = 16;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
-const LESS: u64 = 7;
+const LESS: u64 = 8;
 /// And where at least this part of the request is free.
 const LEAST_FREE: u64 = 10;
 const ROUND: u64 = 2 << 20;
@@ -100,6 +100,9 @@ impl State {
             if enough
                 && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
             {
+                return Ok(Compacted::Done);
+            }
+            if enough && self.plan(mover, need, |planner| planner.clear_any(need.size, &free))? {
                 return Ok(Compacted::Done);
             }
             if less {

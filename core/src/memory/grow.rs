@@ -31,13 +31,18 @@ const LEAST_PIECE: u64 = 32;
 const LARGEST_PIECE: u64 = 8;
 /// Where blocks in use move, plain segments are at least this part of what the program uses, and twice `large_segment_size`
 /// of one that uses as much: fewer calls, and larger holes to be made.
-const SLAB: u64 = 28;
+const SLAB: u64 = 18;
 /// But a quarter of what a program uses that is smaller than this: its budgets leave no room for more.
 const SMALL: u64 = 32 * MIB;
 const SMALL_SLAB: u64 = 4;
+/// One that would be left free by this part of it, when as many requests like the first as fit have it, is made for just those.
+const ODD: u64 = 8;
 /// Where idle segments of at least this part of a request go for it, so many that the new one holds as many of its size as it can:
 /// the next requests are often alike. And this part of one more, for some that are larger.
 const ALIKE: u64 = 2;
+/// But a request of more than this part of what the program uses gets one of its own: where it and another one lie side by side, a third
+/// one that is a little larger would have no place, and neither fits elsewhere.
+const ALONE: u64 = 3;
 const SPARE: u64 = 8;
 /// And a pool may hold somewhat more: each step below costs copies and calls.
 const COMPACT_SLACK: f64 = 0.045;
@@ -171,7 +176,13 @@ impl State {
             let slab = if self.compacts() { self.slab(need) } else { 0 };
             // A pool that holds too much already takes no more than it must, unless that is little.
             let over = self.heap.counters.reserved() > self.target(need);
-            if over && own > slab / 2 { own } else { own.max(slab) }
+            let odd = slab % own >= slab / ODD;
+            match slab / own {
+                0 => own,
+                1 if over => own,
+                several if odd => several * own,
+                _ => slab,
+            }
         };
         size.min(self.max_segment).max(need.size)
     }
@@ -234,7 +245,8 @@ impl State {
     /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
     fn alike(&self, need: &Need, idle: &[Idle]) -> Option<(Vec<Idle>, u64)> {
         let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED;
-        if !shared || !self.compacts() || !self.has_own_segment(need) {
+        let alone = need.size > self.most_active(need) / ALONE;
+        if !shared || alone || !self.compacts() || !self.has_own_segment(need) {
             return None;
         }
         let mut idle: Vec<Idle> = idle.iter().copied().filter(|i| i.size >= need.size / ALIKE).collect();

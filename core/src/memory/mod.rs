@@ -35,6 +35,7 @@
 //! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
 mod bins;
+mod clear;
 pub(crate) mod compact;
 mod config;
 mod counters;

@@ -27,7 +27,7 @@ pub(super) struct Gap {
     cost: u64,
     /// How large it has to be.
     pub(super) size: u64,
-    blocks: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
     how: How,
 }
 
@@ -41,11 +41,11 @@ pub(super) enum How {
 
 /// A block that a search for gaps passes: what they need to know of it.
 #[derive(Clone, Copy)]
-struct Passed {
-    at: u32,
-    is_free: bool,
-    size: u64,
-    cost: u64,
+pub(super) struct Passed {
+    pub(super) at: u32,
+    pub(super) is_free: bool,
+    pub(super) size: u64,
+    pub(super) cost: u64,
 }
 
 /// The shortest parts of a run of blocks that are enough.
@@ -207,11 +207,11 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn is_free(&self, at: u32) -> bool {
+    pub(super) fn is_free(&self, at: u32) -> bool {
         self.heap.slot(at).state == Is::Free
     }
 
-    fn size(&self, at: u32) -> u64 {
+    pub(super) fn size(&self, at: u32) -> u64 {
         self.heap.slot(at).size
     }
 
@@ -234,6 +234,12 @@ impl<'a> Planner<'a> {
     /// The cheapest ways to a free block of `size` bytes, the cheapest first.
     pub(super) fn find(&self, size: u64) -> Vec<Found> {
         let mut found = Cheapest::new();
+        self.each_run(size, |run| gaps_in(run, size, &mut found));
+        found.sorted()
+    }
+
+    /// Each run of neighbours that may move, in segments of at least `size` bytes.
+    pub(super) fn each_run(&self, size: u64, mut with: impl FnMut(&[Passed])) {
         let mut run = Vec::new();
         let ours = |s: &&Segment| s.size >= size && self.arenas.contains(&s.arena);
         for segment in self.heap.live_segments().filter(ours) {
@@ -242,14 +248,13 @@ impl<'a> Planner<'a> {
                     let is_free = slot.state == Is::Free;
                     run.push(Passed { at, is_free, size: slot.size, cost: self.cost(at) });
                 } else {
-                    gaps_in(&run, size, &mut found);
+                    with(&run);
                     run.clear();
                 }
             }
-            gaps_in(&run, size, &mut found);
+            with(&run);
             run.clear();
         }
-        found.sorted()
     }
 
     /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
@@ -268,7 +273,7 @@ impl<'a> Planner<'a> {
             let gap = self.gap(size, found);
             let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
-                How::Slide => self.can_slide(&gap.blocks),
+                How::Slide => self.can_slide(&gap.blocks, |_| false),
                 How::Evict => gap.blocks.iter().all(small) && self.fits(&gap, free, 0),
             };
             // What does not fit as it lies fits only if there is as much free.
@@ -276,19 +281,27 @@ impl<'a> Planner<'a> {
             if !fits && !nested {
                 continue;
             }
-            let saved = self.save();
-            // Inside another gap, blocks are frozen.
-            let first = self.frozen.is_empty();
             self.tries = self.tries.saturating_sub(usize::from(!fits));
-            if self.open(&gap, depth) && self.plan.copies.len() <= MOST_COPIES {
-                match first {
-                    true => self.before = Some(saved.0),
-                    false => self.spare.push(saved.0),
-                }
+            if self.attempt(|planner| planner.open(&gap, depth)) {
                 return true;
             }
-            self.restore(saved);
         }
+        false
+    }
+
+    /// Whether moving blocks so succeeds; if not, the heap is as it was.
+    pub(super) fn attempt(&mut self, moves: impl FnOnce(&mut Self) -> bool) -> bool {
+        let saved = self.save();
+        // Inside another gap, blocks are frozen.
+        let first = self.frozen.is_empty();
+        if moves(self) && self.plan.copies.len() <= MOST_COPIES {
+            match first {
+                true => self.before = Some(saved.0),
+                false => self.spare.push(saved.0),
+            }
+            return true;
+        }
+        self.restore(saved);
         false
     }
 
@@ -351,12 +364,13 @@ impl<'a> Planner<'a> {
         })
     }
 
-    /// Whether blocks can be pushed together in few steps.
-    fn can_slide(&self, blocks: &[u32]) -> bool {
+    /// Whether blocks can be pushed together in few steps, where some of them are `gone` by then.
+    pub(super) fn can_slide(&self, blocks: &[u32], gone: impl Fn(&u32) -> bool) -> bool {
         let mut way = 0;
         blocks.iter().all(|at| {
-            way += if self.is_free(*at) { self.size(*at) } else { 0 };
-            self.is_free(*at) || way == 0 || self.size(*at).div_ceil(way) <= MOST_STEPS
+            let is_free = self.is_free(*at) || gone(at);
+            way += if is_free { self.size(*at) } else { 0 };
+            is_free || way == 0 || self.size(*at).div_ceil(way) <= MOST_STEPS
         })
     }
 
@@ -408,7 +422,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Pushes the blocks in use together, so that the free ones between them are one.
-    fn slide(&mut self, blocks: &[u32]) -> bool {
+    pub(super) fn slide(&mut self, blocks: &[u32]) -> bool {
         let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else { return false };
         let (prev, next) = (self.heap.slot(first).prev, self.heap.slot(last).next);
         let Slot { segment, mut offset, .. } = *self.heap.slot(first);
@@ -507,7 +521,7 @@ impl<'a> Planner<'a> {
     }
 
     /// Moves a block elsewhere. Returns what is left: a block in no bin, and out of reach.
-    fn send(&mut self, at: u32, depth: usize) -> Option<u32> {
+    pub(super) fn send(&mut self, at: u32, depth: usize) -> Option<u32> {
         let size = self.size(at);
         let to = match self.best(size) {
             Some(to) => to,
@@ -536,7 +550,32 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn set_free(&mut self, at: u32) {
+    /// Takes a free block out of reach.
+    pub(super) fn withhold(&mut self, at: u32) {
+        self.heap.unlist(at);
+        self.heap.slot_mut(at).state = Is::Leaving;
+    }
+
+    /// Keeps a block in use from moving but by [`send`](Self::send).
+    pub(super) fn freeze(&mut self, at: u32) {
+        self.heap.slot_mut(at).state = Is::Live;
+        self.frozen.push(at);
+    }
+
+    /// Where a block lies: its segment, and its first byte and the one behind its last.
+    pub(super) fn range(&self, at: u32) -> (u32, u64, u64) {
+        let Slot { segment, offset, size, .. } = *self.heap.slot(at);
+        (segment, offset, offset + size)
+    }
+
+    /// The blocks of a segment that have bytes between two offsets.
+    pub(super) fn between(&self, segment: u32, start: u64, end: u64) -> Vec<u32> {
+        let inside = |slot: &Slot| slot.offset < end && slot.offset + slot.size > start;
+        let blocks = self.heap.blocks(self.heap.segment(segment));
+        blocks.filter(|(_, slot)| inside(slot)).map(|(at, _)| at).collect()
+    }
+
+    pub(super) fn set_free(&mut self, at: u32) {
         let at = self.heap.merge(at, Is::Free);
         self.heap.list(at);
     }
