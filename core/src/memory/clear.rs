@@ -3,7 +3,7 @@
 //! A segment whose free parts are not enough, and none of whose runs of neighbours fits elsewhere as a whole, often needs but one small block gone.
 
 use super::bins::Entry;
-use super::planner::{Gap, How, Planner};
+use super::planner::{Gap, How, Planner, Runs, put};
 
 /// Runs of neighbours that are tried for a request.
 const TRIED: usize = 16;
@@ -11,15 +11,38 @@ const TRIED: usize = 16;
 const MOST: u64 = 3;
 
 /// Neighbours that could be cleared: what that costs at most, the first of them, and how many they are.
-type Run = (u64, u32, usize);
+type Found = (u64, u32, usize);
+
+/// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough.
+fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<Found> {
+    let (largest, most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
+    let mut found = Vec::new();
+    for run in runs.iter() {
+        let gives = |at: usize| if run[at].is_free || run[at].size <= largest { run[at].size } else { 0 };
+        let (mut end, mut sum, mut cost) = (0, 0, 0);
+        for start in 0..run.len() {
+            while sum < size && end < run.len() {
+                (sum, cost, end) = (sum + gives(end), cost + run[end].cost, end + 1);
+            }
+            if sum < size {
+                break;
+            }
+            if cost <= most {
+                found.push((cost, run[start].at, end - start));
+            }
+            (sum, cost) = (sum - gives(start), cost - run[start].cost);
+        }
+    }
+    found
+}
 
 impl Planner<'_> {
     /// Makes a free block of `size` bytes of neighbours of which some go elsewhere, into the `free` blocks, and the others are pushed
     /// together. If it fails, the heap is as it was.
-    pub(super) fn clear_any(&mut self, size: u64, free: &[Entry]) -> bool {
-        let mut runs = self.clearable(size, free);
-        runs.sort_unstable();
-        for (cost, first, count) in runs.into_iter().take(TRIED) {
+    pub(super) fn clear_any(&mut self, size: u64, runs: &Runs, free: &[Entry]) -> bool {
+        let mut found = clearable(size, runs, free);
+        found.sort_unstable();
+        for (cost, first, count) in found.into_iter().take(TRIED) {
             let gap = self.gap(size, (cost, first, count, How::Slide));
             let Some(sent) = self.chosen(&gap, free) else { continue };
             if self.can_slide(&gap.blocks, |at| sent.contains(at))
@@ -31,34 +54,9 @@ impl Planner<'_> {
         false
     }
 
-    /// The shortest runs whose blocks that fit elsewhere, one by one, leave enough.
-    fn clearable(&self, size: u64, free: &[Entry]) -> Vec<Run> {
-        let largest = free.last().map_or(0, |e| e.size);
-        let most = size.saturating_mul(MOST) / 2;
-        let mut runs = Vec::new();
-        self.each_run(size, |run| {
-            let gives = |at: usize| if run[at].is_free || run[at].size <= largest { run[at].size } else { 0 };
-            let (mut end, mut sum, mut cost) = (0, 0, 0);
-            for start in 0..run.len() {
-                while sum < size && end < run.len() {
-                    (sum, cost, end) = (sum + gives(end), cost + run[end].cost, end + 1);
-                }
-                if sum < size {
-                    break;
-                }
-                if cost <= most {
-                    runs.push((cost, run[start].at, end - start));
-                }
-                (sum, cost) = (sum - gives(start), cost - run[start].cost);
-            }
-        });
-        runs
-    }
-
     /// The blocks of a run that go elsewhere, few and small; `None` where they do not fit.
     fn chosen(&self, gap: &Gap, free: &[Entry]) -> Option<Vec<u32>> {
-        let elsewhere = free.iter().filter(|e| !gap.blocks.contains(&e.slot)).map(|e| e.size);
-        let mut places: Vec<u64> = elsewhere.collect();
+        let mut places = self.places(gap, free);
         let inside = gap.blocks.iter().filter(|at| self.is_free(**at)).map(|at| self.size(*at));
         let mut missing = gap.size.saturating_sub(inside.sum());
         let mut held: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
@@ -69,10 +67,7 @@ impl Planner<'_> {
             let at = held.partition_point(|at| self.size(*at) < missing);
             let block = if at < held.len() { held.remove(at) } else { held.pop()? };
             let size = self.size(block);
-            let place = places.partition_point(|place| *place < size);
-            if place < places.len() {
-                let rest = places.remove(place) - size;
-                places.insert(places.partition_point(|place| *place < rest), rest);
+            if put(&mut places, size) {
                 missing = missing.saturating_sub(size);
                 sent.push(block);
             }

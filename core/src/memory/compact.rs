@@ -96,13 +96,14 @@ impl State {
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
         if enough || less {
             let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-            let found = planner.find(need.size);
+            let runs = planner.runs(need.size);
+            let found = planner.find(need.size, &runs);
             if enough
                 && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
             {
                 return Ok(Compacted::Done);
             }
-            if enough && self.plan(mover, need, |planner| planner.clear_any(need.size, &free))? {
+            if enough && self.plan(mover, need, |planner| planner.clear_any(need.size, &runs, &free))? {
                 return Ok(Compacted::Done);
             }
             if less {

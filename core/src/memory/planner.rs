@@ -48,11 +48,31 @@ pub(super) struct Passed {
     pub(super) cost: u64,
 }
 
+/// Runs of neighbours that may move, one behind the other.
+pub(super) struct Runs {
+    blocks: Vec<Passed>,
+    /// Where each of them ends.
+    ends: Vec<usize>,
+}
+
+impl Runs {
+    /// Ends the last one, and drops it if it is smaller than `size`.
+    fn end(&mut self, size: u64) {
+        let start = self.ends.last().copied().unwrap_or(0);
+        match self.blocks[start..].iter().map(|block| block.size).sum::<u64>() < size {
+            true => self.blocks.truncate(start),
+            false => self.ends.push(self.blocks.len()),
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &[Passed]> {
+        let starts = std::iter::once(0).chain(self.ends.iter().copied());
+        starts.zip(&self.ends).map(|(start, end)| &self.blocks[start..*end])
+    }
+}
+
 /// The shortest parts of a run of blocks that are enough.
 fn gaps_in(run: &[Passed], size: u64, found: &mut Cheapest) {
-    if run.iter().map(|block| block.size).sum::<u64>() < size {
-        return;
-    }
     for how in [How::Slide, How::Evict] {
         let gives = |block: &Passed| if how == How::Evict || block.is_free { block.size } else { 0 };
         let (mut end, mut sum, mut cost) = (0, 0, 0);
@@ -102,6 +122,20 @@ impl Cheapest {
         self.found.truncate(GAPS);
         self.found
     }
+}
+
+/// Puts a block into the smallest of these places that it fits into, of which the rest stays. Whether there was one.
+pub(super) fn put(places: &mut Vec<u64>, size: u64) -> bool {
+    let at = places.partition_point(|place| *place < size);
+    if at == places.len() {
+        return false;
+    }
+    let rest = places[at] - size;
+    // What lies between moves up by one.
+    let to = places[..at].partition_point(|place| *place < rest);
+    places.copy_within(to..at, to + 1);
+    places[to] = rest;
+    true
 }
 
 /// A gap: what it costs, its first block, how many they are, and how.
@@ -231,37 +265,36 @@ impl<'a> Planner<'a> {
         Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
     }
 
-    /// The cheapest ways to a free block of `size` bytes, the cheapest first.
-    pub(super) fn find(&self, size: u64) -> Vec<Found> {
-        let mut found = Cheapest::new();
-        self.each_run(size, |run| gaps_in(run, size, &mut found));
-        found.sorted()
-    }
-
-    /// Each run of neighbours that may move, in segments of at least `size` bytes.
-    pub(super) fn each_run(&self, size: u64, mut with: impl FnMut(&[Passed])) {
-        let mut run = Vec::new();
+    /// The runs of neighbours that may move, in segments of at least `size` bytes.
+    pub(super) fn runs(&self, size: u64) -> Runs {
+        let mut runs = Runs { blocks: Vec::with_capacity(64), ends: Vec::new() };
         let ours = |s: &&Segment| s.size >= size && self.arenas.contains(&s.arena);
         for segment in self.heap.live_segments().filter(ours) {
             for (at, slot) in self.heap.blocks(segment) {
                 if self.can_move(at) {
                     let is_free = slot.state == Is::Free;
-                    run.push(Passed { at, is_free, size: slot.size, cost: self.cost(at) });
+                    runs.blocks.push(Passed { at, is_free, size: slot.size, cost: self.cost(at) });
                 } else {
-                    with(&run);
-                    run.clear();
+                    runs.end(size);
                 }
             }
-            with(&run);
-            run.clear();
+            runs.end(size);
         }
+        runs
+    }
+
+    /// The cheapest ways to a free block of `size` bytes, the cheapest first.
+    pub(super) fn find(&self, size: u64, runs: &Runs) -> Vec<Found> {
+        let mut found = Cheapest::new();
+        runs.iter().for_each(|run| gaps_in(run, size, &mut found));
+        found.sorted()
     }
 
     /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
     fn hole(&mut self, size: u64, depth: usize) -> bool {
         let free = self.free_blocks();
         free.iter().map(|e| e.size).sum::<u64>() >= size
-            && self.open_any(size, &self.find(size), &free, depth)
+            && self.open_any(size, &self.find(size, &self.runs(size)), &free, depth)
     }
 
     /// Opens the first of the gaps that were [found](Self::find) for which that can be done. `free` are the free blocks. If it
@@ -271,10 +304,9 @@ impl<'a> Planner<'a> {
         let largest = free.last().map_or(0, |e| e.size);
         for &found in found {
             let gap = self.gap(size, found);
-            let small = |at: &u32| self.is_free(*at) || self.size(*at) <= largest;
             let fits = match gap.how {
                 How::Slide => self.can_slide(&gap.blocks, |_| false),
-                How::Evict => gap.blocks.iter().all(small) && self.fits(&gap, free, 0),
+                How::Evict => self.is_small(&gap, largest) && self.fits(&gap, free, 0),
             };
             // What does not fit as it lies fits only if there is as much free.
             let nested = gap.how == How::Evict && depth > 0 && self.tries > 0 && gap.cost <= sum + size;
@@ -282,11 +314,36 @@ impl<'a> Planner<'a> {
                 continue;
             }
             self.tries = self.tries.saturating_sub(usize::from(!fits));
+            if !fits && !self.may_open(&gap, free) {
+                continue;
+            }
             if self.attempt(|planner| planner.open(&gap, depth)) {
                 return true;
             }
         }
         false
+    }
+
+    /// Whether there may be a way to room for the largest block that is in the way of a gap and fits nowhere: seen without a copy of the
+    /// heap, which few of these gaps are worth.
+    fn may_open(&self, gap: &Gap, free: &[Entry]) -> bool {
+        let Some(size) = self.left_out(gap, free, 0).next() else { return true };
+        let largest = free.last().map_or(0, |e| e.size);
+        // What is free at an end of it may be left over.
+        let mut there: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
+        there.sort_unstable();
+        self.find(size, &self.runs(size)).into_iter().map(|found| self.gap(size, found)).any(|gap| {
+            gap.blocks.iter().all(|at| there.binary_search(at).is_err())
+                && match gap.how {
+                    How::Slide => self.can_slide(&gap.blocks, |_| false),
+                    How::Evict => self.is_small(&gap, largest) && self.fits(&gap, free, 0),
+                }
+        })
+    }
+
+    /// Whether none of the blocks in the way of a gap is larger than this.
+    fn is_small(&self, gap: &Gap, largest: u64) -> bool {
+        gap.blocks.iter().all(|at| self.is_free(*at) || self.size(*at) <= largest)
     }
 
     /// Whether moving blocks so succeeds; if not, the heap is as it was.
@@ -333,35 +390,29 @@ impl<'a> Planner<'a> {
     /// The sizes of the blocks that do not fit, the largest first.
     fn left_out(&self, gap: &Gap, free: &[Entry], more: u64) -> impl Iterator<Item = u64> {
         let mut held: Vec<u64> = Vec::with_capacity(gap.blocks.len());
-        let mut gaps: Vec<u32> = Vec::with_capacity(gap.blocks.len());
-        for &at in &gap.blocks {
-            if self.is_free(at) {
-                gaps.push(at);
-            } else {
-                held.push(self.size(at));
-            }
-        }
-        gaps.sort_unstable();
-        let elsewhere = free.iter().filter(|e| gaps.binary_search(&e.slot).is_err()).map(|e| e.size);
+        let mut places = self.places(gap, free);
+        held.extend(gap.blocks.iter().filter(|at| !self.is_free(**at)).map(|at| self.size(*at)));
         let excess = gap.blocks.iter().map(|at| self.size(*at)).sum::<u64>().saturating_sub(gap.size);
         let end = [gap.blocks.last(), gap.blocks.first()].into_iter().flatten();
         let spare = end.filter(|at| self.is_free(**at) && self.size(**at) > excess).map(|_| excess).next();
-        // They come in order; few more are to be put into it.
-        let mut free: Vec<u64> = Vec::with_capacity(free.len() + 2);
-        free.extend(elsewhere);
         for size in spare.into_iter().chain([more]).filter(|size| *size > 0) {
-            free.insert(free.partition_point(|place| *place < size), size);
+            places.insert(places.partition_point(|place| *place < size), size);
         }
         held.sort_unstable();
-        held.into_iter().rev().filter(move |size| {
-            let at = free.partition_point(|place| place < size);
-            if at < free.len() {
-                let rest = free.remove(at) - size;
-                free.insert(free.partition_point(|place| *place < rest), rest);
-                return false;
+        held.into_iter().rev().filter(move |size| !put(&mut places, *size))
+    }
+
+    /// The sizes of the free blocks outside of a gap, in order, with room for few more.
+    pub(super) fn places(&self, gap: &Gap, free: &[Entry]) -> Vec<u64> {
+        let mut places: Vec<u64> = Vec::with_capacity(free.len() + 2);
+        places.extend(free.iter().map(|e| e.size));
+        for at in gap.blocks.iter().filter(|at| self.is_free(**at)) {
+            let (size, place) = (self.size(*at), places.partition_point(|place| *place < self.size(*at)));
+            if places.get(place) == Some(&size) {
+                places.remove(place);
             }
-            true
-        })
+        }
+        places
     }
 
     /// Whether blocks can be pushed together in few steps, where some of them are `gone` by then.
@@ -586,10 +637,10 @@ impl<'a> Planner<'a> {
         for (at, segment) in self.heap.segments.iter().enumerate() {
             let ours = |s: &&Segment| s.range.is_none() && self.arenas.contains(&s.arena);
             let Some(segment) = segment.as_ref().filter(ours) else { continue };
-            let blocks = || self.heap.blocks(segment).map(|(at, _)| at);
-            if blocks().all(|at| self.can_move(at)) {
-                let over = segment.size.saturating_sub(surplus) / 2;
-                let cost = blocks().map(|at| self.cost(at)).sum::<u64>() + CALL + over;
+            let mut blocks = self.heap.blocks(segment).map(|(at, _)| at);
+            let held = blocks.try_fold(0, |sum, at| self.can_move(at).then(|| sum + self.cost(at)));
+            if let Some(held) = held {
+                let cost = held + CALL + segment.size.saturating_sub(surplus) / 2;
                 segments.push((at as u32, cost as f64 / segment.size as f64));
             }
         }
