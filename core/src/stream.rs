@@ -189,6 +189,8 @@ struct Order {
     events: [VecDeque<(u64, Event)>; MAX_QUEUES as usize],
     /// What each queue (first) has waited for of each other one.
     seen: [[u64; MAX_QUEUES as usize]; MAX_QUEUES as usize],
+    /// Behind the last copies of blocks that moved.
+    moved: Option<Moment>,
 }
 
 /// What queues do with a piece of memory.
@@ -237,7 +239,12 @@ impl Lanes {
         if let Some(lane) = place.get() {
             return Ok(lane);
         }
+        let order = &mut *self.order.lock().unwrap_or_else(PoisonError::into_inner);
         let lane = backend.queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
+        // What runs there first waits for uses of its tensors, and knows of no move.
+        if let Some(moved) = order.moved {
+            order.join(backend, queue, moved)?;
+        }
         Ok(place.get_or_init(|| lane))
     }
 
@@ -272,22 +279,22 @@ impl Mover for Copies {
 
     fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
         let Self { backend, lanes } = self;
+        let lane = lanes.lane(backend, queue)?;
         let order = &mut *lanes.order.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nothing has run on yet too: what runs there first waits for uses of its tensors, and knows of no move.
-        let active = lanes.active.load(Ordering::Acquire);
-        let used = |other: &u8| *other == 0 || (active && *other < lanes.queues);
+        // Those that nothing has run on yet wait when they are made.
+        let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
         for &other in &others {
             let now = order.next(other);
             order.join(backend, queue, now)?;
         }
-        let lane = lanes.lane(backend, queue)?;
         for Move { from, to, bytes } in moves {
             let slice = |(segment, offset)| Slice { segment, offset, bytes: *bytes };
             lane.copy(slice(*to), slice(*from))?;
         }
         let done = order.next(queue);
+        order.moved = Some(done);
         others.iter().try_for_each(|other| order.join(backend, *other, done))
     }
 }
