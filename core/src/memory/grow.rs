@@ -9,8 +9,10 @@ use crate::error::Result;
 const MIB: u64 = 1 << 20;
 /// What grows for small requests: a plain segment, or what is mapped at once (PyTorch's kSmallBuffer).
 const SMALL_PIECE: u64 = 2 * MIB;
-/// But this part of all that is mapped for small requests, where the pool may hold that much more: fewer calls.
+/// But this part of all that small requests have, where the pool may hold that much more: fewer calls.
 const SMALL_AHEAD: u64 = 8;
+/// In plain segments this part of the program may be ahead all the same.
+const SMALL_PLAIN: u64 = 64;
 /// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// For others the pool maps ahead up to this part more than the program uses; without a bound while that is less than the latter.
@@ -168,7 +170,7 @@ impl State {
     /// The plain segment to make for a request.
     pub(super) fn segment_size(&self, need: &Need) -> u64 {
         let size = if self.is_small(need) {
-            SMALL_PIECE
+            self.small_segment(need)
         } else if need.size < OWN_SEGMENT {
             self.in_common(need)
         } else {
@@ -185,6 +187,18 @@ impl State {
             }
         };
         size.min(self.max_segment).max(need.size)
+    }
+
+    /// The plain segment to make for small requests: more for a program that has many.
+    fn small_segment(&self, need: &Need) -> u64 {
+        if !self.compacts() {
+            return SMALL_PIECE;
+        }
+        let ours = self.heap.live_segments().filter(|s| s.arena == need.arena);
+        let ahead = ours.map(|s| s.size).sum::<u64>() / SMALL_AHEAD;
+        let slack = self.target(need).saturating_sub(self.heap.counters.reserved());
+        let most = slack.max(self.most_active(need) / SMALL_PLAIN);
+        SMALL_PIECE.max(most.min(ahead) / ROUND_LARGE * ROUND_LARGE)
     }
 
     /// Sends idle memory back, or where it is needed, if the pool would hold more than the program has shown to need.
