@@ -17,7 +17,7 @@ type Found = (u64, u32, usize);
 fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<Found> {
     let (largest, most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
     let mut found = Vec::new();
-    for run in runs.iter() {
+    for (_, run) in runs.of(size) {
         let gives = |at: usize| if run[at].is_free || run[at].size <= largest { run[at].size } else { 0 };
         let (mut end, mut sum, mut cost) = (0, 0, 0);
         for start in 0..run.len() {

@@ -13,7 +13,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::bins::Entry;
 use super::heap::{NONE, Need, SHARED, Segment};
-use super::planner::{Found, Gap, Planner};
+use super::planner::{Found, Gap, Planner, Runs};
 use super::pool::{Block, Pool, Request};
 use super::source::{Piece, SegmentId, SegmentSource, SourceError};
 use super::state::{Growth, Idler, State};
@@ -94,12 +94,13 @@ impl State {
             return Ok(Compacted::Not);
         }
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
+        let runs = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena).runs();
         if enough || less {
             let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-            let runs = planner.runs(need.size);
             let found = planner.find(need.size, &runs);
             if enough
-                && self.plan(mover, need, |planner| planner.open_any(need.size, &found, &free, DEPTH))?
+                && self
+                    .plan(mover, need, |planner| planner.open_any(need.size, &found, &runs, &free, DEPTH))?
             {
                 return Ok(Compacted::Done);
             }
@@ -113,7 +114,11 @@ impl State {
                 }
             }
         }
-        if emptier { self.evacuate(source, mover, need, surplus, &free, first) } else { Ok(Compacted::Not) }
+        if emptier {
+            self.evacuate(source, mover, need, surplus, (&runs, &free), first)
+        } else {
+            Ok(Compacted::Not)
+        }
     }
 
     /// A new segment of so many bytes, for blocks that go there.
@@ -183,12 +188,12 @@ impl State {
         mover: &dyn Mover,
         need: &Need,
         surplus: u64,
-        free: &[Entry],
+        (runs, free): (&Runs, &[Entry]),
         first: bool,
     ) -> Result<Compacted> {
         let worth = self.worth_emptying(surplus);
         let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-        let segments = planner.segments(surplus);
+        let segments = planner.segments(surplus, runs);
         let emptied = planner.emptied(&segments, free, surplus, worth).map(|gap| (gap, 0));
         let enough = emptied.as_ref().is_some_and(|(gap, _)| gap.size >= surplus);
         let refilled = segments.get(..1).filter(|_| !enough).and_then(|segment| {

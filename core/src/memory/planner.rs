@@ -48,32 +48,53 @@ pub(super) struct Passed {
     pub(super) cost: u64,
 }
 
-/// Runs of neighbours that may move, one behind the other.
+/// Neighbours that may move: those of one segment, one behind the other, up to one that may not.
+#[derive(Clone, Copy)]
+pub(super) struct Run {
+    segment: u32,
+    /// Where it ends in the list of blocks.
+    end: usize,
+    size: u64,
+    free: u64,
+    cost: u64,
+}
+
+/// All runs of some segments, from one walk: whoever looks for something passes them.
+#[derive(Default)]
 pub(super) struct Runs {
     blocks: Vec<Passed>,
-    /// Where each of them ends.
-    ends: Vec<usize>,
+    runs: Vec<Run>,
 }
 
 impl Runs {
-    /// Ends the last one, and drops it if it is smaller than `size`.
-    fn end(&mut self, size: u64) {
-        let start = self.ends.last().copied().unwrap_or(0);
-        match self.blocks[start..].iter().map(|block| block.size).sum::<u64>() < size {
-            true => self.blocks.truncate(start),
-            false => self.ends.push(self.blocks.len()),
+    /// Ends the last one.
+    fn end(&mut self, segment: u32) {
+        let start = self.runs.last().map_or(0, |run| run.end);
+        let mut run = Run { segment, end: self.blocks.len(), size: 0, free: 0, cost: 0 };
+        for block in &self.blocks[start..] {
+            run.size += block.size;
+            run.free += if block.is_free { block.size } else { 0 };
+            run.cost += block.cost;
+        }
+        if run.size > 0 {
+            self.runs.push(run);
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &[Passed]> {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        starts.zip(&self.ends).map(|(start, end)| &self.blocks[start..*end])
+    /// Those of at least `size` bytes, with their blocks.
+    pub(super) fn of(&self, size: u64) -> impl Iterator<Item = (&Run, &[Passed])> {
+        let starts = std::iter::once(0).chain(self.runs.iter().map(|run| run.end));
+        let all = starts.zip(&self.runs).map(|(start, run)| (run, &self.blocks[start..run.end]));
+        all.filter(move |(run, _)| run.size >= size)
     }
 }
 
 /// The shortest parts of a run of blocks that are enough.
-fn gaps_in(run: &[Passed], size: u64, found: &mut Cheapest) {
+fn gaps_in((of, run): (&Run, &[Passed]), size: u64, found: &mut Cheapest) {
     for how in [How::Slide, How::Evict] {
+        if how == How::Slide && of.free < size {
+            continue;
+        }
         let gives = |block: &Passed| if how == How::Evict || block.is_free { block.size } else { 0 };
         let (mut end, mut sum, mut cost) = (0, 0, 0);
         for (start, first) in run.iter().enumerate() {
@@ -265,20 +286,20 @@ impl<'a> Planner<'a> {
         Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
     }
 
-    /// The runs of neighbours that may move, in segments of at least `size` bytes.
-    pub(super) fn runs(&self, size: u64) -> Runs {
-        let mut runs = Runs { blocks: Vec::with_capacity(64), ends: Vec::new() };
-        let ours = |s: &&Segment| s.size >= size && self.arenas.contains(&s.arena);
-        for segment in self.heap.live_segments().filter(ours) {
+    /// All runs of neighbours that may move.
+    pub(super) fn runs(&self) -> Runs {
+        let mut runs = Runs { blocks: Vec::with_capacity(256), runs: Vec::with_capacity(64) };
+        for (number, segment) in (0..).zip(&self.heap.segments) {
+            let Some(segment) = segment.as_ref().filter(|s| self.arenas.contains(&s.arena)) else { continue };
             for (at, slot) in self.heap.blocks(segment) {
                 if self.can_move(at) {
                     let is_free = slot.state == Is::Free;
                     runs.blocks.push(Passed { at, is_free, size: slot.size, cost: self.cost(at) });
                 } else {
-                    runs.end(size);
+                    runs.end(number);
                 }
             }
-            runs.end(size);
+            runs.end(number);
         }
         runs
     }
@@ -286,20 +307,29 @@ impl<'a> Planner<'a> {
     /// The cheapest ways to a free block of `size` bytes, the cheapest first.
     pub(super) fn find(&self, size: u64, runs: &Runs) -> Vec<Found> {
         let mut found = Cheapest::new();
-        runs.iter().for_each(|run| gaps_in(run, size, &mut found));
+        runs.of(size).for_each(|run| gaps_in(run, size, &mut found));
         found.sorted()
     }
 
     /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
     fn hole(&mut self, size: u64, depth: usize) -> bool {
         let free = self.free_blocks();
-        free.iter().map(|e| e.size).sum::<u64>() >= size
-            && self.open_any(size, &self.find(size, &self.runs(size)), &free, depth)
+        free.iter().map(|e| e.size).sum::<u64>() >= size && {
+            let runs = self.runs();
+            self.open_any(size, &self.find(size, &runs), &runs, &free, depth)
+        }
     }
 
     /// Opens the first of the gaps that were [found](Self::find) for which that can be done. `free` are the free blocks. If it
     /// fails, the heap is as it was.
-    pub(super) fn open_any(&mut self, size: u64, found: &[Found], free: &[Entry], depth: usize) -> bool {
+    pub(super) fn open_any(
+        &mut self,
+        size: u64,
+        found: &[Found],
+        runs: &Runs,
+        free: &[Entry],
+        depth: usize,
+    ) -> bool {
         let sum = free.iter().map(|e| e.size).sum::<u64>();
         let largest = free.last().map_or(0, |e| e.size);
         for &found in found {
@@ -314,7 +344,7 @@ impl<'a> Planner<'a> {
                 continue;
             }
             self.tries = self.tries.saturating_sub(usize::from(!fits));
-            if !fits && !self.may_open(&gap, free) {
+            if !fits && !self.may_open(&gap, runs, free) {
                 continue;
             }
             if self.attempt(|planner| planner.open(&gap, depth)) {
@@ -326,13 +356,13 @@ impl<'a> Planner<'a> {
 
     /// Whether there may be a way to room for the largest block that is in the way of a gap and fits nowhere: seen without a copy of the
     /// heap, which few of these gaps are worth.
-    fn may_open(&self, gap: &Gap, free: &[Entry]) -> bool {
+    fn may_open(&self, gap: &Gap, runs: &Runs, free: &[Entry]) -> bool {
         let Some(size) = self.left_out(gap, free, 0).next() else { return true };
         let largest = free.last().map_or(0, |e| e.size);
         // What is free at an end of it may be left over.
         let mut there: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
         there.sort_unstable();
-        self.find(size, &self.runs(size)).into_iter().map(|found| self.gap(size, found)).any(|gap| {
+        self.find(size, runs).into_iter().map(|found| self.gap(size, found)).any(|gap| {
             gap.blocks.iter().all(|at| there.binary_search(at).is_err())
                 && match gap.how {
                     How::Slide => self.can_slide(&gap.blocks, |_| false),
@@ -632,16 +662,14 @@ impl<'a> Planner<'a> {
     }
 
     /// Plain segments that could be emptied, to give `surplus` bytes back: first the one that costs the least for its size.
-    pub(super) fn segments(&self, surplus: u64) -> Vec<u32> {
+    pub(super) fn segments(&self, surplus: u64, runs: &Runs) -> Vec<u32> {
         let mut segments = Vec::new();
-        for (at, segment) in self.heap.segments.iter().enumerate() {
-            let ours = |s: &&Segment| s.range.is_none() && self.arenas.contains(&s.arena);
-            let Some(segment) = segment.as_ref().filter(ours) else { continue };
-            let mut blocks = self.heap.blocks(segment).map(|(at, _)| at);
-            let held = blocks.try_fold(0, |sum, at| self.can_move(at).then(|| sum + self.cost(at)));
-            if let Some(held) = held {
-                let cost = held + CALL + segment.size.saturating_sub(surplus) / 2;
-                segments.push((at as u32, cost as f64 / segment.size as f64));
+        for (run, _) in runs.of(0) {
+            let segment = self.heap.segment(run.segment);
+            // All of it may move.
+            if segment.range.is_none() && run.size == segment.size {
+                let cost = run.cost + CALL + segment.size.saturating_sub(surplus) / 2;
+                segments.push((run.segment, cost as f64 / segment.size as f64));
             }
         }
         segments.sort_by(|a, b| a.1.total_cmp(&b.1));
