@@ -2,7 +2,7 @@
 
 use super::bins::Entry;
 use super::compact::{COPY, Move};
-use super::heap::{Arena, Heap, NONE, SHARED, Segment, Slot, State as Is};
+use super::heap::{Arena, Heap, NONE, SHARED, Slot, State as Is};
 use super::source::SegmentId;
 
 /// Copies that one request may cause, and blocks in its way.
@@ -146,7 +146,7 @@ impl Cheapest {
 }
 
 /// Puts a block into the smallest of these places that it fits into, of which the rest stays. Whether there was one.
-pub(super) fn put(places: &mut Vec<u64>, size: u64) -> bool {
+pub(super) fn put(places: &mut [u64], size: u64) -> bool {
     let at = places.partition_point(|place| *place < size);
     if at == places.len() {
         return false;
@@ -593,10 +593,7 @@ impl<'a> Planner<'a> {
             self.heap.slot_mut(at).state = Is::Leaving;
             free.push(at);
         }
-        for at in &held {
-            self.heap.slot_mut(*at).state = Is::Live;
-        }
-        self.frozen.extend(&held);
+        held.iter().for_each(|at| self.freeze(*at));
         held.sort_by_key(|at| std::cmp::Reverse(self.size(*at)));
         (free, held)
     }

@@ -211,6 +211,41 @@ fn moves_are_recorded_at_both_ends() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_small_block_goes_elsewhere_and_the_others_are_pushed_together() -> Result<()> {
+    let (pool, source) = moving(96, "")?;
+    let whole = [movable(&pool, 64)?, movable(&pool, 32)?];
+    whole.into_iter().for_each(|block| pool.free(block));
+    // 10 MiB are free on either side of 4 and 14, and 4 in the other segment.
+    let fixed = take(&pool, 28)?;
+    let (small, mut kept) = (movable(&pool, 4)?, Vec::new());
+    let sides = [movable(&pool, 10)?, {
+        kept.extend([movable(&pool, 4)?, movable(&pool, 14)?]);
+        movable(&pool, 10)?
+    }];
+    let end = take(&pool, 26)?;
+    assert_eq!((fixed.segment, end.segment), (small.segment, kept[0].segment));
+    for (number, block) in kept.iter().enumerate() {
+        source.write(block.segment, block.offset, &[number as u8 + 1; 1000])?;
+    }
+    sides.into_iter().chain([small]).for_each(|block| pool.free(block));
+    let calls = source.calls().memory();
+    let large = movable(&pool, 24)?;
+    for (number, block) in kept.iter_mut().enumerate() {
+        pool.locate(block);
+        let mut data = [9; 1000];
+        source.read(block.segment, block.offset, &mut data)?;
+        assert_eq!(data, [number as u8 + 1; 1000]);
+    }
+    assert_eq!([kept[0].segment, kept[1].segment, large.segment], [fixed.segment, end.segment, end.segment]);
+    let stats = pool.stats();
+    assert_eq!((source.calls().memory(), stats.num_compactions), (calls, 1));
+    assert_eq!((source.calls().copied, stats.cached()), (18 * MIB, 0));
+    kept.into_iter().chain([fixed, end, large]).for_each(|block| pool.free(block));
+    assert_eq!((pool.stats().num_invalid_frees, pool.empty_cache()?), (0, 96 * MIB));
+    Ok(())
+}
+
 /// Sixteen segments that hold little each, and a request for more than half of them.
 #[test]
 fn small_segments_are_emptied_together() -> Result<()> {

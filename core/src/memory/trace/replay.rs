@@ -337,7 +337,7 @@ mod tests {
         let table = table(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);
         for row in &table.rows {
-            let most = if row.mode == Mode::Virtual { 1.03 } else { 1.11 };
+            let most = if row.mode == Mode::Virtual { 1.03 } else { 1.06 };
             let pytorch = row.pytorch.as_ref().map(|p| (p.peak_reserved, p.device_allocs + p.device_frees));
             let within = pytorch.is_some_and(|(reserved, theirs)| {
                 row.report.peak_reserved <= reserved && row.report.driver_calls <= theirs
@@ -345,7 +345,7 @@ mod tests {
             assert!(within && row.report.ratio() <= most, "{row:?}");
         }
         assert!(table.mean_ratio(Mode::Virtual) <= 1.01, "{table}");
-        assert!(table.mean_ratio(Mode::Plain) <= 1.05, "{table}");
+        assert!(table.mean_ratio(Mode::Plain) <= 1.035, "{table}");
         Ok(())
     }
 }
