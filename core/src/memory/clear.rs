@@ -3,7 +3,7 @@
 //! A segment whose free parts are not enough, and none of whose runs of neighbours fits elsewhere as a whole, often needs but one small block gone.
 
 use super::bins::Entry;
-use super::planner::{Gap, How, Planner, Runs, put};
+use super::planner::{Gap, How, Passed, Planner, Runs, put};
 
 /// Runs of neighbours that are tried for a request.
 const TRIED: usize = 16;
@@ -13,26 +13,34 @@ const MOST: u64 = 3;
 /// Neighbours that could be cleared: what that costs at most, the first of them, and how many they are.
 type Found = (u64, u32, usize);
 
-/// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough.
+/// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough: the cheapest first.
 fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<Found> {
-    let (largest, most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
-    let mut found = Vec::new();
+    let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
+    let mut found: Vec<Found> = Vec::with_capacity(4 * TRIED);
     for (_, run) in runs.of(size) {
-        let gives = |at: usize| if run[at].is_free || run[at].size <= largest { run[at].size } else { 0 };
-        let (mut end, mut sum, mut cost) = (0, 0, 0);
-        for start in 0..run.len() {
-            while sum < size && end < run.len() {
-                (sum, cost, end) = (sum + gives(end), cost + run[end].cost, end + 1);
+        let gives = |block: &Passed| if block.is_free || block.size <= largest { block.size } else { 0 };
+        let mut ahead = run.iter();
+        let (mut count, mut sum, mut cost) = (0, 0, 0);
+        for first in run {
+            while sum < size {
+                let Some(block) = ahead.next() else { break };
+                (sum, cost, count) = (sum + gives(block), cost + block.cost, count + 1);
             }
             if sum < size {
                 break;
             }
             if cost <= most {
-                found.push((cost, run[start].at, end - start));
+                if found.len() == 4 * TRIED {
+                    most = found.select_nth_unstable(TRIED - 1).1.0;
+                    found.truncate(TRIED);
+                }
+                found.push((cost, first.at, count));
             }
-            (sum, cost) = (sum - gives(start), cost - run[start].cost);
+            (sum, cost, count) = (sum - gives(first), cost - first.cost, count - 1);
         }
     }
+    found.sort_unstable();
+    found.truncate(TRIED);
     found
 }
 
@@ -40,9 +48,7 @@ impl Planner<'_> {
     /// Makes a free block of `size` bytes of neighbours of which some go elsewhere, into the `free` blocks, and the others are pushed
     /// together. If it fails, the heap is as it was.
     pub(super) fn clear_any(&mut self, size: u64, runs: &Runs, free: &[Entry]) -> bool {
-        let mut found = clearable(size, runs, free);
-        found.sort_unstable();
-        for (cost, first, count) in found.into_iter().take(TRIED) {
+        for (cost, first, count) in clearable(size, runs, free) {
             let gap = self.gap(size, (cost, first, count, How::Slide));
             let Some(sent) = self.chosen(&gap, free) else { continue };
             if self.can_slide(&gap.blocks, |at| sent.contains(at))
