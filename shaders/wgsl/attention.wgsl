@@ -153,6 +153,22 @@ var<workgroup> factors: array<f32, 64>;
     }
 {% endmacro %}
 
+{#- Where whole columns lie in memory, between what writes there and what reads: elsewhere loads have barriers of their own. -#}
+{% macro between() %}
+    {% if whole %}
+    workgroupBarrier();
+    {% endif %}
+{% endmacro %}
+
+{#- The tile's columns, if they lie in memory whole, once the tile before is done with: of the first product, and of what the second is of. -#}
+{% macro columns(first, second) %}
+    {% if whole %}
+    workgroupBarrier();
+    {{ load("near", first, "col0", 32, fours_of.head, "0u") }}
+    {{ load("far", second, "col0", 32, fours_of.value, "0u") }}
+    {% endif %}
+{% endmacro %}
+
 {#- Rows of `a` from row0 on times those of `b` from col0 on: `target`[r][c] is that of row 4 y + r and column 4 x + c. Whole columns lie
 in `columns`, and rows too, if they are `kept`. -#}
 {% macro products(target, a, b, depth, columns, kept) %}
@@ -290,16 +306,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var member = 0u; member < sharing; member++) {
         enter(batch, head * sharing + member);
         for (var col0 = begin; col0 < end; col0 += 32u) {
-            {% if whole %}
-            // The tile before is done with.
-            workgroupBarrier();
-            {{ load("near", "q", "col0", 32, fours_of.head, "0u") }}
-            {{ load("far", "g", "col0", 32, fours_of.value, "0u") }}
-            {% endif %}
+            {{ columns("q", "g") }}
             {{ products("s", "k", "q", head, "near", false) }}
-            {% if whole %}
-            workgroupBarrier();
-            {% endif %}
+            {{ between() }}
             {{ products("dw", "v", "g", value, "far" if whole else "near", false) }}
             {% for c in range(4) %}
             let query{{ c }} = col0 + x * 4u + {{ c }}u;
@@ -319,20 +328,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             {% endfor %}
             weights[(y * 4u + {{ r }}u) * 9u + x] = dropped{{ r }};
             {% endfor %}
-            // The next barrier stands between these weights and their use, the last one behind it.
-            {% if whole %}
-            workgroupBarrier();
-            {% endif %}
+            {{ between() }}
             {{ gather("dv", "g", value, "far") }}
-            {% if whole %}
-            workgroupBarrier();
-            {% endif %}
+            {{ between() }}
             {% for r in range(4) %}
             weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
             {% endfor %}
-            {% if whole %}
-            workgroupBarrier();
-            {% endif %}
+            {{ between() }}
             {{ gather("dk", "q", head, "near") }}
         }
     }
@@ -353,16 +355,9 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let delta{{ r }} = stats_at(p.extents.x * p.extents.y * {{ queries }} + line{{ r }});
     {% endfor %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {% if whole %}
-        // The tile before is done with.
-        workgroupBarrier();
-        {{ load("near", "k", "col0", 32, fours_of.head, "0u") }}
-        {{ load("far", "v", "col0", 32, fours_of.value, "0u") }}
-        {% endif %}
+        {{ columns("k", "v") }}
         {{ products("s", "q", "k", head, "near", false) }}
-        {% if whole %}
-        workgroupBarrier();
-        {% endif %}
+        {{ between() }}
         {{ products("dw", "g", "v", value, "far" if whole else "near", false) }}
         {% for r in range(4) %}
         {% for c in range(4) %}
@@ -373,9 +368,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         weights[(y * 4u + {{ r }}u) * 9u + x] = dw{{ r }};
         {% endfor %}
-        {% if whole %}
-        workgroupBarrier();
-        {% endif %}
+        {{ between() }}
         {{ gather("dq", "k", head, "near") }}
     }
     {{ store("dq", head, "one", queries, "p.scale") }}
@@ -390,13 +383,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ load("tile", "q", "row0", 64, fours_of.head, "0u") }}
     {% endif %}
     for (var col0 = begin; col0 < end; col0 += 32u) {
-        {% if whole %}
-        // The tile before is done with.
-        workgroupBarrier();
-        {{ load("near", "k", "col0", 32, fours_of.head, "0u") }}
-        {{ load("far", "v", "col0", 32, fours_of.value, "0u") }}
-        workgroupBarrier();
-        {% endif %}
+        {{ columns("k", "v") }}
+        {{ between() }}
         {{ products("s", "q", "k", head, "near", whole) }}
         {% for r in range(4) %}
         {% for c in range(4) %}

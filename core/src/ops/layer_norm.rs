@@ -181,12 +181,15 @@ impl RowNorm {
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
-            let given = more.filter(|_| !inplace);
-            let others = 3 + [self.weight.is_some(), given.is_some(), low.is_some(), sums]
-                .map(usize::from)
-                .iter()
-                .sum::<usize>();
-            let (x, residual) = kept.bound(g.device().info().limits.max_bindings as usize - others)?;
+            let mut others: SmallVec<[&Tensor; 6]> = SmallVec::new();
+            others.extend(&self.weight);
+            others.push(statistics);
+            others.extend(more.filter(|_| !inplace));
+            others.push(&out);
+            others.extend(&low);
+            others.extend(&partial);
+            let most = g.device().info().limits.max_bindings as usize;
+            let (x, residual) = kept.bound(most - others.len() - 1)?;
             let spec = self
                 .spec(held)
                 .def("pass", "backward")
@@ -200,12 +203,7 @@ impl RowNorm {
                 .def("partial", if sums { sections } else { 0 });
             let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
             tensors.extend(residual);
-            tensors.extend(&self.weight);
-            tensors.push(statistics);
-            tensors.extend(given);
-            tensors.push(&out);
-            tensors.extend(&low);
-            tensors.extend(&partial);
+            tensors.extend(others.iter().copied());
             launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
         }
         let mut summed = partial.as_ref().map(part_sums).transpose()?.into_iter().flatten();
