@@ -1,8 +1,8 @@
 //! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, in heads of up to 128 elements.
 //!
 //! The kernels are in `shaders/cuda`. They are compiled for a size of heads and a type when it is first used, and kept on
-//! disk as all others are. Hopper (sm_90) has a form with `wgmma` for heads of 64 and 128; everything from sm_80 on has
-//! the one with `mma`.
+//! disk as all others are. Hopper (sm_90) has a form with `wgmma` and the copy engine for heads of 64 and 128; everything
+//! from sm_80 on has the one with `mma`.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, c_void};
@@ -15,6 +15,7 @@ use forebay_core::dtype::DType;
 use crate::context::{Context, Function, Module, Stream};
 use crate::kernels::Kernels;
 use crate::switches;
+use crate::tensor_map::TensorMap;
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,7 +73,7 @@ pub struct Kernel {
     pub head: u32,
     /// Whether elements are bf16, else f16.
     pub bf16: bool,
-    /// Whether it multiplies by `wgmma`, which only sm_90a has.
+    /// Whether it multiplies by `wgmma`, which only sm_90a has, and loads by the copy engine.
     pub hopper: bool,
     /// What is masked.
     pub mask: Mask,
@@ -118,10 +119,9 @@ impl Kernel {
     fn tiling(&self) -> Tiling {
         // Masks and random numbers take registers, which more blocks would not have.
         let extra = self.mask != Mask::None || self.drop;
-        let added = matches!(self.mask, Mask::Single | Mask::Half);
         let (warps, rows16, columns, blocks, keep) = match (self.hopper, self.head > 64, self.pass) {
             (true, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
-            (true, false, Pass::Queries) if extra => (4, 1, 64, if added { 2 } else { 3 }, false),
+            (true, false, Pass::Queries) if extra => (4, 1, 64, 3, false),
             (true, false, Pass::Keys) if extra => (4, 1, 64, 2, false),
             (false, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
             (false, false, Pass::Queries) if extra => (4, 1, 64, 2, true),
@@ -214,6 +214,8 @@ impl Heads {
 /// `Params` of the kernels.
 #[repr(C)]
 struct Params {
+    /// Of q, k, v and the gradient of out; none where the kernel does not load by the copy engine.
+    maps: [TensorMap; 4],
     /// q, k, v, out, the gradients of out, q, k, v.
     heads: [Heads; 8],
     lse: u64,
@@ -262,6 +264,7 @@ impl Params {
         let (random, threshold, kept) =
             call.dropout.map_or((0, 0, 1.0), |d| (d.words.segment.0 + d.words.offset, d.threshold, d.kept));
         Some(Self {
+            maps: [TensorMap::NONE; 4],
             heads: [q, k, v, out, g, dq, dk, dv],
             lse: call.lse.segment.0 + call.lse.offset,
             stats,
@@ -277,6 +280,30 @@ impl Params {
             kept,
         })
     }
+}
+
+/// The maps of q, k, v and the gradient of out; `None` where the copy engine does not reach one of them.
+fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
+    let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
+        let sizes = [call.head, rows, heads, call.batch];
+        // The step of a dimension of one element is never taken, and may be anything.
+        let step = |size: u64, step: u64| if size == 1 { 16 } else { 2 * step };
+        let steps = [(rows, operand.row_stride), (heads, operand.head_stride), (call.batch, operand.batch_stride)];
+        TensorMap::new(
+            call.dtype == DType::BF16,
+            operand.segment.0 + operand.offset,
+            sizes,
+            steps.map(|(size, of)| step(size, of)),
+        )
+    };
+    let q = map(&call.q, call.heads, call.queries)?;
+    let k = map(&call.k, call.kv_heads, call.keys)?;
+    let v = map(&call.v, call.kv_heads, call.keys)?;
+    let grad = match &call.backward {
+        Some(backward) => map(&backward.out, call.heads, call.queries)?,
+        None => TensorMap::NONE,
+    };
+    Some([q, k, v, grad])
 }
 
 /// Bytes of the second-level cache that the rows of the heads at work may take: half of an H100's.
@@ -309,15 +336,19 @@ impl Attention {
         if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
             return Ok(false);
         }
-        let Some(params) = Params::new(call) else { return Ok(false) };
+        let Some(mut params) = Params::new(call) else { return Ok(false) };
         let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(false) };
         let passes: &[Pass] =
             if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
+        let first = Kernel::new(passes[0], call.head, call.dtype, kernels.arch());
+        let maps = first.filter(|kernel| kernel.hopper).and_then(|_| maps(call));
+        params.maps = maps.unwrap_or([TensorMap::NONE; 4]);
         let mut launches = Vec::with_capacity(passes.len());
         for &pass in passes {
             let kernel = Kernel::new(pass, call.head, call.dtype, kernels.arch());
             let Some(kernel) = kernel else { return Ok(false) };
-            let kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
+            let hopper = kernel.hopper && maps.is_some();
+            let kernel = Kernel { hopper, mask, drop: call.dropout.is_some(), ..kernel };
             let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
             let (rows, heads) = match pass {
                 Pass::Keys => (call.keys, call.kv_heads),

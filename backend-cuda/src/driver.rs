@@ -50,7 +50,7 @@ pub enum Unavailable {
 }
 
 /// Every function of the driver that this crate calls.
-const SYMBOLS: [&str; 52] = [
+const SYMBOLS: [&str; 53] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
@@ -103,6 +103,7 @@ const SYMBOLS: [&str; 52] = [
     "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuStreamWaitEvent",
+    "cuTensorMapEncodeTiled",
 ];
 
 /// Proof that the driver is there, new enough, complete and initialised.

@@ -17,7 +17,8 @@
 //! - `nvtx` tells tools such as Nsight Systems which module and operation runs (`FOREBAY_NVTX=1`, [`set_nvtx`]).
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
-//! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced.
+//! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced; `tensor_map` describes their operands
+//!   to the copy engine.
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
@@ -38,6 +39,7 @@ mod nvtx;
 mod processes;
 mod staging;
 mod switches;
+mod tensor_map;
 mod toolkit;
 pub mod translate;
 mod virtual_memory;

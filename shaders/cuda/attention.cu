@@ -1,7 +1,7 @@
 // What the attention kernels share: tiles in shared memory, the tensor cores, what a query sees.
 //
-// Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma
-// (sm_90a), else mma (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
+// Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma and the
+// copy engine (sm_90a), else mma and cp.async (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
 // are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
 // (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped.
 //
@@ -34,7 +34,13 @@ struct Heads {
     int row, unused;
 };
 
+// What the copy engine is told of them: [batch][heads][rows][HEAD], in boxes of 64 rows and 64 elements.
+struct alignas(64) Map {
+    u64 words[16];
+};
+
 struct Params {
+    Map q_map, k_map, v_map, grad_map;
     Heads q, k, v, out, grad, dq, dk, dv;
     // [batch][heads][queries]: the logarithm of each query's sum of exponentials.
     float* lse;
@@ -85,23 +91,80 @@ INLINE void copy_async4(u32 to, const void* from, bool inside) {
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// Begins to load the rows of a tile from row `first` on; rows from `end` on, and elements past HEAD, become zero.
-template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, int stride, int first, int end) {
+// What the walk over tiles loads, in groups: group `t` is one `loads_begin` with all its rows, its `load`s, and `loads_end`; `loads_wait` waits
+// for it, and makes it visible to every thread and to wgmma. Rows behind the last one, and elements behind HEAD, become zero.
+#if HOPPER
+// One thread asks the copy engine, which counts a group's bytes at a barrier of its stage.
+#define LOADS (__shfl_sync(0xffffffff, threadIdx.x >> 5, 0) == 0)
+// A warp that does not part keeps its addresses in uniform registers, where wgmma wants them.
+#define ONE "{.reg .pred one; elect.sync _|one, 0xffffffff; @one "
+
+struct Rows {
+    const Map* map;
+    int head, batch;
+};
+INLINE Rows rows_of(const Map& map, const Heads&, int batch, int head, int) { return {&map, head, batch}; }
+INLINE void next_head(Rows& rows, const Heads&) { rows.head++; }
+
+INLINE u32 barrier_of(int t) {
+    __shared__ u64 barriers[STAGES];
+    return static_cast<u32>(__cvta_generic_to_shared(barriers)) + t % STAGES * 8;
+}
+INLINE void loads_prepare() {
+    if (threadIdx.x == 0) {
+#pragma unroll
+        for (int t = 0; t < STAGES; t++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier_of(t)) : "memory");
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+INLINE void loads_begin(int t, int rows) {
+    asm volatile(ONE "mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;}" ::"r"(barrier_of(t)), "r"(TILE_BYTES(rows)) : "memory");
+}
+template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int t) {
+    static_assert(TILE_ROWS == 64 && HEAD == DEPTH, "boxes have 64 rows, and tiles no elements behind HEAD");
+#pragma unroll
+    for (int panel = 0; panel < PANELS; panel++)
+        asm volatile(ONE "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];}"
+                     ::"r"(tile + panel * (TILE_ROWS * 128)), "l"(from.map), "r"(panel * 64), "r"(first), "r"(from.head), "r"(from.batch), "r"(barrier_of(t)) : "memory");
+}
+INLINE void loads_end() {}
+INLINE void loads_wait(int t) {
+    u32 done;
+    do {
+        asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                     : "=r"(done) : "r"(barrier_of(t)), "r"(t / STAGES & 1) : "memory");
+    } while (!__all_sync(0xffffffff, done));
+    __syncthreads();
+}
+#else
+#define LOADS true
+
+struct Rows {
+    const u16* at;
+    int stride, end;
+};
+INLINE Rows rows_of(const Map&, const Heads& heads, int batch, int head, int count) { return {head_of(heads, batch, head), heads.row, count}; }
+INLINE void next_head(Rows& rows, const Heads& heads) { rows.at += heads.head; }
+
+INLINE void loads_prepare() {}
+INLINE void loads_begin(int, int) {}
+template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int) {
     constexpr int PARTS = DEPTH / 8;
     if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
         // A thread's pieces lie a multiple of eight rows apart: one place, and steps.
         constexpr int STEP = THREADS / PARTS;
         int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
         u32 to = place<TILE_ROWS>(tile, row, part);
-        const u16* at = from + (i64)(first + row) * stride + part * 8;
+        const u16* at = from.at + (i64)(first + row) * from.stride + part * 8;
         // Most tiles are whole.
-        if (HEAD == DEPTH && first + TILE_ROWS <= end) {
+        if (HEAD == DEPTH && first + TILE_ROWS <= from.end) {
 #pragma unroll
-            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at);
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at);
         } else {
-            int left = part * 8 < HEAD ? end - first - row : 0;
+            int left = part * 8 < HEAD ? from.end - first - row : 0;
 #pragma unroll
-            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
+            for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at, i * STEP < left);
         }
     } else {
 #pragma unroll
@@ -109,19 +172,17 @@ template <int TILE_ROWS> INLINE void load(u32 tile, const u16* from, int stride,
             int at = i + threadIdx.x;
             if (TILE_ROWS * PARTS % THREADS != 0 && at >= TILE_ROWS * PARTS) break;
             int row = at / PARTS, part = at % PARTS;
-            bool inside = first + row < end && part * 8 < HEAD;
-            copy_async(place<TILE_ROWS>(tile, row, part), from + (inside ? (i64)(first + row) * stride + part * 8 : 0), inside);
+            bool inside = first + row < from.end && part * 8 < HEAD;
+            copy_async(place<TILE_ROWS>(tile, row, part), from.at + (inside ? (i64)(first + row) * from.stride + part * 8 : 0), inside);
         }
     }
 }
-
-// Makes what copies brought visible to every thread and to wgmma.
-INLINE void arrived() {
-#if HOPPER
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-#endif
+INLINE void loads_end() { copies_commit(); }
+INLINE void loads_wait(int) {
+    copies_wait<STAGES - 2>();
     __syncthreads();
 }
+#endif
 
 INLINE float exp2_fast(float x) {
     float y;
@@ -406,6 +467,9 @@ template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch,
         to[threadIdx.x] = sum;
     }
 }
+
+// Turns of a walk that are written out together: places of stages are then known, for which mma has no registers.
+constexpr int TURNS = HOPPER ? STAGES : 1;
 
 // For what is written out twice, for tiles at an edge of what is seen and for others: between the beginning of products and
 // the wait for them there must be no branch.

@@ -11,8 +11,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     put_down(again, work);
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    const u16* k_rows = head_of(p.k, work.batch, kv_head);
-    const u16* v_rows = head_of(p.v, work.batch, kv_head);
+    const Rows q_rows = rows_of(p.q_map, p.q, work.batch, work.head, p.queries);
+    const Rows g_rows = rows_of(p.grad_map, p.grad, work.batch, work.head, p.queries);
+    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, kv_head, p.keys);
+    const Rows v_rows = rows_of(p.v_map, p.v, work.batch, kv_head, p.keys);
 #if MASK
     const Item* mask = mask_of(p, work.batch, work.head);
 #endif
@@ -26,14 +28,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     const int row = q0 + warp_row(), lane = threadIdx.x & 31;
 
     auto fetch = [&](int t) {
-        if (t < count) {
-            load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, p.k.row, (first + t) * COLS, p.keys);
-            load<COLS>(v_tiles + (t % STAGES) * TILE_BYTES(COLS), v_rows, p.v.row, (first + t) * COLS, p.keys);
+        if (LOADS && t < count) {
+            loads_begin(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0));
+            if (t == 0) {
+                load<ROWS>(q_tile, q_rows, q0, t);
+                load<ROWS>(g_tile, g_rows, q0, t);
+            }
+            load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
+            load<COLS>(v_tiles + (t % STAGES) * TILE_BYTES(COLS), v_rows, (first + t) * COLS, t);
         }
-        copies_commit();
+        loads_end();
     };
-    load<ROWS>(q_tile, head_of(p.q, work.batch, work.head), p.q.row, q0, p.queries);
-    load<ROWS>(g_tile, head_of(p.grad, work.batch, work.head), p.grad.row, q0, p.queries);
+    loads_prepare();
 #pragma unroll
     for (int t = 0; t < STAGES - 1; t++) fetch(t);
 
@@ -71,14 +77,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     clear(dq);
 #if KEEP
     Kept q, g;
-    copies_wait<STAGES - 2>();
-    __syncthreads();
+    loads_wait(0);
     keep<ROWS>(q, q_tile, warp_row());
     keep<ROWS>(g, g_tile, warp_row());
 #endif
     for (int t = 0; t < count; t++) {
-        copies_wait<STAGES - 2>();
-        arrived();
+        loads_wait(t);
         fetch(t + STAGES - 1);
         if (t < begin || t >= end) continue;
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + (t % STAGES) * TILE_BYTES(COLS);
@@ -164,15 +168,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const uint4 random = *p.random;
 #endif
 
-    // What is fetched next: tile `next_tile` of head `next_head`, whose rows lie here.
-    int next_head = work.head * shared_by, next_tile = 0;
-    const u16 *q_rows = head_of(p.q, work.batch, next_head), *g_rows = head_of(p.grad, work.batch, next_head);
-    i64 line = (i64)(work.batch * p.heads + next_head) * p.queries;
+    // The tile of queries at hand, and whose they are; and what is fetched next: tile `next_tile` of a head whose rows lie here.
+    int turn = 0, of_head = work.head * shared_by, next_tile = 0;
+    Rows q_rows = rows_of(p.q_map, p.q, work.batch, of_head, p.queries), g_rows = rows_of(p.grad_map, p.grad, work.batch, of_head, p.queries);
+    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, work.head, p.keys), v_rows = rows_of(p.v_map, p.v, work.batch, work.head, p.keys);
+    i64 line = (i64)(work.batch * p.heads + of_head) * p.queries;
     auto fetch = [&](int t) {
         if (t < count) {
             const int at = (first + next_tile) * COLS, stage = t % STAGES;
-            load<COLS>(q_tiles + stage * TILE_BYTES(COLS), q_rows, p.q.row, at, p.queries);
-            load<COLS>(g_tiles + stage * TILE_BYTES(COLS), g_rows, p.grad.row, at, p.queries);
+            if (LOADS) {
+                loads_begin(t, 2 * COLS + (t == 0 ? 2 * ROWS : 0));
+                if (t == 0) {
+                    load<ROWS>(k_tile, k_rows, k0, t);
+                    load<ROWS>(v_tile, v_rows, k0, t);
+                }
+                load<COLS>(q_tiles + stage * TILE_BYTES(COLS), q_rows, at, t);
+                load<COLS>(g_tiles + stage * TILE_BYTES(COLS), g_rows, at, t);
+            }
 #pragma unroll
             for (int turn = 0; turn < 2 * COLS; turn += THREADS) {
                 const int i = turn + threadIdx.x;
@@ -183,16 +195,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
             }
             if (++next_tile == tiles) {
                 next_tile = 0;
-                next_head++;
-                q_rows += p.q.head;
-                g_rows += p.grad.head;
+                next_head(q_rows, p.q);
+                next_head(g_rows, p.grad);
                 line += p.queries;
             }
         }
         copies_commit();
     };
-    load<ROWS>(k_tile, head_of(p.k, work.batch, work.head), p.k.row, k0, p.keys);
-    load<ROWS>(v_tile, head_of(p.v, work.batch, work.head), p.v.row, k0, p.keys);
+    loads_prepare();
 #pragma unroll
     for (int t = 0; t < STAGES - 1; t++) fetch(t);
 
@@ -202,16 +212,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     clear(dv);
 #if KEEP
     Kept k, v;
-    copies_wait<STAGES - 2>();
-    __syncthreads();
+    loads_wait(0);
     keep<ROWS>(k, k_tile, warp_row());
     keep<ROWS>(v, v_tile, warp_row());
 #endif
-    // The tile of queries at hand, and whose they are.
-    int turn = 0, of_head = work.head * shared_by;
+#pragma unroll TURNS
     for (int t = 0; t < count; t++) {
+        // That of the lines.
         copies_wait<STAGES - 2>();
-        arrived();
+        loads_wait(t);
         fetch(t + STAGES - 1);
         const int within = turn, head = of_head, stage = t % STAGES;
         if (++turn == tiles) turn = 0, of_head++;

@@ -52,8 +52,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     const u32 q_tile = shared_base(memory), k_tiles = q_tile + TILE_BYTES(ROWS), v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
     const Work work = work_of(blockIdx.x, p.heads, p.batch, (p.queries + ROWS - 1) / ROWS, p.group, true);
     const int kv_head = work.head / (p.heads / p.kv_heads);
-    const u16* k_rows = head_of(p.k, work.batch, kv_head);
-    const u16* v_rows = head_of(p.v, work.batch, kv_head);
+    const Rows q_rows = rows_of(p.q_map, p.q, work.batch, work.head, p.queries);
+    const Rows k_rows = rows_of(p.k_map, p.k, work.batch, kv_head, p.keys);
+    const Rows v_rows = rows_of(p.v_map, p.v, work.batch, kv_head, p.keys);
 #if MASK
     const Item* mask = mask_of(p, work.batch, work.head);
 #endif
@@ -68,11 +69,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     const int row = q0 + warp_row();
 
     auto fetch = [&](int t) {
-        if (t < count) load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, p.k.row, (first + t) * COLS, p.keys);
-        if (t > 0 && t <= count) load<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, p.v.row, (first + t - 1) * COLS, p.keys);
-        copies_commit();
+        if (LOADS && t <= count) {
+            loads_begin(t, (t == 0 ? ROWS : COLS) + (t < count ? COLS : 0));
+            if (t == 0) load<ROWS>(q_tile, q_rows, q0, t);
+            if (t < count) load<COLS>(k_tiles + (t % STAGES) * TILE_BYTES(COLS), k_rows, (first + t) * COLS, t);
+            if (t > 0) load<COLS>(v_tiles + ((t - 1) % STAGES) * TILE_BYTES(COLS), v_rows, (first + t - 1) * COLS, t);
+        }
+        loads_end();
     };
-    load<ROWS>(q_tile, head_of(p.q, work.batch, work.head), p.q.row, q0, p.queries);
+    loads_prepare();
 #pragma unroll
     for (int t = 0; t < STAGES - 1; t++) fetch(t);
 
@@ -98,17 +103,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
     };
 #if KEEP
     Kept q;
-    copies_wait<STAGES - 2>();
-    __syncthreads();
+    loads_wait(0);
     keep<ROWS>(q, q_tile, warp_row());
 #define SCORES(s, k) rows_by_rows<COLS, COLS>(s, q, k)
 #else
 #define SCORES(s, k) rows_by_rows<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
 #endif
 
+#pragma unroll TURNS
     for (int t = 0; t <= count; t++) {
-        copies_wait<STAGES - 2>();
-        arrived();
+        loads_wait(t);
         fetch(t + STAGES - 1);
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
@@ -148,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             const Extra extra = extra_of(row, key);
             products_wait<0>();
             settle(s);
-            weigh(s, state, rescale, scale, true, p, extra, row, key);
+            weigh(s, state, rescale, scale, edge, p, extra, row, key);
             round_to(weights, s);
         } else if (t == end && end > begin) {
             products_begin();

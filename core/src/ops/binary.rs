@@ -95,8 +95,9 @@ binary! {
     heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
     /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
     atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
-        Expr("select(g * b / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
-        Expr("select(-g * a / (a * a + b * b), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
+        // Squares would be none of f32 where the point is near or far.
+        Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
+        Expr("select(-g * (a / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
     /// √(a² + b²).
     hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
     /// The remainder of a / b rounded towards zero, as C's fmod.
