@@ -288,7 +288,8 @@ fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
         let sizes = [call.head, rows, heads, call.batch];
         // The step of a dimension of one element is never taken, and may be anything.
         let step = |size: u64, step: u64| if size == 1 { 16 } else { 2 * step };
-        let steps = [(rows, operand.row_stride), (heads, operand.head_stride), (call.batch, operand.batch_stride)];
+        let steps =
+            [(rows, operand.row_stride), (heads, operand.head_stride), (call.batch, operand.batch_stride)];
         TensorMap::new(
             call.dtype == DType::BF16,
             operand.segment.0 + operand.offset,

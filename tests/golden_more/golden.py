@@ -41,7 +41,7 @@ MADE = {
 EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr"}
 
 
-F64, U8, I32 = torch.float64, torch.uint8, torch.int32
+F64, F16, U8, I32 = torch.float64, torch.float16, torch.uint8, torch.int32
 WIDE = [1e30, -1e30, 5.3, -5.3, 0.7, -1e-30, 0.0, 7.0, math.inf, math.nan]
 
 
@@ -82,6 +82,21 @@ OWN = [
     ("slice", "", lambda: [t([[0.0, 1.0, 2.0, 3.0]]), -1, -3, -1, 2], {}),
     ("norm", "", lambda: [t([[1.0, 2.0], [3.0, 4.0]]), "fro"], {"dim": 1, "keepdim": True}),
     ("full", "", lambda: [[2, 3], 4], {}),
+    ("max", "reduction_no_dim", lambda: [t([1.0, math.nan, 3.0])], {}),
+    ("max", "reduction_no_dim", lambda: [t([[math.nan, math.nan], [3.0, 1.0]])], {}),
+    ("min", "reduction_no_dim", lambda: [t([1.0, math.nan, 3.0])], {}),
+    ("round", "decimals_neg_3", lambda: [t([12345.0, 1500.0, 2500.0, 60000.0, -500.0], F16)], {"decimals": -3}),
+    ("round", "decimals_3", lambda: [t([0.12345, 1.5005, 2.0625, 6.3335, -0.5125], F16)], {"decimals": 3}),
+    ("atan2", "", lambda: [t([0.0, 3.0, -2.0, math.inf, 1.0, -0.0]), t([0.0, 0.0, 1.0, 1.0, math.inf, 0.0])], {}),
+    ("clamp", "", lambda: [t([-1.0, 0.0, 0.5, 1.0, 2.0])], {"min": 0.0, "max": 1.0}),
+    ("clamp", "", lambda: [t([-1.0, 0.0, 0.5, 1.0, 2.0, math.nan]), t([0.0] * 6), t([1.0] * 6)], {}),
+    ("clamp", "", lambda: [t([1.5, 0.0, 1.0, 3.0, 0.5]), t([2.0, 1.0, 1.0, 2.0, math.nan]), t([1.0] * 5)], {}),
+    ("clamp_min", "", lambda: [t([-1.0, 0.0, 2.0, math.inf])], {"min": 0.0}),
+    ("clamp_max", "", lambda: [t([-math.inf, 0.0, 1.0, 2.0])], {"max": 1.0}),
+    ("nn.functional.huber_loss", "", lambda: [t([math.inf, 1.0, 5.0, -0.25]), t([0.0, math.inf, 4.0, 0.25])], {"reduction": "sum"}),
+    ("nn.functional.smooth_l1_loss", "", lambda: [t([math.inf, 1.0, 5.0, -0.25]), t([0.0, math.inf, 4.0, 0.25])], {"reduction": "sum"}),
+    ("nn.functional.margin_ranking_loss", "", lambda: [t([1.0, 0.0, -1.0]), t([0.0, 0.0, 0.0]), t([1.0, 1.0, 1.0], grad=False)], {"reduction": "sum"}),
+    ("norm", "inf", lambda: [t([1.0, math.inf, -2.0]), math.inf], {}),
 ]
 
 

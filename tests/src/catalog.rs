@@ -51,7 +51,7 @@ const GROUPS: &[&[Case]] = &[
     &[smooth("polygamma of the second order", &[Positive(S)], |x| x[0].polygamma(2)).elementwise()],
     unary!(smooth, Small: asin, acos, atanh, tan, erfinv),
     unary!(rough, Signed: sign, floor, ceil, round, trunc, softshrink(0.5), hardshrink(0.5), hardtanh(-1.0, 1.0),
-        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(0.5, 2.0, -2.0)),
+        hardsigmoid, threshold(0.2, 7.0), nan_to_num, nan_to_num_with(0.5, 2.0, -2.0), round_decimals(1)),
     &[smooth("logit", &[Positive(S)], |x| x[0].mul(0.25)?.logit(None)).elementwise()],
     &[
         smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise(),

@@ -192,12 +192,31 @@ static CLAMP: Pointwise = Pointwise {
     plain: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
     types: Types::Number,
     math: &["base"],
+    // Equal ones share the gradient.
     grads: &[
-        Expr("select(T(0), g, a >= b && a <= c)", &[A, B, C]),
-        Expr("select(T(0), g, a < b && b < c)", &[A, B, C]),
-        Expr("select(T(0), g, a > c || b > c)", &[A, B, C]),
+        Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
+        Expr("select(select(T(0), g * 0.5, a == b && b < c), g, a < b && b <= c)", &[A, B, C]),
+        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C]),
     ],
 };
+
+/// The same by numbers, at which the gradient is zero, but at infinite ones, which hold nothing back.
+static CLAMP_NUMBERS: Pointwise = Pointwise {
+    grads: &[
+        Expr(
+            "select(select(T(0), g, a >= b && a <= c), T(0), (a == b && m_isfinite(b)) || (a == c && m_isfinite(c)))",
+            &[A, B, C],
+        ),
+        NoGrad,
+        NoGrad,
+    ],
+    ..CLAMP
+};
+
+/// The record of a clamp by these bounds.
+fn clamp_by(min: &Operand<'_>, max: &Operand<'_>) -> &'static Pointwise {
+    if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_NUMBERS } else { &CLAMP }
+}
 
 static ADDCMUL: Pointwise = Pointwise {
     name: "addcmul",
@@ -280,13 +299,39 @@ impl Tensor {
         }
     }
 
-    /// `self` held between `min` and `max`; where they cross, `max` wins.
+    /// `self` held between `min` and `max`; where they cross, `max` wins. As in PyTorch (2.15), the gradient at a bound is zero where both are
+    /// numbers, and shared where one is a tensor.
     ///
     /// # Errors
     /// The shapes do not broadcast; the dtype is bool; memory runs out.
     #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
-        pointwise(&CLAMP, &[self.into(), min.into(), max.into()], &[])
+        let (min, max) = (min.into(), max.into());
+        pointwise(clamp_by(&min, &max), &[self.into(), min, max], &[])
+    }
+
+    /// `self`, or `min` where that is larger: [`clamp`](Self::clamp) without an upper bound, [`maximum`](Self::maximum) of a tensor.
+    ///
+    /// # Errors
+    /// As [`clamp`](Self::clamp).
+    #[track_caller]
+    pub fn clamp_min<'a>(&self, min: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match min.into() {
+            min @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(min, f64::INFINITY),
+            min => self.maximum(min),
+        }
+    }
+
+    /// `self`, or `max` where that is smaller: [`clamp`](Self::clamp) without a lower bound, [`minimum`](Self::minimum) of a tensor.
+    ///
+    /// # Errors
+    /// As [`clamp`](Self::clamp).
+    #[track_caller]
+    pub fn clamp_max<'a>(&self, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match max.into() {
+            max @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(f64::NEG_INFINITY, max),
+            max => self.minimum(max),
+        }
     }
 
     /// `self` + value · t1 · t2.
@@ -376,7 +421,8 @@ impl Tensor {
     /// As [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
-        pointwise_(&CLAMP, self, &[min.into(), max.into()], &[])
+        let (min, max) = (min.into(), max.into());
+        pointwise_(clamp_by(&min, &max), self, &[min, max], &[])
     }
 
     /// [`addcmul`](Self::addcmul) in place.

@@ -122,9 +122,7 @@ impl Tensor {
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }
-        let d = self.sub(target)?.abs()?;
-        let near = d.detach().lt(beta)?;
-        reduction.apply(&d.square()?.mul(0.5 / beta)?.where_(&near, &d.sub(0.5 * beta)?)?)
+        reduction.apply(&self.near_or_far(target, beta)?.div(beta)?)
     }
 
     /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2).
@@ -137,10 +135,15 @@ impl Tensor {
         if delta <= 0.0 {
             return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
         }
+        reduction.apply(&self.near_or_far(target, delta)?)
+    }
+
+    /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2): without a choice between two results, so that the gradient of an
+    /// infinite difference is that of its sign.
+    fn near_or_far(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
-        let near = d.detach().le(delta)?;
-        let far = d.sub(0.5 * delta)?.mul(delta)?;
-        reduction.apply(&d.square()?.mul(0.5)?.where_(&near, &far)?)
+        let near = d.clamp_max(delta)?;
+        near.mul(&d.sub(&near.mul(0.5)?)?)
     }
 
     /// The cross-entropy of these probabilities with `target`; logarithms are held above -100. Use
@@ -301,12 +304,7 @@ impl Tensor {
         });
         // Negated first: of unsigned numbers that wraps, as in PyTorch.
         let missed = target.neg()?.mul(&self.sub(other)?)?.add(margin)?;
-        reduction.apply(&missed.clamp_below()?)
-    }
-
-    /// max(x, 0), whose gradient passes at 0 as that of PyTorch's `clamp_min`; NaN stays NaN.
-    pub(super) fn clamp_below(&self) -> Result<Tensor> {
-        self.clamp(0.0, f64::INFINITY)
+        reduction.apply(&missed.clamp_min(0.0)?)
     }
 
     /// The cosine of the angle between vectors along `dim`; lengths are held above `eps`.
@@ -386,6 +384,6 @@ impl Tensor {
         let far = self.pairwise_distance(negative, p, EPS, false)?;
         let far =
             if swap { far.minimum(&positive.pairwise_distance(negative, p, EPS, false)?)? } else { far };
-        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_below()?)
+        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)
     }
 }

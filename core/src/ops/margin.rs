@@ -74,7 +74,7 @@ impl Tensor {
         stepwise!("hinge_embedding_loss", [self, target], |x, y| x
             .hinge_embedding_loss(&y, margin, reduction));
         let y = target.detach();
-        let apart = self.rsub(margin)?.clamp_below()?.masked_fill(&y.eq(1.0)?, 0.0)?;
+        let apart = self.rsub(margin)?.clamp_min(0.0)?.masked_fill(&y.eq(1.0)?, 0.0)?;
         let near = self.masked_fill(&y.eq(-1.0)?, 0.0)?;
         reduction.apply(&apart.add(&near)?)
     }
@@ -107,7 +107,7 @@ impl Tensor {
         let cos = self.mul(other)?.sum(&[-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
         let y = target.detach();
         let alike = cos.rsub(1.0)?.masked_fill(&y.ne(1.0)?, 0.0)?;
-        let apart = cos.sub(margin)?.clamp_below()?.masked_fill(&y.ne(-1.0)?, 0.0)?;
+        let apart = cos.sub(margin)?.clamp_min(0.0)?.masked_fill(&y.ne(-1.0)?, 0.0)?;
         reduction.apply(&alike.add(&apart)?)
     }
 
@@ -193,6 +193,6 @@ impl Tensor {
     ) -> Result<Tensor> {
         let (near, far) = (distance(self, positive)?, distance(self, negative)?);
         let far = if swap { far.minimum(&distance(positive, negative)?)? } else { far };
-        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_below()?)
+        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)
     }
 }

@@ -515,17 +515,28 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn extreme(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    fn extreme(
+        &self,
+        op: &'static Reduction,
+        dims: &[isize],
+        keepdim: bool,
+        sharing: fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let over = Over::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), Extra::default())?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
             let (x, y) = (x.constant(wants)?, y.constant(wants)?);
-            let mask = x.eq(&over.spread(&y)?)?;
+            let mask = sharing(&x, &over.spread(&y)?)?;
             let ties = mask.sum_kept(&over)?.to_dtype(g.dtype())?;
             let share = g.reshape(&over.kept[..])?.div(&ties)?;
             Ok(smallvec![Some(over.spread(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
         }))
+    }
+
+    /// Whether elements are equal, or both NaN.
+    pub(super) fn same(&self, other: &Tensor) -> Result<Tensor> {
+        self.eq(other)?.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)
     }
 
     /// How many hold, for each output; never recorded.
@@ -539,7 +550,7 @@ impl Tensor {
     /// As [`sum`](Self::sum); there are no elements.
     #[track_caller]
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.extreme(&AMAX, dims, keepdim)
+        self.extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
     /// The smallest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
@@ -548,7 +559,7 @@ impl Tensor {
     /// As [`sum`](Self::sum); there are no elements.
     #[track_caller]
     pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.extreme(&AMIN, dims, keepdim)
+        self.extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
     }
 
     /// The largest and the smallest over `dims`.
@@ -560,22 +571,22 @@ impl Tensor {
         Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
     }
 
-    /// The largest of all elements.
+    /// The largest of all elements. Where it is NaN the NaN share its gradient, as in PyTorch's `max`; that of [`amax`](Self::amax) is NaN.
     ///
     /// # Errors
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
-        self.amax(&[], false)
+        self.extreme(&AMAX, &[], false, Self::same)
     }
 
-    /// The smallest of all elements.
+    /// The smallest of all elements; its gradient as that of [`max_all`](Self::max_all).
     ///
     /// # Errors
     /// As [`amin`](Self::amin).
     #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
-        self.amin(&[], false)
+        self.extreme(&AMIN, &[], false, Self::same)
     }
 
     #[track_caller]

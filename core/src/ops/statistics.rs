@@ -192,7 +192,7 @@ impl Tensor {
             } else if p == 1.0 {
                 g.mul(&x.sign()?)?
             } else if p.is_infinite() {
-                let mask = fixed.abs()?.eq(&whole)?.to_dtype(x.dtype())?;
+                let mask = fixed.abs()?.same(&whole)?.to_dtype(x.dtype())?;
                 let ties = mask.sum_to(&over.kept)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {

@@ -206,6 +206,16 @@ static NAN_TO_NUM: Pointwise = Pointwise {
     grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
 };
 
+/// One of `up` and `down` is 1, and changes nothing.
+static ROUND_DECIMALS: Pointwise = Pointwise {
+    name: "round_decimals",
+    expr: "round(a * up / down) / up * down",
+    plain: "near(a * up / down) / up * down",
+    types: Types::Float,
+    math: &["base"],
+    grads: &[Zero],
+};
+
 static LOGIT: Pointwise = Pointwise {
     name: "logit",
     expr: "m_log(a / (1.0 - a))",
@@ -252,6 +262,24 @@ impl Tensor {
         }
         let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
         pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &numbers.map(|(name, v)| (name, Scalar::Float(v))))
+    }
+
+    /// The nearest number with so many digits behind the point, before it where `decimals` is negative; halves to even. As `round` of PyTorch
+    /// with `decimals`: a · 10ᵈ is rounded and divided by 10ᵈ, in f32 of 16-bit types.
+    ///
+    /// # Errors
+    /// Of integers, unless `decimals` is 0; memory runs out.
+    #[track_caller]
+    pub fn round_decimals(&self, decimals: i32) -> Result<Tensor> {
+        if decimals == 0 {
+            return self.round();
+        }
+        if !self.dtype().is_float() {
+            return Err(Error::dtype("round_decimals", self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
+        let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
+        pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
     }
 
     /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.

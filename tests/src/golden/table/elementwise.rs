@@ -100,9 +100,8 @@ pub(super) fn register(t: &mut Table) {
         let (x, least, most) = (a.t(0)?, Scalar::Float(f64::NEG_INFINITY), Scalar::Float(f64::INFINITY));
         match (a.get(1, "min").is_some(), a.get(2, "max").is_some()) {
             (false, false) => Err(missing("clamp without bounds")),
-            // Integers have no infinities, and no gradients.
-            (true, false) if !x.dtype().is_float() => one(x.maximum(a.operand(1, "min", least)?)),
-            (false, true) if !x.dtype().is_float() => one(x.minimum(a.operand(2, "max", most)?)),
+            (true, false) => one(x.clamp_min(a.operand(1, "min", least)?)),
+            (false, true) => one(x.clamp_max(a.operand(2, "max", most)?)),
             _ => one(x.clamp(a.operand(1, "min", least)?, a.operand(2, "max", most)?)),
         }
     });
@@ -115,12 +114,11 @@ pub(super) fn register(t: &mut Table) {
         "none" => one(a.t(0)?.gelu()),
         other => anyhow::bail!("gelu by {other}"),
     });
-    t.op("clamp_min", |a| one(a.t(0)?.maximum(a.operand(1, "min", Scalar::Int(0))?)));
-    t.op("clamp_max", |a| one(a.t(0)?.minimum(a.operand(1, "max", Scalar::Int(0))?)));
+    t.op("clamp_min", |a| one(a.t(0)?.clamp_min(a.operand(1, "min", Scalar::Int(0))?)));
+    t.op("clamp_max", |a| one(a.t(0)?.clamp_max(a.operand(1, "max", Scalar::Int(0))?)));
     t.op("round", |a| match a.i(1, "decimals", 0)? {
         0 => one(a.t(0)?.round()),
-        d if d > 0 => one(a.t(0)?.mul(10f64.powi(d as i32))?.round()?.div(10f64.powi(d as i32))),
-        d => one(a.t(0)?.div(10f64.powi(-d as i32))?.round()?.mul(10f64.powi(-d as i32))),
+        d => one(a.t(0)?.round_decimals(d as i32)),
     });
     t.op("fill", |a| {
         // The result depends on x by a factor of zero: its gradient is zero, as PyTorch's.
