@@ -77,6 +77,8 @@ const GROUPS: &[&[Case]] = &[
         smooth("masked_fill", &[Signed(S), Flags(S)], |x| x[0].masked_fill(&x[1], 4.0))
             .measured(&[Signed(&[4096, 4096]), Flags(&[4096, 4096])]),
         rough("clamp", &[Signed(S)], |x| x[0].clamp(-0.5, 1.0)).measured(&[Signed(&[4096, 4096])]),
+        rough("clamp_min", &[Signed(S)], |x| x[0].clamp_min(-0.5)),
+        rough("clamp_max", &[Signed(S)], |x| x[0].clamp_max(0.5)),
         rough("clamp by tensors", &[Signed(S), Small(&[5]), Positive(&[3, 1])], |x| x[0].clamp(&x[1], &x[2])),
         smooth("addcmul", &[Signed(S), Signed(&[5]), Positive(&[3, 1])], |x| x[0].addcmul(&x[1], &x[2], 0.7))
             .measured(&[Signed(&[4096, 4096]), Signed(&[4096, 4096]), Positive(&[4096, 4096])]),

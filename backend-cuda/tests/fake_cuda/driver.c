@@ -169,6 +169,8 @@ int cuStreamSynchronize(void *stream) {
 int cuStreamDestroy_v2(void *stream) { ENTER(); free(stream); return OK; }
 // All streams are one, so that whoever waits has nothing to wait for.
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ENTER(); return stream && event && !flags ? OK : INVALID; }
+// The device has no copy engine.
+int cuTensorMapEncodeTiled(void) { ENTER(); return INVALID; }
 int cuEventCreate(void **event, unsigned flags) {
     ENTER();
     *event = calloc(1, sizeof(Event));
