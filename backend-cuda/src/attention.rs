@@ -341,15 +341,18 @@ impl Attention {
         let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(false) };
         let passes: &[Pass] =
             if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
-        let first = Kernel::new(passes[0], call.head, call.dtype, kernels.arch());
-        let maps = first.filter(|kernel| kernel.hopper).and_then(|_| maps(call));
-        params.maps = maps.unwrap_or([TensorMap::NONE; 4]);
+        let kernel = Kernel::new(Pass::Forward, call.head, call.dtype, kernels.arch());
+        let Some(mut kernel) = kernel else { return Ok(false) };
+        kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
+        if kernel.hopper {
+            match maps(call) {
+                Some(maps) => params.maps = maps,
+                None => kernel.hopper = false,
+            }
+        }
         let mut launches = Vec::with_capacity(passes.len());
         for &pass in passes {
-            let kernel = Kernel::new(pass, call.head, call.dtype, kernels.arch());
-            let Some(kernel) = kernel else { return Ok(false) };
-            let hopper = kernel.hopper && maps.is_some();
-            let kernel = Kernel { hopper, mask, drop: call.dropout.is_some(), ..kernel };
+            let kernel = Kernel { pass, ..kernel };
             let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
             let (rows, heads) = match pass {
                 Pass::Keys => (call.keys, call.kv_heads),

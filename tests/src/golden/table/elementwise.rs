@@ -116,10 +116,7 @@ pub(super) fn register(t: &mut Table) {
     });
     t.op("clamp_min", |a| one(a.t(0)?.clamp_min(a.operand(1, "min", Scalar::Int(0))?)));
     t.op("clamp_max", |a| one(a.t(0)?.clamp_max(a.operand(1, "max", Scalar::Int(0))?)));
-    t.op("round", |a| match a.i(1, "decimals", 0)? {
-        0 => one(a.t(0)?.round()),
-        d => one(a.t(0)?.round_decimals(d as i32)),
-    });
+    t.op("round", |a| one(a.t(0)?.round_decimals(a.i(1, "decimals", 0)? as i32)));
     t.op("fill", |a| {
         // The result depends on x by a factor of zero: its gradient is zero, as PyTorch's.
         let x = a.t(0)?.copy()?;
