@@ -325,6 +325,9 @@ pub(crate) struct Attention {
     loaded: RwLock<HashMap<Kernel, Option<Loaded>>>,
 }
 
+/// What is launched for a call: its parameters; of each pass the function, the blocks and the kernel.
+type Launches = (Params, Vec<(Function, u32, Kernel)>);
+
 impl Attention {
     /// Enqueues attention; `false` where there is no kernel for it.
     pub(crate) fn run(
@@ -334,39 +337,7 @@ impl Attention {
         stream: &Stream,
         call: &AttentionCall,
     ) -> Result<bool, SourceError> {
-        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
-            return Ok(false);
-        }
-        let Some(mut params) = Params::new(call) else { return Ok(false) };
-        let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(false) };
-        let passes: &[Pass] =
-            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
-        let kernel = Kernel::new(Pass::Forward, call.head, call.dtype, kernels.arch());
-        let Some(mut kernel) = kernel else { return Ok(false) };
-        kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
-        if kernel.hopper {
-            match maps(call) {
-                Some(maps) => params.maps = maps,
-                None => kernel.hopper = false,
-            }
-        }
-        let mut launches = Vec::with_capacity(passes.len());
-        for &pass in passes {
-            let kernel = Kernel { pass, ..kernel };
-            let Some(function) = self.function(context, kernels, kernel)? else { return Ok(false) };
-            let (rows, heads) = match pass {
-                Pass::Keys => (call.keys, call.kv_heads),
-                Pass::Forward | Pass::Queries => (call.queries, call.heads),
-            };
-            let of_block = u64::from(kernel.tiling().rows());
-            if call.backward.is_some_and(|b| b.sums.is_some()) && of_block != AttentionGradients::SUMMED_ROWS
-            {
-                return Ok(false);
-            }
-            let blocks = rows.div_ceil(of_block) * heads * call.batch;
-            let Ok(blocks) = i32::try_from(blocks) else { return Ok(false) };
-            launches.push((function, blocks.unsigned_abs(), kernel));
-        }
+        let Some((params, launches)) = self.launches(context, kernels, call)? else { return Ok(false) };
         for (function, blocks, kernel) in launches {
             let threads = kernel.tiling().warps * 32;
             let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
@@ -379,11 +350,66 @@ impl Attention {
         Ok(true)
     }
 
+    /// Whether there are kernels for a call, which are compiled then. Enqueues nothing.
+    pub(crate) fn accepts(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        call: &AttentionCall,
+    ) -> Result<bool, SourceError> {
+        Ok(self.launches(context, kernels, call)?.is_some())
+    }
+
+    fn launches(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        call: &AttentionCall,
+    ) -> Result<Option<Launches>, SourceError> {
+        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
+            return Ok(None);
+        }
+        let Some(mut params) = Params::new(call) else { return Ok(None) };
+        let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(None) };
+        let passes: &[Pass] =
+            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
+        let kernel = Kernel::new(Pass::Forward, call.head, call.dtype, kernels.arch());
+        let Some(mut kernel) = kernel else { return Ok(None) };
+        kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
+        if kernel.hopper {
+            match maps(call) {
+                Some(maps) => params.maps = maps,
+                None => kernel.hopper = false,
+            }
+        }
+        let mut launches = Vec::with_capacity(passes.len());
+        for &pass in passes {
+            let kernel = Kernel { pass, ..kernel };
+            let Some(function) = self.function(context, kernels, kernel, call.wants_gradients)? else {
+                return Ok(None);
+            };
+            let (rows, heads) = match pass {
+                Pass::Keys => (call.keys, call.kv_heads),
+                Pass::Forward | Pass::Queries => (call.queries, call.heads),
+            };
+            let of_block = u64::from(kernel.tiling().rows());
+            if call.backward.is_some_and(|b| b.sums.is_some()) && of_block != AttentionGradients::SUMMED_ROWS
+            {
+                return Ok(None);
+            }
+            let blocks = rows.div_ceil(of_block) * heads * call.batch;
+            let Ok(blocks) = i32::try_from(blocks) else { return Ok(None) };
+            launches.push((function, blocks.unsigned_abs(), kernel));
+        }
+        Ok(Some((params, launches)))
+    }
+
     fn function(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
         kernel: Kernel,
+        wants_gradients: bool,
     ) -> Result<Option<Function>, SourceError> {
         let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
         if let Some(loaded) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
@@ -393,6 +419,13 @@ impl Attention {
         let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = all.get(&kernel) {
             return Ok(function(loaded));
+        }
+        if wants_gradients && kernel.pass == Pass::Forward {
+            // They take longer to compile than all that comes before them.
+            for pass in [Pass::Keys, Pass::Queries] {
+                let kernel = Kernel { pass, ..kernel };
+                kernels.foresee(&format!("{kernel:?}"), &kernel.source(), kernel.options());
+            }
         }
         let label = format!("{kernel:?}");
         let loaded = match kernels.load_cuda(context, &label, &kernel.source(), kernel.options()) {

@@ -21,6 +21,7 @@ use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
 use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
+use crate::later::Later;
 use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
 use crate::processes;
@@ -59,6 +60,8 @@ struct Device {
 
 /// A stream, and what is used by its work alone.
 struct Queue {
+    /// What waits for the compiler.
+    later: Later,
     matmul: Matmul,
     uploads: Mutex<Uploads>,
     downloads: Mutex<Downloads>,
@@ -68,6 +71,7 @@ struct Queue {
 impl Queue {
     fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
         Ok(Self {
+            later: Later::default(),
             matmul: Matmul::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
@@ -76,7 +80,66 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// Enqueues a command on a stream; `false` where a library declines it. A kernel that is still being compiled is waited for.
+    fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>) -> Result<bool> {
+        let Device { attention, context, kernels, .. } = device;
+        match *command {
+            Command::Launch(ref launch) => {
+                while !kernels.launch(stream, launch)? {
+                    kernels.finish(context, launch.kernel)?;
+                }
+            }
+            Command::Copy { dst, src } => {
+                // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
+                unsafe { stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+            }
+            Command::Fill { dst, word } => {
+                // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
+                unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
+            }
+            Command::Matmul(call) => return Ok(self.matmul.run(stream, call)?),
+            Command::Attention(call) => return Ok(attention.run(context, kernels, stream, call)?),
+        }
+        Ok(true)
+    }
+
+    /// Hands the stream what waits for the compiler: all of it if `wait`, else what can be had without waiting.
+    fn catch_up(&self, device: &Device, wait: bool) -> Result<()> {
+        self.later.run(|command| {
+            if let (false, Command::Launch(launch)) = (wait, command)
+                && !device.kernels.is_compiled(launch.kernel)
+            {
+                return Ok(false);
+            }
+            match self.run(device, &self.stream, command)? {
+                true => Ok(true),
+                // It was accepted, and nobody else is left to do it.
+                false => Err(Error::Source(SourceError::Driver {
+                    call: "cublasLtMatmul",
+                    detail: "a product that was accepted was then refused, while kernels were compiled; they are on disk now: start again"
+                        .to_owned(),
+                })),
+            }
+        })
+    }
+
+    /// All of it, for callers that know of devices alone.
+    fn settle(&self, device: &Device) -> Result<(), SourceError> {
+        self.catch_up(device, true).map_err(|error| match error {
+            Error::Source(error) => error,
+            error => SourceError::Driver { call: "nvrtcCompileProgram", detail: error.to_string() },
+        })
+    }
+}
+
 impl Device {
+    /// Hands all streams what waits for the compiler.
+    fn settle(&self) -> Result<(), SourceError> {
+        let queues = self.queues.iter().filter_map(OnceLock::get);
+        queues.map(|queue| queue.settle(self)).collect()
+    }
+
     /// The streams that are in use.
     fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
@@ -191,37 +254,48 @@ impl Drop for Device {
 }
 
 impl CudaBackend {
+    /// Enqueues a command behind all that waits for the compiler, or alone; `false` where a library declines it.
+    fn give(&self, command: &Command<'_>) -> Result<bool> {
+        let Self { queue, device } = self;
+        if queue.later.is_empty() {
+            let done = match command {
+                Command::Launch(launch) => device.kernels.launch(&queue.stream, launch)?,
+                _ if !queue.run(device, &queue.stream, command)? => return Ok(false),
+                _ => true,
+            };
+            if done {
+                device.fences.enqueued();
+                return Ok(true);
+            }
+        }
+        let accepted = match command {
+            Command::Launch(launch) => device.kernels.check(launch).map(|_| true)?,
+            Command::Matmul(call) => queue.matmul.accepts(&queue.stream, call)?,
+            Command::Attention(call) => device.attention.accepts(&device.context, &device.kernels, call)?,
+            _ => true,
+        };
+        if !accepted {
+            return Ok(false);
+        }
+        queue.later.push(command);
+        device.fences.enqueued();
+        queue.catch_up(device, false)?;
+        Ok(true)
+    }
+
     /// Writes commands down; `None` where one of them, or the driver, declines.
     fn graph(&self, commands: &[Command<'_>]) -> Result<Option<Steps>> {
-        let Device { attention, context, kernels, .. } = &*self.device;
-        let Some(capture) = Capture::begin(context)? else { return Ok(None) };
+        let Some(capture) = Capture::begin(&self.device.context)? else { return Ok(None) };
         let stream = capture.stream();
         let mut launches = Vec::with_capacity(commands.len());
         for command in commands {
-            let mut launched = None;
-            let done = match *command {
-                Command::Launch(ref launch) => {
-                    kernels.launch(stream, launch)?;
-                    launched = Some((capture.last()?, Kept::new(launch)));
-                    true
-                }
-                Command::Copy { dst, src } => {
-                    // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
-                    unsafe { stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
-                    true
-                }
-                Command::Fill { dst, word } => {
-                    // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
-                    unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
-                    true
-                }
-                Command::Matmul(call) => self.queue.matmul.run(stream, call)?,
-                Command::Attention(call) => attention.run(context, kernels, stream, call)?,
-            };
-            if !done {
+            if !self.queue.run(&self.device, stream, command)? {
                 return Ok(None);
             }
-            launches.push(launched);
+            launches.push(match command {
+                Command::Launch(launch) => Some((capture.last()?, Kept::new(launch))),
+                _ => None,
+            });
         }
         let graph = capture.finish()?;
         let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
@@ -294,14 +368,19 @@ impl SegmentSource for CudaBackend {
     }
 
     fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        self.device.events.record(&self.device.queue(queue)?.stream)
+        let queue = self.device.queue(queue)?;
+        queue.settle(&self.device)?;
+        self.device.events.record(&queue.stream)
     }
 
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.device.events.wait(&self.device.queue(queue)?.stream, event)
+        let queue = self.device.queue(queue)?;
+        queue.settle(&self.device)?;
+        self.device.events.wait(&queue.stream, event)
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {
+        self.device.settle()?;
         self.device.fences.record(self.device.streams())
     }
 
@@ -323,13 +402,16 @@ impl Backend for CudaBackend {
         self.device.kernels.compile(&self.device.context, source)
     }
 
+    fn compiled(&self, kernel: KernelId) -> Result<()> {
+        self.device.kernels.finish(&self.device.context, kernel)
+    }
+
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.device.kernels.launch(&self.queue.stream, launch)?;
-        self.device.fences.enqueued();
-        Ok(())
+        self.give(&Command::Launch(*launch)).map(drop)
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.queue.catch_up(&self.device, true)?;
         let mut uploads = self.queue.uploads.lock().unwrap_or_else(PoisonError::into_inner);
         let uploaded = uploads.upload(&self.queue.stream, address(dst), data);
         // Also where it failed: a part of it may have been enqueued.
@@ -338,6 +420,7 @@ impl Backend for CudaBackend {
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.queue.catch_up(&self.device, true)?;
         let mut downloads = self.queue.downloads.lock().unwrap_or_else(PoisonError::into_inner);
         let downloaded = downloads.download(&self.queue.stream, address(src), data);
         self.device.fences.enqueued();
@@ -348,25 +431,19 @@ impl Backend for CudaBackend {
         if dst.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the core has checked that both slices lie inside their segments and do not overlap.
-        unsafe { self.queue.stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
-        self.device.fences.enqueued();
-        Ok(())
+        self.give(&Command::Copy { dst, src }).map(drop)
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
         if dst.bytes == 0 {
             return Ok(());
         }
-        // SAFETY: the core has checked that the slice lies inside its segment; copies start at multiples of 4.
-        unsafe { self.queue.stream.fill(address(dst), word, dst.bytes / 4) }?;
-        self.device.fences.enqueued();
-        Ok(())
+        self.give(&Command::Fill { dst, word }).map(drop)
     }
 
     fn flush(&self) -> Result<()> {
         // The driver hands work to the device as it is enqueued.
-        Ok(())
+        self.queue.catch_up(&self.device, false)
     }
 
     fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
@@ -375,6 +452,7 @@ impl Backend for CudaBackend {
     }
 
     fn stamp(&self) -> Result<Option<Stamp>> {
+        self.queue.catch_up(&self.device, true)?;
         Ok(Some(self.device.clock.stamp(&self.device.context, &self.queue.stream)?))
     }
 
@@ -402,23 +480,15 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        let done = self.queue.matmul.run(&self.queue.stream, call)?;
-        if done {
-            self.device.fences.enqueued();
-        }
-        Ok(done)
+        self.give(&Command::Matmul(call))
     }
 
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        let Device { attention, context, kernels, fences, .. } = &*self.device;
-        let done = attention.run(context, kernels, &self.queue.stream, call)?;
-        if done {
-            fences.enqueued();
-        }
-        Ok(done)
+        self.give(&Command::Attention(call))
     }
 
     fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+        self.queue.catch_up(&self.device, true)?;
         match self.graph(commands) {
             Ok(Some(steps)) => Ok(Some(Box::new(steps))),
             Ok(None) => Ok(None),
@@ -467,6 +537,7 @@ impl Prepared for Steps {
     }
 
     fn enqueue(&mut self) -> Result<()> {
+        self.queue.catch_up(&self.device, true)?;
         self.graph.launch(&self.queue.stream)?;
         self.device.fences.enqueued();
         Ok(())

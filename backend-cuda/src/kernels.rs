@@ -1,14 +1,15 @@
 //! Kernels: from WGSL to loaded code, and launching it.
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
 
-use crate::cache::{DiskCache, Key};
+use crate::cache::{DiskCache, Key, Version};
+use crate::compiler::{self, Coming};
 use crate::context::{Context, Function, Module, Stream};
 use crate::graph::{Graph, Node};
 use crate::{nvrtc, toolkit, translate};
@@ -30,14 +31,19 @@ pub(crate) struct Kernels {
     loaded: RwLock<Vec<Kernel>>,
     /// The numbers by content.
     known: Mutex<HashMap<KernelContent, KernelId>>,
+    /// Those that have no function yet, by number.
+    unfinished: Mutex<HashMap<u32, Unfinished>>,
+    /// Code that was asked for ahead.
+    ahead: Mutex<HashMap<Key, Arc<Coming>>>,
     /// The code behind `loaded`, which is unloaded with it.
     modules: Mutex<Vec<Module>>,
 }
 
 /// What is needed to launch it.
 #[derive(Clone, Copy, Debug)]
-struct Kernel {
-    function: Function,
+pub(crate) struct Kernel {
+    /// `None` while it is compiled.
+    function: Option<Function>,
     block: [u32; 3],
     bindings: usize,
     params: usize,
@@ -47,32 +53,42 @@ struct Kernel {
     shared: u32,
 }
 
+/// A kernel that is being compiled.
+#[derive(Debug)]
+struct Unfinished {
+    label: String,
+    entry: CString,
+    code: Arc<Coming>,
+}
+
+/// Code for the device: loaded, or on its way.
+enum Code {
+    Here(Module),
+    Coming(Arc<Coming>),
+}
+
 impl Kernels {
     /// For a device of architecture `arch`, such as 90.
     pub(crate) fn new(arch: u32, disk: DiskCache) -> Self {
-        Self { arch, disk, loaded: RwLock::default(), known: Mutex::default(), modules: Mutex::default() }
+        Self {
+            arch,
+            disk,
+            loaded: RwLock::default(),
+            known: Mutex::default(),
+            unfinished: Mutex::default(),
+            ahead: Mutex::default(),
+            modules: Mutex::default(),
+        }
     }
 
+    /// The number of a kernel, which may still be compiled: see [`finish`](Self::finish).
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
         let content = source.content();
-        if let Some(id) = self.lock_known().get(&content) {
-            return Ok(*id);
-        }
-        // Without the lock, so that several threads can compile. Two may compile the same; the first one counts.
-        let (module, kernel) = self.build(context, source)?;
-        let mut known = self.lock_known();
+        // Under the lock: who else wants the same waits, and does not begin it too.
+        let mut known = lock(&self.known);
         if let Some(id) = known.get(&content) {
             return Ok(*id);
         }
-        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let id = KernelId(loaded.len() as u32);
-        loaded.push(kernel);
-        self.modules.lock().unwrap_or_else(PoisonError::into_inner).push(module);
-        known.insert(content, id);
-        Ok(id)
-    }
-
-    fn build(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<(Module, Kernel)> {
         let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
         let options = translate::Options { zero_workgroup_memory: source.zeroed, ..Default::default() };
         let translated = translate::translate_with(source.wgsl, source.entry, source.overrides, &options)
@@ -84,26 +100,55 @@ impl Kernels {
                  CUDA devices take {MAX_BINDINGS} and {MAX_PARAMS}"
             )));
         }
-        let name = CString::new(translated.entry.as_str()).map_err(|error| refuse(error.to_string()))?;
-        let module = self.load(context, source.label, &translated.source, &refuse, &[])?;
-        let function = module.function(&name)?;
-        let shared = translated.dynamic_memory;
-        if shared > 0 {
-            function.allow_shared(shared).map_err(|error| {
-                refuse(format!(
-                    "it takes {shared} bytes of workgroup memory, which the device refuses: {error}"
-                ))
-            })?;
-        }
-        let kernel = Kernel {
-            shared,
-            function,
+        let entry = CString::new(translated.entry.as_str()).map_err(|error| refuse(error.to_string()))?;
+        let code = self.code(context, source.label, &translated.source, &[])?;
+        let mut kernel = Kernel {
+            shared: translated.dynamic_memory,
+            function: None,
             block: translated.workgroup_size,
             bindings,
             params,
             lengths: translated.needs_lengths,
         };
-        Ok((module, kernel))
+        if let Code::Here(module) = &code {
+            kernel.function = Some(kernel.find(module, &entry, source.label)?);
+        }
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let id = KernelId(loaded.len() as u32);
+        match code {
+            Code::Here(module) => lock(&self.modules).push(module),
+            Code::Coming(code) => {
+                let unfinished = Unfinished { label: source.label.to_owned(), entry, code };
+                lock(&self.unfinished).insert(id.0, unfinished);
+            }
+        }
+        loaded.push(kernel);
+        known.insert(content, id);
+        Ok(id)
+    }
+
+    /// Whether a kernel can be launched without waiting for the compiler.
+    pub(crate) fn is_compiled(&self, id: KernelId) -> bool {
+        lock(&self.unfinished).get(&id.0).is_none_or(|unfinished| unfinished.code.is_done())
+    }
+
+    /// Waits until a kernel is compiled, and loads it. What fails is tried again by the next call.
+    pub(crate) fn finish(&self, context: &Arc<Context>, id: KernelId) -> Result<()> {
+        let found = |unfinished: &Unfinished| {
+            (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
+        };
+        let Some((label, entry, code)) = lock(&self.unfinished).get(&id.0).map(found) else { return Ok(()) };
+        let cubin = code.wait().map_err(|message| Error::Kernel { label: label.clone(), message })?;
+        let module = Module::load(context, &cubin)?;
+        let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
+        // Another thread may have been first.
+        if lock(&self.unfinished).contains_key(&id.0) {
+            kernel.function = Some(kernel.find(&module, &entry, &label)?);
+            lock(&self.modules).push(module);
+            lock(&self.unfinished).remove(&id.0);
+        }
+        Ok(())
     }
 
     /// The device's architecture.
@@ -117,61 +162,92 @@ impl Kernels {
         context: &Arc<Context>,
         label: &str,
         source: &str,
-        options: &[&str],
+        options: &'static [&'static str],
     ) -> Result<Module> {
-        let refuse = |message: String| Error::Kernel { label: label.to_owned(), message };
-        self.load(context, label, source, &refuse, options)
+        match self.code(context, label, source, options)? {
+            Code::Here(module) => Ok(module),
+            Code::Coming(code) => {
+                let refuse = |message| Error::Kernel { label: label.to_owned(), message };
+                Ok(Module::load(context, &code.wait().map_err(refuse)?)?)
+            }
+        }
     }
 
-    /// Loads CUDA C++ as code: from the disk if it is there, else compiled.
-    fn load(
+    /// Begins to compile what [`load_cuda`](Self::load_cuda) will be asked for, if it has to be compiled.
+    pub(crate) fn foresee(&self, label: &str, source: &str, options: &'static [&'static str]) {
+        let key = Key::new(source, self.arch);
+        // Without a compiler nothing is begun, and whoever needs the code hears of it.
+        let Ok(version) = nvrtc::version() else { return };
+        if self.disk.find(key, Some(version)).is_none() {
+            let begin = || self.begin(key, version, label, source, options);
+            lock(&self.ahead).entry(key).or_insert_with(begin);
+        }
+    }
+
+    /// The code of CUDA C++: from the disk if it is there, else compiled.
+    fn code(
         &self,
         context: &Arc<Context>,
         label: &str,
         source: &str,
-        refuse: &dyn Fn(String) -> Error,
-        options: &[&str],
-    ) -> Result<Module> {
+        options: &'static [&'static str],
+    ) -> Result<Code> {
         let key = Key::new(source, self.arch);
+        if let Some(code) = lock(&self.ahead).remove(&key) {
+            return Ok(Code::Coming(code));
+        }
         toolkit::find_nvrtc();
         let compiler = nvrtc::version();
         if let Some(cubin) = self.disk.find(key, compiler.as_ref().ok().copied()) {
             match Module::load(context, &cubin) {
-                Ok(module) => return Ok(module),
+                Ok(module) => return Ok(Code::Here(module)),
                 Err(error @ SourceError::DeviceLost(_)) => return Err(error.into()),
                 Err(error) => log::debug!("the kept code of `{label}` is of no use: {error}"),
             }
         }
-        let version = compiler.map_err(|error| refuse(error.to_string()))?;
-        let cubin = nvrtc::compile_with(source, label, self.arch, options)
-            .map_err(|error| refuse(error.to_string()))?;
-        let module = Module::load(context, &cubin)?;
-        self.disk.store(key, version, &cubin);
-        Ok(module)
+        let version = compiler
+            .map_err(|error| Error::Kernel { label: label.to_owned(), message: error.to_string() })?;
+        Ok(Code::Coming(self.begin(key, version, label, source, options)))
     }
 
-    /// Enqueues one run.
-    pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<()> {
-        self.with_arguments(launch, |kernel, arguments| {
+    fn begin(
+        &self,
+        key: Key,
+        version: Version,
+        label: &str,
+        source: &str,
+        options: &'static [&'static str],
+    ) -> Arc<Coming> {
+        let (disk, arch) = (self.disk.clone(), self.arch);
+        let (label, source) = (label.to_owned(), source.to_owned());
+        compiler::start(move || {
+            let cubin =
+                nvrtc::compile_with(&source, &label, arch, options).map_err(|error| error.to_string())?;
+            disk.store(key, version, &cubin);
+            Ok(cubin)
+        })
+    }
+
+    /// Enqueues one run; `false` where the kernel is still being compiled.
+    pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<bool> {
+        self.with_arguments(launch, |kernel, function, arguments| {
             // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
             // core has checked that the slices lie inside their segments.
-            unsafe { stream.launch(kernel.function, launch.groups, kernel.block, kernel.shared, arguments) }
+            unsafe { stream.launch(function, launch.groups, kernel.block, kernel.shared, arguments) }
         })
     }
 
     /// Changes the parameters that a kernel in a graph is given.
     pub(crate) fn relaunch(&self, graph: &Graph, node: Node, launch: &Launch<'_>) -> Result<()> {
-        self.with_arguments(launch, |kernel, arguments| {
+        self.with_arguments(launch, |kernel, function, arguments| {
             // SAFETY: as for a launch; the node was made by one of the same kernel.
-            unsafe { graph.set(node, kernel.function, launch.groups, kernel.block, kernel.shared, arguments) }
+            unsafe { graph.set(node, function, launch.groups, kernel.block, kernel.shared, arguments) }
         })
+        .map(drop)
     }
 
-    fn with_arguments(
-        &self,
-        launch: &Launch<'_>,
-        run: impl FnOnce(&Kernel, &mut [*mut c_void]) -> Result<(), SourceError>,
-    ) -> Result<()> {
+    /// The kernel of a launch that gives it what it takes.
+    pub(crate) fn check(&self, launch: &Launch<'_>) -> Result<Kernel> {
         let kernel = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
             loaded.get(launch.kernel.0 as usize).copied()
@@ -192,6 +268,16 @@ impl Kernels {
                 ),
             ));
         }
+        Ok(kernel)
+    }
+
+    fn with_arguments(
+        &self,
+        launch: &Launch<'_>,
+        run: impl FnOnce(&Kernel, Function, &mut [*mut c_void]) -> Result<(), SourceError>,
+    ) -> Result<bool> {
+        let kernel = self.check(launch)?;
+        let Some(function) = kernel.function else { return Ok(false) };
         let mut addresses = [0_u64; MAX_BINDINGS];
         let mut lengths = [0_u64; MAX_BINDINGS];
         let mut arguments = [ptr::null_mut::<c_void>(); MAX_BINDINGS + 2];
@@ -209,11 +295,28 @@ impl Kernels {
             arguments[count] = launch.params.as_ptr().cast_mut().cast();
             count += 1;
         }
-        run(&kernel, &mut arguments[..count])?;
-        Ok(())
+        run(&kernel, function, &mut arguments[..count])?;
+        Ok(true)
     }
+}
 
-    fn lock_known(&self) -> std::sync::MutexGuard<'_, HashMap<KernelContent, KernelId>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+impl Kernel {
+    /// Its function in the loaded code.
+    fn find(&self, module: &Module, entry: &CStr, label: &str) -> Result<Function> {
+        let function = module.function(entry)?;
+        if self.shared > 0 {
+            function.allow_shared(self.shared).map_err(|error| Error::Kernel {
+                label: label.to_owned(),
+                message: format!(
+                    "it takes {} bytes of workgroup memory, which the device refuses: {error}",
+                    self.shared
+                ),
+            })?;
+        }
+        Ok(function)
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

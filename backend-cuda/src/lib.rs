@@ -16,7 +16,8 @@
 //! - `processes` asks NVML who else is on a device.
 //! - `nvtx` tells tools such as Nsight Systems which module and operation runs (`FOREBAY_NVTX=1`, [`set_nvtx`]).
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
-//!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches.
+//!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches. `compiler` compiles
+//!   several kernels at once beside the program, and what is launched meanwhile waits in `later`.
 //! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced; `tensor_map` describes their operands
 //!   to the copy engine.
 //! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
@@ -27,11 +28,13 @@ pub mod attention;
 mod backend;
 mod cache;
 mod clock;
+mod compiler;
 mod context;
 mod driver;
 mod fences;
 mod graph;
 mod kernels;
+mod later;
 mod libraries;
 mod matmul;
 pub mod nvrtc;

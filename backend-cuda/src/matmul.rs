@@ -89,6 +89,23 @@ impl Matmul {
 
     /// Enqueues a product; `false` where the library cannot do it.
     pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with(stream, call, |library, problem| library.run(stream, call, problem))
+    }
+
+    /// Whether the library has algorithms for a product. Enqueues nothing.
+    pub(crate) fn accepts(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with(stream, call, |library, problem| {
+            stream.context.make_current()?;
+            Ok(library.describes(problem))
+        })
+    }
+
+    fn with(
+        &self,
+        stream: &Stream,
+        call: &MatmulCall,
+        act: impl FnOnce(&mut Library, Problem) -> Result<bool, SourceError>,
+    ) -> Result<bool, SourceError> {
         if switches::portable() {
             return Ok(false);
         }
@@ -97,9 +114,7 @@ impl Matmul {
         }
         let Some(problem) = Problem::new(call) else { return Ok(false) };
         match self.library(&stream.context) {
-            Some(library) => {
-                library.lock().unwrap_or_else(PoisonError::into_inner).run(stream, call, problem)
-            }
+            Some(library) => act(&mut library.lock().unwrap_or_else(PoisonError::into_inner), problem),
             None => Ok(false),
         }
     }
@@ -291,17 +306,35 @@ impl Library {
         Some(Self { plans: FxHashMap::default(), handle, workspace, choices })
     }
 
-    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
-        stream.context.make_current()?;
-        let workspace = self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE));
+    /// Address and size of the memory for intermediate results.
+    fn workspace(&self) -> (u64, u64) {
+        self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE))
+    }
+
+    /// Whether there are algorithms for a problem, which is described from now on.
+    fn describes(&mut self, problem: Problem) -> bool {
+        let (_, bytes) = self.workspace();
         if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
             self.plans.clear();
         }
         let plan = self.plans.entry(problem).or_insert_with(|| {
-            Plan::new(self.handle.raw, &problem, workspace.1)
+            Plan::new(self.handle.raw, &problem, bytes)
                 .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
                 .ok()
         });
+        plan.is_some()
+    }
+
+    fn run(&mut self, stream: &Stream, call: &MatmulCall, problem: Problem) -> Result<bool, SourceError> {
+        stream.context.make_current()?;
+        let workspace = self.workspace();
+        let plan = match self.plans.get_mut(&problem) {
+            Some(plan) => plan,
+            None => {
+                self.describes(problem);
+                self.plans.entry(problem).or_default()
+            }
+        };
         let Some(plan) = plan else { return Ok(false) };
         plan.point(&call.epilogue).map_err(|error| SourceError::Driver {
             call: "cublasLtMatmulDescSetAttribute",

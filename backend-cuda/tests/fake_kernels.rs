@@ -8,19 +8,129 @@ use std::fs;
 
 use fake_cuda::Libraries::{Compiler, Driver};
 use fake_cuda::{cache, count, log, on_fake, open};
-use forebay_core::backend::{Command, KernelId, KernelSource, Launch};
-use forebay_core::error::Error;
+use forebay_core::backend::{Backend, Command, KernelId, KernelSource, Launch, SourceError};
+use forebay_core::error::{Error, Result};
 use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// A kernel's number once nobody has to wait for it.
+fn compiled(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
+    let id = backend.compile(source)?;
+    backend.compiled(id).map(|()| id)
+}
+
+/// Lets the compiler that waits go on.
+fn let_compile() {
+    let mut path = std::env::var_os("FAKE_CUDA_LOG").unwrap();
+    path.push(".go");
+    fs::write(path, "").unwrap();
+}
+
 on_fake! {
+    commands_wait_for_the_compiler_in_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
+        // Two kernels are compiled at once, and the program goes on.
+        let [first, second] = [kernel(DOUBLE, "double"), kernel(SCALE, "scale")].map(|k| backend.compile(&k).unwrap());
+        assert!(first != second);
+        let bindings = [slice(segment, 0, 64)];
+        backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [5, 1, 1] }).unwrap();
+        // What comes behind it must not overtake it.
+        backend.copy(slice(segment, 64, 8), slice(segment, 0, 8)).unwrap();
+        backend.fill(slice(segment, 0, 8), 7).unwrap();
+        backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [6, 1, 1] }).unwrap();
+        backend.flush().unwrap();
+        let wrong = Launch { kernel: first, bindings: &[], params: &[], groups: [1, 1, 1] };
+        assert!(matches!(backend.launch(&wrong), Err(Error::Argument { .. })), "arguments are looked at in time");
+        let ran = || {
+            let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async"].iter().any(|w| line.starts_with(w));
+            let first = |line: String| line.split([',', ':']).next().unwrap_or_default().to_owned();
+            log().into_iter().filter(mine).map(first).collect::<Vec<_>>()
+        };
+        assert!(ran().is_empty(), "{:?}", ran());
+        let_compile();
+        assert_eq!(downloaded(&*backend, slice(segment, 64, 8)), pattern(64, 3)[..8]);
+        assert_eq!(ran(), ["launch 5", "cuMemcpyAsync", "cuMemsetD32Async", "launch 6"]);
+        assert_eq!(downloaded(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
+        // From then on nothing waits.
+        backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [8, 1, 1] }).unwrap();
+        assert_eq!(ran().last().unwrap(), "launch 8");
+    }
+
+    who_waits_for_the_device_waits_for_the_compiler(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let side = backend.queue(1).unwrap().unwrap();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let launch = |queue: &dyn Backend, groups: u32, content: &str| {
+            let source = DOUBLE.replace("2.0", content);
+            let kernel = queue.compile(&kernel(&source, "double")).unwrap();
+            let bindings = [slice(segment, 0, 64)];
+            queue.launch(&Launch { kernel, bindings: &bindings, params: &[], groups: [groups, 1, 1] }).unwrap();
+        };
+        let launches = || log().iter().filter(|line| line.starts_with("launch ")).count();
+        launch(&*backend, 1, "2.0");
+        launch(&*side, 2, "3.0");
+        assert_eq!(launches(), 0);
+        let_compile();
+        // A fence is behind everything on all queues.
+        let fence = backend.fence().unwrap();
+        assert_eq!(launches(), 2);
+        backend.fence_wait(fence).unwrap();
+        launch(&*side, 3, "4.0");
+        // An event is behind everything on its own, and what waits for it in front of all that comes.
+        let event = backend.record(1).unwrap();
+        assert_eq!(launches(), 3);
+        launch(&*backend, 4, "5.0");
+        backend.wait_event(0, event).unwrap();
+        assert_eq!(launches(), 4);
+        launch(&*backend, 5, "6.0");
+        backend.upload(slice(segment, 0, 64), &pattern(64, 1)).unwrap();
+        assert_eq!(launches(), 5);
+        launch(&*backend, 6, "7.0");
+        let step = backend.prepare(&[Command::Fill { dst: slice(segment, 0, 8), word: 7 }]).unwrap();
+        assert!(step.is_some() && launches() == 6);
+    }
+
+    what_is_not_compiled_is_said_and_nothing_overtakes_it(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let wrong = DOUBLE.replace("double", "fail_to_compile");
+        let kernel = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap();
+        let bindings = [slice(segment, 0, 64)];
+        let launch = Launch { kernel, bindings: &bindings, params: &[], groups: [1, 1, 1] };
+        let mut errors = vec![backend.launch(&launch).err(), backend.fill(slice(segment, 0, 8), 7).err()];
+        errors.push(backend.download(slice(segment, 0, 8), &mut [0; 8]).err());
+        errors.push(backend.fence().err().map(Error::from));
+        for error in errors.split_off(2) {
+            let message = error.unwrap().to_string();
+            assert!(message.contains("it is wrong") && message.contains("a test's kernel"), "{message}");
+        }
+        assert_eq!(count("cuMemsetD32Async"), 0);
+    }
+
+    a_module_that_finds_no_room_is_loaded_later(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuModuleLoadData:2:1", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = backend.compile(&kernel(DOUBLE, "double")).unwrap();
+        let bindings = [slice(segment, 0, 64)];
+        backend.launch(&Launch { kernel, bindings: &bindings, params: &[], groups: [3, 1, 1] }).unwrap();
+        backend.fill(slice(segment, 0, 8), 7).unwrap();
+        let_compile();
+        let error = backend.download(slice(segment, 0, 8), &mut [0; 8]).unwrap_err();
+        assert!(matches!(error, Error::Source(SourceError::Driver { call: "cuModuleLoadData", .. })), "{error}");
+        assert_eq!(downloaded(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
+        assert!(log().iter().any(|line| line.starts_with("launch 3,1,1")));
+    }
+
     a_launch_hands_over_addresses_lengths_and_parameters(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
-        let id = backend.compile(&KernelSource { overrides: &[("width", 128.0)], ..kernel(SCALE, "scale") }).unwrap();
+        let source = KernelSource { overrides: &[("width", 128.0)], ..kernel(SCALE, "scale") };
+        let id = compiled(&*backend, &source).unwrap();
         let params = pattern(12, 1);
         let bindings = [slice(segment, 256, 400), slice(segment, 1024, 4096)];
         let launch = Launch { kernel: id, bindings: &bindings, params: &params, groups: [7, 2, 1] };
@@ -88,15 +198,16 @@ on_fake! {
 
     kernels_are_compiled_once(Compiler) {
         let backend = open();
-        let first = backend.compile(&kernel(DOUBLE, "double")).unwrap();
-        assert_eq!(backend.compile(&kernel(DOUBLE, "double")).unwrap(), first);
-        let narrow = backend.compile(&kernel(SCALE, "scale")).unwrap();
-        let wide = backend.compile(&KernelSource { overrides: &[("width", 64.0)], ..kernel(SCALE, "scale") }).unwrap();
+        let first = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        assert_eq!(compiled(&*backend, &kernel(DOUBLE, "double")).unwrap(), first);
+        let narrow = compiled(&*backend, &kernel(SCALE, "scale")).unwrap();
+        let wide = KernelSource { overrides: &[("width", 64.0)], ..kernel(SCALE, "scale") };
+        let wide = compiled(&*backend, &wide).unwrap();
         assert!(first != narrow && narrow != wide);
         assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 3));
         // Another device finds them on the disk.
         let other = open();
-        other.compile(&kernel(DOUBLE, "double")).unwrap();
+        compiled(&*other, &kernel(DOUBLE, "double")).unwrap();
         assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 4));
         // Files that are damaged, or that the driver does not take, are made again.
         let files: Vec<_> = fs::read_dir(cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -104,8 +215,8 @@ on_fake! {
         for file in &files {
             fs::write(file, b"damaged").unwrap();
         }
-        open().compile(&kernel(DOUBLE, "double")).unwrap();
-        open().compile(&kernel(DOUBLE, "double")).unwrap();
+        compiled(&*open(), &kernel(DOUBLE, "double")).unwrap();
+        compiled(&*open(), &kernel(DOUBLE, "double")).unwrap();
         assert_eq!(count("nvrtcCompileProgram"), 4);
     }
 
@@ -117,9 +228,11 @@ on_fake! {
         assert!(error.to_string().contains("triple"), "{error}");
         assert_eq!(count("nvrtcCompileProgram"), 0);
         let wrong = DOUBLE.replace("double", "fail_to_compile");
-        let error = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap_err();
-        assert!(matches!(error, Error::Kernel { .. }) && error.to_string().contains("it is wrong"), "{error}");
-        backend.compile(&kernel(DOUBLE, "double")).unwrap();
+        for _ in 0..2 {
+            let error = compiled(&*backend, &kernel(&wrong, "fail_to_compile")).unwrap_err();
+            assert!(matches!(error, Error::Kernel { .. }) && error.to_string().contains("it is wrong"), "{error}");
+        }
+        compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
     }
 
     without_a_compiler_the_message_says_what_to_install(Driver) {
@@ -137,7 +250,7 @@ on_fake! {
         let segment = backend.alloc_segment(16 * MIB).unwrap();
         backend.upload(slice(segment, 0, 10 << 20), &vec![1; 10 << 20]).unwrap();
         downloaded(&*backend, slice(segment, 0, 10 << 20));
-        backend.compile(&kernel(DOUBLE, "double")).unwrap();
+        compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
         backend.fence().unwrap();
         backend.free_segment(segment).unwrap();
         drop(backend);

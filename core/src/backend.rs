@@ -383,6 +383,8 @@ pub struct AttentionCall {
     pub mask: Option<AttentionMask>,
     /// What is dropped, if anything is.
     pub dropout: Option<AttentionDropout>,
+    /// Whether its gradients will be asked for, so that a backend may compile their kernels meanwhile.
+    pub wants_gradients: bool,
     /// What a backward call has besides.
     pub backward: Option<AttentionGradients>,
 }
@@ -441,8 +443,14 @@ pub trait Backend: SegmentSource {
     /// What the device is and can do.
     fn info(&self) -> &DeviceInfo;
 
-    /// Compiles a kernel, or finds it in the backend's disk cache. Blocking.
+    /// Compiles a kernel, or finds it in the backend's disk cache. A backend may go on compiling when it returns: launches then wait for
+    /// it, with all that is enqueued behind them, and what the compiler says against it is an error of whoever waits for the device.
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
+    /// Waits until a kernel is compiled. Blocking.
+    fn compiled(&self, kernel: KernelId) -> Result<()> {
+        let _ = kernel;
+        Ok(())
+    }
     /// Enqueues one run of a kernel.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 

@@ -332,6 +332,8 @@ impl Device {
             return Ok(form.clone());
         }
         let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
+        // What is wrong with a user's kernel is said where it is first run.
+        self.inner.backend.compiled(kernel.id)?;
         let form = (kernel, declared(wgsl));
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
         Ok(form)

@@ -6,6 +6,7 @@
 // FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's parameters,
 // "8,8,16"), FAKE_CUDA_FAIL ("cuMemMap:2:3": the third call of cuMemMap returns 2; one from 700 to 799 stays for ever).
 #define _GNU_SOURCE
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -25,14 +26,18 @@ static long number(const char *name, long otherwise) {
 
 static void note(const char *format, ...) {
     static FILE *file;
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // the compiler's threads write too
     const char *path = getenv("FAKE_CUDA_LOG");
-    if (!path || (!file && !(file = fopen(path, "a")))) return;
-    va_list list;
-    va_start(list, format);
-    vfprintf(file, format, list);
-    va_end(list);
-    fputc('\n', file);
-    fflush(file);
+    pthread_mutex_lock(&mutex);
+    if (path && (file || (file = fopen(path, "a")))) {
+        va_list list;
+        va_start(list, format);
+        vfprintf(file, format, list);
+        va_end(list);
+        fputc('\n', file);
+        fflush(file);
+    }
+    pthread_mutex_unlock(&mutex);
 }
 
 static int sticky;

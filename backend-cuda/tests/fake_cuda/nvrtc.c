@@ -1,6 +1,10 @@
-// A compiler that gives the source back as the code, for tests.
+// A compiler that gives the source back as the code, for tests. With FAKE_NVRTC_WAITS=1 it compiles nothing before there is a file
+// beside the log, FAKE_CUDA_LOG with ".go" at its end; or ten seconds have gone.
+#define _GNU_SOURCE
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void fake_cuda_note(const char *text);
 
@@ -15,7 +19,14 @@ int nvrtcCreateProgram(Program **program, const char *source, const char *name, 
     strcat(strcpy((*program)->code, "fake cubin\n"), source);
     return OK;
 }
+static void wait_for_the_file(void) {
+    char path[4096];
+    if (!getenv("FAKE_NVRTC_WAITS") || !getenv("FAKE_CUDA_LOG")) return;
+    snprintf(path, sizeof path, "%s.go", getenv("FAKE_CUDA_LOG"));
+    for (int i = 0; i < 10000 && access(path, F_OK); i++) usleep(1000);
+}
 int nvrtcCompileProgram(Program *program, int count, const char *const *options) {
+    wait_for_the_file();
     fake_cuda_note("nvrtcCompileProgram");
     for (int i = 0; i < count; i++) fake_cuda_note(options[i]);
     return strstr(program->code, "fail_to_compile") ? COMPILATION : OK;

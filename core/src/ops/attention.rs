@@ -180,9 +180,10 @@ impl Tensor {
         });
         shape.extend_from_slice(&[queries, features]);
         let out = rows_like(&q, features)?;
-        let run = Run::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out)?;
+        let wanted = autograd::wanted(&[&q, &k, &v]);
+        let run = Run::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out, wanted)?;
         let result = run.out.reshape(&shape[..])?;
-        if !autograd::wanted(&[&q, &k, &v]) {
+        if !wanted {
             return Ok(result);
         }
         let again = again(options, &run);
@@ -239,7 +240,7 @@ impl Tensor {
         let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(&full)).transpose()?;
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
-        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?)?;
+        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?, autograd::wanted(&[self]))?;
         let result = together(&run.out)?;
         let again = again(&options, &run);
         let composed = move |t: &[Tensor]| {
@@ -339,6 +340,8 @@ struct Run {
     reach: [usize; 2],
     scale: f32,
     dropout: Option<Dropped>,
+    /// Whether its gradients will be asked for.
+    wanted: bool,
 }
 
 /// What the backend is given backward: the gradient of the result, those of q, k and v, memory that both passes share, and where sums go.
@@ -383,7 +386,13 @@ impl Dropped {
 }
 
 impl Run {
-    fn new(inputs: [Tensor; 3], mask: Option<Tensor>, options: &Attention<'_>, out: Tensor) -> Result<Self> {
+    fn new(
+        inputs: [Tensor; 3],
+        mask: Option<Tensor>,
+        options: &Attention<'_>,
+        out: Tensor,
+        wanted: bool,
+    ) -> Result<Self> {
         let device = inputs[0].device();
         let scale = options.scale(inputs[0].shape()[3]) as f32;
         let lse = Tensor::empty(&out.shape()[..3], DType::F32, device)?;
@@ -391,7 +400,7 @@ impl Run {
         let dropout =
             (p > 0.0).then(|| Dropped::new(p, inputs[0].dtype().size() == 2, device)).transpose()?;
         let mask = mask.map(|mask| mask.detach());
-        let run = Self { inputs, mask, out, lse, reach: options.reach(), scale, dropout };
+        let run = Self { inputs, mask, out, lse, reach: options.reach(), scale, dropout, wanted };
         if !run.by_backend(None)? {
             run.by_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
         }
@@ -486,6 +495,7 @@ impl Run {
                 threshold,
                 kept,
             }),
+            wants_gradients: self.wanted,
             backward: backward.map(|(.., sums)| AttentionGradients {
                 out: operand(5),
                 q: operand(6),

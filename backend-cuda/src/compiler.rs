@@ -1,0 +1,137 @@
+//! Kernels are compiled beside the program, several at once: a program whose kernels are not on disk waits for the slowest of
+//! them instead of for all, one after the other.
+
+use std::collections::VecDeque;
+use std::ffi::c_int;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::thread;
+
+/// Threads at most: each takes some hundred megabytes while it compiles.
+const MOST: usize = 16;
+
+/// Machine code that may still be on its way.
+#[derive(Debug, Default)]
+pub(crate) struct Coming {
+    /// The cubin, or why there is none.
+    code: Mutex<Option<Result<Arc<[u8]>, String>>>,
+    done: Condvar,
+}
+
+impl Coming {
+    /// Whether nobody has to wait for it.
+    pub(crate) fn is_done(&self) -> bool {
+        lock(&self.code).is_some()
+    }
+
+    /// The cubin, when it is there.
+    pub(crate) fn wait(&self) -> Result<Arc<[u8]>, String> {
+        let mut code = lock(&self.code);
+        loop {
+            if let Some(code) = &*code {
+                return code.clone();
+            }
+            code = self.done.wait(code).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// What waits for a thread, and how many there are.
+struct Pool {
+    jobs: VecDeque<Job>,
+    threads: usize,
+}
+
+static POOL: Mutex<Pool> = Mutex::new(Pool { jobs: VecDeque::new(), threads: 0 });
+static IDLE: Condvar = Condvar::new();
+
+/// Begins to compile.
+pub(crate) fn start(compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static) -> Arc<Coming> {
+    let coming = Arc::new(Coming::default());
+    let to = Arc::clone(&coming);
+    let job = Box::new(move || {
+        let made = panic::catch_unwind(AssertUnwindSafe(compile));
+        let made = made.unwrap_or_else(|_| Err("the compiler's thread panicked".to_owned()));
+        *lock(&to.code) = Some(made.map(Arc::from));
+        to.done.notify_all();
+    });
+    let mut pool = lock(&POOL);
+    pool.jobs.push_back(job);
+    let most = thread::available_parallelism().map_or(1, usize::from).min(MOST);
+    if pool.threads < most {
+        finish_before_exit();
+        let spawned = thread::Builder::new().name("forebay-compiler".into()).spawn(work);
+        pool.threads += usize::from(spawned.is_ok());
+        if pool.threads == 0 {
+            // No thread is to be had: this one does it.
+            pool.threads = 1;
+            drop(pool);
+            work();
+        }
+    }
+    coming
+}
+
+/// Does what there is to do.
+fn work() {
+    loop {
+        let mut pool = lock(&POOL);
+        let Some(job) = pool.jobs.pop_front() else {
+            pool.threads -= 1;
+            IDLE.notify_all();
+            return;
+        };
+        drop(pool);
+        job();
+    }
+}
+
+/// A process that ends destroys the compiler's globals: nothing may be compiling then.
+fn finish_before_exit() {
+    unsafe extern "C" {
+        fn atexit(call: extern "C" fn()) -> c_int;
+    }
+    extern "C" fn finish() {
+        let mut pool = lock(&POOL);
+        pool.jobs.clear();
+        while pool.threads > 0 {
+            pool = IDLE.wait(pool).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+    static ONCE: Once = Once::new();
+    // SAFETY: C's function, which Rust's standard library is linked with; `finish` takes nothing and does not unwind. It is
+    // registered after NVRTC has been loaded, so it runs before NVRTC's own.
+    // Where it finds no room nothing is lost but that.
+    ONCE.call_once(|| _ = unsafe { atexit(finish) });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::start;
+
+    #[test]
+    fn what_is_compiled_is_there_for_all_who_wait() {
+        let (go, wait) = channel::<()>();
+        let slow = start(move || {
+            let _ = wait.recv();
+            Ok(vec![1, 2])
+        });
+        let wrong = start(|| Err("it is wrong".to_owned()));
+        let lost = start(|| panic!("a test's panic"));
+        assert!(!slow.is_done());
+        go.send(()).unwrap();
+        assert_eq!(*slow.wait().unwrap(), [1, 2]);
+        assert_eq!(*slow.wait().unwrap(), [1, 2]);
+        assert_eq!(wrong.wait().unwrap_err(), "it is wrong");
+        assert!(lost.wait().unwrap_err().contains("panicked"));
+        assert!(slow.is_done() && wrong.is_done() && lost.is_done());
+    }
+}

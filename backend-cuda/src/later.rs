@@ -1,0 +1,83 @@
+//! Commands that wait for a kernel that is still being compiled, and all those behind them on the same queue.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use forebay_core::backend::{AttentionCall, Command, KernelId, Launch, MatmulCall, Slice};
+use forebay_core::error::Result;
+
+/// What is told to a queue, with all that it names.
+#[derive(Debug)]
+pub(crate) enum Owned {
+    Launch { kernel: KernelId, bindings: Vec<Slice>, params: Vec<u8>, groups: [u32; 3] },
+    Copy { dst: Slice, src: Slice },
+    Fill { dst: Slice, word: u32 },
+    Matmul(Box<MatmulCall>),
+    Attention(Box<AttentionCall>),
+}
+
+impl Owned {
+    fn new(command: &Command<'_>) -> Self {
+        match *command {
+            Command::Launch(Launch { kernel, bindings, params, groups }) => {
+                Self::Launch { kernel, bindings: bindings.to_vec(), params: params.to_vec(), groups }
+            }
+            Command::Copy { dst, src } => Self::Copy { dst, src },
+            Command::Fill { dst, word } => Self::Fill { dst, word },
+            Command::Matmul(call) => Self::Matmul(Box::new(call.clone())),
+            Command::Attention(call) => Self::Attention(Box::new(*call)),
+        }
+    }
+
+    fn command(&self) -> Command<'_> {
+        match *self {
+            Self::Launch { kernel, ref bindings, ref params, groups } => {
+                Command::Launch(Launch { kernel, bindings, params, groups })
+            }
+            Self::Copy { dst, src } => Command::Copy { dst, src },
+            Self::Fill { dst, word } => Command::Fill { dst, word },
+            Self::Matmul(ref call) => Command::Matmul(call),
+            Self::Attention(ref call) => Command::Attention(call),
+        }
+    }
+}
+
+/// The commands of one queue that wait, in order.
+#[derive(Debug, Default)]
+pub(crate) struct Later {
+    some: AtomicBool,
+    commands: Mutex<VecDeque<Owned>>,
+}
+
+impl Later {
+    /// Whether nothing waits, so that a command may go to the stream at once.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        !self.some.load(Ordering::Acquire)
+    }
+
+    /// Adds a command behind all others.
+    pub(crate) fn push(&self, command: &Command<'_>) {
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        commands.push_back(Owned::new(command));
+        self.some.store(true, Ordering::Release);
+    }
+
+    /// Runs what waits, in order, until `run` says that a command has to wait on. A command that fails stays, and all behind it do:
+    /// nothing is left out.
+    pub(crate) fn run(&self, mut run: impl FnMut(&Command<'_>) -> Result<bool>) -> Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(command) = commands.front() {
+            if !run(&command.command())? {
+                return Ok(());
+            }
+            commands.pop_front();
+        }
+        self.some.store(false, Ordering::Release);
+        Ok(())
+    }
+}
