@@ -13,9 +13,9 @@ use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand,
 use forebay_core::dtype::DType;
 
 use crate::context::{Context, Function, Module, Stream};
-use crate::kernels::Kernels;
-use crate::switches;
+use crate::kernels::{Kernels, Ran};
 use crate::tensor_map::TensorMap;
+use crate::{nvrtc, switches};
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -325,39 +325,86 @@ pub(crate) struct Attention {
     loaded: RwLock<HashMap<Kernel, Option<Loaded>>>,
 }
 
-/// What is launched for a call: its parameters; of each pass the function, the blocks and the kernel.
-type Launches = (Params, Vec<(Function, u32, Kernel)>);
+/// What a call is made of: the parameters of all its kernels, and of each the blocks.
+fn plan(call: &AttentionCall, arch: u32) -> Option<(Params, Vec<(Kernel, u32)>)> {
+    if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
+        return None;
+    }
+    let mut params = Params::new(call)?;
+    let mask = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype)?;
+    let kernel = Kernel::new(Pass::Forward, call.head, call.dtype, arch)?;
+    let mut kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
+    if kernel.hopper {
+        match maps(call) {
+            Some(maps) => params.maps = maps,
+            None => kernel.hopper = false,
+        }
+    }
+    let passes: &[Pass] =
+        if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
+    let of_pass = |&pass: &Pass| {
+        let kernel = Kernel { pass, ..kernel };
+        let (rows, heads) = match pass {
+            Pass::Keys => (call.keys, call.kv_heads),
+            Pass::Forward | Pass::Queries => (call.queries, call.heads),
+        };
+        let of_block = u64::from(kernel.tiling().rows());
+        let sums = call.backward.is_some_and(|b| b.sums.is_some());
+        if sums && of_block != AttentionGradients::SUMMED_ROWS {
+            return None;
+        }
+        let blocks = i32::try_from(rows.div_ceil(of_block) * heads * call.batch).ok()?;
+        Some((kernel, blocks.unsigned_abs()))
+    };
+    let kernels = passes.iter().map(of_pass).collect::<Option<_>>()?;
+    Some((params, kernels))
+}
+
+/// How far the kernels of a call are.
+enum Launches {
+    /// There are none.
+    Declined,
+    /// They are being compiled.
+    Compiling,
+    /// The function, the blocks and the kernel of each pass.
+    Ready(Box<Params>, Vec<(Function, u32, Kernel)>),
+}
 
 impl Attention {
-    /// Enqueues attention; `false` where there is no kernel for it.
+    /// Enqueues attention, if its kernels are compiled, or `wait` says to wait for them.
     pub(crate) fn run(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
         stream: &Stream,
         call: &AttentionCall,
-    ) -> Result<bool, SourceError> {
-        let Some((params, launches)) = self.launches(context, kernels, call)? else { return Ok(false) };
+        wait: bool,
+    ) -> Result<Ran, SourceError> {
+        let (params, launches) = match self.launches(context, kernels, call, wait)? {
+            Launches::Declined => return Ok(Ran::Declined),
+            Launches::Compiling => return Ok(Ran::NotYet),
+            Launches::Ready(params, launches) => (params, launches),
+        };
         for (function, blocks, kernel) in launches {
             let threads = kernel.tiling().warps * 32;
-            let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
+            let mut arguments = [ptr::from_ref(&*params).cast_mut().cast::<c_void>()];
             // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
             // their segments.
             unsafe {
                 stream.launch(function, [blocks, 1, 1], [threads, 1, 1], kernel.shared(), &mut arguments)
             }?;
         }
-        Ok(true)
+        Ok(Ran::Done)
     }
 
-    /// Whether there are kernels for a call, which are compiled then. Enqueues nothing.
+    /// Whether there are kernels for a call, which are compiled from now on. Enqueues nothing.
     pub(crate) fn accepts(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
         call: &AttentionCall,
     ) -> Result<bool, SourceError> {
-        Ok(self.launches(context, kernels, call)?.is_some())
+        Ok(!matches!(self.launches(context, kernels, call, false)?, Launches::Declined))
     }
 
     fn launches(
@@ -365,67 +412,47 @@ impl Attention {
         context: &Arc<Context>,
         kernels: &Kernels,
         call: &AttentionCall,
-    ) -> Result<Option<Launches>, SourceError> {
-        if switches::portable() || call.scale.is_nan() || call.scale <= 0.0 {
-            return Ok(None);
-        }
-        let Some(mut params) = Params::new(call) else { return Ok(None) };
-        let Some(mask) = Mask::of(call.mask.map(|mask| mask.dtype), call.dtype) else { return Ok(None) };
-        let passes: &[Pass] =
-            if call.backward.is_some() { &[Pass::Queries, Pass::Keys] } else { &[Pass::Forward] };
-        let kernel = Kernel::new(Pass::Forward, call.head, call.dtype, kernels.arch());
-        let Some(mut kernel) = kernel else { return Ok(None) };
-        kernel = Kernel { mask, drop: call.dropout.is_some(), ..kernel };
-        if kernel.hopper {
-            match maps(call) {
-                Some(maps) => params.maps = maps,
-                None => kernel.hopper = false,
-            }
-        }
+        wait: bool,
+    ) -> Result<Launches, SourceError> {
+        let Some((params, passes)) = plan(call, kernels.arch()) else { return Ok(Launches::Declined) };
         let mut launches = Vec::with_capacity(passes.len());
-        for &pass in passes {
-            let kernel = Kernel { pass, ..kernel };
-            let Some(function) = self.function(context, kernels, kernel, call.wants_gradients)? else {
-                return Ok(None);
+        let mut compiling = false;
+        for (kernel, blocks) in passes {
+            let known = {
+                let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
+                loaded.get(&kernel).map(|loaded| loaded.as_ref().map(|loaded| loaded.function))
             };
-            let (rows, heads) = match pass {
-                Pass::Keys => (call.keys, call.kv_heads),
-                Pass::Forward | Pass::Queries => (call.queries, call.heads),
+            let function = match known {
+                Some(function) => function,
+                None => {
+                    foresee_gradients(kernels, kernel, call);
+                    // Compilers from this version on are known to take them; else it is waited for what they say.
+                    let sure = !wait && nvrtc::version().is_ok_and(|version| version >= (13, 0));
+                    if sure && foresee(kernels, kernel) {
+                        compiling = true;
+                        continue;
+                    }
+                    self.load(context, kernels, kernel)?
+                }
             };
-            let of_block = u64::from(kernel.tiling().rows());
-            if call.backward.is_some_and(|b| b.sums.is_some()) && of_block != AttentionGradients::SUMMED_ROWS
-            {
-                return Ok(None);
-            }
-            let blocks = rows.div_ceil(of_block) * heads * call.batch;
-            let Ok(blocks) = i32::try_from(blocks) else { return Ok(None) };
-            launches.push((function, blocks.unsigned_abs(), kernel));
+            let Some(function) = function else { return Ok(Launches::Declined) };
+            launches.push((function, blocks, kernel));
         }
-        Ok(Some((params, launches)))
+        Ok(if compiling { Launches::Compiling } else { Launches::Ready(Box::new(params), launches) })
     }
 
-    fn function(
+    /// Loads a kernel, compiled if it has to be; `None` where it cannot be.
+    fn load(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
         kernel: Kernel,
-        wants_gradients: bool,
     ) -> Result<Option<Function>, SourceError> {
-        let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
-        if let Some(loaded) = self.loaded.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
-            return Ok(function(loaded));
-        }
         // Under the lock: who else needs it waits, and does not compile it too.
         let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
+        let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
         if let Some(loaded) = all.get(&kernel) {
             return Ok(function(loaded));
-        }
-        if wants_gradients && kernel.pass == Pass::Forward {
-            // They take longer to compile than all that comes before them.
-            for pass in [Pass::Keys, Pass::Queries] {
-                let kernel = Kernel { pass, ..kernel };
-                kernels.foresee(&format!("{kernel:?}"), &kernel.source(), kernel.options());
-            }
         }
         let label = format!("{kernel:?}");
         let loaded = match kernels.load_cuda(context, &label, &kernel.source(), kernel.options()) {
@@ -442,5 +469,19 @@ impl Attention {
         let result = function(&loaded);
         all.insert(kernel, loaded);
         Ok(result)
+    }
+}
+
+/// Begins to compile a kernel, if that is to be done; whether the compiler is still at it.
+fn foresee(kernels: &Kernels, kernel: Kernel) -> bool {
+    kernels.foresee(&format!("{kernel:?}"), &kernel.source(), kernel.options())
+}
+
+/// Begins to compile the gradients' kernels beside the forward pass's: they take longer than all that comes before them.
+fn foresee_gradients(kernels: &Kernels, kernel: Kernel, call: &AttentionCall) {
+    if call.wants_gradients && kernel.pass == Pass::Forward {
+        for pass in [Pass::Keys, Pass::Queries] {
+            foresee(kernels, Kernel { pass, ..kernel });
+        }
     }
 }

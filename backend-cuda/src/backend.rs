@@ -20,7 +20,7 @@ use crate::context::{Context, Pinned, Stream};
 use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
 use crate::graph::{Capture, Graph, Node};
-use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS};
+use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS, Ran};
 use crate::later::Later;
 use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
@@ -81,12 +81,15 @@ impl Queue {
 }
 
 impl Queue {
-    /// Enqueues a command on a stream; `false` where a library declines it. A kernel that is still being compiled is waited for.
-    fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>) -> Result<bool> {
+    /// Enqueues a command on a stream. What is still being compiled is waited for if `wait` says so.
+    fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>, wait: bool) -> Result<Ran> {
         let Device { attention, context, kernels, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
+                    if !wait && !kernels.is_compiled(launch.kernel) {
+                        return Ok(Ran::NotYet);
+                    }
                     kernels.finish(context, launch.kernel)?;
                 }
             }
@@ -98,29 +101,24 @@ impl Queue {
                 // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
                 unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
             }
-            Command::Matmul(call) => return Ok(self.matmul.run(stream, call)?),
-            Command::Attention(call) => return Ok(attention.run(context, kernels, stream, call)?),
+            Command::Matmul(call) if !self.matmul.run(stream, call)? => return Ok(Ran::Declined),
+            Command::Matmul(_) => {}
+            Command::Attention(call) => return Ok(attention.run(context, kernels, stream, call, wait)?),
         }
-        Ok(true)
+        Ok(Ran::Done)
     }
 
     /// Hands the stream what waits for the compiler: all of it if `wait`, else what can be had without waiting.
     fn catch_up(&self, device: &Device, wait: bool) -> Result<()> {
-        self.later.run(|command| {
-            if let (false, Command::Launch(launch)) = (wait, command)
-                && !device.kernels.is_compiled(launch.kernel)
-            {
-                return Ok(false);
-            }
-            match self.run(device, &self.stream, command)? {
-                true => Ok(true),
-                // It was accepted, and nobody else is left to do it.
-                false => Err(Error::Source(SourceError::Driver {
-                    call: "cublasLtMatmul",
-                    detail: "a product that was accepted was then refused, while kernels were compiled; they are on disk now: start again"
-                        .to_owned(),
-                })),
-            }
+        self.later.run(|command| match self.run(device, &self.stream, command, wait)? {
+            Ran::Done => Ok(true),
+            Ran::NotYet => Ok(false),
+            // It was accepted, and nobody else is left to do it.
+            Ran::Declined => Err(Error::Source(SourceError::Driver {
+                call: "a library's kernel",
+                detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
+                    .to_owned(),
+            })),
         })
     }
 
@@ -136,8 +134,8 @@ impl Queue {
 impl Device {
     /// Hands all streams what waits for the compiler.
     fn settle(&self) -> Result<(), SourceError> {
-        let queues = self.queues.iter().filter_map(OnceLock::get);
-        queues.map(|queue| queue.settle(self)).collect()
+        let mut queues = self.queues.iter().filter_map(OnceLock::get);
+        queues.try_for_each(|queue| queue.settle(self))
     }
 
     /// The streams that are in use.
@@ -254,33 +252,32 @@ impl Drop for Device {
 }
 
 impl CudaBackend {
-    /// Enqueues a command behind all that waits for the compiler, or alone; `false` where a library declines it.
+    /// Enqueues a command, behind all that waits for the compiler; `false` where a library declines it.
     fn give(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        if queue.later.is_empty() {
-            let done = match command {
-                Command::Launch(launch) => device.kernels.launch(&queue.stream, launch)?,
-                _ if !queue.run(device, &queue.stream, command)? => return Ok(false),
-                _ => true,
-            };
-            if done {
-                device.fences.enqueued();
-                return Ok(true);
+        let Device { attention, context, kernels, fences, .. } = &**device;
+        let accepted = if queue.later.is_empty() {
+            match queue.run(device, &queue.stream, command, false)? {
+                Ran::Done => {
+                    fences.enqueued();
+                    return Ok(true);
+                }
+                ran => ran == Ran::NotYet,
             }
-        }
-        let accepted = match command {
-            Command::Launch(launch) => device.kernels.check(launch).map(|_| true)?,
-            Command::Matmul(call) => queue.matmul.accepts(&queue.stream, call)?,
-            Command::Attention(call) => device.attention.accepts(&device.context, &device.kernels, call)?,
-            _ => true,
+        } else {
+            match command {
+                Command::Launch(launch) => kernels.check(launch).map(|_| true)?,
+                Command::Matmul(call) => queue.matmul.accepts(&queue.stream, call)?,
+                Command::Attention(call) => attention.accepts(context, kernels, call)?,
+                Command::Copy { .. } | Command::Fill { .. } => true,
+            }
         };
-        if !accepted {
-            return Ok(false);
+        if accepted {
+            queue.later.push(command);
+            fences.enqueued();
+            queue.catch_up(device, false)?;
         }
-        queue.later.push(command);
-        device.fences.enqueued();
-        queue.catch_up(device, false)?;
-        Ok(true)
+        Ok(accepted)
     }
 
     /// Writes commands down; `None` where one of them, or the driver, declines.
@@ -289,7 +286,7 @@ impl CudaBackend {
         let stream = capture.stream();
         let mut launches = Vec::with_capacity(commands.len());
         for command in commands {
-            if !self.queue.run(&self.device, stream, command)? {
+            if self.queue.run(&self.device, stream, command, true)? == Ran::Declined {
                 return Ok(None);
             }
             launches.push(match command {

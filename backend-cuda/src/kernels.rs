@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock};
 
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
@@ -12,7 +12,7 @@ use crate::cache::{DiskCache, Key, Version};
 use crate::compiler::{self, Coming};
 use crate::context::{Context, Function, Module, Stream};
 use crate::graph::{Graph, Node};
-use crate::{nvrtc, toolkit, translate};
+use crate::{matmul, nvrtc, switches, toolkit, translate};
 
 /// Storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 32;
@@ -51,6 +51,17 @@ pub(crate) struct Kernel {
     lengths: bool,
     /// Bytes of workgroup memory that a launch asks for.
     shared: u32,
+}
+
+/// What became of a command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// It is enqueued.
+    Done,
+    /// It is not, and will not be: the core has to see to it.
+    Declined,
+    /// It is not: its kernel is still being compiled.
+    NotYet,
 }
 
 /// A kernel that is being compiled.
@@ -173,15 +184,21 @@ impl Kernels {
         }
     }
 
-    /// Begins to compile what [`load_cuda`](Self::load_cuda) will be asked for, if it has to be compiled.
-    pub(crate) fn foresee(&self, label: &str, source: &str, options: &'static [&'static str]) {
+    /// Begins to compile what [`load_cuda`](Self::load_cuda) will be asked for, if it has to be compiled; whether that would have to
+    /// wait for it now.
+    pub(crate) fn foresee(&self, label: &str, source: &str, options: &'static [&'static str]) -> bool {
         let key = Key::new(source, self.arch);
-        // Without a compiler nothing is begun, and whoever needs the code hears of it.
-        let Ok(version) = nvrtc::version() else { return };
-        if self.disk.find(key, Some(version)).is_none() {
-            let begin = || self.begin(key, version, label, source, options);
-            lock(&self.ahead).entry(key).or_insert_with(begin);
+        let mut ahead = lock(&self.ahead);
+        if let Some(code) = ahead.get(&key) {
+            return !code.is_done();
         }
+        // Without a compiler nothing is begun, and whoever needs the code hears of it.
+        let Ok(version) = nvrtc::version() else { return false };
+        let begins = self.disk.find(key, Some(version)).is_none();
+        if begins {
+            ahead.insert(key, self.begin(key, version, label, source, options));
+        }
+        begins
     }
 
     /// The code of CUDA C++: from the disk if it is there, else compiled.
@@ -218,6 +235,16 @@ impl Kernels {
         source: &str,
         options: &'static [&'static str],
     ) -> Arc<Coming> {
+        // A program without kernels on disk has not multiplied before: the library takes as long to load as a kernel to compile.
+        static PRODUCTS: Once = Once::new();
+        if !switches::portable() {
+            PRODUCTS.call_once(|| {
+                compiler::start(|| {
+                    matmul::version();
+                    Ok(Vec::new())
+                });
+            });
+        }
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
         compiler::start(move || {

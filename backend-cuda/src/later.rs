@@ -25,7 +25,7 @@ impl Owned {
             }
             Command::Copy { dst, src } => Self::Copy { dst, src },
             Command::Fill { dst, word } => Self::Fill { dst, word },
-            Command::Matmul(call) => Self::Matmul(Box::new(call.clone())),
+            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
             Command::Attention(call) => Self::Attention(Box::new(*call)),
         }
     }

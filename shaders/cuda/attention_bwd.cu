@@ -88,6 +88,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + (t % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
+        // Twice: 3 % faster here, and slower in the other passes.
         auto step = [&](const bool at_edge) WRITTEN_OUT {
         Sums<COLS> s, dp;
         products_begin();
@@ -229,7 +230,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         const int query = (first + within) * COLS;
         // Queries past the end are zeros, and add nothing.
         const bool edge = row + 16 * ROWS16 - 1 > query + p.right || row < query + COLS - 1 - p.left;
-        auto step = [&](const bool at_edge) WRITTEN_OUT {
         Sums<COLS> s, dp;
         products_begin();
 #if KEEP
@@ -253,7 +253,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         products_wait<1>();
         settle(s);
         mask_scores(s, extra, p);
-        if (at_edge) hide(s, row, query, p.right, p.left, 0x7fffffff);
+        if (edge) hide(s, row, query, p.right, p.left, 0x7fffffff);
 #pragma unroll
         for (int n = 0; n < COLS / 8; n++) {
             float lse[2];
@@ -287,9 +287,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
         products_wait<0>();
         settle(dv);
         settle(dk);
-        };
-        if (edge) step(true);
-        else step(false);
     }
     copies_wait<0>();
     __syncthreads();

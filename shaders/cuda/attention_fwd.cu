@@ -117,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        auto step = [&](const bool at_edge) WRITTEN_OUT {
+        if (t > begin && t < end) {
             Sums<COLS> s;
             products_begin();
             SCORES(s, k);
@@ -127,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             const Extra extra = extra_of(row, key);
             products_wait<1>();
             settle(s);
-            const bool moved = weigh(s, state, rescale, scale, at_edge, p, extra, row, key);
+            const bool moved = weigh(s, state, rescale, scale, edge, p, extra, row, key);
             settle(s);
             products_wait<0>();
             settle(out);
@@ -140,10 +140,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
                         for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
             }
             round_to(weights, s);
-        };
-        if (t > begin && t < end) {
-            if (edge) step(true);
-            else step(false);
         } else if (t == begin && t < end) {
             Sums<COLS> s;
             products_begin();

@@ -77,10 +77,8 @@ struct Params {
 {% endfor %}
 
 {% include "optim_rules" %}
-{% for dtype in dtypes %}
-{% set k = loop.index0 %}
-{% set copy = copies[k] if copies else "" %}
-fn step{{ k }}(item: Item, q: u32) {
+// A quad of parameter `k`. What is long, the rule, stands once, between a switch that reads and one that writes.
+fn step(item: Item, k: u32, q: u32) {
     {% if counted %}
     let made = counts[item.count];
     {% if skip %}
@@ -90,7 +88,7 @@ fn step{{ k }}(item: Item, q: u32) {
     {% endif %}
     if q == 0u { counts[item.count ^ 1u] = made + select(1.0, 0.0, skipped); }
     // A copy is new, even of what stays as it was.
-    {% if not copy %}
+    {% if not copies %}
     if skipped { return; }
     {% endif %}
     let at = at_step(made + 1.0);
@@ -99,41 +97,64 @@ fn step{{ k }}(item: Item, q: u32) {
     {% endif %}
     let start = q * 4u;
     if start >= item.n { return; }
-    {% if modes[k] == "vec4" %}
-    let quad = item.param / 4u + q;
-    var w = w{{ k }}[quad];
-    {% if counted and copy %}
-    if !skipped { w = update(item, at, q, w, g{{ k }}[item.grad / 4u + q]); }
-    {% else %}
-    w = update(item, at, q, w, g{{ k }}[item.grad / 4u + q]);
-    {% endif %}
-    w{{ k }}[quad] = w;
-    {% if copy %}
-    l{{ k }}_put_quad(q, w);
-    {% endif %}
-    {% else %}
+    let count = min(4u, item.n - start);
     var w: vec4<f32>;
     var g: vec4<f32>;
-    let count = min(4u, item.n - start);
-    for (var i = 0u; i < count; i++) {
-        w[i] = w{{ k }}_at(item.param + start + i);
-        g[i] = g{{ k }}_at(item.grad + start + i);
+    switch k {
+        {% for dtype in dtypes %}
+        {% set k = loop.index0 %}
+        case {{ k }}u: {
+            {% if modes[k] == "vec4" %}
+            w = w{{ k }}[item.param / 4u + q];
+            g = g{{ k }}[item.grad / 4u + q];
+            {% else %}
+            for (var i = 0u; i < count; i++) {
+                w[i] = w{{ k }}_at(item.param + start + i);
+                g[i] = g{{ k }}_at(item.grad + start + i);
+            }
+            {% endif %}
+        }
+        {% endfor %}
+        default: {}
     }
-    {% if counted and copy %}
+    {% if counted and copies %}
     if !skipped { w = update(item, at, q, w, g); }
     {% else %}
     w = update(item, at, q, w, g);
     {% endif %}
-    {% if copy %}
-    l{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
-    {% endif %}
-    {% if modes[k] == "packed" %}
-    w{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
-    {% else %}
-    for (var i = 0u; i < count; i++) { w{{ k }}_put(item.param + start + i, w[i]); }
-    {% endif %}
-    {% endif %}
+    switch k {
+        {% for dtype in dtypes %}
+        {% set k = loop.index0 %}
+        {% set copy = copies[k] if copies else "" %}
+        case {{ k }}u: {
+            {% if modes[k] == "vec4" %}
+            w{{ k }}[item.param / 4u + q] = w;
+            {% elif modes[k] == "packed" %}
+            w{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
+            {% else %}
+            for (var i = 0u; i < count; i++) { w{{ k }}_put(item.param + start + i, w[i]); }
+            {% endif %}
+            {% if copy %}
+            {% if modes[k] == "vec4" %}
+            l{{ k }}_put_quad(q, w);
+            {% else %}
+            l{{ k }}_put4(start, array<f32, 4>(w.x, w.y, w.z, w.w), item.n);
+            {% endif %}
+            {% endif %}
+        }
+        {% endfor %}
+        default: {}
+    }
 }
-{% endfor %}
 
-{{ t.of_items("step", dtypes | length) }}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, groups);
+    // The last parameter that begins at this workgroup or before.
+    var k = 0u;
+    {% for k in range(1, dtypes | length) %}
+    if group >= p.items[{{ k }}].group { k = {{ k }}u; }
+    {% endfor %}
+    step(p.items[k], k, (group - p.items[k].group) * 256u + lane);
+}

@@ -444,6 +444,7 @@ impl State {
     ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let id = self.heap.segment(place.segment).id;
+        let unused = self.donors.iter().all(|d| self.heap.slot(*d).is_unused());
         let donors = self.donors.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
         let mut donors = donors.into_iter().peekable();
         let (mut pieces, mut new) = (Vec::new(), 0);
@@ -495,6 +496,9 @@ impl State {
         // The parts are one free block now.
         let Some(free) = free else { return Ok(Growth::Full(String::new())) };
         let block = self.heap.take_at(free, place.offset, need);
+        if let (true, Some(last)) = (unused, pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1).last()) {
+            self.heap.note_unused(block.slot, last);
+        }
         self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(Growth::Served(block))
     }

@@ -569,6 +569,7 @@ impl Heap {
         self.record_segment(Action::SegmentMap, id, offset, size, arena);
         self.drop_hole(at);
         let at = self.carve(at, offset, size, Self::add_hole);
+        self.slot_mut(at).set_unused(false);
         let at = self.merge(at, State::Free);
         self.list(at);
         let small = self.arenas[arena as usize].small;
@@ -580,13 +581,33 @@ impl Heap {
         Some(at)
     }
 
-    /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the
-    /// block at `near`, or after it. Returns their own block.
-    pub(super) fn leave_extents(&mut self, near: u32, offset: u64, size: u64) -> u32 {
+    /// Notes that nobody has had what lies free behind a block, as far as it is in neighbouring pieces that were mapped just now.
+    pub(super) fn note_unused(&mut self, block: u32, pieces: &[Piece]) {
+        let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
+        let (from, to) = (first.to.1, last.to.1 + last.bytes);
+        let next = self.slot(block).next;
+        if let Some(rest) = self.slab.get(next)
+            && rest.state == State::Free
+            && from <= rest.offset
+            && rest.offset + rest.size <= to
+        {
+            self.slot_mut(next).set_unused(true);
+        }
+    }
+
+    /// The block at an offset, which is that at `near` or comes after it.
+    pub(super) fn block_at(&self, near: u32, offset: u64) -> u32 {
         let mut at = near;
         while self.slot(at).offset + self.slot(at).size <= offset {
             at = self.slot(at).next;
         }
+        at
+    }
+
+    /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the
+    /// block at `near`, or after it. Returns their own block.
+    pub(super) fn leave_extents(&mut self, near: u32, offset: u64, size: u64) -> u32 {
+        let at = self.block_at(near, offset);
         self.unlist(at);
         let at = self.carve(at, offset, size, Self::list);
         self.slot_mut(at).state = State::Leaving;

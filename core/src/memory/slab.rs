@@ -59,6 +59,10 @@ pub(super) struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
+/// The operation of a free block in memory that nobody has had since it was mapped: the device does nothing with it. Told by its address, so
+/// a static; no operation of that name has the same.
+static UNUSED: &str = "\0 nobody has had it";
+
 impl Slot {
     const VACANT: Self = Self {
         offset: 0,
@@ -77,6 +81,17 @@ impl Slot {
 }
 
 impl Slot {
+    /// Whether it is a free block that nobody has had since its memory was mapped.
+    #[inline]
+    pub(super) fn is_unused(&self) -> bool {
+        std::ptr::eq(self.op, UNUSED)
+    }
+
+    /// Says so, or takes it back.
+    pub(super) fn set_unused(&mut self, unused: bool) {
+        self.op = if unused { UNUSED } else { "" };
+    }
+
     /// As a free block, of this number.
     #[inline]
     pub(super) fn entry(&self, at: u32) -> Entry {
@@ -151,10 +166,14 @@ impl Slab {
     #[inline]
     pub(super) fn absorb(&mut self, left: u32, right: u32) {
         let Slot { size, next, requested, .. } = self[right];
+        let unused = self[right].is_unused();
         let slot = &mut self[left];
         slot.size += size;
         slot.next = next;
         slot.requested = slot.requested.max(requested);
+        if !unused {
+            slot.op = "";
+        }
         if next != NONE {
             self[next].prev = left;
         }
@@ -166,13 +185,13 @@ impl Slab {
     pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
         let right = self.place();
         let left = &mut self[at];
-        let Slot { offset, size: both, requested, segment, next, arena, state, .. } = *left;
+        let Slot { offset, size: both, requested, op, segment, next, arena, state, .. } = *left;
         (left.size, left.next) = (size, right);
         // Field by field: a copy of a whole slot would wait for the fields that have just been written.
         let rest = &mut self[right];
         (rest.offset, rest.size, rest.requested) = (offset + size, both - size, requested);
         (rest.segment, rest.prev, rest.next) = (segment, at, next);
-        (rest.op, rest.module, rest.tag) = ("", ModulePath::ROOT, Tag::Other);
+        (rest.op, rest.module, rest.tag) = (op, ModulePath::ROOT, Tag::Other);
         (rest.arena, rest.state) = (arena, state);
         if next != NONE {
             self[next].prev = right;

@@ -303,27 +303,33 @@ impl State {
                 passed = Some(fence);
             }
             self.waiting.pop_front();
-            match what {
-                Waiting::Block(slot) => self.heap.unpend(slot),
-                Waiting::Segment(segment) => {
-                    if let Some(gone) = self.heap.remove_segment(segment) {
-                        self.num_device_free += 1;
-                        source.free_segment(gone.id)?;
-                    }
-                }
-                Waiting::Extents(slot) => {
-                    self.num_device_free += 1;
-                    let extents = self.heap.extents_of(slot);
-                    self.heap.unmapped(slot);
-                    let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
-                    if let Some(((id, offset), _)) = extents.first() {
-                        source.unmap_pieces(*id, *offset, &pieces)?;
-                    }
-                }
-                Waiting::Donor(slot) => self.donors.push(slot),
-            }
+            self.passed(source, what)?;
         }
         self.share.settle(self.heap.counters.reserved());
+        Ok(())
+    }
+
+    /// Does what waited, when the device is done with the memory.
+    fn passed(&mut self, source: &dyn SegmentSource, what: Waiting) -> Result<()> {
+        match what {
+            Waiting::Block(slot) => self.heap.unpend(slot),
+            Waiting::Segment(segment) => {
+                if let Some(gone) = self.heap.remove_segment(segment) {
+                    self.num_device_free += 1;
+                    source.free_segment(gone.id)?;
+                }
+            }
+            Waiting::Extents(slot) => {
+                self.num_device_free += 1;
+                let extents = self.heap.extents_of(slot);
+                self.heap.unmapped(slot);
+                let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
+                if let Some(((id, offset), _)) = extents.first() {
+                    source.unmap_pieces(*id, *offset, &pieces)?;
+                }
+            }
+            Waiting::Donor(slot) => self.donors.push(slot),
+        }
         Ok(())
     }
 
@@ -377,7 +383,12 @@ impl State {
         if idle.is_empty() {
             return Ok(0);
         }
-        let fence = source.fence()?;
+        // What nobody has had yet, since it was mapped ahead, can go at once.
+        let unused = |idle: &Idle| match idle.what {
+            Idler::Segment(_) => false,
+            Idler::Extents { near, offset } => self.heap.slot(self.heap.block_at(near, offset)).is_unused(),
+        };
+        let fence = if idle.iter().all(unused) { None } else { Some(source.fence()?) };
         for Idle { size, what } in idle {
             let waiting = match *what {
                 Idler::Segment(segment) => {
@@ -389,8 +400,12 @@ impl State {
                     if donors { Waiting::Donor(slot) } else { Waiting::Extents(slot) }
                 }
             };
-            self.enqueue(fence, waiting);
+            match fence {
+                Some(fence) => self.enqueue(fence, waiting),
+                None => self.passed(source, waiting)?,
+            }
         }
+        self.share.settle(self.heap.counters.reserved());
         Ok(idle.iter().map(|i| i.size).sum())
     }
 

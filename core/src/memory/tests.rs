@@ -182,6 +182,36 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
 }
 
 #[test]
+fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
+    for used in [false, true] {
+        let source = Arc::new(FakeSource::paged(1 << 30));
+        source.hold_fences();
+        let pool = Pool::new(source.clone(), Config::default());
+        // More than that is mapped, ahead of the next request.
+        let first = take(&pool, 4)?;
+        let ahead = pool.stats().reserved() - 4 * MIB;
+        assert!(ahead >= 2 * MIB, "{ahead}");
+        let kept = if used {
+            let block = pool.alloc(Request::new(ahead))?;
+            pool.free(block);
+            pool.alloc(Request::new(MIB + MIB / 2))?
+        } else {
+            pool.alloc(Request::new(MIB + MIB / 2))?
+        };
+        // Small requests have a range of their own.
+        let small = pool.alloc(Request::new(1000))?;
+        let calls = source.calls();
+        assert_eq!(pool.stats().reserved(), source.used());
+        assert!(calls.moved + calls.unmap > 0, "{calls:?}");
+        assert_eq!(calls.wait, u64::from(used), "{calls:?}");
+        [first, kept, small].into_iter().for_each(|block| pool.free(block));
+        pool.empty_cache()?;
+        assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+    }
+    Ok(())
+}
+
+#[test]
 fn a_move_that_fails_loses_no_memory() -> Result<()> {
     let full = SourceError::OutOfMemory { bytes: 1, detail: String::new() };
     for error in [full, SourceError::DeviceLost("gone".to_owned())] {
