@@ -22,7 +22,7 @@ use super::{skip, tests};
 
 tests![steps_cost_what_they_did];
 
-/// The file: adapter, step, costs.
+/// The file: the backend and how the adapter's name begins, step, costs.
 const KNOWN: &str = include_str!("../../costs.json");
 
 /// What one step costs.
@@ -132,7 +132,10 @@ fn steps_cost_what_they_did(device: &Device) -> Result<()> {
         seen.insert(name.to_owned(), cost(&mut make(device)?, device)?);
     }
     let seen = known_as(&seen)?;
-    let name = &device.info().name;
+    let info = device.info();
+    // Without the vendor's products a card's steps are others.
+    let products = if info.backend == "cuda" && !device.backend().multiplies() { ", portable" } else { "" };
+    let name = format!("{}{products} {}", info.backend, info.name);
     let Some((_, known)) = known.iter().find(|(adapter, _)| name.starts_with(adapter.as_str())) else {
         return skip(format!("tests/costs.json has none for {name}: {seen}"));
     };
