@@ -5,6 +5,7 @@
 //! from sm_80 on has the one with `mma`.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -12,8 +13,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
 
+use crate::compiler::Coming;
 use crate::context::{Context, Function, Module, Stream};
-use crate::kernels::{Kernels, Ran};
+use crate::kernels::{Code, Kernels, Ran};
 use crate::tensor_map::TensorMap;
 use crate::{nvrtc, switches};
 
@@ -310,19 +312,21 @@ fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
 /// Bytes of the second-level cache that the rows of the heads at work may take: half of an H100's.
 const CACHE: u64 = 24 << 20;
 
-/// A loaded kernel.
+/// A kernel that was asked for.
 #[derive(Debug)]
-struct Loaded {
-    function: Function,
-    /// Keeps the code.
-    _module: Module,
+enum State {
+    /// Its code is on its way.
+    Coming(Arc<Coming>),
+    /// It is loaded; the module keeps the code.
+    Ready { function: Function, _module: Module },
+    /// It cannot be compiled.
+    Missing,
 }
 
 /// The attention kernels of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    /// `None` for what cannot be compiled.
-    loaded: RwLock<HashMap<Kernel, Option<Loaded>>>,
+    states: RwLock<HashMap<Kernel, State>>,
 }
 
 /// What a call is made of: the parameters of all its kernels, and of each the blocks.
@@ -367,7 +371,7 @@ enum Launches {
     /// They are being compiled.
     Compiling,
     /// The function, the blocks and the kernel of each pass.
-    Ready(Box<Params>, Vec<(Function, u32, Kernel)>),
+    Ready(Vec<(Function, u32, Kernel)>),
 }
 
 impl Attention {
@@ -380,14 +384,15 @@ impl Attention {
         call: &AttentionCall,
         wait: bool,
     ) -> Result<Ran, SourceError> {
-        let (params, launches) = match self.launches(context, kernels, call, wait)? {
+        let Some((params, passes)) = plan(call, kernels.arch()) else { return Ok(Ran::Declined) };
+        let launches = match self.launches(context, kernels, call, &passes, wait)? {
             Launches::Declined => return Ok(Ran::Declined),
             Launches::Compiling => return Ok(Ran::NotYet),
-            Launches::Ready(params, launches) => (params, launches),
+            Launches::Ready(launches) => launches,
         };
         for (function, blocks, kernel) in launches {
             let threads = kernel.tiling().warps * 32;
-            let mut arguments = [ptr::from_ref(&*params).cast_mut().cast::<c_void>()];
+            let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
             // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
             // their segments.
             unsafe {
@@ -404,7 +409,8 @@ impl Attention {
         kernels: &Kernels,
         call: &AttentionCall,
     ) -> Result<bool, SourceError> {
-        Ok(!matches!(self.launches(context, kernels, call, false)?, Launches::Declined))
+        let Some((_, passes)) = plan(call, kernels.arch()) else { return Ok(false) };
+        Ok(!matches!(self.launches(context, kernels, call, &passes, false)?, Launches::Declined))
     }
 
     fn launches(
@@ -412,76 +418,92 @@ impl Attention {
         context: &Arc<Context>,
         kernels: &Kernels,
         call: &AttentionCall,
+        passes: &[(Kernel, u32)],
         wait: bool,
     ) -> Result<Launches, SourceError> {
-        let Some((params, passes)) = plan(call, kernels.arch()) else { return Ok(Launches::Declined) };
         let mut launches = Vec::with_capacity(passes.len());
         let mut compiling = false;
-        for (kernel, blocks) in passes {
-            let known = {
-                let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
-                loaded.get(&kernel).map(|loaded| loaded.as_ref().map(|loaded| loaded.function))
-            };
-            let function = match known {
-                Some(function) => function,
-                None => {
-                    foresee_gradients(kernels, kernel, call);
-                    // Compilers from this version on are known to take them; else it is waited for what they say.
-                    let sure = !wait && nvrtc::version().is_ok_and(|version| version >= (13, 0));
-                    if sure && foresee(kernels, kernel) {
-                        compiling = true;
-                        continue;
-                    }
-                    self.load(context, kernels, kernel)?
-                }
-            };
-            let Some(function) = function else { return Ok(Launches::Declined) };
-            launches.push((function, blocks, kernel));
+        for &(kernel, blocks) in passes {
+            match self.find(context, kernels, call, kernel, wait)? {
+                Found::Ready(function) => launches.push((function, blocks, kernel)),
+                Found::Compiling => compiling = true,
+                Found::Missing => return Ok(Launches::Declined),
+            }
         }
-        Ok(if compiling { Launches::Compiling } else { Launches::Ready(Box::new(params), launches) })
+        Ok(if compiling { Launches::Compiling } else { Launches::Ready(launches) })
     }
 
-    /// Loads a kernel, compiled if it has to be; `None` where it cannot be.
-    fn load(
+    /// A kernel, which is begun to be compiled if it has not been, and loaded when it is there, or waited for.
+    fn find(
         &self,
         context: &Arc<Context>,
         kernels: &Kernels,
+        call: &AttentionCall,
         kernel: Kernel,
-    ) -> Result<Option<Function>, SourceError> {
-        // Under the lock: who else needs it waits, and does not compile it too.
-        let mut all = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
-        let function = |loaded: &Option<Loaded>| loaded.as_ref().map(|loaded| loaded.function);
-        if let Some(loaded) = all.get(&kernel) {
-            return Ok(function(loaded));
+        wait: bool,
+    ) -> Result<Found, SourceError> {
+        match self.states.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            Some(State::Ready { function, .. }) => return Ok(Found::Ready(*function)),
+            Some(State::Missing) => return Ok(Found::Missing),
+            Some(State::Coming(_)) | None => {}
         }
-        let label = format!("{kernel:?}");
-        let loaded = match kernels.load_cuda(context, &label, &kernel.source(), kernel.options()) {
-            Ok(module) => {
-                let function = module.function(kernel.pass.entry())?;
-                function.allow_shared(kernel.shared())?;
-                Some(Loaded { function, _module: module })
+        // Under the lock: who else needs it waits, and does not begin it too.
+        let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
+        // Those of the gradients take longer to compile than all that comes before them.
+        let ahead = call.wants_gradients && kernel.pass == Pass::Forward;
+        let wanted = if ahead { &[Pass::Keys, Pass::Queries, Pass::Forward][..] } else { &[kernel.pass][..] };
+        for &pass in wanted {
+            let kernel = Kernel { pass, ..kernel };
+            if let Entry::Vacant(place) = states.entry(kernel) {
+                place.insert(State::begun(kernel, context, kernels)?);
             }
-            Err(error) => {
-                log::warn!("attention runs on the portable kernels, which are slower: {error}");
-                None
+        }
+        if let Some(State::Coming(code)) = states.get(&kernel) {
+            // Compilers from this version on are known to take the kernels; else it is waited for what they say.
+            let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
+            if !wait && sure && !code.is_done() {
+                return Ok(Found::Compiling);
             }
-        };
-        let result = function(&loaded);
-        all.insert(kernel, loaded);
-        Ok(result)
+            let module =
+                code.wait().and_then(|cubin| Module::load(context, &cubin).map_err(|e| e.to_string()));
+            let state = match module {
+                Ok(module) => State::ready(kernel, module)?,
+                Err(error) => State::missing(&error),
+            };
+            states.insert(kernel, state);
+        }
+        Ok(match states.get(&kernel) {
+            Some(State::Ready { function, .. }) => Found::Ready(*function),
+            _ => Found::Missing,
+        })
     }
 }
 
-/// Begins to compile a kernel, if that is to be done; whether the compiler is still at it.
-fn foresee(kernels: &Kernels, kernel: Kernel) -> bool {
-    kernels.foresee(&format!("{kernel:?}"), &kernel.source(), kernel.options())
+/// What there is of a kernel.
+enum Found {
+    Ready(Function),
+    Compiling,
+    Missing,
 }
 
-/// Begins to compile the gradients' kernels beside the forward pass's: they take longer than all that comes before them.
-fn foresee_gradients(kernels: &Kernels, kernel: Kernel, call: &AttentionCall) {
-    if call.wants_gradients && kernel.pass == Pass::Forward {
-        for pass in [Pass::Keys, Pass::Queries] {
-            foresee(kernels, Kernel { pass, ..kernel });
+impl State {
+    /// That of a kernel which is asked for for the first time.
+    fn begun(kernel: Kernel, context: &Arc<Context>, kernels: &Kernels) -> Result<Self, SourceError> {
+        match kernels.code(context, &format!("{kernel:?}"), &kernel.source(), kernel.options()) {
+            Ok(Code::Coming(code)) => Ok(Self::Coming(code)),
+            Ok(Code::Here(module)) => Self::ready(kernel, module),
+            Err(error) => Ok(Self::missing(&error.to_string())),
         }
+    }
+
+    fn ready(kernel: Kernel, module: Module) -> Result<Self, SourceError> {
+        let function = module.function(kernel.pass.entry())?;
+        function.allow_shared(kernel.shared())?;
+        Ok(Self::Ready { function, _module: module })
+    }
+
+    fn missing(error: &str) -> Self {
+        log::warn!("attention runs on the portable kernels, which are slower: {error}");
+        Self::Missing
     }
 }

@@ -78,9 +78,7 @@ impl Queue {
             stream: Stream::new(context)?,
         })
     }
-}
 
-impl Queue {
     /// Enqueues a command on a stream. What is still being compiled is waited for if `wait` says so.
     fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>, wait: bool) -> Result<Ran> {
         let Device { attention, context, kernels, .. } = device;

@@ -51,12 +51,17 @@ static IDLE: Condvar = Condvar::new();
 pub(crate) fn start(compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static) -> Arc<Coming> {
     let coming = Arc::new(Coming::default());
     let to = Arc::clone(&coming);
-    let job = Box::new(move || {
+    beside(Box::new(move || {
         let made = panic::catch_unwind(AssertUnwindSafe(compile));
         let made = made.unwrap_or_else(|_| Err("the compiler's thread panicked".to_owned()));
         *lock(&to.code) = Some(made.map(Arc::from));
         to.done.notify_all();
-    });
+    }));
+    coming
+}
+
+/// Does something beside the program.
+pub(crate) fn beside(job: Job) {
     let mut pool = lock(&POOL);
     pool.jobs.push_back(job);
     let most = thread::available_parallelism().map_or(1, usize::from).min(MOST);
@@ -71,7 +76,6 @@ pub(crate) fn start(compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + '
             work();
         }
     }
-    coming
 }
 
 /// Does what there is to do.
@@ -84,7 +88,8 @@ fn work() {
             return;
         };
         drop(pool);
-        job();
+        // A thread that panics would be waited for at the end.
+        let _ = panic::catch_unwind(AssertUnwindSafe(job));
     }
 }
 
@@ -107,7 +112,8 @@ fn finish_before_exit() {
     ONCE.call_once(|| _ = unsafe { atexit(finish) });
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+/// What a mutex guards, whether or not a thread panicked meanwhile.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

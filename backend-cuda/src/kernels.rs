@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
 
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
 
 use crate::cache::{DiskCache, Key, Version};
-use crate::compiler::{self, Coming};
+use crate::compiler::{self, Coming, lock};
 use crate::context::{Context, Function, Module, Stream};
 use crate::graph::{Graph, Node};
-use crate::{matmul, nvrtc, switches, toolkit, translate};
+use crate::{matmul, nvrtc, switches, translate};
 
 /// Storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 32;
@@ -33,8 +33,6 @@ pub(crate) struct Kernels {
     known: Mutex<HashMap<KernelContent, KernelId>>,
     /// Those that have no function yet, by number.
     unfinished: Mutex<HashMap<u32, Unfinished>>,
-    /// Code that was asked for ahead.
-    ahead: Mutex<HashMap<Key, Arc<Coming>>>,
     /// The code behind `loaded`, which is unloaded with it.
     modules: Mutex<Vec<Module>>,
 }
@@ -73,7 +71,7 @@ struct Unfinished {
 }
 
 /// Code for the device: loaded, or on its way.
-enum Code {
+pub(crate) enum Code {
     Here(Module),
     Coming(Arc<Coming>),
 }
@@ -87,7 +85,6 @@ impl Kernels {
             loaded: RwLock::default(),
             known: Mutex::default(),
             unfinished: Mutex::default(),
-            ahead: Mutex::default(),
             modules: Mutex::default(),
         }
     }
@@ -167,42 +164,8 @@ impl Kernels {
         self.arch
     }
 
-    /// Loads CUDA C++ that was written as such. The options are decided by the source.
-    pub(crate) fn load_cuda(
-        &self,
-        context: &Arc<Context>,
-        label: &str,
-        source: &str,
-        options: &'static [&'static str],
-    ) -> Result<Module> {
-        match self.code(context, label, source, options)? {
-            Code::Here(module) => Ok(module),
-            Code::Coming(code) => {
-                let refuse = |message| Error::Kernel { label: label.to_owned(), message };
-                Ok(Module::load(context, &code.wait().map_err(refuse)?)?)
-            }
-        }
-    }
-
-    /// Begins to compile what [`load_cuda`](Self::load_cuda) will be asked for, if it has to be compiled; whether that would have to
-    /// wait for it now.
-    pub(crate) fn foresee(&self, label: &str, source: &str, options: &'static [&'static str]) -> bool {
-        let key = Key::new(source, self.arch);
-        let mut ahead = lock(&self.ahead);
-        if let Some(code) = ahead.get(&key) {
-            return !code.is_done();
-        }
-        // Without a compiler nothing is begun, and whoever needs the code hears of it.
-        let Ok(version) = nvrtc::version() else { return false };
-        let begins = self.disk.find(key, Some(version)).is_none();
-        if begins {
-            ahead.insert(key, self.begin(key, version, label, source, options));
-        }
-        begins
-    }
-
-    /// The code of CUDA C++: from the disk if it is there, else compiled.
-    fn code(
+    /// The code of CUDA C++: from the disk if it is there, else begun to be compiled. The options are decided by the source.
+    pub(crate) fn code(
         &self,
         context: &Arc<Context>,
         label: &str,
@@ -210,10 +173,6 @@ impl Kernels {
         options: &'static [&'static str],
     ) -> Result<Code> {
         let key = Key::new(source, self.arch);
-        if let Some(code) = lock(&self.ahead).remove(&key) {
-            return Ok(Code::Coming(code));
-        }
-        toolkit::find_nvrtc();
         let compiler = nvrtc::version();
         if let Some(cubin) = self.disk.find(key, compiler.as_ref().ok().copied()) {
             match Module::load(context, &cubin) {
@@ -238,12 +197,7 @@ impl Kernels {
         // A program without kernels on disk has not multiplied before: the library takes as long to load as a kernel to compile.
         static PRODUCTS: Once = Once::new();
         if !switches::portable() {
-            PRODUCTS.call_once(|| {
-                compiler::start(|| {
-                    matmul::version();
-                    Ok(Vec::new())
-                });
-            });
+            PRODUCTS.call_once(|| compiler::beside(Box::new(|| _ = matmul::version())));
         }
         let (disk, arch) = (self.disk.clone(), self.arch);
         let (label, source) = (label.to_owned(), source.to_owned());
@@ -342,8 +296,4 @@ impl Kernel {
         }
         Ok(function)
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

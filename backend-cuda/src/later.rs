@@ -4,44 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use forebay_core::backend::{AttentionCall, Command, KernelId, Launch, MatmulCall, Slice};
+use forebay_core::backend::{Command, Owned};
 use forebay_core::error::Result;
-
-/// What is told to a queue, with all that it names.
-#[derive(Debug)]
-pub(crate) enum Owned {
-    Launch { kernel: KernelId, bindings: Vec<Slice>, params: Vec<u8>, groups: [u32; 3] },
-    Copy { dst: Slice, src: Slice },
-    Fill { dst: Slice, word: u32 },
-    Matmul(Box<MatmulCall>),
-    Attention(Box<AttentionCall>),
-}
-
-impl Owned {
-    fn new(command: &Command<'_>) -> Self {
-        match *command {
-            Command::Launch(Launch { kernel, bindings, params, groups }) => {
-                Self::Launch { kernel, bindings: bindings.to_vec(), params: params.to_vec(), groups }
-            }
-            Command::Copy { dst, src } => Self::Copy { dst, src },
-            Command::Fill { dst, word } => Self::Fill { dst, word },
-            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
-            Command::Attention(call) => Self::Attention(Box::new(*call)),
-        }
-    }
-
-    fn command(&self) -> Command<'_> {
-        match *self {
-            Self::Launch { kernel, ref bindings, ref params, groups } => {
-                Command::Launch(Launch { kernel, bindings, params, groups })
-            }
-            Self::Copy { dst, src } => Command::Copy { dst, src },
-            Self::Fill { dst, word } => Command::Fill { dst, word },
-            Self::Matmul(ref call) => Command::Matmul(call),
-            Self::Attention(ref call) => Command::Attention(call),
-        }
-    }
-}
 
 /// The commands of one queue that wait, in order.
 #[derive(Debug, Default)]

@@ -19,7 +19,7 @@ pub use crate::memory::source::{
 pub(crate) mod command;
 pub mod null;
 
-pub use command::{Command, Prepared};
+pub use command::{Command, Owned, Prepared};
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq)]

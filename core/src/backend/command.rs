@@ -1,7 +1,7 @@
 //! What a queue is told to do, as a value: run now, or kept and run again.
 
 use super::{
-    AttentionCall, AttentionGradients, AttentionOperand, Backend, Epilogue, Launch, MatmulCall,
+    AttentionCall, AttentionGradients, AttentionOperand, Backend, Epilogue, KernelId, Launch, MatmulCall,
     MatrixOperand, SegmentId, Slice,
 };
 use crate::error::Result;
@@ -45,6 +45,90 @@ impl Command<'_> {
     }
 }
 
+/// A [`Command`] with all that it names.
+#[derive(Debug)]
+pub enum Owned {
+    /// A kernel.
+    Launch {
+        /// Which.
+        kernel: KernelId,
+        /// What it binds.
+        bindings: Box<[Slice]>,
+        /// Its parameters.
+        params: Vec<u8>,
+        /// Workgroups.
+        groups: [u32; 3],
+    },
+    /// A copy on the device.
+    Copy {
+        /// To here.
+        dst: Slice,
+        /// From here.
+        src: Slice,
+    },
+    /// Setting every 32-bit word.
+    Fill {
+        /// Where.
+        dst: Slice,
+        /// To what.
+        word: u32,
+    },
+    /// A product of the vendor's library.
+    Matmul(Box<MatmulCall>),
+    /// Attention by the backend's own kernels.
+    Attention(Box<AttentionCall>),
+}
+
+impl Owned {
+    /// The same command, to keep.
+    #[must_use]
+    pub fn new(command: &Command<'_>) -> Self {
+        match *command {
+            Command::Launch(Launch { kernel, bindings, params, groups }) => {
+                Self::Launch { kernel, bindings: bindings.into(), params: params.into(), groups }
+            }
+            Command::Copy { dst, src } => Self::Copy { dst, src },
+            Command::Fill { dst, word } => Self::Fill { dst, word },
+            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
+            Command::Attention(call) => Self::Attention(Box::new(*call)),
+        }
+    }
+
+    /// The command, to give.
+    #[must_use]
+    pub fn command(&self) -> Command<'_> {
+        match self {
+            Self::Launch { kernel, bindings, params, groups } => {
+                Command::Launch(Launch { kernel: *kernel, bindings, params, groups: *groups })
+            }
+            Self::Copy { dst, src } => Command::Copy { dst: *dst, src: *src },
+            Self::Fill { dst, word } => Command::Fill { dst: *dst, word: *word },
+            Self::Matmul(call) => Command::Matmul(call),
+            Self::Attention(call) => Command::Attention(call),
+        }
+    }
+
+    /// Calls `visit` with each place that it names. `written` are the bindings that a kernel writes.
+    pub(crate) fn places(&mut self, written: u32, mut visit: impl FnMut(Place<'_>, Touch)) {
+        let mut slice = |slice: &mut Slice, touch| visit((&mut slice.segment, &mut slice.offset), touch);
+        match self {
+            Self::Launch { bindings, .. } => {
+                for (at, binding) in bindings.iter_mut().enumerate() {
+                    let writes = written.checked_shr(at as u32).unwrap_or(1) & 1 == 1;
+                    slice(binding, if writes { Touch::Write } else { Touch::Read });
+                }
+            }
+            Self::Copy { dst, src } => {
+                slice(src, Touch::Read);
+                slice(dst, Touch::Write);
+            }
+            Self::Fill { dst, .. } => slice(dst, Touch::Write),
+            Self::Matmul(call) => of_product(call, visit),
+            Self::Attention(call) => of_heads(call, visit),
+        }
+    }
+}
+
 /// Commands in a form that is quicker to enqueue than one by one: a graph of the driver, or looked up and bound ahead.
 pub trait Prepared: Send {
     /// Changes the parameters of a launch, by its place among the commands, for the runs that follow. As many bytes as before.
@@ -78,7 +162,7 @@ fn of_attention(operand: &mut AttentionOperand) -> Place<'_> {
 }
 
 /// Calls `visit` with each operand of a product, and whether it is written. What is added to is read as well.
-pub(crate) fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>, Touch)) {
+fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>, Touch)) {
     visit(of_matrix(&mut call.a), Touch::Read);
     visit(of_matrix(&mut call.b), Touch::Read);
     visit(of_matrix(&mut call.c), Touch::Write);
@@ -98,7 +182,7 @@ pub(crate) fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>,
 }
 
 /// The same for attention.
-pub(crate) fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>, Touch)) {
+fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>, Touch)) {
     let forward = if call.backward.is_some() { Touch::Read } else { Touch::Write };
     for operand in [&mut call.q, &mut call.k, &mut call.v] {
         visit(of_attention(operand), Touch::Read);

@@ -44,7 +44,7 @@ use smallvec::SmallVec;
 use crate::amp::{self, copies::Taken};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
-use crate::backend::{Command, Prepared, SegmentId, Slice};
+use crate::backend::{Command, Owned, Prepared, SegmentId, Slice};
 use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
@@ -61,7 +61,7 @@ mod tape;
 pub(crate) use live::{Draw, Now};
 use plan::{Piece, Plan};
 pub(crate) use tape::Tape;
-use tape::{Kind, Record, Recorded, captured};
+use tape::{Record, Recorded, captured};
 
 /// What a captured step gives: tensors, each of which every replay writes again.
 pub trait Outputs: Clone {
@@ -453,7 +453,7 @@ impl<O: Outputs> Captured<O> {
         let profiled = device.is_profiled();
         let mut changed: SmallVec<[usize; 16]> = SmallVec::new();
         for (at, Recorded { kind, live, .. }) in self.commands.iter_mut().enumerate() {
-            let (Kind::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
+            let (Owned::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
             let made = live(&now).align();
             if made.bytes() != &params[..] {
                 params.clear();
@@ -466,7 +466,7 @@ impl<O: Outputs> Captured<O> {
         self.bind(&gate)?;
         if let Some(prepared) = &mut self.prepared {
             for at in changed {
-                if let Kind::Launch { params, .. } = &self.commands[at].kind {
+                if let Owned::Launch { params, .. } = &self.commands[at].kind {
                     prepared.set_params(at, params)?;
                 }
             }

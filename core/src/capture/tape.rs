@@ -12,8 +12,8 @@ use smallvec::SmallVec;
 
 use super::live::{Live, Now};
 use crate::autograd::Leaf;
-use crate::backend::command::{Place, Touch, of_heads, of_product};
-use crate::backend::{AttentionCall, Command, KernelId, Launch, MatmulCall, SegmentId, Slice};
+use crate::backend::command::Touch;
+use crate::backend::{Command, Owned, SegmentId, Slice};
 use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -70,64 +70,9 @@ pub(super) struct Memory {
 
 /// A command that is kept. Its places name a memory by its number, as their segment, and count from its start.
 pub(super) struct Recorded {
-    pub(super) kind: Kind,
+    pub(super) kind: Owned,
     pub(super) scope: Scope,
     pub(super) live: Option<Live>,
-}
-
-/// What it does. [`Command`], with what it borrows.
-pub(super) enum Kind {
-    Launch { kernel: KernelId, bindings: Box<[Slice]>, params: Vec<u8>, groups: [u32; 3] },
-    Copy { dst: Slice, src: Slice },
-    Fill { dst: Slice, word: u32 },
-    Matmul(Box<MatmulCall>),
-    Attention(Box<AttentionCall>),
-}
-
-impl Kind {
-    fn new(command: &Command<'_>) -> Self {
-        match *command {
-            Command::Launch(Launch { kernel, bindings, params, groups }) => {
-                Self::Launch { kernel, bindings: bindings.into(), params: params.into(), groups }
-            }
-            Command::Copy { dst, src } => Self::Copy { dst, src },
-            Command::Fill { dst, word } => Self::Fill { dst, word },
-            Command::Matmul(call) => Self::Matmul(Box::new(*call)),
-            Command::Attention(call) => Self::Attention(Box::new(*call)),
-        }
-    }
-
-    pub(super) fn command(&self) -> Command<'_> {
-        match self {
-            Self::Launch { kernel, bindings, params, groups } => {
-                Command::Launch(Launch { kernel: *kernel, bindings, params, groups: *groups })
-            }
-            Self::Copy { dst, src } => Command::Copy { dst: *dst, src: *src },
-            Self::Fill { dst, word } => Command::Fill { dst: *dst, word: *word },
-            Self::Matmul(call) => Command::Matmul(call),
-            Self::Attention(call) => Command::Attention(call),
-        }
-    }
-
-    /// Calls `visit` with each place that it names. `written` are the bindings that a kernel writes.
-    pub(super) fn places(&mut self, written: u32, mut visit: impl FnMut(Place<'_>, Touch)) {
-        let mut slice = |slice: &mut Slice, touch| visit((&mut slice.segment, &mut slice.offset), touch);
-        match self {
-            Self::Launch { bindings, .. } => {
-                for (at, binding) in bindings.iter_mut().enumerate() {
-                    let writes = written.checked_shr(at as u32).unwrap_or(1) & 1 == 1;
-                    slice(binding, if writes { Touch::Write } else { Touch::Read });
-                }
-            }
-            Self::Copy { dst, src } => {
-                slice(src, Touch::Read);
-                slice(dst, Touch::Write);
-            }
-            Self::Fill { dst, .. } => slice(dst, Touch::Write),
-            Self::Matmul(call) => of_product(call, visit),
-            Self::Attention(call) => of_heads(call, visit),
-        }
-    }
 }
 
 /// While it lives, this thread records on another tape, or on none.
@@ -314,7 +259,7 @@ impl Tape {
             Command::Launch(launch) => device.written(launch.kernel),
             _ => 0,
         };
-        let mut kind = Kind::new(command);
+        let mut kind = Owned::new(command);
         let mut touched = SmallVec::new();
         let mut strange = false;
         kind.places(written, |(segment, offset), touch| match record.find(segment.0, *offset) {

@@ -489,15 +489,15 @@ impl State {
             Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
             Err(other) => return Err(other.into()),
         }
-        let mut free = None;
+        let mut last = None;
         for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
-            free = self.heap.mapped(place.segment, run);
+            last = self.heap.mapped(place.segment, run).map(|free| (free, run));
         }
         // The parts are one free block now.
-        let Some(free) = free else { return Ok(Growth::Full(String::new())) };
+        let Some((free, run)) = last else { return Ok(Growth::Full(String::new())) };
         let block = self.heap.take_at(free, place.offset, need);
-        if let (true, Some(last)) = (unused, pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1).last()) {
-            self.heap.note_unused(block.slot, last);
+        if unused {
+            self.heap.note_unused(block.slot, run);
         }
         self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(Growth::Served(block))
