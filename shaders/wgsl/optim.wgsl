@@ -147,14 +147,4 @@ fn step(item: Item, k: u32, q: u32) {
     }
 }
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
-        @builtin(local_invocation_index) lane: u32) {
-    let group = group_index(id, groups);
-    // The last parameter that begins at this workgroup or before.
-    var k = 0u;
-    {% for k in range(1, dtypes | length) %}
-    if group >= p.items[{{ k }}].group { k = {{ k }}u; }
-    {% endfor %}
-    step(p.items[k], k, (group - p.items[k].group) * 256u + lane);
-}
+{{ t.of_items("step", dtypes | length) }}

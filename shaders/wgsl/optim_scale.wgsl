@@ -46,24 +46,33 @@ fn changed(g: f32, by: f32) -> f32 { return m_min(m_max(g, p.low), p.high); }
 {% else %}
 {{ t.output(first + k, "g" ~ k, dtype, modes[k]) }}
 {% endif %}
-fn change{{ k }}(item: Item, q: u32) {
+{% endfor %}
+
+fn change(item: Item, k: u32, q: u32) {
     let start = q * 4u;
     if start >= item.n { return; }
     let by = multiplier();
-    {% if modes[k] == "vec4" %}
-    let g = g{{ k }}[item.offset / 4u + q];
-    g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
-    {% else %}
-    var g: array<f32, 4>;
     let count = min(4u, item.n - start);
-    for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i), by); }
-    {% if modes[k] == "packed" %}
-    g{{ k }}_put4(start, g, item.n);
-    {% else %}
-    for (var i = 0u; i < count; i++) { g{{ k }}_put(item.offset + start + i, g[i]); }
-    {% endif %}
-    {% endif %}
+    switch k {
+        {% for dtype in dtypes %}
+        {% set k = loop.index0 %}
+        case {{ k }}u: {
+            {% if modes[k] == "vec4" %}
+            let g = g{{ k }}[item.offset / 4u + q];
+            g{{ k }}[item.offset / 4u + q] = vec4<f32>(changed(g.x, by), changed(g.y, by), changed(g.z, by), changed(g.w, by));
+            {% else %}
+            var g: array<f32, 4>;
+            for (var i = 0u; i < count; i++) { g[i] = changed(g{{ k }}_at(item.offset + start + i), by); }
+            {% if modes[k] == "packed" %}
+            g{{ k }}_put4(start, g, item.n);
+            {% else %}
+            for (var i = 0u; i < count; i++) { g{{ k }}_put(item.offset + start + i, g[i]); }
+            {% endif %}
+            {% endif %}
+        }
+        {% endfor %}
+        default: {}
+    }
 }
-{% endfor %}
 
 {{ t.of_items("change", dtypes | length) }}

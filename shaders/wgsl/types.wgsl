@@ -318,17 +318,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 }
 {% endmacro -%}
 
-{#- The kernel of several tensors, whose workgroups lie side by side: NAME{k}(p.items[k], thread) for a thread of tensor k. -#}
+{#- The kernel of several tensors, whose workgroups lie side by side: NAME(p.items[k], k, thread) for a thread of tensor k. -#}
 {%- macro of_items(name, count) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let group = group_index(id, groups);
-    {% for k in range(count) | reverse %}
-    {{ "else " if not loop.first }}if group >= p.items[{{ k }}].group {
-        {{ name }}{{ k }}(p.items[{{ k }}], (group - p.items[{{ k }}].group) * 256u + lane);
-    }
+    // The last one that begins at this workgroup or before.
+    var k = 0u;
+    {% for k in range(1, count) %}
+    if group >= p.items[{{ k }}].group { k = {{ k }}u; }
     {% endfor %}
+    {{ name }}(p.items[k], k, (group - p.items[k].group) * 256u + lane);
 }
 {% endmacro -%}
 
