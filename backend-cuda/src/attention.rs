@@ -4,20 +4,18 @@
 //! disk as all others are. Hopper (sm_90) has a form with `wgmma` and the copy engine for heads of 64 and 128; everything
 //! from sm_80 on has the one with `mma`.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 use std::ptr;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
 
-use crate::compiler::Coming;
-use crate::context::{Context, Function, Module, Stream};
-use crate::kernels::{Code, Kernels, Ran};
-use crate::tensor_map::TensorMap;
-use crate::{nvrtc, switches};
+use crate::context::{Context, Function, Stream};
+use crate::kernels::{Kernels, Ran};
+use crate::switches;
+use crate::tensor_map::{Elements, TensorMap};
+use crate::written::{Found, Source, Written};
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,16 +26,6 @@ pub enum Pass {
     Queries,
     /// The gradients of keys and values.
     Keys,
-}
-
-impl Pass {
-    const fn entry(self) -> &'static CStr {
-        match self {
-            Self::Forward => c"attention_fwd",
-            Self::Queries => c"attention_bwd_queries",
-            Self::Keys => c"attention_bwd_keys",
-        }
-    }
 }
 
 /// What is masked: nothing, or by elements of a kind.
@@ -141,8 +129,19 @@ impl Kernel {
         };
         Tiling { warps, rows16, columns, stages: 2, blocks, keep }
     }
+}
 
-    /// Bytes of shared memory of a block.
+impl Source for Kernel {
+    const WITHOUT: &'static str = "attention runs on the portable kernels, which are slower";
+
+    fn entry(&self) -> &'static CStr {
+        match self.pass {
+            Pass::Forward => c"attention_fwd",
+            Pass::Queries => c"attention_bwd_queries",
+            Pass::Keys => c"attention_bwd_keys",
+        }
+    }
+
     fn shared(&self) -> u32 {
         let Tiling { columns, stages, .. } = self.tiling();
         let rows = self.tiling().rows();
@@ -153,9 +152,7 @@ impl Kernel {
         1024 + own * tile(rows) + 2 * stages * tile(columns) + lines
     }
 
-    /// Its CUDA C++.
-    #[must_use]
-    pub fn source(&self) -> String {
+    fn source(&self) -> String {
         let Tiling { warps, rows16, columns, stages, blocks, keep } = self.tiling();
         let defines = [
             ("HEAD", self.head),
@@ -181,9 +178,7 @@ impl Kernel {
         source
     }
 
-    /// What NVRTC must be told besides.
-    #[must_use]
-    pub fn options(&self) -> &'static [&'static str] {
+    fn options(&self) -> &'static [&'static str] {
         if self.hopper { &["--gpu-architecture=sm_90a"] } else { &[] }
     }
 }
@@ -292,12 +287,9 @@ fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
         let step = |size: u64, step: u64| if size == 1 { 16 } else { 2 * step };
         let steps =
             [(rows, operand.row_stride), (heads, operand.head_stride), (call.batch, operand.batch_stride)];
-        TensorMap::new(
-            call.dtype == DType::BF16,
-            operand.segment.0 + operand.offset,
-            sizes,
-            steps.map(|(size, of)| step(size, of)),
-        )
+        let elements = if call.dtype == DType::BF16 { Elements::Bf16 } else { Elements::F16 };
+        let steps = steps.map(|(size, of)| step(size, of));
+        TensorMap::new(elements, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
     };
     let q = map(&call.q, call.heads, call.queries)?;
     let k = map(&call.k, call.kv_heads, call.keys)?;
@@ -312,21 +304,10 @@ fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
 /// Bytes of the second-level cache that the rows of the heads at work may take: half of an H100's.
 const CACHE: u64 = 24 << 20;
 
-/// A kernel that was asked for.
-#[derive(Debug)]
-enum State {
-    /// Its code is on its way.
-    Coming(Arc<Coming>),
-    /// It is loaded; the module keeps the code.
-    Ready { function: Function, _module: Module },
-    /// It cannot be compiled.
-    Missing,
-}
-
 /// The attention kernels of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Attention {
-    states: RwLock<HashMap<Kernel, State>>,
+    kernels: Written<Kernel>,
 }
 
 /// What a call is made of: the parameters of all its kernels, and of each the blocks.
@@ -424,86 +405,15 @@ impl Attention {
         let mut launches = Vec::with_capacity(passes.len());
         let mut compiling = false;
         for &(kernel, blocks) in passes {
-            match self.find(context, kernels, call, kernel, wait)? {
+            // Those of the gradients take longer to compile than all that comes before them.
+            let ahead = [Pass::Keys, Pass::Queries].map(|pass| Kernel { pass, ..kernel });
+            let ahead = if call.wants_gradients && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };
+            match self.kernels.find(context, kernels, kernel, ahead, wait)? {
                 Found::Ready(function) => launches.push((function, blocks, kernel)),
                 Found::Compiling => compiling = true,
                 Found::Missing => return Ok(Launches::Declined),
             }
         }
         Ok(if compiling { Launches::Compiling } else { Launches::Ready(launches) })
-    }
-
-    /// A kernel, which is begun to be compiled if it has not been, and loaded when it is there, or waited for.
-    fn find(
-        &self,
-        context: &Arc<Context>,
-        kernels: &Kernels,
-        call: &AttentionCall,
-        kernel: Kernel,
-        wait: bool,
-    ) -> Result<Found, SourceError> {
-        match self.states.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
-            Some(State::Ready { function, .. }) => return Ok(Found::Ready(*function)),
-            Some(State::Missing) => return Ok(Found::Missing),
-            Some(State::Coming(_)) | None => {}
-        }
-        // Under the lock: who else needs it waits, and does not begin it too.
-        let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
-        // Those of the gradients take longer to compile than all that comes before them.
-        let ahead = call.wants_gradients && kernel.pass == Pass::Forward;
-        let wanted = if ahead { &[Pass::Keys, Pass::Queries, Pass::Forward][..] } else { &[kernel.pass][..] };
-        for &pass in wanted {
-            let kernel = Kernel { pass, ..kernel };
-            if let Entry::Vacant(place) = states.entry(kernel) {
-                place.insert(State::begun(kernel, context, kernels)?);
-            }
-        }
-        if let Some(State::Coming(code)) = states.get(&kernel) {
-            // Compilers from this version on are known to take the kernels; else it is waited for what they say.
-            let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
-            if !wait && sure && !code.is_done() {
-                return Ok(Found::Compiling);
-            }
-            let module =
-                code.wait().and_then(|cubin| Module::load(context, &cubin).map_err(|e| e.to_string()));
-            let state = match module {
-                Ok(module) => State::ready(kernel, module)?,
-                Err(error) => State::missing(&error),
-            };
-            states.insert(kernel, state);
-        }
-        Ok(match states.get(&kernel) {
-            Some(State::Ready { function, .. }) => Found::Ready(*function),
-            _ => Found::Missing,
-        })
-    }
-}
-
-/// What there is of a kernel.
-enum Found {
-    Ready(Function),
-    Compiling,
-    Missing,
-}
-
-impl State {
-    /// That of a kernel which is asked for for the first time.
-    fn begun(kernel: Kernel, context: &Arc<Context>, kernels: &Kernels) -> Result<Self, SourceError> {
-        match kernels.code(context, &format!("{kernel:?}"), &kernel.source(), kernel.options()) {
-            Ok(Code::Coming(code)) => Ok(Self::Coming(code)),
-            Ok(Code::Here(module)) => Self::ready(kernel, module),
-            Err(error) => Ok(Self::missing(&error.to_string())),
-        }
-    }
-
-    fn ready(kernel: Kernel, module: Module) -> Result<Self, SourceError> {
-        let function = module.function(kernel.pass.entry())?;
-        function.allow_shared(kernel.shared())?;
-        Ok(Self::Ready { function, _module: module })
-    }
-
-    fn missing(error: &str) -> Self {
-        log::warn!("attention runs on the portable kernels, which are slower: {error}");
-        Self::Missing
     }
 }

@@ -25,6 +25,7 @@ use crate::later::Later;
 use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
 use crate::processes;
+use crate::product::Products;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::{self, is_set};
 use crate::virtual_memory::AddressSpace;
@@ -50,6 +51,7 @@ struct Device {
     clock: Clock,
     kernels: Kernels,
     attention: Attention,
+    products: Products,
     /// Page-locked memory that was lent, by its address.
     host: Mutex<HashMap<u64, Pinned>>,
     /// `None` where segments cannot grow.
@@ -81,7 +83,7 @@ impl Queue {
 
     /// Enqueues a command on a stream. What is still being compiled is waited for if `wait` says so.
     fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>, wait: bool) -> Result<Ran> {
-        let Device { attention, context, kernels, .. } = device;
+        let Device { attention, context, kernels, products, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
@@ -99,8 +101,18 @@ impl Queue {
                 // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
                 unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
             }
-            Command::Matmul(call) if !self.matmul.run(stream, call)? => return Ok(Ran::Declined),
-            Command::Matmul(_) => {}
+            Command::Matmul(call) => {
+                // Only where there is the library: a dry run knows of nothing else that takes products.
+                if self.matmul.is_present(context) {
+                    match products.run(context, kernels, stream, call, wait)? {
+                        Ran::Declined => {}
+                        ran => return Ok(ran),
+                    }
+                }
+                if !self.matmul.run(stream, call)? {
+                    return Ok(Ran::Declined);
+                }
+            }
             Command::Attention(call) => return Ok(attention.run(context, kernels, stream, call, wait)?),
         }
         Ok(Ran::Done)
@@ -231,6 +243,7 @@ impl CudaBackend {
             clock: Clock::default(),
             kernels: Kernels::new(arch, DiskCache::from_env()),
             attention: Attention::default(),
+            products: Products::new(device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
             host: Mutex::default(),
             addresses,
             queues: Default::default(),
@@ -253,7 +266,7 @@ impl CudaBackend {
     /// Enqueues a command, behind all that waits for the compiler; `false` where a library declines it.
     fn give(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let Device { attention, context, kernels, fences, .. } = &**device;
+        let Device { attention, context, fences, kernels, products, .. } = &**device;
         let accepted = if queue.later.is_empty() {
             match queue.run(device, &queue.stream, command, false)? {
                 Ran::Done => {
@@ -265,7 +278,10 @@ impl CudaBackend {
         } else {
             match command {
                 Command::Launch(launch) => kernels.check(launch).map(|_| true)?,
-                Command::Matmul(call) => queue.matmul.accepts(&queue.stream, call)?,
+                Command::Matmul(call) => {
+                    queue.matmul.is_present(context) && products.accepts(context, kernels, call)?
+                        || queue.matmul.accepts(&queue.stream, call)?
+                }
                 Command::Attention(call) => attention.accepts(context, kernels, call)?,
                 Command::Copy { .. } | Command::Fill { .. } => true,
             }

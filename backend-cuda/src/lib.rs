@@ -18,9 +18,9 @@
 //! - `translate` writes CUDA C++ from the WGSL that all backends share, `nvrtc` compiles that for the card at hand,
 //!   `cache` keeps it on disk (`FOREBAY_CACHE_DIR`, else the user's cache folder), `kernels` loads and launches. `compiler` compiles
 //!   several kernels at once beside the program, and what is launched meanwhile waits in `later`.
-//! - `attention` runs kernels of `shaders/cuda` on the tensor cores, unless portable ones are forced; `tensor_map` describes their operands
-//!   to the copy engine.
-//! - `matmul` hands products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
+//! - `written` has the kernels of `shaders/cuda`, unless portable ones are forced: `attention` runs on the tensor cores, `product` makes small
+//!   products of f32; `tensor_map` describes their operands to the copy engine.
+//! - `matmul` hands all other products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
 mod algorithms;
@@ -40,15 +40,18 @@ mod matmul;
 pub mod nvrtc;
 mod nvtx;
 mod processes;
+pub mod product;
 mod staging;
 mod switches;
 mod tensor_map;
 mod toolkit;
 pub mod translate;
 mod virtual_memory;
+mod written;
 
 pub use backend::CudaBackend;
 pub use driver::Unavailable;
 pub use libraries::{Found, Library, libraries, probe};
 pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};
+pub use written::Source;

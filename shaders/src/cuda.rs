@@ -6,3 +6,5 @@ pub const ATTENTION: &str = include_str!("../cuda/attention.cu");
 pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 /// Attention backward, in two passes.
 pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
+/// Small matrix products of f32.
+pub const PRODUCT: &str = include_str!("../cuda/product.cu");

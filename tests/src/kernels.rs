@@ -25,8 +25,10 @@ use forebay::optim::{
     RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
+use forebay_cuda::Source;
 use forebay_cuda::attention::{self, Mask, Pass};
 use forebay_cuda::nvrtc;
+use forebay_cuda::product::{self, Finish, TILES};
 use forebay_cuda::translate::{Options, Translated, translate_with};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
@@ -136,6 +138,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     if there {
         compile(&translated, &compiling, &mut report);
         compile_attention(compiling.architectures, filters, &mut report);
+        compile_product(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -398,6 +401,30 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Rep
                             report.failures.insert(label.clone(), error.to_string());
                         }
                     }
+                }
+            }
+        }
+    }
+}
+
+/// The product's kernel in CUDA C++, for the architectures that have clusters.
+fn compile_product(architectures: &[u32], filters: &[String], report: &mut Report) {
+    let cuts = TILES.map(|tile| (tile, 1)).into_iter().chain([(TILES[0], 8)]);
+    let forms =
+        cuts.flat_map(|cut| [[false, false], [false, true], [true, false], [true, true]].map(|by| (cut, by)));
+    for ((tile, share), by_lines) in forms {
+        let finish = if by_lines[0] { Finish::Sums } else { Finish::Bias };
+        let kernel = product::Kernel { tile, share, by_lines, finish };
+        let label = format!("product.cu {kernel:?}");
+        if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+            continue;
+        }
+        report.kernels += 1;
+        for &arch in architectures.iter().filter(|&&arch| arch >= 90) {
+            match nvrtc::compile_with(&kernel.source(), "product", arch, kernel.options()) {
+                Ok(_) => *report.compiled.entry(arch).or_default() += 1,
+                Err(error) => {
+                    report.failures.insert(label.clone(), error.to_string());
                 }
             }
         }

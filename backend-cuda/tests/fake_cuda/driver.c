@@ -228,6 +228,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     case 1: *value = 1024; return OK;                              // threads per block
     case 97: *value = 232448; return OK;                           // shared memory per block that asks for it
     case 10: *value = 32; return OK;                               // warp
+    case 16: *value = 132; return OK;                              // multiprocessors
     case 75: *value = 9; return OK;                                // compute capability
     case 76: *value = 0; return OK;
     case 102: *value = (int)number("FAKE_CUDA_VMM", 1); return OK; // virtual memory

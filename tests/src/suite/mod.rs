@@ -43,6 +43,7 @@ mod optim;
 mod order;
 mod plan;
 mod pointwise;
+mod products;
 mod profile;
 mod random;
 mod records;
@@ -95,6 +96,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
     ("float8", float8::TESTS),
+    ("products", products::TESTS),
     ("linear", linear::TESTS),
     ("linalg", linalg::TESTS),
     ("profile", profile::TESTS),

@@ -1,0 +1,340 @@
+//! Small matrix products of f32 by a kernel of our own: where a device has more multiprocessors than a product has large tiles, cuBLASLt's
+//! kernels reach a third of its rate, and calling it costs more than a launch.
+//!
+//! The kernel is `shaders/cuda/product.cu`. It is chosen by shapes alone, so that the same product is always the same bits.
+
+use std::ffi::{CStr, c_void};
+use std::ptr;
+use std::sync::Arc;
+
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
+use forebay_core::dtype::DType;
+
+use crate::context::{Context, Stream};
+use crate::kernels::{Kernels, Ran};
+use crate::switches;
+use crate::tensor_map::{Elements, TensorMap};
+use crate::written::{Found, Source, Written};
+
+/// Larger products are cuBLASLt's: operations, two for each multiplication. On an H100 1,024³ takes 49 µs (cuBLASLt 55), 2,048³ 370 (337).
+const MOST: u64 = 1 << 31;
+/// What has fewer rows, columns or elements in a sum is all edges.
+const LEAST: u64 = 8;
+const LEAST_SUM: u64 = 32;
+
+/// Elements along the sum that a block has of each line at a time, and how many such stages are in shared memory.
+const DEPTH: u32 = 32;
+const STAGES: u32 = 4;
+/// What a cluster's blocks take to add up their sums, in nanoseconds.
+const MEETING: u64 = 1200;
+
+/// How the work is cut. Measured on an H100.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Tile {
+    /// Of c.
+    rows: u32,
+    cols: u32,
+    /// A thread's part of it.
+    high: u32,
+    wide: u32,
+    /// Groups of threads that share its sums.
+    slices: u32,
+    /// Nanoseconds of a stage: of a block that has a multiprocessor for itself, at least, and of each of several.
+    alone: u64,
+    each: u64,
+}
+
+/// From small to large.
+pub const TILES: [Tile; 3] = [
+    Tile { rows: 32, cols: 32, high: 8, wide: 8, slices: 8, alone: 240, each: 240 },
+    Tile { rows: 64, cols: 32, high: 4, wide: 8, slices: 4, alone: 420, each: 420 },
+    Tile { rows: 64, cols: 64, high: 8, wide: 8, slices: 2, alone: 900, each: 720 },
+];
+
+/// Blocks of a cluster, which share the sums of a tile: of the smallest one, whose products may have long sums.
+const SHARES: [u64; 4] = [1, 2, 4, 8];
+
+impl Tile {
+    /// Threads that make the tile; another warp fetches the operands.
+    fn threads(&self) -> u32 {
+        self.rows / self.high * (self.cols / self.wide) * self.slices
+    }
+}
+
+/// What is done with a product besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Finish {
+    /// Nothing.
+    None,
+    /// A number is added to each column.
+    Bias,
+    /// The sums of a's rows are written.
+    Sums,
+}
+
+/// A kernel for one way to cut the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// A block's part of c.
+    pub tile: Tile,
+    /// Blocks of a cluster.
+    pub share: u32,
+    /// Whether neighbours in memory are of the next row of a, of the next column of b; else they are the next along the sum.
+    pub by_lines: [bool; 2],
+    /// What is done besides.
+    pub finish: Finish,
+}
+
+impl Source for Kernel {
+    const WITHOUT: &'static str = "small products of f32 run on cuBLASLt, which takes longer";
+
+    fn source(&self) -> String {
+        let Tile { rows, cols, high, wide, slices, .. } = self.tile;
+        let defines = [
+            ("ROWS", rows),
+            ("COLS", cols),
+            ("HIGH", high),
+            ("WIDE", wide),
+            ("SLICES", slices),
+            ("DEPTH", DEPTH),
+            ("STAGES", STAGES),
+            ("SHARE", self.share),
+            ("A_LINES", self.by_lines[0].into()),
+            ("B_LINES", self.by_lines[1].into()),
+            ("BIAS", (self.finish == Finish::Bias).into()),
+            ("SUMS", (self.finish == Finish::Sums).into()),
+        ];
+        let mut source: String =
+            defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
+        source.push_str(forebay_shaders::cuda::PRODUCT);
+        source
+    }
+
+    fn entry(&self) -> &'static CStr {
+        c"product"
+    }
+
+    fn shared(&self) -> u32 {
+        let Tile { rows, cols, slices, .. } = self.tile;
+        let stages = STAGES * (rows + cols) * DEPTH;
+        // The sums of all slices, in lines of four elements more, and those of a's rows: where the stages were.
+        let sums = slices * rows * (cols + 4) + self.tile.threads();
+        // The barriers lie before them, and tiles begin at multiples of 1024.
+        1024 + 4 * stages.max(sums)
+    }
+}
+
+/// `Params` of the kernel.
+#[repr(C)]
+struct Params {
+    a: TensorMap,
+    b: TensorMap,
+    bias: u64,
+    c: u64,
+    sums: u64,
+    /// From one row of c to the next, from one matrix of the batch to the next, in elements.
+    lead: i64,
+    step: i64,
+    /// m, n, k, tiles side by side.
+    sizes: [i32; 4],
+    beta: f32,
+    unused: i32,
+}
+
+/// An operand's map, and whether its neighbours are of the next line; `None` where the copy engine does not reach it.
+fn operand(
+    call: &MatmulCall,
+    operand: &MatrixOperand,
+    [lines, line_stride, sum_stride]: [u64; 3],
+    tile: u32,
+) -> Option<(TensorMap, bool)> {
+    let by_lines = match (line_stride, sum_stride) {
+        (_, 1) => false,
+        (1, _) => true,
+        _ => return None,
+    };
+    let (sizes, lead, boxes) = match by_lines {
+        true => ([lines, call.k], sum_stride, [tile, DEPTH]),
+        false => ([call.k, lines], line_stride, [DEPTH, tile]),
+    };
+    // Lines that overlap, and one matrix for all of a batch.
+    if lead < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
+        return None;
+    }
+    let step = if call.batch > 1 { 4 * operand.batch_stride } else { 16 };
+    let map = TensorMap::new(
+        Elements::F32,
+        operand.segment.0 + operand.offset,
+        &[sizes[0], sizes[1], call.batch],
+        &[4 * lead, step],
+        &[boxes[0], boxes[1], 1],
+        !by_lines,
+    )?;
+    Some((map, by_lines))
+}
+
+/// The tile and the blocks of a cluster that take the least time on a device of `units` multiprocessors.
+fn cut(call: &MatmulCall, units: u64) -> (Tile, u64) {
+    let steps = call.k.div_ceil(DEPTH.into());
+    let time = |tile: &Tile, share: u64| {
+        let tiles = call.m.div_ceil(tile.rows.into()) * call.n.div_ceil(tile.cols.into()) * call.batch;
+        let of_each = (tiles * share).div_ceil(units);
+        let stage = tile.alone.max(tile.each * of_each);
+        steps.div_ceil(share) * stage + if share > 1 { MEETING } else { 0 }
+    };
+    let small = SHARES.map(|share| (TILES[0], share));
+    let others = TILES[1..].iter().map(|tile| (*tile, 1));
+    let best = small.into_iter().chain(others).min_by_key(|(tile, share)| time(tile, *share));
+    best.unwrap_or((TILES[0], 1))
+}
+
+/// What a call is made of: its kernel, the kernel's parameters, the blocks. `None` for what is cuBLASLt's.
+fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u32; 3])> {
+    let MatmulCall { m, n, k, batch, .. } = *call;
+    let single = [call.dtype, call.dtype_b, call.out] == [DType::F32; 3];
+    // From Hopper on there are clusters and the copy engine.
+    if arch < 90 || !single || switches::portable() || switches::allow_tf32() {
+        return None;
+    }
+    let operations = [2, m, n, k, batch].iter().try_fold(1_u64, |product, x| product.checked_mul(*x))?;
+    if operations > MOST || m.min(n) < LEAST || k < LEAST_SUM || batch > 65_535 || call.c.col_stride != 1 {
+        return None;
+    }
+    let address = |slice: &Slice| slice.segment.0 + slice.offset;
+    let (finish, bias, sums) = match &call.epilogue {
+        Epilogue::None => (Finish::None, 0, 0),
+        Epilogue::Bias(bias) if batch == 1 => (Finish::Bias, address(bias), 0),
+        Epilogue::RowSums(sums) if batch == 1 => (Finish::Sums, 0, address(sums)),
+        _ => return None,
+    };
+    let (tile, share) = cut(call, units);
+    let (a, a_by_lines) = operand(call, &call.a, [m, call.a.row_stride, call.a.col_stride], tile.rows)?;
+    let (b, b_by_lines) = operand(call, &call.b, [n, call.b.col_stride, call.b.row_stride], tile.cols)?;
+    // The kernel sums rows as it finds them in memory.
+    if finish == Finish::Sums && !a_by_lines {
+        return None;
+    }
+    let kernel =
+        Kernel { tile, share: u32::try_from(share).ok()?, by_lines: [a_by_lines, b_by_lines], finish };
+    let (down, across) = (m.div_ceil(tile.rows.into()), n.div_ceil(tile.cols.into()));
+    let blocks = [u32::try_from(down * across * share).ok()?, u32::try_from(batch).ok()?, 1];
+    let mut sizes = [0; 4];
+    for (to, size) in sizes.iter_mut().zip([m, n, k, across]) {
+        *to = i32::try_from(size).ok()?;
+    }
+    let params = Params {
+        a,
+        b,
+        bias,
+        c: call.c.segment.0 + call.c.offset,
+        sums,
+        lead: i64::try_from(call.c.row_stride).ok()?,
+        step: i64::try_from(call.c.batch_stride).ok()?,
+        sizes,
+        beta: call.beta,
+        unused: 0,
+    };
+    Some((kernel, params, blocks))
+}
+
+/// The kernels of one device.
+#[derive(Debug)]
+pub(crate) struct Products {
+    kernels: Written<Kernel>,
+    /// Multiprocessors.
+    units: u64,
+}
+
+impl Products {
+    pub(crate) fn new(units: u32) -> Self {
+        Self { kernels: Written::default(), units: units.max(1).into() }
+    }
+
+    /// Enqueues a product, if its kernel is compiled, or `wait` says to wait for it.
+    pub(crate) fn run(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        stream: &Stream,
+        call: &MatmulCall,
+        wait: bool,
+    ) -> Result<Ran, SourceError> {
+        let Some((kernel, params, blocks)) = plan(call, kernels.arch(), self.units) else {
+            return Ok(Ran::Declined);
+        };
+        let function = match self.kernels.find(context, kernels, kernel, &[], wait)? {
+            Found::Ready(function) => function,
+            Found::Compiling => return Ok(Ran::NotYet),
+            Found::Missing => return Ok(Ran::Declined),
+        };
+        let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
+        let threads = kernel.tile.threads() + 32;
+        // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside their
+        // segments.
+        unsafe { stream.launch(function, blocks, [threads, 1, 1], kernel.shared(), &mut arguments) }?;
+        Ok(Ran::Done)
+    }
+
+    /// Whether there is a kernel for a product, which is compiled from now on. Enqueues nothing.
+    pub(crate) fn accepts(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        call: &MatmulCall,
+    ) -> Result<bool, SourceError> {
+        let Some((kernel, ..)) = plan(call, kernels.arch(), self.units) else { return Ok(false) };
+        Ok(!matches!(self.kernels.find(context, kernels, kernel, &[], false)?, Found::Missing))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId};
+    use forebay_core::dtype::DType;
+
+    use super::{TILES, cut};
+
+    fn call(m: u64, n: u64, k: u64) -> MatmulCall {
+        let operand = |row_stride| MatrixOperand {
+            segment: SegmentId(1 << 20),
+            offset: 0,
+            row_stride,
+            col_stride: 1,
+            batch_stride: 0,
+        };
+        MatmulCall {
+            dtype: DType::F32,
+            dtype_b: DType::F32,
+            out: DType::F32,
+            m,
+            n,
+            k,
+            batch: 1,
+            a: operand(k),
+            b: operand(n),
+            c: operand(n),
+            beta: 0.0,
+            epilogue: Epilogue::None,
+        }
+    }
+
+    #[test]
+    fn work_is_cut_as_measured_to_be_the_fastest() {
+        let [small, middle, large] = TILES;
+        // On an H100, each beside all others; docs/performance.md has the times.
+        for (m, n, k, best) in [
+            (64, 64, 64, (small, 1)),
+            (256, 256, 256, (small, 1)),
+            (256, 10, 1024, (small, 8)),
+            (301, 517, 332, (middle, 1)),
+            (256, 1024, 784, (middle, 1)),
+            (256, 1024, 1024, (middle, 1)),
+            (512, 512, 512, (middle, 1)),
+            (1024, 784, 256, (large, 1)),
+            (1024, 1024, 256, (large, 1)),
+            (1024, 1024, 1024, (large, 1)),
+        ] {
+            assert_eq!(cut(&call(m, n, k), 132), best, "{m} x {n} x {k}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::ffi::CStr;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_core::backend::SourceError;
+
+use crate::compiler::Coming;
+use crate::context::{Context, Function, Module};
+use crate::kernels::{Code, Kernels};
+use crate::nvrtc;
+
+/// One form of a kernel.
+pub trait Source: Copy + Debug + Eq + Hash {
+    /// What happens where it cannot be compiled.
+    const WITHOUT: &'static str;
+
+    /// Its CUDA C++.
+    fn source(&self) -> String;
+
+    /// What NVRTC must be told besides.
+    fn options(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The function's name.
+    fn entry(&self) -> &'static CStr;
+
+    /// Bytes of shared memory of a block.
+    fn shared(&self) -> u32;
+}
+
+/// The forms of a kernel that a device was asked for.
+#[derive(Debug)]
+pub(crate) struct Written<K> {
+    states: RwLock<HashMap<K, State>>,
+}
+
+impl<K> Default for Written<K> {
+    fn default() -> Self {
+        Self { states: RwLock::default() }
+    }
+}
+
+#[derive(Debug)]
+enum State {
+    /// Its code is on its way.
+    Coming(Arc<Coming>),
+    /// It is loaded; the module keeps the code.
+    Ready { function: Function, _module: Module },
+    /// It cannot be compiled.
+    Missing,
+}
+
+/// What there is of a form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Found {
+    Ready(Function),
+    Compiling,
+    Missing,
+}
+
+impl<K: Source> Written<K> {
+    /// A form, which is begun to be compiled if it has not been, behind those of `ahead`, which will be wanted soon. It is loaded when it
+    /// is there, or waited for.
+    pub(crate) fn find(
+        &self,
+        context: &Arc<Context>,
+        kernels: &Kernels,
+        kernel: K,
+        ahead: &[K],
+        wait: bool,
+    ) -> Result<Found, SourceError> {
+        match self.states.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            Some(State::Ready { function, .. }) => return Ok(Found::Ready(*function)),
+            Some(State::Missing) => return Ok(Found::Missing),
+            Some(State::Coming(_)) | None => {}
+        }
+        // Under the lock: who else needs it waits, and does not begin it too.
+        let mut states = self.states.write().unwrap_or_else(PoisonError::into_inner);
+        for &kernel in ahead.iter().chain([&kernel]) {
+            if let Entry::Vacant(place) = states.entry(kernel) {
+                place.insert(State::begun(kernel, context, kernels)?);
+            }
+        }
+        if let Some(State::Coming(code)) = states.get(&kernel) {
+            // Compilers from this version on are known to take the kernels; else it is waited for what they say.
+            let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
+            if !wait && sure && !code.is_done() {
+                return Ok(Found::Compiling);
+            }
+            let module =
+                code.wait().and_then(|cubin| Module::load(context, &cubin).map_err(|e| e.to_string()));
+            let state = match module {
+                Ok(module) => State::ready(kernel, module)?,
+                Err(error) => State::missing::<K>(&error),
+            };
+            states.insert(kernel, state);
+        }
+        Ok(match states.get(&kernel) {
+            Some(State::Ready { function, .. }) => Found::Ready(*function),
+            _ => Found::Missing,
+        })
+    }
+}
+
+impl State {
+    /// That of a form which is asked for for the first time.
+    fn begun<K: Source>(kernel: K, context: &Arc<Context>, kernels: &Kernels) -> Result<Self, SourceError> {
+        match kernels.code(context, &format!("{kernel:?}"), &kernel.source(), kernel.options()) {
+            Ok(Code::Coming(code)) => Ok(Self::Coming(code)),
+            Ok(Code::Here(module)) => Self::ready(kernel, module),
+            Err(error) => Ok(Self::missing::<K>(&error.to_string())),
+        }
+    }
+
+    fn ready<K: Source>(kernel: K, module: Module) -> Result<Self, SourceError> {
+        let function = module.function(kernel.entry())?;
+        function.allow_shared(kernel.shared())?;
+        Ok(Self::Ready { function, _module: module })
+    }
+
+    fn missing<K: Source>(error: &str) -> Self {
+        log::warn!("{}: {error}", K::WITHOUT);
+        Self::Missing
+    }
+}

@@ -1,0 +1,255 @@
+// c = a · b (+ bias) of f32 matrices, for products too small to fill a device tile by tile: the blocks of a cluster share
+// the sums of one tile, and so do the slices of threads in a block; partial sums meet in shared memory, in a fixed order.
+//
+// Defined before: ROWS x COLS, a block's tile of c; HIGH x WIDE, a thread's part of it; SLICES of threads; SHARE, blocks of a cluster;
+// A_LINES and B_LINES, 1 where the neighbours in memory of an element of a (or b) are of the next line (row of a, column of b), 0
+// where they are the next along the sum; BIAS, 1 for a number added to each column; SUMS, 1 where the sums of a's rows are written
+// too (A_LINES); DEPTH, 32, elements of each line that the copy engine brings at a time; STAGES, how many such stages there are.
+//
+// Where neighbours lie along the sum, a line's 128 bytes of a stage stay together, their eight parts of 16 swapped by the line's last
+// three bits, so that eight lines are read at once.
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define INLINE __device__ __forceinline__
+#define DOWN (ROWS / HIGH)
+#define ACROSS (COLS / WIDE)
+#define THREADS (DOWN * ACROSS * SLICES)
+#define SIZE_A (ROWS * DEPTH)
+#define SIZE_B (COLS * DEPTH)
+#define PITCH (COLS + 4)
+
+// What the copy engine is told of an operand: [batch][lines][sum] or [batch][sum][lines], in boxes of a stage.
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+struct Params {
+    Map a, b;
+    const float* bias;
+    float *c, *sums;
+    // Elements from one row to the next, from one matrix of the batch to the next.
+    i64 lead, step;
+    int m, n, k, tiles_n;
+    float beta;
+    int unused;
+};
+
+// One thread of the block asks; the barrier of the stage counts the bytes.
+INLINE void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
+INLINE void wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+
+INLINE float4 read(u32 at) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
+    return v;
+}
+// The same of a block of the cluster.
+INLINE float4 read_of(int block, u32 at) {
+#if SHARE > 1
+    float4 v;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(at), "r"(block));
+    asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
+    return v;
+#else
+    return read(at);
+#endif
+}
+INLINE float part(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
+
+// Which line of a tile is a thread's i-th: neighbours in shared memory are read together.
+template <int BY_LINES, int THERE> INLINE int line(int mine, int i) {
+    return BY_LINES ? mine * 4 + i / 4 * (THERE * 4) + i % 4 : mine + i * THERE;
+}
+
+// Four elements along the sum, from k on, of each of a thread's lines: [line][k].
+template <int LINES, int BY_LINES, int THERE, int COUNT>
+INLINE void take(float (&to)[COUNT][4], u32 tile, int mine, int k) {
+    if (BY_LINES) {
+        const u32 at = tile + (k * LINES + mine * 4) * 4;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+#pragma unroll
+            for (int i = 0; i < COUNT; i += 4) {
+                const float4 v = read(at + (j * LINES + line<1, THERE>(0, i)) * 4);
+                to[i][j] = v.x, to[i + 1][j] = v.y, to[i + 2][j] = v.z, to[i + 3][j] = v.w;
+            }
+        }
+    } else {
+        // Lines a multiple of eight apart are swapped alike.
+        const u32 at = tile + mine * (DEPTH * 4), same = at + ((k / 4 ^ mine) & 7) * 16;
+#pragma unroll
+        for (int i = 0; i < COUNT; i++) {
+            const u32 other = at + ((k / 4 ^ (mine + i * THERE)) & 7) * 16;
+            const float4 v = read((THERE % 8 == 0 ? same : other) + i * (THERE * DEPTH * 4));
+            to[i][0] = v.x, to[i][1] = v.y, to[i][2] = v.z, to[i][3] = v.w;
+        }
+    }
+}
+
+INLINE void cluster_barrier() {
+    asm volatile("barrier.cluster.arrive.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
+#if SHARE > 1
+    __cluster_dims__(SHARE, 1, 1)
+#endif
+    product(const __grid_constant__ Params p) {
+    // Tiles begin at multiples of 1024; the barriers lie before them.
+    extern __shared__ __align__(1024) float shared[];
+    float* memory = shared + 256;
+    const u32 base = static_cast<u32>(__cvta_generic_to_shared(memory)), barriers = base - 1024;
+    const int tile = blockIdx.x / SHARE, rank = blockIdx.x % SHARE;
+    const int row0 = tile / p.tiles_n * ROWS, col0 = tile % p.tiles_n * COLS;
+    const int rows = p.m - row0, cols = p.n - col0;
+    // A block's part of the sum, in stages.
+    const int all = (p.k + DEPTH - 1) / DEPTH, first = all * rank / SHARE, steps = all * (rank + 1) / SHARE - first;
+    const int slice = threadIdx.x / (DOWN * ACROSS), mine = threadIdx.x % (DOWN * ACROSS);
+    // A warp has 4 x 8 threads of a tile: what it reads of shared memory at once is least.
+    const int warp = mine / 32, lane = mine % 32;
+    const int down = warp / (ACROSS / 4) * 8 + lane / 4, across = warp % (ACROSS / 4) * 4 + lane % 4;
+
+    // Of each stage, whether it is full, and whether all warps have read it.
+    auto full = [&](int step) { return barriers + step % STAGES * 16; };
+    auto empty = [&](int step) { return barriers + step % STAGES * 16 + 8; };
+    if (threadIdx.x == 0) {
+        for (int t = 0; t < STAGES; t++) {
+            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(full(t)) : "memory");
+            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(empty(t)), "n"(THREADS / 32) : "memory");
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+    float sum[HIGH][WIDE] = {};
+#if SUMS
+    float row_sum = 0;
+#endif
+    if (threadIdx.x == THREADS) {
+        // The last warp has one thread that asks, and no part of the tile.
+        for (int step = 0; step < steps; step++) {
+            const int k = (first + step) * DEPTH;
+            const u32 to = base + step % STAGES * ((SIZE_A + SIZE_B) * 4);
+            if (step >= STAGES) wait(empty(step), step / STAGES - 1 & 1);
+            expect(full(step), (SIZE_A + SIZE_B) * 4);
+            ask(to, p.a, A_LINES ? row0 : k, A_LINES ? k : row0, blockIdx.y, full(step));
+            ask(to + SIZE_A * 4, p.b, B_LINES ? col0 : k, B_LINES ? k : col0, blockIdx.y, full(step));
+        }
+    } else if (threadIdx.x < THREADS) {
+        for (int step = 0; step < steps; step++) {
+            wait(full(step), step / STAGES & 1);
+            const u32 tile_a = base + step % STAGES * ((SIZE_A + SIZE_B) * 4), tile_b = tile_a + SIZE_A * 4;
+#if SUMS
+            if (col0 == 0) {
+                constexpr int threads = THREADS / ROWS;
+                const int row = threadIdx.x % ROWS, k0 = threadIdx.x / ROWS * (DEPTH / threads);
+#pragma unroll
+                for (int k = k0; k < k0 + DEPTH / threads; k++) row_sum += memory[step % STAGES * (SIZE_A + SIZE_B) + k * ROWS + row];
+            }
+#endif
+#pragma unroll
+            for (int k = 0; k < DEPTH / SLICES; k += 4) {
+                float x[HIGH][4], y[WIDE][4];
+                take<ROWS, A_LINES, DOWN>(x, tile_a, down, slice * (DEPTH / SLICES) + k);
+                take<COLS, B_LINES, ACROSS>(y, tile_b, across, slice * (DEPTH / SLICES) + k);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+#pragma unroll
+                    for (int r = 0; r < HIGH; r++)
+#pragma unroll
+                        for (int s = 0; s < WIDE; s++) sum[r][s] = fmaf(x[r][j], y[s][j], sum[r][s]);
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty(step)) : "memory");
+        }
+    }
+    __syncthreads();
+
+    // The slices' sums, one after the other in memory.
+    if (threadIdx.x < THREADS) {
+        float* mine_of = memory + slice * (ROWS * PITCH);
+#pragma unroll
+        for (int r = 0; r < HIGH; r++)
+#pragma unroll
+            for (int s = 0; s < WIDE; s += (B_LINES ? 4 : 1)) {
+                float* to = mine_of + line<A_LINES, DOWN>(down, r) * PITCH + line<B_LINES, ACROSS>(across, s);
+                if (B_LINES) *reinterpret_cast<float4*>(to) = make_float4(sum[r][s], sum[r][s + 1], sum[r][s + 2], sum[r][s + 3]);
+                else *to = sum[r][s];
+            }
+    }
+#if SUMS
+    if (col0 == 0 && threadIdx.x < THREADS) memory[SLICES * ROWS * PITCH + threadIdx.x] = row_sum;
+#endif
+#if SHARE > 1
+    cluster_barrier();
+#else
+    __syncthreads();
+#endif
+    // Four sums of as many parts, `step` apart in the memory of each block of the cluster.
+    auto added = [&](int at, int parts, int step) {
+        float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+        for (int block = 0; block < SHARE; block++)
+#pragma unroll
+            for (int i = 0; i < parts; i++) {
+                const float4 v = read_of(block, base + (at + i * step) * 4);
+                sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;
+            }
+        return sum;
+    };
+    // Each block of the cluster finishes some rows.
+    constexpr int part_rows = ROWS / SHARE, quads = COLS / 4;
+    float* c = p.c + blockIdx.y * p.step;
+#pragma unroll
+    for (int at = threadIdx.x; at < part_rows * quads; at += THREADS + 32) {
+        const int row = rank * part_rows + at / quads, col = at % quads * 4;
+        float4 v = added(row * PITCH + col, SLICES, ROWS * PITCH);
+        if (row >= rows) continue;
+        float* to = c + (row0 + row) * p.lead + col0 + col;
+#if BIAS
+        const float* bias = p.bias + col0 + col;
+        v.x += col < cols ? bias[0] : 0, v.y += col + 1 < cols ? bias[1] : 0;
+        v.z += col + 2 < cols ? bias[2] : 0, v.w += col + 3 < cols ? bias[3] : 0;
+#endif
+        if (col + 4 <= cols && (reinterpret_cast<u64>(to) & 15) == 0) {
+            float4* quad = reinterpret_cast<float4*>(to);
+            if (p.beta != 0) {
+                const float4 old = *quad;
+                v.x = fmaf(p.beta, old.x, v.x), v.y = fmaf(p.beta, old.y, v.y);
+                v.z = fmaf(p.beta, old.z, v.z), v.w = fmaf(p.beta, old.w, v.w);
+            }
+            *quad = v;
+        } else {
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                if (col + i < cols) to[i] = p.beta != 0 ? fmaf(p.beta, to[i], part(v, i)) : part(v, i);
+        }
+    }
+#if SUMS
+    if (col0 == 0 && rank == 0 && threadIdx.x < ROWS / 4) {
+        const int row = threadIdx.x * 4;
+        const float4 v = added(SLICES * ROWS * PITCH + row, THREADS / ROWS, ROWS);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+            if (row + i < rows) p.sums[row0 + row + i] = part(v, i);
+    }
+#endif
+#if SHARE > 1
+    // Others may still read this block's memory.
+    cluster_barrier();
+#endif
+}

@@ -1,0 +1,154 @@
+//! Matrix products of f32 against sums in f64: sizes around the tiles of every kernel that makes them, matrices that lie by rows and by
+//! columns, beside each other, and in the midst of NaN, which nothing may touch.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::tensor::Tensor;
+
+use super::tests;
+
+tests![products_of_every_layout, batches_of_products, a_layer_is_a_product_a_bias_and_sums,];
+
+/// Rows, columns, elements of a sum: one tile, edges, long sums of few elements, and many tiles.
+const SIZES: [[usize; 3]; 7] = [
+    [8, 8, 32],
+    [33, 41, 100],
+    [64, 64, 64],
+    [24, 16, 3000],
+    [256, 10, 1024],
+    [301, 517, 332],
+    [1024, 1028, 70],
+];
+
+/// A batch of matrices with the numbers that lie on the host, by rows.
+struct Matrices {
+    numbers: Vec<f32>,
+    rows: usize,
+    cols: usize,
+    tensor: Tensor,
+}
+
+impl Matrices {
+    /// `by_cols`: elements of a column are neighbours. `beside`: the lines lie apart, what is around them is NaN, and the first
+    /// element is this many elements after a multiple of 16 bytes; `None`: nothing is around them.
+    fn new(
+        [batch, rows, cols]: [usize; 3],
+        by_cols: bool,
+        beside: Option<usize>,
+        device: &Device,
+    ) -> Result<Self> {
+        let numbers: Vec<f32> =
+            (0..batch * rows * cols).map(|i| ((i * 7919 + 13 * rows) % 1021) as f32 / 510.0 - 1.0).collect();
+        let (lines, along) = if by_cols { (cols, rows) } else { (rows, cols) };
+        let (margin, before) = beside.map_or((0, 0), |odd| (4, 4 + odd));
+        let pitch = if margin > 0 { (along + before).next_multiple_of(4) + 4 } else { along };
+        let mut all = vec![f32::NAN; batch * (lines + margin) * pitch];
+        for (i, x) in numbers.iter().enumerate() {
+            let (z, row, col) = (i / (rows * cols), i / cols % rows, i % cols);
+            let (line, at) = if by_cols { (col, row) } else { (row, col) };
+            all[(z * (lines + margin) + line) * pitch + before + at] = *x;
+        }
+        let whole = Tensor::from_slice(&all, &[batch, lines + margin, pitch], device)?;
+        let inside = whole.narrow(1, 0, lines)?.narrow(2, before, along)?;
+        let tensor = if by_cols { inside.transpose(-2, -1)? } else { inside };
+        Ok(Self { numbers, rows, cols, tensor })
+    }
+
+    fn at(&self, z: usize, row: usize, col: usize) -> f64 {
+        self.numbers[(z * self.rows + row) * self.cols + col].into()
+    }
+}
+
+/// Compares with sums in f64, of all elements or of some two thousand.
+fn check(c: &Tensor, a: &Matrices, b: &Matrices, more: impl Fn(usize, usize) -> f64) -> Result<()> {
+    let given = c.to_vec::<f32>()?;
+    let step = (given.len() / 2000).max(1);
+    // A sum of k products of numbers up to 1, in any order of f32's: far below what a wrong element would be.
+    let bound = 1e-6 * (a.cols as f64).max(8.0);
+    for i in (0..given.len()).step_by(step).chain([given.len() - 1]) {
+        let (z, row, col) = (i / (a.rows * b.cols), i / b.cols % a.rows, i % b.cols);
+        let sum: f64 = (0..a.cols).map(|k| a.at(z, row, k) * b.at(z, k, col)).sum();
+        let expected = sum + more(row, col);
+        let apart = (f64::from(given[i]) - expected).abs();
+        ensure!(apart <= bound, "c[{z}][{row}][{col}] is {}, not {expected}", given[i]);
+    }
+    Ok(())
+}
+
+fn products_of_every_layout(device: &Device) -> Result<()> {
+    for [m, n, k] in SIZES {
+        for (a_by_cols, b_by_cols) in [(false, false), (false, true), (true, false), (true, true)] {
+            for beside in [None, Some(0), Some(1)] {
+                let a = Matrices::new([1, m, k], a_by_cols, beside, device)?;
+                let b = Matrices::new([1, k, n], b_by_cols, beside, device)?;
+                let c = a.tensor.squeeze(0)?.matmul(&b.tensor.squeeze(0)?)?;
+                check(&c, &a, &b, |_, _| 0.0).with_context(|| {
+                    format!("{m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, beside: {beside:?}")
+                })?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn batches_of_products(device: &Device) -> Result<()> {
+    for [m, n, k] in [[8, 8, 32], [33, 41, 100], [64, 96, 128]] {
+        for (a_by_cols, b_by_cols) in [(false, false), (true, true)] {
+            for beside in [None, Some(0), Some(1)] {
+                let a = Matrices::new([5, m, k], a_by_cols, beside, device)?;
+                let b = Matrices::new([5, k, n], b_by_cols, beside, device)?;
+                check(&a.tensor.matmul(&b.tensor)?, &a, &b, |_, _| 0.0).with_context(|| {
+                    format!("5 x {m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, beside: {beside:?}")
+                })?;
+                // One matrix for all of the batch.
+                let (tensor, numbers) = (b.tensor.narrow(0, 0, 1)?, b.numbers[..k * n].repeat(5));
+                let shared = Matrices { tensor, numbers, rows: k, cols: n };
+                check(&a.tensor.matmul(&shared.tensor)?, &a, &shared, |_, _| 0.0)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
+    for [rows, out, features] in [[64, 64, 64], [36, 100, 132], [1024, 36, 40], [260, 1024, 64]] {
+        let what = || format!("{rows} rows of {features} features to {out}");
+        let x = Matrices::new([1, rows, features], false, None, device)?;
+        let weight = Matrices::new([1, features, out], true, None, device)?;
+        let bias: Vec<f32> = (0..out).map(|i| (i % 17) as f32 / 8.0 - 1.0).collect();
+        let parameters = [
+            weight.tensor.squeeze(0)?.t()?.contiguous()?.requires_grad_()?,
+            Tensor::from_slice(&bias, &[out], device)?.requires_grad_()?,
+        ];
+        let y = || x.tensor.squeeze(0)?.linear(&parameters[0], Some(&parameters[1]));
+        check(&y()?, &x, &weight, |_, col| bias[col].into()).with_context(what)?;
+        // The gradients: gᵀ · x and the sums of g's columns, twice.
+        let g = Matrices::new([1, rows, out], false, None, device)?;
+        for times in [1.0, 2.0] {
+            y()?.backward_with(&g.tensor.squeeze(0)?)?;
+            let [dw, db] = [0, 1]
+                .map(|k| parameters[k].grad().context("no gradient")?.to_vec::<f32>().context("gradient"));
+            let (dw, db) = (dw?, db?);
+            let sum = |of: &dyn Fn(usize) -> f64| times * (0..rows).map(of).sum::<f64>();
+            for (i, given) in dw.iter().enumerate().step_by((dw.len() / 1000).max(1)) {
+                let expected = sum(&|row| g.at(0, row, i / features) * x.at(0, row, i % features));
+                let apart = (f64::from(*given) - expected).abs();
+                ensure!(
+                    apart <= 1e-6 * times * rows as f64,
+                    "{}: dw[{i}] is {given}, not {expected}",
+                    what()
+                );
+            }
+            for (col, given) in db.iter().enumerate() {
+                let expected = sum(&|row| g.at(0, row, col));
+                let apart = (f64::from(*given) - expected).abs();
+                ensure!(
+                    apart <= 1e-6 * times * rows as f64,
+                    "{}: db[{col}] is {given}, not {expected}",
+                    what()
+                );
+            }
+        }
+    }
+    Ok(())
+}
