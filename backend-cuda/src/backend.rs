@@ -336,6 +336,10 @@ impl SegmentSource for CudaBackend {
         }
     }
 
+    fn library_bytes(&self) -> u64 {
+        self.device.queues.iter().filter_map(OnceLock::get).map(|queue| queue.matmul.workspace()).sum()
+    }
+
     fn processes(&self) -> Vec<Process> {
         self.device
             .context

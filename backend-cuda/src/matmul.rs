@@ -83,6 +83,12 @@ impl Matmul {
         !switches::portable() && self.library(context).is_some()
     }
 
+    /// Bytes that the library works in, beside the pool.
+    pub(crate) fn workspace(&self) -> u64 {
+        let open = self.library.get().and_then(Option::as_ref);
+        open.map_or(0, |library| library.lock().unwrap_or_else(PoisonError::into_inner).workspace().1)
+    }
+
     fn library(&self, context: &Arc<Context>) -> Option<&Mutex<Library>> {
         self.library.get_or_init(|| Library::open(context).map(Mutex::new)).as_ref()
     }

@@ -334,6 +334,13 @@ on_fake! {
         assert!(square().check(&*backend));
     }
 
+    what_the_library_works_in_is_counted(Products) {
+        let backend = open();
+        assert_eq!(backend.library_bytes(), 0);
+        assert!(square().check(&*backend));
+        assert_eq!(backend.library_bytes(), 32 << 20);
+    }
+
     portable_kernels_can_be_forced(Products, "FOREBAY_PORTABLE_KERNELS" = "1") {
         assert!(!square().check(&*open()));
         assert_eq!(count("cublasLtMatmul"), 0);

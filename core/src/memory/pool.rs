@@ -250,7 +250,7 @@ impl Pool {
         let mut state = self.shared.lock();
         // A device that cannot say what it has passed has passed nothing more.
         let _ = state.poll(&*self.shared.source);
-        state.stats()
+        Stats { library_bytes: self.shared.source.library_bytes(), ..state.stats() }
     }
 
     /// Starts all peaks at the present values.

@@ -134,6 +134,10 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn limits(&self) -> SourceLimits;
     /// The device's memory now. Fields are `None` where no driver call tells them (wgpu).
     fn device_memory(&self) -> DeviceMemory;
+    /// Bytes of the device's memory that the vendor's library works in, which are no segments.
+    fn library_bytes(&self) -> u64 {
+        0
+    }
     /// Whether its memory is a device's, and counts towards the limit of the process: not the host's, nor what is played.
     fn is_real(&self) -> bool {
         true

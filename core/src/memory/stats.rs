@@ -89,6 +89,8 @@ pub struct Stats {
     /// Bytes that are freed and wait for a fence: blocks that cannot be reused yet, and memory that has not gone
     /// back to the device yet.
     pub pending_bytes: u64,
+    /// Bytes that the vendor's library works in, beside the pool: one workspace for each queue that has multiplied.
+    pub library_bytes: u64,
     /// The largest block that is free: what a request can have without new memory.
     pub largest_free: u64,
     /// Bytes held for each tag, in the order of [`Tag::ALL`].
@@ -191,6 +193,7 @@ impl Stats {
         }
         let scalars = [
             ("pending_bytes", self.pending_bytes),
+            ("library_bytes", self.library_bytes),
             ("largest_free_block", self.largest_free),
             ("num_alloc_retries", self.num_alloc_retries),
             ("num_ooms", self.num_ooms),
@@ -309,6 +312,9 @@ impl fmt::Display for Stats {
             }
         }
         writeln!(f, "{:<24}{:>12}", "pending", Bytes(self.pending_bytes))?;
+        if self.library_bytes > 0 {
+            writeln!(f, "{:<24}{:>12}", "library, beside the pool", Bytes(self.library_bytes))?;
+        }
         let counts = [
             ("allocations", &self.allocation),
             ("active blocks", &self.active),
