@@ -1,6 +1,5 @@
 //! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::ffi::CStr;
 use std::fmt::Debug;
@@ -8,6 +7,7 @@ use std::hash::Hash;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_core::backend::SourceError;
+use rustc_hash::FxHashMap;
 
 use crate::compiler::Coming;
 use crate::context::{Context, Function, Module};
@@ -37,7 +37,7 @@ pub trait Source: Copy + Debug + Eq + Hash {
 /// The forms of a kernel that a device was asked for.
 #[derive(Debug)]
 pub(crate) struct Written<K> {
-    states: RwLock<HashMap<K, State>>,
+    states: RwLock<FxHashMap<K, State>>,
 }
 
 impl<K> Default for Written<K> {

@@ -28,7 +28,7 @@ use forebay::tensor::Tensor;
 use forebay_cuda::Source;
 use forebay_cuda::attention::{self, Mask, Pass};
 use forebay_cuda::nvrtc;
-use forebay_cuda::product::{self, Finish, TILES};
+use forebay_cuda::product::{self, CUTS, Cut, Finish};
 use forebay_cuda::translate::{Options, Translated, translate_with};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
@@ -409,10 +409,9 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Rep
 
 /// The product's kernel in CUDA C++, for the architectures that have clusters.
 fn compile_product(architectures: &[u32], filters: &[String], report: &mut Report) {
-    let cuts = TILES.map(|tile| (tile, 1)).into_iter().chain([(TILES[0], 8)]);
-    let forms =
-        cuts.flat_map(|cut| [[false, false], [false, true], [true, false], [true, true]].map(|by| (cut, by)));
-    for ((tile, share), by_lines) in forms {
+    let layouts = [[false, false], [false, true], [true, false], [true, true]];
+    let cuts = CUTS.iter().filter(|cut| matches!(cut.share, 1 | 8));
+    for (&Cut { tile, share, .. }, by_lines) in cuts.flat_map(|cut| layouts.map(|by_lines| (cut, by_lines))) {
         let finish = if by_lines[0] { Finish::Sums } else { Finish::Bias };
         let kernel = product::Kernel { tile, share, by_lines, finish };
         let label = format!("product.cu {kernel:?}");
