@@ -1,7 +1,7 @@
 //! Small matrix products of f32 by a kernel of our own: where a device has more multiprocessors than a product has large tiles, cuBLASLt's
 //! kernels reach a third of its rate, and calling it costs more than a launch.
 //!
-//! The kernel is `shaders/cuda/product.cu`. It is chosen by shapes alone, so that the same product is always the same bits.
+//! The kernel is `shaders/cuda/product.cu`. It is chosen by shapes and layouts alone, so that the same product is always the same bits.
 
 use std::ffi::{CStr, c_void};
 use std::ptr;
@@ -21,7 +21,7 @@ const MOST: u64 = 1 << 31;
 /// What has fewer rows, columns or elements in a sum is all edges.
 const LEAST: u64 = 8;
 const LEAST_SUM: u64 = 32;
-/// So many elements of c in sums of so few stages are written as fast as memory is: cuBLASLt's larger tiles do it better.
+/// Where c has more elements, and their sums no more stages, writing them is what takes time: cuBLASLt's larger tiles do it better.
 const MANY: u64 = 264 * 64 * 64;
 const FEW_STAGES: u64 = 8;
 
@@ -61,7 +61,7 @@ pub struct Cut {
     pub share: u32,
     /// Stages of a block up to which it is faster than cuBLASLt, which cuts longer sums into more parts.
     stages: u64,
-    /// Nanoseconds of the launch, of a stage and of each round of blocks: as many as there are multiprocessors, or as a stage has fewer.
+    /// Nanoseconds of the launch, of a stage of as many blocks as there are multiprocessors, or fewer, and of what else so many blocks take.
     launch: u64,
     stage: u64,
     round: u64,
