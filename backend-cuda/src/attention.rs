@@ -15,7 +15,7 @@ use crate::context::{Context, Function, Stream};
 use crate::kernels::{Kernels, Ran};
 use crate::switches;
 use crate::tensor_map::{Elements, TensorMap};
-use crate::written::{Found, Source, Written};
+use crate::written::{Found, Source, Written, defined};
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -168,14 +168,11 @@ impl Source for Kernel {
             ("MASK", self.mask as u32),
             ("DROP", self.drop.into()),
         ];
-        let mut source: String =
-            defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
-        source.push_str(forebay_shaders::cuda::ATTENTION);
-        source.push_str(match self.pass {
+        let pass = match self.pass {
             Pass::Forward => forebay_shaders::cuda::ATTENTION_FWD,
             Pass::Queries | Pass::Keys => forebay_shaders::cuda::ATTENTION_BWD,
-        });
-        source
+        };
+        defined(&defines, &[forebay_shaders::cuda::ATTENTION, pass])
     }
 
     fn options(&self) -> &'static [&'static str] {

@@ -14,7 +14,7 @@ use crate::context::{Context, Stream};
 use crate::kernels::{Kernels, Ran};
 use crate::switches;
 use crate::tensor_map::{Elements, TensorMap};
-use crate::written::{Found, Source, Written};
+use crate::written::{Found, Source, Written, defined};
 
 /// Larger products are cuBLASLt's: operations, two for each multiplication. On an H100 1,024³ takes 49 µs (cuBLASLt 55), 2,048³ 370 (337).
 const MOST: u64 = 1 << 31;
@@ -146,10 +146,7 @@ impl Source for Kernel {
             ("BIAS", (self.finish == Finish::Bias).into()),
             ("SUMS", (self.finish == Finish::Sums).into()),
         ];
-        let mut source: String =
-            defines.iter().map(|(name, value)| format!("#define {name} {value}\n")).collect();
-        source.push_str(forebay_shaders::cuda::PRODUCT);
-        source
+        defined(&defines, &[forebay_shaders::cuda::PRODUCT])
     }
 
     fn entry(&self) -> &'static CStr {
@@ -223,7 +220,9 @@ fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u3
     if arch < 90 || !single || switches::portable() || switches::allow_tf32() {
         return None;
     }
-    if batch > 65_535 || call.c.col_stride != 1 {
+    let MatrixOperand { row_stride, col_stride, batch_stride, .. } = call.c;
+    // Rows of c that overlap would be written twice.
+    if batch > 65_535 || col_stride != 1 || row_stride < n || batch > 1 && batch_stride == 0 {
         return None;
     }
     let Cut { tile, share, .. } = Cut::best(call, units)?;
@@ -253,8 +252,8 @@ fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u3
         bias,
         c: call.c.segment.0 + call.c.offset,
         sums,
-        lead: i64::try_from(call.c.row_stride).ok()?,
-        step: i64::try_from(call.c.batch_stride).ok()?,
+        lead: i64::try_from(row_stride).ok()?,
+        step: i64::try_from(batch_stride).ok()?,
         sizes,
         beta: call.beta,
         unused: 0,

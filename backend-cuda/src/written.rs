@@ -34,6 +34,12 @@ pub trait Source: Copy + Debug + Eq + Hash {
     fn shared(&self) -> u32;
 }
 
+/// Texts behind what must be defined before them.
+pub(crate) fn defined(defines: &[(&str, u32)], texts: &[&str]) -> String {
+    let defines = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    defines.chain(texts.iter().map(|&text| text.to_owned())).collect()
+}
+
 /// The forms of a kernel that a device was asked for.
 #[derive(Debug)]
 pub(crate) struct Written<K> {
