@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use anyhow::Result;
+use forebay::cuda::set_allow_tf32;
 use forebay::dtype::DType;
 use forebay::memory::{Pool, Request};
 use forebay::tensor::Tensor;
@@ -13,18 +14,24 @@ use crate::timing::{Bench, median};
 pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
     let sizes: &[usize] = if b.tiny { &[64, 256] } else { &[1024, 4096, 8192] };
     let (batch, n) = if b.tiny { (4, 64) } else { (64, 512) };
-    for dtype in [DType::F32, DType::BF16, DType::F16] {
+    let types = [("f32", DType::F32), ("tf32", DType::F32), ("bf16", DType::BF16), ("f16", DType::F16)];
+    for (name, dtype) in types {
+        if name == "tf32" && b.device.info().backend != "cuda" {
+            continue;
+        }
+        set_allow_tf32(name == "tf32");
         for &n in sizes {
             let (x, y) = (b.random(&[n, n], dtype)?, b.random(&[n, n], dtype)?);
             let t = b.time(b.max_inner(n * n * dtype.size()), || Ok(x.matmul(&y)?))?;
             let rate = 2.0 * (n as f64).powi(3) / t.median_ms / 1e9;
-            b.emit_rate("matmul", &format!("{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
+            b.emit_rate("matmul", &format!("{n}x{n}x{n}"), name, &t, ("tflops", rate));
         }
         let (x, y) = (b.random(&[batch, n, n], dtype)?, b.random(&[batch, n, n], dtype)?);
         let t = b.time(50, || Ok(x.matmul(&y)?))?;
         let rate = 2.0 * batch as f64 * (n as f64).powi(3) / t.median_ms / 1e9;
-        b.emit_rate("bmm", &format!("{batch}x{n}x{n}x{n}"), dtype.name(), &t, ("tflops", rate));
+        b.emit_rate("bmm", &format!("{batch}x{n}x{n}x{n}"), name, &t, ("tflops", rate));
     }
+    set_allow_tf32(false);
     for &n in sizes {
         let dtype = DType::F8E4M3;
         let (wide, scale) = (b.random(&[n, n], DType::F32)?, b.random(&[], DType::F32)?);
