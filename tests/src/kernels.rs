@@ -369,6 +369,16 @@ fn together(kernels: &[&(String, Translated)]) -> String {
     source
 }
 
+/// A form of a kernel that is written in CUDA C++.
+fn compile_written(kernel: &impl Source, label: &str, arch: u32, report: &mut Report) {
+    match nvrtc::compile_with(&kernel.source(), label, arch, kernel.options()) {
+        Ok(_) => *report.compiled.entry(arch).or_default() += 1,
+        Err(error) => {
+            report.failures.insert(label.to_owned(), error.to_string());
+        }
+    }
+}
+
 /// The attention kernels that are written in CUDA C++, on every architecture that has them.
 fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Report) {
     let plain = (Mask::None, false);
@@ -395,12 +405,7 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Rep
                 // sm_90 has two forms.
                 let plain = attention::Kernel { hopper: false, ..kernel };
                 for kernel in [Some(kernel), kernel.hopper.then_some(plain)].into_iter().flatten() {
-                    match nvrtc::compile_with(&kernel.source(), "attention", arch, kernel.options()) {
-                        Ok(_) => *report.compiled.entry(arch).or_default() += 1,
-                        Err(error) => {
-                            report.failures.insert(label.clone(), error.to_string());
-                        }
-                    }
+                    compile_written(&kernel, &label, arch, report);
                 }
             }
         }
@@ -420,12 +425,7 @@ fn compile_product(architectures: &[u32], filters: &[String], report: &mut Repor
         }
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch >= 90) {
-            match nvrtc::compile_with(&kernel.source(), "product", arch, kernel.options()) {
-                Ok(_) => *report.compiled.entry(arch).or_default() += 1,
-                Err(error) => {
-                    report.failures.insert(label.clone(), error.to_string());
-                }
-            }
+            compile_written(&kernel, &label, arch, report);
         }
     }
 }

@@ -1,10 +1,11 @@
 //! Matrix products of f32 against sums in f64: sizes around the tiles of every kernel that makes them, matrices that lie by rows and by
 //! columns, beside each other, and in the midst of NaN, which nothing may touch.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use forebay::device::Device;
 use forebay::tensor::Tensor;
 
+use super::host::close;
 use super::tests;
 
 tests![products_of_every_layout, batches_of_products, a_layer_is_a_product_a_bias_and_sums,];
@@ -65,14 +66,14 @@ fn check(c: &Tensor, a: &Matrices, b: &Matrices, more: impl Fn(usize, usize) -> 
     let step = (given.len() / 2000).max(1);
     // A sum of k products of numbers up to 1, in any order of f32's: far below what a wrong element would be.
     let bound = 1e-6 * (a.cols as f64).max(8.0);
-    for i in (0..given.len()).step_by(step).chain([given.len() - 1]) {
+    let places: Vec<usize> = (0..given.len()).step_by(step).chain([given.len() - 1]).collect();
+    let expected = |&i: &usize| {
         let (z, row, col) = (i / (a.rows * b.cols), i / b.cols % a.rows, i % b.cols);
-        let sum: f64 = (0..a.cols).map(|k| a.at(z, row, k) * b.at(z, k, col)).sum();
-        let expected = sum + more(row, col);
-        let apart = (f64::from(given[i]) - expected).abs();
-        ensure!(apart <= bound, "c[{z}][{row}][{col}] is {}, not {expected}", given[i]);
-    }
-    Ok(())
+        (0..a.cols).map(|k| a.at(z, row, k) * b.at(z, k, col)).sum::<f64>() + more(row, col)
+    };
+    let given: Vec<f64> = places.iter().map(|&i| given[i].into()).collect();
+    let expected: Vec<f64> = places.iter().map(expected).collect();
+    close(&given, &expected, 0.0, bound).with_context(|| format!("of every {step}th element"))
 }
 
 fn products_of_every_layout(device: &Device) -> Result<()> {
@@ -126,28 +127,19 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
         let g = Matrices::new([1, rows, out], false, None, device)?;
         for times in [1.0, 2.0] {
             y()?.backward_with(&g.tensor.squeeze(0)?)?;
-            let [dw, db] = [0, 1]
-                .map(|k| parameters[k].grad().context("no gradient")?.to_vec::<f32>().context("gradient"));
+            let grads = [0, 1].map(|k| Ok(parameters[k].grad().context("no gradient")?.to_f64s()?));
+            let [dw, db]: [Result<Vec<f64>>; 2] = grads;
             let (dw, db) = (dw?, db?);
             let sum = |of: &dyn Fn(usize) -> f64| times * (0..rows).map(of).sum::<f64>();
-            for (i, given) in dw.iter().enumerate().step_by((dw.len() / 1000).max(1)) {
-                let expected = sum(&|row| g.at(0, row, i / features) * x.at(0, row, i % features));
-                let apart = (f64::from(*given) - expected).abs();
-                ensure!(
-                    apart <= 1e-6 * times * rows as f64,
-                    "{}: dw[{i}] is {given}, not {expected}",
-                    what()
-                );
-            }
-            for (col, given) in db.iter().enumerate() {
-                let expected = sum(&|row| g.at(0, row, col));
-                let apart = (f64::from(*given) - expected).abs();
-                ensure!(
-                    apart <= 1e-6 * times * rows as f64,
-                    "{}: db[{col}] is {given}, not {expected}",
-                    what()
-                );
-            }
+            let bound = 1e-6 * times * rows as f64;
+            let step = (dw.len() / 1000).max(1);
+            let some: Vec<f64> = dw.iter().copied().step_by(step).collect();
+            let of_weight = |i: usize| sum(&|row| g.at(0, row, i / features) * x.at(0, row, i % features));
+            let expected: Vec<f64> = (0..dw.len()).step_by(step).map(of_weight).collect();
+            close(&some, &expected, 0.0, bound)
+                .with_context(|| format!("{}: every {step}th element of the weight's gradient", what()))?;
+            let expected: Vec<f64> = (0..out).map(|col| sum(&|row| g.at(0, row, col))).collect();
+            close(&db, &expected, 0.0, bound).with_context(|| format!("{}: the bias's gradient", what()))?;
         }
     }
     Ok(())
