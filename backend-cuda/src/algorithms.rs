@@ -1,7 +1,7 @@
 //! Which of cuBLASLt's algorithms makes a product: its heuristic names some, the device's clock chooses, the disk remembers.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use cudarc::cublaslt::result::CublasError;
 use cudarc::cublaslt::sys::{
@@ -11,7 +11,7 @@ use forebay_core::backend::SourceError;
 
 use crate::cache::{DiskCache, Key};
 use crate::context::{Event, Stream};
-use crate::switches;
+use crate::{lock, switches};
 
 /// Algorithms that are timed.
 const CANDIDATES: usize = 8;
@@ -121,7 +121,7 @@ impl Choices {
     ) -> Result<usize, SourceError> {
         let key = self.key(problem);
         // Until it is chosen: another queue's products shall neither be timed beside these nor choose for themselves.
-        let mut chosen = CHOSEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut chosen = lock(&CHOSEN);
         let chosen = chosen.get_or_insert_default();
         let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
         if let Some(number) = chosen.get(&key).copied().and_then(number) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
@@ -22,6 +22,7 @@ use crate::fences::{Events, Fences};
 use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS, Ran};
 use crate::later::Later;
+use crate::lock;
 use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
 use crate::processes;
@@ -427,7 +428,7 @@ impl Backend for CudaBackend {
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
         self.queue.catch_up(&self.device, true)?;
-        let mut uploads = self.queue.uploads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut uploads = lock(&self.queue.uploads);
         let uploaded = uploads.upload(&self.queue.stream, address(dst), data);
         // Also where it failed: a part of it may have been enqueued.
         self.device.fences.enqueued();
@@ -436,7 +437,7 @@ impl Backend for CudaBackend {
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
         self.queue.catch_up(&self.device, true)?;
-        let mut downloads = self.queue.downloads.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut downloads = lock(&self.queue.downloads);
         let downloaded = downloads.download(&self.queue.stream, address(src), data);
         self.device.fences.enqueued();
         Ok(downloaded?)
@@ -482,12 +483,12 @@ impl Backend for CudaBackend {
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         let memory = Pinned::new(&self.device.context, bytes as usize)?;
         let address = memory.address();
-        self.device.host.lock().unwrap_or_else(PoisonError::into_inner).insert(address, memory);
+        lock(&self.device.host).insert(address, memory);
         Ok(SegmentId(address))
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let gone = self.device.host.lock().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
+        let gone = lock(&self.device.host).remove(&segment.0);
         gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no memory of the host was lent at {:#x}", segment.0),

@@ -1,10 +1,11 @@
 //! Readings of the device's clock: the driver's events, with their times.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{SourceError, Stamp};
 
 use crate::context::{Context, Event, Stream};
+use crate::lock;
 
 /// The readings that were asked for and not read yet.
 #[derive(Debug, Default)]
@@ -17,14 +18,14 @@ impl Clock {
     pub(crate) fn stamp(&self, context: &Arc<Context>, stream: &Stream) -> Result<Stamp, SourceError> {
         let event = Event::timed(context)?;
         event.record(stream)?;
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = lock(&self.events);
         events.push(event);
         Ok(Stamp(events.len() as u32 - 1))
     }
 
     /// All readings, in nanoseconds since the first. Blocking.
     pub(crate) fn read(&self) -> Result<Vec<f64>, SourceError> {
-        let events = std::mem::take(&mut *self.events.lock().unwrap_or_else(PoisonError::into_inner));
+        let events = std::mem::take(&mut *lock(&self.events));
         // Of several streams no event is the last one.
         events.iter().try_for_each(Event::wait)?;
         events.iter().map(|event| event.since(&events[0])).collect()

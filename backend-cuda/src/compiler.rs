@@ -4,8 +4,10 @@
 use std::collections::VecDeque;
 use std::ffi::c_int;
 use std::panic::{self, AssertUnwindSafe};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, Once, PoisonError};
 use std::thread;
+
+use crate::lock;
 
 /// Threads at most. Of an H100's host with 16 cores 8 compile GPT-2's 32 kernels in 2.4 to 2.5 s, 16 in 2.7, 4 in 3.3.
 const MOST: usize = 8;
@@ -110,11 +112,6 @@ fn finish_before_exit() {
     // registered after NVRTC has been loaded, so it runs before NVRTC's own.
     // Where it finds no room nothing is lost but that.
     ONCE.call_once(|| _ = unsafe { atexit(finish) });
-}
-
-/// What a mutex guards, whether or not a thread panicked meanwhile.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -3,11 +3,12 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use forebay_core::backend::{self, Fence, SourceError};
 
 use crate::context::{Context, Event, Stream};
+use crate::lock;
 
 /// The driver's events of one point: one for each stream.
 type Point = Arc<[Arc<Event>]>;
@@ -60,7 +61,7 @@ const MANY: usize = 64;
 impl Events {
     /// A point behind everything in `stream`.
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
-        let points = &mut *self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let points = &mut *lock(&self.state);
         if points.spare.is_empty() && points.pending.len() >= MANY {
             let mut kept = VecDeque::with_capacity(points.pending.len());
             for (number, event) in points.pending.drain(..) {
@@ -83,7 +84,7 @@ impl Events {
 
     /// Lets `stream` wait for a point.
     pub(crate) fn wait(&self, stream: &Stream, event: backend::Event) -> Result<(), SourceError> {
-        let points = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let points = lock(&self.state);
         // One that is not there was passed.
         match points.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
             Ok(at) => stream.wait(&points.pending[at].1),
@@ -102,7 +103,7 @@ impl Fences {
 
     /// A fence behind everything in these streams: all that are in use.
     pub(crate) fn record<'a>(&self, streams: impl Iterator<Item = &'a Stream>) -> Result<Fence, SourceError> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let work = self.work.load(Ordering::Acquire);
         if work == state.covered {
             return Ok(Fence(state.last));
@@ -158,7 +159,7 @@ impl Fences {
         if fence.0 <= self.passed.load(Ordering::Acquire) {
             return Ok(None);
         }
-        let state = self.lock();
+        let state = lock(&self.state);
         if fence.0 > state.last {
             return Err(SourceError::Driver {
                 call: "cuEventQuery",
@@ -170,7 +171,7 @@ impl Fences {
     }
 
     fn pass(&self, fence: Fence) {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         while !state.pending.is_empty() && state.last + 1 - state.pending.len() as u64 <= fence.0 {
             self.pass_front(&mut state);
         }
@@ -184,10 +185,6 @@ impl Fences {
                 state.spare.extend(point.iter().cloned());
             }
         }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,10 +9,10 @@ use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, Sourc
 use forebay_core::error::{Error, Result};
 
 use crate::cache::{DiskCache, Key, Version};
-use crate::compiler::{self, Coming, lock};
+use crate::compiler::{self, Coming};
 use crate::context::{Context, Function, Module, Stream};
 use crate::graph::{Graph, Node};
-use crate::{matmul, nvrtc, switches, translate};
+use crate::{lock, matmul, nvrtc, switches, translate};
 
 /// Storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 32;

@@ -1,11 +1,13 @@
 //! Commands that wait for a kernel that is still being compiled, and all those behind them on the same queue.
 
 use std::collections::VecDeque;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 use forebay_core::backend::{Command, Owned};
 use forebay_core::error::Result;
+
+use crate::lock;
 
 /// The commands of one queue that wait, in order.
 #[derive(Debug, Default)]
@@ -23,7 +25,7 @@ impl Later {
 
     /// Adds a command behind all others.
     pub(crate) fn push(&self, command: &Command<'_>) {
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = lock(&self.commands);
         commands.push_back(Owned::new(command));
         self.some.store(true, Ordering::Release);
     }
@@ -34,7 +36,7 @@ impl Later {
         if self.is_empty() {
             return Ok(());
         }
-        let mut commands = self.commands.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut commands = lock(&self.commands);
         while let Some(command) = commands.front() {
             if !run(&command.command())? {
                 return Ok(());

@@ -23,6 +23,8 @@
 //! - `matmul` hands all other products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 mod algorithms;
 pub mod attention;
 mod backend;
@@ -55,3 +57,8 @@ pub use libraries::{Found, Library, libraries, probe};
 pub use nvtx::{NvtxUnavailable, set_nvtx};
 pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};
 pub use written::Source;
+
+/// What a mutex guards, whether or not a thread panicked meanwhile.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

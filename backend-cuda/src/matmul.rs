@@ -9,7 +9,7 @@
 //! those of the core's a.
 
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys::{
@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 
 use crate::algorithms::{self, Choices};
 use crate::context::{Context, Stream};
-use crate::{switches, toolkit};
+use crate::{lock, switches, toolkit};
 
 /// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
 /// first product of a stream, whose products alone use it.
@@ -86,7 +86,7 @@ impl Matmul {
     /// Bytes that the library works in, beside the pool.
     pub(crate) fn workspace(&self) -> u64 {
         let open = self.library.get().and_then(Option::as_ref);
-        open.map_or(0, |library| library.lock().unwrap_or_else(PoisonError::into_inner).workspace().1)
+        open.map_or(0, |library| lock(library).workspace().1)
     }
 
     fn library(&self, context: &Arc<Context>) -> Option<&Mutex<Library>> {
@@ -120,7 +120,7 @@ impl Matmul {
         }
         let Some(problem) = Problem::new(call) else { return Ok(false) };
         match self.library(&stream.context) {
-            Some(library) => act(&mut library.lock().unwrap_or_else(PoisonError::into_inner), problem),
+            Some(library) => act(&mut lock(library), problem),
             None => Ok(false),
         }
     }
@@ -604,7 +604,7 @@ impl Drop for Scratch {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId};
     use forebay_core::dtype::DType;
 
@@ -614,7 +614,7 @@ mod tests {
         MatrixOperand { segment: SegmentId(1 << 20), offset: 0, row_stride, col_stride, batch_stride: 0 }
     }
 
-    fn call() -> MatmulCall {
+    pub(crate) fn call() -> MatmulCall {
         MatmulCall {
             dtype: DType::F32,
             dtype_b: DType::F32,

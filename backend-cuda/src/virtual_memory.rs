@@ -5,13 +5,14 @@
 //! step that fails undoes the ones before it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocation};
 use forebay_core::backend::{SourceError, VirtualMemory};
 
 use crate::context::Context;
 use crate::driver::{Device, check, check_memory};
+use crate::lock;
 
 /// The address space of one device.
 #[derive(Debug)]
@@ -89,13 +90,13 @@ impl AddressSpace {
         check_memory("cuMemAddressReserve", bytes as u64, unsafe {
             sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0)
         })?;
-        self.reserved.lock().unwrap_or_else(PoisonError::into_inner).insert(address, bytes);
+        lock(&self.reserved).insert(address, bytes);
         Ok(address)
     }
 
     pub(crate) fn unreserve(&self, address: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let bytes = self.reserved.lock().unwrap_or_else(PoisonError::into_inner).remove(&address);
+        let bytes = lock(&self.reserved).remove(&address);
         let bytes = bytes.ok_or_else(|| SourceError::Driver {
             call: "cuMemAddressFree",
             detail: format!("{address:#x} was not reserved"),
