@@ -4,8 +4,7 @@
 //! disk as all others are. Hopper (sm_90) has a form with `wgmma` and the copy engine for heads of 64 and 128; everything
 //! from sm_80 on has the one with `mma`.
 
-use std::ffi::{CStr, c_void};
-use std::ptr;
+use std::ffi::CStr;
 use std::sync::Arc;
 
 use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
@@ -15,7 +14,7 @@ use crate::context::{Context, Function, Stream};
 use crate::kernels::{Kernels, Ran};
 use crate::switches;
 use crate::tensor_map::{Elements, TensorMap};
-use crate::written::{Found, Source, Written, defined};
+use crate::written::{Found, Source, Written, defined, launch};
 
 /// What a kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -140,6 +139,10 @@ impl Source for Kernel {
             Pass::Queries => c"attention_bwd_queries",
             Pass::Keys => c"attention_bwd_keys",
         }
+    }
+
+    fn threads(&self) -> u32 {
+        self.tiling().warps * 32
     }
 
     fn shared(&self) -> u32 {
@@ -280,12 +283,8 @@ impl Params {
 fn maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
         let sizes = [call.head, rows, heads, call.batch];
-        // The step of a dimension of one element is never taken, and may be anything.
-        let step = |size: u64, step: u64| if size == 1 { 16 } else { 2 * step };
-        let steps =
-            [(rows, operand.row_stride), (heads, operand.head_stride), (call.batch, operand.batch_stride)];
+        let steps = [operand.row_stride, operand.head_stride, operand.batch_stride].map(|step| 2 * step);
         let elements = if call.dtype == DType::BF16 { Elements::Bf16 } else { Elements::F16 };
-        let steps = steps.map(|(size, of)| step(size, of));
         TensorMap::new(elements, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
     };
     let q = map(&call.q, call.heads, call.queries)?;
@@ -369,13 +368,9 @@ impl Attention {
             Launches::Ready(launches) => launches,
         };
         for (function, blocks, kernel) in launches {
-            let threads = kernel.tiling().warps * 32;
-            let mut arguments = [ptr::from_ref(&params).cast_mut().cast::<c_void>()];
             // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
             // their segments.
-            unsafe {
-                stream.launch(function, [blocks, 1, 1], [threads, 1, 1], kernel.shared(), &mut arguments)
-            }?;
+            unsafe { launch(stream, &kernel, function, [blocks, 1, 1], &params) }?;
         }
         Ok(Ran::Done)
     }

@@ -25,7 +25,8 @@ impl TensorMap {
 
     /// That of elements at `address`, which lie side by side in the innermost dimension; `steps` are bytes between those of the others.
     /// `swapped`: rows of boxes have 128 bytes, whose eight parts of 16 come swapped by the row's last three bits, as tiles in `shaders/cuda`
-    /// are. `None` where the engine cannot: steps and the address are multiples of 16, and steps less than 2^40.
+    /// are. `None` where the engine cannot: steps and the address are multiples of 16, and steps less than 2^40; those of a dimension of one
+    /// element, which are never taken, may be anything.
     pub(crate) fn new(
         elements: Elements,
         address: u64,
@@ -39,6 +40,12 @@ impl TensorMap {
         };
         if sizes.len() > 5 || steps.len() + 1 != sizes.len() || boxes.len() != sizes.len() {
             return None;
+        }
+        let mut taken = [16; 4];
+        for ((to, &size), &step) in taken.iter_mut().zip(&sizes[1..]).zip(steps) {
+            if size != 1 {
+                *to = step;
+            }
         }
         let dtype = match elements {
             Elements::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -59,7 +66,7 @@ impl TensorMap {
                 sizes.len() as u32,
                 ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?),
                 sizes.as_ptr(),
-                steps.as_ptr(),
+                taken.as_ptr(),
                 boxes.as_ptr(),
                 [1; 5].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,

@@ -1,16 +1,17 @@
 //! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
 
 use std::collections::hash_map::Entry;
-use std::ffi::CStr;
+use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_core::backend::SourceError;
 use rustc_hash::FxHashMap;
 
 use crate::compiler::Coming;
-use crate::context::{Context, Function, Module};
+use crate::context::{Context, Function, Module, Stream};
 use crate::kernels::{Code, Kernels};
 use crate::nvrtc;
 
@@ -30,6 +31,9 @@ pub trait Source: Copy + Debug + Eq + Hash {
     /// The function's name.
     fn entry(&self) -> &'static CStr;
 
+    /// Threads of a block.
+    fn threads(&self) -> u32;
+
     /// Bytes of shared memory of a block.
     fn shared(&self) -> u32;
 }
@@ -38,6 +42,22 @@ pub trait Source: Copy + Debug + Eq + Hash {
 pub(crate) fn defined(defines: &[(&str, u32)], texts: &[&str]) -> String {
     let defines = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     defines.chain(texts.iter().map(|&text| text.to_owned())).collect()
+}
+
+/// Enqueues a form of a kernel, which is loaded as `function`.
+///
+/// # Safety
+/// The kernel takes one `P`, in this layout, and the addresses in it hold what the kernel reads and writes.
+pub(crate) unsafe fn launch<P>(
+    stream: &Stream,
+    kernel: &impl Source,
+    function: Function,
+    blocks: [u32; 3],
+    params: &P,
+) -> Result<(), SourceError> {
+    let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(function, blocks, [kernel.threads(), 1, 1], kernel.shared(), &mut arguments) }
 }
 
 /// The forms of a kernel that a device was asked for.
