@@ -21,7 +21,7 @@ use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
 use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS, Ran};
-use crate::later::Later;
+use crate::later::{Later, Waiting};
 use crate::lock;
 use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
@@ -29,7 +29,7 @@ use crate::processes;
 use crate::product::Products;
 use crate::staging::{Downloads, Uploads};
 use crate::switches::{self, is_set};
-use crate::virtual_memory::AddressSpace;
+use crate::virtual_memory::{self, AddressSpace};
 
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
 const ALIGNMENT: u64 = 256;
@@ -121,15 +121,25 @@ impl Queue {
 
     /// Hands the stream what waits for the compiler: all of it if `wait`, else what can be had without waiting.
     fn catch_up(&self, device: &Device, wait: bool) -> Result<()> {
-        self.later.run(|command| match self.run(device, &self.stream, command, wait)? {
-            Ran::Done => Ok(true),
-            Ran::NotYet => Ok(false),
-            // It was accepted, and nobody else is left to do it.
-            Ran::Declined => Err(Error::Source(SourceError::Driver {
-                call: "a library's kernel",
-                detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
-                    .to_owned(),
-            })),
+        self.later.run(|waiting| {
+            let command = match waiting {
+                Waiting::Command(command) => command.command(),
+                Waiting::Arrangement(arrangement) => {
+                    self.stream.synchronize()?;
+                    device.addresses()?.complete(arrangement)?;
+                    return Ok(true);
+                }
+            };
+            match self.run(device, &self.stream, &command, wait)? {
+                Ran::Done => Ok(true),
+                Ran::NotYet => Ok(false),
+                // It was accepted, and nobody else is left to do it.
+                Ran::Declined => Err(Error::Source(SourceError::Driver {
+                    call: "a library's kernel",
+                    detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
+                        .to_owned(),
+                })),
+            }
         })
     }
 
@@ -163,7 +173,26 @@ impl Device {
             return Ok(queue);
         }
         let queue = Arc::new(Queue::new(&self.context)?);
-        Ok(place.get_or_init(|| queue))
+        let queue = place.get_or_init(|| queue);
+        // Its work may use what waits to move on another queue.
+        self.settle_arrangements()?;
+        Ok(queue)
+    }
+
+    /// The queue behind whose waiting commands memory can move: the only one in use, if any wait there.
+    fn holder(&self) -> Option<&Queue> {
+        let mut queues = self.queues.iter().filter_map(OnceLock::get);
+        let first = queues.next()?;
+        (queues.next().is_none() && !first.later.is_empty()).then_some(first)
+    }
+
+    /// Whether memory waits to move, and is not yet where the pool has it.
+    fn has_arrangement(&self) -> bool {
+        self.queues.iter().filter_map(OnceLock::get).any(|queue| queue.later.has_arrangement())
+    }
+
+    fn settle_arrangements(&self) -> Result<(), SourceError> {
+        if self.has_arrangement() { self.settle() } else { Ok(()) }
     }
 
     fn addresses(&self) -> Result<&AddressSpace, SourceError> {
@@ -362,20 +391,42 @@ impl SegmentSource for CudaBackend {
     }
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.device.settle_arrangements()?;
         self.device.addresses()?.unreserve(segment.0)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.device.addresses()?.map(&[(segment.0 + offset, bytes, None)])
+        self.arrange(&[Piece { to: (segment, offset), bytes, from: None }])
     }
 
     fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
-        let pieces = pieces.iter().map(|p| (address(p.to), p.bytes, p.from.map(address)));
-        self.device.addresses()?.map(&pieces.collect::<Vec<_>>())
+        match self.device.has_arrangement() {
+            true => self.arrange_behind(pieces),
+            false => self.device.addresses()?.map(by_address(pieces)),
+        }
+    }
+
+    fn holds_back(&self) -> bool {
+        self.device.holder().is_some()
+    }
+
+    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        let device = &*self.device;
+        let addresses = device.addresses()?;
+        if let Some(queue) = device.holder()
+            && let Ok(arrangement) = addresses.begin(by_address(pieces))
+            && queue.later.push_arrangement(arrangement)
+        {
+            // Another thread may have begun to use another queue.
+            return if self.holds_back() { Ok(()) } else { device.settle() };
+        }
+        let fence = self.fence()?;
+        self.fence_wait(fence)?;
+        addresses.map(by_address(pieces))
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.device.settle_arrangements()?;
         self.device.addresses()?.unmap(segment.0 + offset, bytes)
     }
 
@@ -591,6 +642,13 @@ fn peak(device: driver::Device, arch: u32) -> Peak {
         bytes: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
         flops: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
     }
+}
+
+fn by_address(pieces: &[Piece]) -> Vec<virtual_memory::Piece> {
+    let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
+    let piece =
+        |p: &Piece| virtual_memory::Piece { to: address(p.to), bytes: p.bytes, from: p.from.map(address) };
+    pieces.iter().map(piece).collect()
 }
 
 /// Where a slice begins on the device.

@@ -105,38 +105,72 @@ impl AddressSpace {
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes) })
     }
 
-    /// Maps pieces: each to an address, so many bytes, of memory that is mapped at another one, or new.
-    pub(crate) fn map(&self, pieces: &[(u64, u64, Option<u64>)]) -> Result<(), SourceError> {
+    /// Maps pieces, or none of them; what was to move is nowhere then.
+    pub(crate) fn map(&self, pieces: Vec<Piece>) -> Result<(), SourceError> {
+        match self.begin(pieces) {
+            Ok(mut arrangement) => self.complete(&mut arrangement),
+            Err((error, pieces)) => self.leave(&pieces).and(Err(error)),
+        }
+    }
+
+    /// Takes the new memory of pieces. Else they come back, and nothing has happened.
+    pub(crate) fn begin(&self, pieces: Vec<Piece>) -> Result<Arrangement, (SourceError, Vec<Piece>)> {
+        let mut new = Handles::default();
+        let mut fresh = pieces.iter().filter(|piece| piece.from.is_none());
+        let taken = self.context.make_current();
+        match taken.and_then(|()| fresh.try_for_each(|piece| new.create(self.properties, piece.bytes))) {
+            Ok(()) => Ok(Arrangement { pieces, new, moving: None }),
+            Err(error) => Err((error, pieces)),
+        }
+    }
+
+    /// Maps an arrangement's pieces, which no work uses any more. What fails may be tried again.
+    pub(crate) fn complete(&self, arrangement: &mut Arrangement) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let mut handles = Handles(Vec::with_capacity(pieces.len()));
-        let taken =
-            pieces.iter().try_for_each(|&(_, bytes, from)| handles.take(self.properties, bytes, from));
-        // What moves leaves its place, whatever happens.
-        let left = pieces.iter().filter_map(|p| p.2.map(|from| (from, p.1)));
-        let left = left.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and);
-        taken.and(left)?;
+        let Arrangement { pieces, new, moving } = arrangement;
+        let moving = match moving {
+            Some(moving) => moving,
+            None => {
+                let mut handles = Handles::default();
+                let mut from = pieces.iter().filter_map(|piece| piece.from);
+                let taken = from.try_for_each(|from| handles.retain(from));
+                // What moves leaves its place, whatever happens.
+                taken.and(self.leave(pieces))?;
+                moving.insert(handles)
+            }
+        };
+        let (mut moving, mut new) = (moving.0.iter(), new.0.iter());
         let mut mapped = 0;
-        let done = pieces.iter().zip(&handles.0).try_for_each(|(&(address, bytes, _), &handle)| {
+        let done = pieces.iter().try_for_each(|piece| {
+            let handle = if piece.from.is_some() { moving.next() } else { new.next() };
+            let Some(&handle) = handle else { return Ok(()) };
             // SAFETY: a range that is not reserved, or is mapped already, is an error of the driver's.
-            let done = unsafe { sys::cuMemMap(address, bytes as usize, 0, handle, 0) };
-            check_memory("cuMemMap", bytes, done)?;
+            let done = unsafe { sys::cuMemMap(piece.to, piece.bytes as usize, 0, handle, 0) };
+            check_memory("cuMemMap", piece.bytes, done)?;
             mapped += 1;
             Ok(())
         });
         done.and_then(|()| self.open(pieces)).inspect_err(|_| {
             // Undone without a word: the error that is returned is the one that counts.
-            for &(address, bytes, _) in &pieces[..mapped] {
-                let _ = self.unmap(address, bytes);
+            for piece in &pieces[..mapped] {
+                let _ = self.unmap(piece.to, piece.bytes);
             }
         })
     }
 
+    /// Takes what is to move from its places.
+    fn leave(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        let moving = pieces.iter().filter_map(|piece| piece.from.map(|from| (from, piece.bytes)));
+        moving.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and)
+    }
+
     /// Lets the device read and write mapped pieces, as many neighbours at once as there are.
-    fn open(&self, pieces: &[(u64, u64, Option<u64>)]) -> Result<(), SourceError> {
-        for run in pieces.chunk_by(|a, b| a.0 + a.1 == b.0) {
-            let bytes = run.iter().map(|p| p.1).sum::<u64>();
+    fn open(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
+            let bytes = run.iter().map(|piece| piece.bytes).sum::<u64>();
             // SAFETY: reads one structure; the range was just mapped.
-            let done = unsafe { sys::cuMemSetAccess(run[0].0, bytes as usize, &self.properties.access(), 1) };
+            let done =
+                unsafe { sys::cuMemSetAccess(run[0].to, bytes as usize, &self.properties.access(), 1) };
             check_memory("cuMemSetAccess", bytes, done)?;
         }
         Ok(())
@@ -149,23 +183,48 @@ impl AddressSpace {
     }
 }
 
+/// A piece of memory, by addresses.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// Where it shall be.
+    pub(crate) to: u64,
+    pub(crate) bytes: u64,
+    /// Where it is mapped; `None` for new memory.
+    pub(crate) from: Option<u64>,
+}
+
+/// Pieces that are to be mapped, and the new memory among them.
+#[derive(Debug)]
+pub(crate) struct Arrangement {
+    pieces: Vec<Piece>,
+    new: Handles,
+    /// What moves, once it has left its places.
+    moving: Option<Handles>,
+}
+
 /// Physical allocations, given up when this is dropped: a mapping keeps its memory.
+#[derive(Debug, Default)]
 struct Handles(Vec<sys::CUmemGenericAllocationHandle>);
 
 impl Handles {
-    /// That of the memory mapped at `from`, or of new memory.
-    fn take(&mut self, properties: Properties, bytes: u64, from: Option<u64>) -> Result<(), SourceError> {
+    /// Adds new memory.
+    fn create(&mut self, properties: Properties, bytes: u64) -> Result<(), SourceError> {
         let mut handle = 0;
-        match from {
-            // SAFETY: writes one handle; an address where nothing is mapped is an error of the driver's.
-            Some(from) => check("cuMemRetainAllocationHandle", unsafe {
-                sys::cuMemRetainAllocationHandle(&mut handle, from as *mut std::ffi::c_void)
-            })?,
-            // SAFETY: writes one handle, reads one structure.
-            None => check_memory("cuMemCreate", bytes, unsafe {
-                sys::cuMemCreate(&mut handle, bytes as usize, &properties.allocation(), 0)
-            })?,
-        }
+        // SAFETY: writes one handle, reads one structure.
+        check_memory("cuMemCreate", bytes, unsafe {
+            sys::cuMemCreate(&mut handle, bytes as usize, &properties.allocation(), 0)
+        })?;
+        self.0.push(handle);
+        Ok(())
+    }
+
+    /// Adds the memory that is mapped at an address.
+    fn retain(&mut self, address: u64) -> Result<(), SourceError> {
+        let mut handle = 0;
+        // SAFETY: writes one handle; an address where nothing is mapped is an error of the driver's.
+        check("cuMemRetainAllocationHandle", unsafe {
+            sys::cuMemRetainAllocationHandle(&mut handle, address as *mut std::ffi::c_void)
+        })?;
         self.0.push(handle);
         Ok(())
     }

@@ -6,7 +6,7 @@ mod fake_cuda;
 mod scenarios;
 
 use fake_cuda::Libraries::{Driver, Management, Products};
-use fake_cuda::{count, log, old_driver, on_fake, open, toolkit};
+use fake_cuda::{PAGE, count, log, old_driver, on_fake, open, toolkit};
 use forebay_core::backend::{Backend, Fence, Piece, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
@@ -14,9 +14,6 @@ use forebay_cuda::{CudaBackend, Unavailable};
 use scenarios::{
     MIB, Product, a_pool_keeps_contents, copies_and_fills, downloaded, pattern, slice, uploads_and_downloads,
 };
-
-/// Pages of the fake driver.
-const PAGE: u64 = 2 * MIB;
 
 fn used(backend: &dyn Backend) -> u64 {
     let memory = backend.device_memory();

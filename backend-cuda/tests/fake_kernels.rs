@@ -7,8 +7,8 @@ mod scenarios;
 use std::fs;
 
 use fake_cuda::Libraries::{Compiler, Driver};
-use fake_cuda::{cache, count, log, on_fake, open};
-use forebay_core::backend::{Backend, Command, KernelId, KernelSource, Launch, SourceError};
+use fake_cuda::{PAGE, cache, count, log, on_fake, open};
+use forebay_core::backend::{Backend, Command, KernelId, KernelSource, Launch, Piece, Slice, SourceError};
 use forebay_core::error::{Error, Result};
 use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
 
@@ -20,6 +20,12 @@ fn hex(bytes: &[u8]) -> String {
 fn compiled(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
     let id = backend.compile(source)?;
     backend.compiled(id).map(|()| id)
+}
+
+/// Launches a kernel that is not there before the compiler may go on.
+fn wait_for_double(backend: &dyn Backend, slice: Slice) {
+    let kernel = backend.compile(&kernel(DOUBLE, "double")).unwrap();
+    backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] }).unwrap();
 }
 
 /// Lets the compiler that waits go on.
@@ -93,6 +99,100 @@ on_fake! {
         launch(&*backend, 6, "7.0");
         let step = backend.prepare(&[Command::Fill { dst: slice(segment, 0, 8), word: 7 }]).unwrap();
         assert!(step.is_some() && launches() == 6);
+    }
+
+    memory_moves_in_its_place_among_commands_that_wait(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let (old, new) = (backend.reserve(64 * MIB).unwrap(), backend.reserve(64 * MIB).unwrap());
+        let kept = backend.alloc_segment(MIB).unwrap();
+        backend.map(old, 0, PAGE).unwrap();
+        backend.upload(slice(old, 0, 256), &pattern(256, 3)).unwrap();
+        assert!(!backend.holds_back());
+        wait_for_double(&*backend, slice(kept, 0, 64));
+        assert!(backend.holds_back());
+        backend.copy(slice(kept, 0, 64), slice(old, 64, 64)).unwrap();
+        backend.fill(slice(old, 0, 64), 7).unwrap();
+        backend
+            .arrange_behind(&[
+                Piece { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
+                Piece { to: (new, PAGE), bytes: PAGE, from: None },
+            ])
+            .unwrap();
+        // To where that will have been, and from where it will be.
+        backend.map(old, 0, PAGE).unwrap();
+        backend.arrange(&[Piece { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
+        assert_eq!((count("cuMemMap"), count("cuMemUnmap")), (1, 0), "{:?}", log());
+        backend.fill(slice(old, 0, 64), 9).unwrap();
+        backend.copy(slice(kept, 64, 128), slice(new, 0, 128)).unwrap();
+        backend.copy(slice(kept, 192, 64), slice(old, 0, 64)).unwrap();
+        backend.copy(slice(new, 3 * PAGE, 64), slice(new, 0, 64)).unwrap();
+        let_compile();
+        let seven = 7_u32.to_le_bytes().repeat(16);
+        let expected = [&pattern(256, 3)[64..128], &seven, &pattern(256, 3)[64..128], &9_u32.to_le_bytes().repeat(16)];
+        assert_eq!(downloaded(&*backend, slice(kept, 0, 256)), expected.concat());
+        assert_eq!(downloaded(&*backend, slice(new, 3 * PAGE, 64)), seven);
+        // It waited for what had used the memory, and for that alone.
+        let at = |name: &str| log().iter().position(|line| line.starts_with(name)).unwrap();
+        assert!(at("launch ") < at("cuStreamSynchronize") && at("cuStreamSynchronize") < at("cuMemUnmap"), "{:?}", log());
+        assert!(!backend.holds_back());
+        // Where nothing waits for the compiler, the device is waited for.
+        backend.fill(slice(old, 64, 64), 5).unwrap();
+        backend.arrange_behind(&[Piece { to: (old, PAGE), bytes: PAGE, from: Some((old, 0)) }]).unwrap();
+        assert_eq!(downloaded(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
+        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        for (segment, offset) in [(new, 0), (new, 3 * PAGE), (old, PAGE)] {
+            backend.unmap(segment, offset, PAGE).unwrap();
+        }
+        assert_eq!(count("cuMemRelease"), count("cuMemCreate") + count("cuMemRetainAllocationHandle"));
+    }
+
+    a_queue_that_comes_does_not_find_memory_on_its_way(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        wait_for_double(&*backend, slice(segment, 0, 64));
+        let moved = |from, to| Piece { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
+        backend.arrange_behind(&[moved(0, 1)]).unwrap();
+        assert_eq!(count("cuMemMap"), 1);
+        let_compile();
+        let side = backend.queue(1).unwrap().unwrap();
+        assert_eq!(count("cuMemMap"), 2);
+        // With a second one in use, nothing is held back.
+        assert!(!backend.holds_back());
+        side.fill(slice(segment, PAGE, 64), 5).unwrap();
+        backend.arrange_behind(&[moved(1, 2)]).unwrap();
+        assert_eq!(downloaded(&*backend, slice(segment, 2 * PAGE, 64)), 5_u32.to_le_bytes().repeat(16));
+    }
+
+    a_move_that_waits_and_fails_is_tried_again(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let segment = backend.reserve(64 * MIB).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
+        wait_for_double(&*backend, slice(segment, 0, 64));
+        let moved = Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
+        backend.arrange_behind(&[moved]).unwrap();
+        backend.fill(slice(segment, PAGE, 8), 7).unwrap();
+        let_compile();
+        let error = backend.download(slice(segment, PAGE, 64), &mut [0; 64]).unwrap_err();
+        assert!(matches!(error, Error::Source(SourceError::OutOfMemory { .. })), "{error}");
+        let expected = [&7_u32.to_le_bytes().repeat(2), &pattern(64, 3)[8..]].concat();
+        assert_eq!(downloaded(&*backend, slice(segment, PAGE, 64)), expected);
+    }
+
+    new_memory_that_is_not_there_is_said_at_once(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
+        let backend = open();
+        let segment = backend.reserve(1024 * MIB).unwrap();
+        backend.map(segment, 0, PAGE).unwrap();
+        wait_for_double(&*backend, slice(segment, 0, 64));
+        let_compile();
+        let pieces = [
+            Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) },
+            Piece { to: (segment, 2 * PAGE), bytes: 512 * MIB, from: None },
+        ];
+        assert!(matches!(backend.arrange_behind(&pieces), Err(SourceError::OutOfMemory { .. })));
+        assert_eq!(backend.device_memory().free, backend.device_memory().total, "what was to move is nowhere");
+        backend.map(segment, 0, PAGE).unwrap();
     }
 
     what_is_not_compiled_is_said_and_nothing_overtakes_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {

@@ -6,6 +6,7 @@
 // FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's parameters,
 // "8,8,16"), FAKE_CUDA_FAIL ("cuMemMap:2:3": the third call of cuMemMap returns 2; one from 700 to 799 stays for ever).
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdint.h>
@@ -13,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 typedef uint64_t Address;
 enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
@@ -59,7 +61,7 @@ static int enter(const char *name) {
 
 // ---- memory: pieces of the device's and of pinned memory, which copies must lie inside ----
 
-typedef struct { Address start; size_t bytes; int kind; } Piece;
+typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: the memory behind a handle or a mapping
 enum { FREE, PLAIN, MAPPED, RESERVED, HANDLE, PINNED };
 static Piece pieces[4096];
 static size_t used;
@@ -78,7 +80,7 @@ static Piece *find(Address start, int kind) {
     return NULL;
 }
 
-static void add(Address start, size_t bytes, int kind) { *find(0, FREE) = (Piece){start, bytes, kind}; }
+static void add(Address start, size_t bytes, int kind, off_t at) { *find(0, FREE) = (Piece){start, bytes, kind, at}; }
 
 static int inside(Address start, size_t bytes, int pinned) {
     while (bytes) {
@@ -264,7 +266,7 @@ int cuMemAlloc_v2(Address *address, size_t bytes) {
     if (!mine || !bytes) return INVALID;
     if (take(bytes)) return OUT_OF_MEMORY;
     *address = (Address)aligned_alloc(512, (bytes + 511) / 512 * 512);
-    add(*address, bytes, PLAIN);
+    add(*address, bytes, PLAIN, 0);
     return OK;
 }
 int cuMemFree_v2(Address address) {
@@ -281,7 +283,7 @@ int cuMemHostAlloc(void **start, size_t bytes, unsigned flags) {
     (void)flags;
     ENTER();
     *start = aligned_alloc(4096, bytes);
-    add((Address)*start, bytes, PINNED);
+    add((Address)*start, bytes, PINNED, 0);
     return OK;
 }
 int cuMemFreeHost(void *start) {
@@ -310,7 +312,7 @@ int cuMemAddressReserve(Address *start, size_t bytes, size_t alignment, Address 
     void *range = mmap(NULL, bytes + PAGE, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) return OUT_OF_MEMORY;
     *start = ((Address)range + PAGE - 1) / PAGE * PAGE;
-    add(*start, bytes, RESERVED);
+    add(*start, bytes, RESERVED, 0);
     return OK;
 }
 int cuMemAddressFree(Address start, size_t bytes) {
@@ -323,14 +325,29 @@ int cuMemAddressFree(Address start, size_t bytes) {
     munmap((void *)start, bytes);
     return OK;
 }
+// Memory behind handles and mappings lies in a file, each at its own place, and is gone with the last of them.
+static int memory_file(void) {
+    static int file;
+    if (!file) file = memfd_create("device", 0);
+    return file;
+}
+static void drop(Piece *piece) {
+    piece->kind = FREE;
+    for (int i = 0; i < 4096; i++)
+        if ((pieces[i].kind == HANDLE || pieces[i].kind == MAPPED) && pieces[i].at == piece->at) return;
+    fallocate(memory_file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, piece->at, (off_t)piece->bytes);
+}
 // A handle that is released while nothing is mapped gives its memory back; one that is mapped leaves it to the mapping.
 int cuMemCreate(Address *handle, size_t bytes, const void *properties, unsigned long long flags) {
     static Address last = 0x1000;
+    static off_t end;
     (void)properties, (void)flags;
     ENTER();
     if (!bytes || bytes % PAGE) return INVALID;
     if (take(bytes)) return OUT_OF_MEMORY;
-    add(*handle = ++last, bytes, HANDLE);
+    if (ftruncate(memory_file(), end + (off_t)bytes)) return INVALID;
+    add(*handle = ++last, bytes, HANDLE, end);
+    end += (off_t)bytes;
     return OK;
 }
 int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigned long long flags) {
@@ -342,7 +359,8 @@ int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigne
         if (pieces[i].kind == MAPPED && pieces[i].start < start + bytes && start < pieces[i].start + pieces[i].bytes) return INVALID;
     }
     used += bytes; // The mapping's own share; the handle's goes when it is released.
-    add(start, bytes, MAPPED);
+    mmap((void *)start, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory_file(), memory->at);
+    add(start, bytes, MAPPED, memory->at);
     return OK;
 }
 int cuMemRetainAllocationHandle(Address *handle, void *start) {
@@ -351,7 +369,7 @@ int cuMemRetainAllocationHandle(Address *handle, void *start) {
     Piece *piece = find((Address)start, MAPPED);
     if (!piece) return INVALID;
     used += piece->bytes; // Until it is released; the memory is the same.
-    add(*handle = ++last, piece->bytes, HANDLE);
+    add(*handle = ++last, piece->bytes, HANDLE, piece->at);
     return OK;
 }
 int cuMemRelease(Address handle) {
@@ -359,7 +377,7 @@ int cuMemRelease(Address handle) {
     Piece *memory = find(handle, HANDLE);
     if (!memory) return INVALID;
     used -= memory->bytes;
-    memory->kind = FREE;
+    drop(memory);
     return OK;
 }
 int cuMemSetAccess(Address start, size_t bytes, const void *access, size_t count) {
@@ -379,8 +397,7 @@ int cuMemUnmap(Address start, size_t bytes) {
     Piece *piece = find(start, MAPPED);
     if (!piece || piece->bytes != bytes) return INVALID;
     used -= bytes;
-    piece->kind = FREE;
-    // New pages are zero again, as the old ones are gone.
+    drop(piece);
     mmap((void *)start, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     return OK;
 }

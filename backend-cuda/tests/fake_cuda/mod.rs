@@ -10,6 +10,9 @@ use std::{env, fs};
 use forebay_core::backend::Backend;
 use forebay_cuda::CudaBackend;
 
+/// Pages of the fake driver.
+pub(crate) const PAGE: u64 = 2 << 20;
+
 /// Which of the fake libraries the child finds.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Libraries {

@@ -23,6 +23,8 @@ pub struct Calls {
     pub unmap: u64,
     /// Pieces of `arrange` that were moved.
     pub moved: u64,
+    /// `arrange_behind`
+    pub behind: u64,
     /// Bytes of blocks that were copied.
     pub copied: u64,
     /// `fence_wait`
@@ -52,6 +54,7 @@ struct State {
     submitted: u64,
     passed: u64,
     manual: bool,
+    holds_back: bool,
     /// Broken promises of the pool.
     complaints: Vec<String>,
     /// The queues of the events so far.
@@ -183,6 +186,11 @@ impl FakeSource {
     /// Fences pass only when [`pass`](Self::pass) says so, or when they are waited for.
     pub fn hold_fences(&self) {
         self.lock().manual = true;
+    }
+
+    /// Work is held back: memory moves behind it, and nobody has to wait before.
+    pub fn hold_back(&self) {
+        self.lock().holds_back = true;
     }
 
     /// The device passes every fence up to this one.
@@ -409,6 +417,15 @@ impl SegmentSource for FakeSource {
         state.take(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
         let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
         pieces.iter().try_for_each(|p| state.put(p.to, p.bytes, page))
+    }
+
+    fn holds_back(&self) -> bool {
+        self.lock().holds_back
+    }
+
+    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.lock().calls.behind += 1;
+        self.arrange(pieces)
     }
 
     fn queues(&self) -> u8 {

@@ -3,7 +3,7 @@
 use super::heap::{NONE, Need, SHARED, State as Is};
 use super::rest::Missed;
 use super::source::{Piece, SegmentSource, SourceError};
-use super::state::{Growth, Idle, Idler, State};
+use super::state::{Donors, Growth, Idle, Idler, State};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -302,7 +302,7 @@ impl State {
 
     /// Keeps what was to move, and did not.
     pub(super) fn keep_donors(&mut self) {
-        for donor in std::mem::take(&mut self.donors) {
+        for donor in std::mem::take(&mut self.donors).slots {
             self.heap.stay(donor);
         }
     }
@@ -444,8 +444,9 @@ impl State {
     ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let id = self.heap.segment(place.segment).id;
-        let unused = self.donors.iter().all(|d| self.heap.slot(*d).is_unused());
-        let donors = self.donors.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
+        let Donors { slots, in_use } = &self.donors;
+        let (in_use, unused) = (*in_use, slots.iter().all(|d| self.heap.slot(*d).is_unused()));
+        let donors = slots.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
         let mut donors = donors.into_iter().peekable();
         let (mut pieces, mut new) = (Vec::new(), 0);
         for (at, hole) in place.holes.iter().enumerate() {
@@ -484,7 +485,8 @@ impl State {
         }
         self.send_donors(moved);
         self.num_device_alloc += 1;
-        match source.arrange(&pieces) {
+        let arranged = if in_use { source.arrange_behind(&pieces) } else { source.arrange(&pieces) };
+        match arranged {
             Ok(()) => {}
             Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
             Err(other) => return Err(other.into()),
@@ -505,7 +507,7 @@ impl State {
 
     /// The first `bytes` bytes of the donors leave where they are.
     fn send_donors(&mut self, mut bytes: u64) {
-        for donor in std::mem::take(&mut self.donors) {
+        for donor in std::mem::take(&mut self.donors).slots {
             let sent = bytes.min(self.heap.slot(donor).size);
             bytes -= sent;
             if sent < self.heap.slot(donor).size {

@@ -190,6 +190,19 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Ok(())
     }
 
+    /// [`arrange`](Self::arrange) behind everything that was submitted so far and in front of all that comes: work may still use
+    /// what moves.
+    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        let fence = self.fence()?;
+        self.fence_wait(fence)?;
+        self.arrange(pieces)
+    }
+    /// Whether the source holds submitted work back (for a compiler), so that waiting for a fence now would take long and
+    /// [`arrange_behind`](Self::arrange_behind) would not.
+    fn holds_back(&self) -> bool {
+        false
+    }
+
     /// How many queues the device has, whose work runs side by side; at most [`MAX_QUEUES`]. Queue 0 is always there.
     fn queues(&self) -> u8 {
         1

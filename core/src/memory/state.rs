@@ -38,6 +38,14 @@ pub(super) enum Growth {
     Full(String),
 }
 
+/// Blocks of extents that may move now.
+#[derive(Debug, Default)]
+pub(super) struct Donors {
+    pub(super) slots: Vec<u32>,
+    /// The device may not have passed them: they move behind what it was given.
+    pub(super) in_use: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct State {
     /// The request that fails on purpose, by the heap's clock; 0 is none.
@@ -52,8 +60,7 @@ pub(super) struct State {
     pub(super) virtual_memory: Option<VirtualMemory>,
     /// In the order of the fences.
     pub(super) waiting: VecDeque<(Fence, Waiting)>,
-    /// Blocks of extents that the device has passed and that may move now.
-    pub(super) donors: Vec<u32>,
+    pub(super) donors: Donors,
     pub(super) moved: Moved,
     pub(super) rest: Rest,
     pub(super) share: Share,
@@ -113,7 +120,7 @@ impl State {
             max_segment: limits.max_segment,
             virtual_memory,
             waiting: VecDeque::new(),
-            donors: Vec::new(),
+            donors: Donors::default(),
             moved: Moved::default(),
             rest: Rest::default(),
             share: Share::new(source.is_real()),
@@ -328,7 +335,7 @@ impl State {
                     source.unmap_pieces(*id, *offset, &pieces)?;
                 }
             }
-            Waiting::Donor(slot) => self.donors.push(slot),
+            Waiting::Donor(slot) => self.donors.slots.push(slot),
         }
         Ok(())
     }
@@ -388,7 +395,14 @@ impl State {
             Idler::Segment(_) => false,
             Idler::Extents { near, offset } => self.heap.slot(self.heap.block_at(near, offset)).is_unused(),
         };
-        let fence = if idle.iter().all(unused) { None } else { Some(source.fence()?) };
+        let fence = if idle.iter().all(unused) {
+            None
+        } else if donors && self.waiting.is_empty() && source.holds_back() {
+            self.donors.in_use = true;
+            None
+        } else {
+            Some(source.fence()?)
+        };
         for Idle { size, what } in idle {
             let waiting = match *what {
                 Idler::Segment(segment) => {
