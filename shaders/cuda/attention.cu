@@ -516,6 +516,7 @@ INLINE Span span_of(int start, int rows, int columns, int before, int behind) {
     int last = min(start + ROWS, rows) - 1, own = start + unit_row(), own_last = own + UNIT_ROWS - 1;
     int first = max(start - before, 0) / COLS;
     int count = max((min(last + behind + 1, columns) + COLS - 1) / COLS - first, 0);
+    if (ROWS == UNIT_ROWS) return {first, count, 0, count};
     int begin = max(own - before, 0) / COLS - first;
     int end = own > last ? begin : min((min(own_last + behind + 1, columns) + COLS - 1) / COLS - first, count);
     return {first, count, begin, end};

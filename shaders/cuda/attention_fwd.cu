@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
 
     const int q0 = work.tile * ROWS;
     const Span span = span_of(q0, p.queries, p.keys, p.left, p.right);
-    const int first = span.first, count = span.count, begin = span.begin, end = span.end;
+    const int first = span.first, count = span.count;
     const int row = q0 + warp_row();
 
     auto fetch = [&](int t) {
@@ -110,54 +110,66 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
 #define SCORES(s, k) rows_by_rows<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
 #endif
 
-#pragma unroll TURNS
-    for (int t = 0; t <= count; t++) {
-        loads_wait(t);
-        fetch(t + STAGES - 1);
-        const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS);
+    // The next scores, beside the product of the weights before them with values. The first turn has no such weights, the last one
+    // no scores: which of them it is, is known where it is written.
+    auto turn = [&](int t, const bool start) WRITTEN_OUT {
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        if (t > begin && t < end) {
-            Sums<COLS> s;
-            products_begin();
-            SCORES(s, k);
-            products_commit();
-            by_columns<COLS, COLS>(out, weights, v);
-            products_commit();
-            const Extra extra = extra_of(row, key);
-            products_wait<1>();
-            settle(s);
-            const bool moved = weigh(s, state, rescale, scale, edge, p, extra, row, key);
-            settle(s);
-            products_wait<0>();
-            settle(out);
-            if (moved) {
+        Sums<COLS> s;
+        products_begin();
+        SCORES(s, k_tiles + (t % STAGES) * TILE_BYTES(COLS));
+        products_commit();
+        if (!start) by_columns<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
+        products_commit();
+        const Extra extra = extra_of(row, key);
+        products_wait<1>();
+        settle(s);
+        const bool moved = weigh(s, state, rescale, scale, edge, p, extra, row, key);
+        settle(s);
+        products_wait<0>();
+        settle(out);
+        if (!start && moved) {
 #pragma unroll
-                for (int m = 0; m < ROWS16; m++)
+            for (int m = 0; m < ROWS16; m++)
 #pragma unroll
-                    for (int n = 0; n < DEPTH / 8; n++)
+                for (int n = 0; n < DEPTH / 8; n++)
 #pragma unroll
-                        for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
-            }
-            round_to(weights, s);
-        } else if (t == begin && t < end) {
-            Sums<COLS> s;
-            products_begin();
-            SCORES(s, k);
-            products_commit();
-            const Extra extra = extra_of(row, key);
-            products_wait<0>();
-            settle(s);
-            weigh(s, state, rescale, scale, edge, p, extra, row, key);
-            round_to(weights, s);
-        } else if (t == end && end > begin) {
-            products_begin();
-            by_columns<COLS, COLS>(out, weights, v);
-            products_commit();
-            products_wait<0>();
-            settle(out);
+                    for (int i = 0; i < 4; i++) out.v[m][n][i] *= rescale[m][i / 2];
         }
+        round_to(weights, s);
+    };
+    auto last_turn = [&](int t) WRITTEN_OUT {
+        products_begin();
+        by_columns<COLS, COLS>(out, weights, v_tiles + ((t + STAGES - 1) % STAGES) * TILE_BYTES(COLS));
+        products_commit();
+        products_wait<0>();
+        settle(out);
+    };
+    auto arrive = [&](int t) {
+        loads_wait(t);
+        fetch(t + STAGES - 1);
+    };
+#if ROWS == UNIT_ROWS
+    // All warps see the same tiles.
+    arrive(0);
+    if (count > 0) {
+        turn(0, true);
+#pragma unroll TURNS
+        for (int t = 1; t < count; t++) {
+            arrive(t);
+            turn(t, false);
+        }
+        arrive(count);
+        last_turn(count);
     }
+#else
+    for (int t = 0; t <= count; t++) {
+        arrive(t);
+        if (t > span.begin && t < span.end) turn(t, false);
+        else if (t == span.begin && t < span.end) turn(t, true);
+        else if (t == span.end && t > span.begin) last_turn(t);
+    }
+#endif
 
     const int lane = threadIdx.x & 31;
 #pragma unroll
