@@ -9,7 +9,10 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use cudarc::driver::sys::{self, CUcontext, CUevent, CUfunction, CUmodule, CUresult, CUstream};
+use cudarc::driver::sys::{
+    self, CUcontext, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
+    CUlaunchConfig, CUmodule, CUresult, CUstream,
+};
 use forebay_core::backend::SourceError;
 
 use crate::driver::{Device, check, check_memory};
@@ -24,6 +27,8 @@ thread_local! {
 pub(crate) struct Context {
     raw: CUcontext,
     pub(crate) device: Device,
+    /// Whether kernels wait by themselves for the one in front of them (`shaders/cuda/follow.cu`): from sm_90 on.
+    follows: bool,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
     number: u64,
 }
@@ -39,7 +44,8 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
-        let context = Arc::new(Self { raw, device, number: NEXT.fetch_add(1, Ordering::Relaxed) });
+        let follows = device.compute_capability()?.0 >= 9;
+        let context = Arc::new(Self { raw, device, follows, number: NEXT.fetch_add(1, Ordering::Relaxed) });
         context.make_current()?;
         Ok(context)
     }
@@ -95,6 +101,8 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: CUstream,
+    /// Whether a kernel may be started while the one in front of it ends.
+    follows: bool,
     pub(crate) context: Arc<Context>,
 }
 
@@ -105,12 +113,21 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::with(context, context.follows)
+    }
+
+    /// One whose kernels are started when the one in front of them has ended.
+    pub(crate) fn in_order(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::with(context, false)
+    }
+
+    fn with(context: &Arc<Context>, follows: bool) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, context: Arc::clone(context) })
+        Ok(Self { raw, follows, context: Arc::clone(context) })
     }
 
     pub(crate) fn raw(&self) -> CUstream {
@@ -186,22 +203,26 @@ impl Stream {
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let ([gx, gy, gz], [bx, by, bz]) = (groups, block);
-        // SAFETY: the caller's promise; the driver copies the arguments before it returns.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                function.0,
-                gx,
-                gy,
-                gz,
-                bx,
-                by,
-                bz,
-                shared,
-                self.raw,
-                arguments.as_mut_ptr(),
-                ptr::null_mut(),
-            )
+        let mut follows = CUlaunchAttribute {
+            id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+            pad: [0; 4],
+            value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+        };
+        let config = CUlaunchConfig {
+            gridDimX: groups[0],
+            gridDimY: groups[1],
+            gridDimZ: groups[2],
+            blockDimX: block[0],
+            blockDimY: block[1],
+            blockDimZ: block[2],
+            sharedMemBytes: shared,
+            hStream: self.raw,
+            attrs: &mut follows,
+            numAttrs: self.follows.into(),
+        };
+        // SAFETY: the caller's promise; the driver copies all of it before it returns.
+        check("cuLaunchKernelEx", unsafe {
+            sys::cuLaunchKernelEx(&config, function.0, arguments.as_mut_ptr(), ptr::null_mut())
         })
     }
 }

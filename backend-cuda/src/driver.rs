@@ -76,7 +76,7 @@ const SYMBOLS: [&str; 53] = [
     "cuGraphInstantiateWithFlags",
     "cuGraphLaunch",
     "cuInit",
-    "cuLaunchKernel",
+    "cuLaunchKernelEx",
     "cuMemAddressFree",
     "cuMemAddressReserve",
     "cuMemAlloc_v2",

@@ -46,7 +46,7 @@ impl Capture {
         // SAFETY: the library is present, as everything here shows; the function has had this type since CUDA 11.3.
         let found = unsafe { sys::culib().get::<CaptureInfo>(b"cuStreamGetCaptureInfo_v2") };
         let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
-        let stream = Stream::new(context)?;
+        let stream = Stream::in_order(context)?;
         // Relaxed: other threads, and the libraries here, may go on allocating meanwhile; nothing of that is part of the graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives.

@@ -4,8 +4,8 @@ use std::collections::hash_map::Entry;
 use std::ffi::{CStr, c_void};
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::ptr;
 use std::sync::{Arc, PoisonError, RwLock};
+use std::{iter, ptr};
 
 use forebay_core::backend::SourceError;
 use rustc_hash::FxHashMap;
@@ -41,7 +41,8 @@ pub trait Source: Copy + Debug + Eq + Hash {
 /// Texts behind what must be defined before them.
 pub(crate) fn defined(defines: &[(&str, u32)], texts: &[&str]) -> String {
     let defines = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
-    defines.chain(texts.iter().map(|&text| text.to_owned())).collect()
+    let texts = iter::once(&forebay_shaders::cuda::FOLLOW).chain(texts);
+    defines.chain(texts.map(|&text| text.to_owned())).collect()
 }
 
 /// Enqueues a form of a kernel, which is loaded as `function`.

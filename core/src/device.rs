@@ -310,13 +310,18 @@ impl Device {
 
     /// The same, by what decides the spec, which is made the first time alone.
     pub(crate) fn kernel_of(&self, identity: &Identity, spec: impl FnOnce() -> KernelSpec) -> Result<Kernel> {
-        let known = &self.inner.known;
-        if let Some(&kernel) = known.read().unwrap_or_else(PoisonError::into_inner).get(identity) {
+        if let Some(kernel) = self.known_kernel(identity) {
             return Ok(kernel);
         }
         let kernel = self.kernel(&spec())?;
-        known.write().unwrap_or_else(PoisonError::into_inner).insert(identity.clone(), kernel);
+        self.inner.known.write().unwrap_or_else(PoisonError::into_inner).insert(identity.clone(), kernel);
         Ok(kernel)
+    }
+
+    /// The same, if it was asked for before.
+    #[inline]
+    pub(crate) fn known_kernel(&self, identity: &Identity) -> Option<Kernel> {
+        self.inner.known.read().unwrap_or_else(PoisonError::into_inner).get(identity).copied()
     }
 
     /// The compiled form of a user's kernel, and what its bindings hold.

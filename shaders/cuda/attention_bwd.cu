@@ -4,6 +4,7 @@
 
 #if PASS == 1
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_queries(const __grid_constant__ Params p) {
+    FOLLOW();
     extern __shared__ char memory[];
     const u32 q_tile = shared_base(memory), g_tile = q_tile + TILE_BYTES(ROWS), k_tiles = g_tile + TILE_BYTES(ROWS);
     const u32 v_tiles = k_tiles + STAGES * TILE_BYTES(COLS);
@@ -151,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
 #else
 // Here rows are keys and columns are queries: the products of weights and gradients then start from registers.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys(const __grid_constant__ Params p) {
+    FOLLOW();
     extern __shared__ char memory[];
     const u32 k_tile = shared_base(memory), v_tile = k_tile + TILE_BYTES(ROWS), q_tiles = v_tile + TILE_BYTES(ROWS);
     const u32 g_tiles = q_tiles + STAGES * TILE_BYTES(COLS), lines = g_tiles + STAGES * TILE_BYTES(COLS);

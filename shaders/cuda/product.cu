@@ -110,6 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     __cluster_dims__(SHARE, 1, 1)
 #endif
     product(const __grid_constant__ Params p) {
+    FOLLOW();
     // Tiles begin at multiples of 1024; the barriers lie before them.
     extern __shared__ __align__(1024) float shared[];
     float* memory = shared + 256;

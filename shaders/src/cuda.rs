@@ -1,5 +1,7 @@
 //! Kernels in CUDA C++: faster forms of some of the WGSL ones, for CUDA alone. Their definitions are said at their beginnings.
 
+/// How a kernel waits for the one in front of it; stands before all of them, the translated ones too.
+pub const FOLLOW: &str = include_str!("../cuda/follow.cu");
 /// What the attention kernels share; stands before each of them.
 pub const ATTENTION: &str = include_str!("../cuda/attention.cu");
 /// Attention forward.

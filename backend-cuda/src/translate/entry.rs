@@ -16,7 +16,8 @@ use super::{
     Binding, Needs, Options, SHARED_MEMORY, STATIC_MEMORY, TranslateError, Translated, uniform, unsupported,
 };
 
-const PRELUDE: [&str; 8] = [
+const PRELUDE: [&str; 9] = [
+    forebay_shaders::cuda::FOLLOW,
     include_str!("prelude/base.cuh"),
     include_str!("prelude/math.cuh"),
     include_str!("prelude/bits.cuh"),
@@ -144,7 +145,7 @@ pub(super) fn write(
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
     let more = [pieces.native, pieces.matrix, pieces.atomic, pieces.subgroup];
-    let wanted = [true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
+    let wanted = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
     for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
         source.push_str(piece);
         source.push('\n');
@@ -322,6 +323,7 @@ fn write_kernel(
         &context.uniformity.entry,
     );
     let index = local_index(entry.workgroup_size);
+    writer.put("FOLLOW();".to_owned());
     let mut cleared = false;
     for (handle, global) in context.module.global_variables.iter() {
         let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);

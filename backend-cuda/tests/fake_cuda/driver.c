@@ -429,12 +429,13 @@ static char *line_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigne
     }
     return line;
 }
-int cuLaunchKernel(void *function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
-                   unsigned shared, void *stream, void **arguments, void **extra) {
+typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; const void *attributes; unsigned count; } Launch;
+int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
     ENTER();
-    if (!function || !stream || shared || extra) return INVALID;
-    char *line = line_of(gx, gy, gz, bx, by, bz, arguments);
-    if (stream == capturing) return write_down((Node){{0}, function, strdup(line)});
+    // A graph's kernels follow one another in order.
+    if (!function || !launch->stream || launch->shared || extra || launch->count != (launch->stream != capturing)) return INVALID;
+    char *line = line_of(launch->gx, launch->gy, launch->gz, launch->bx, launch->by, launch->bz, arguments);
+    if (launch->stream == capturing) return write_down((Node){{0}, function, strdup(line)});
     note("%s", line);
     return OK;
 }

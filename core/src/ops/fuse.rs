@@ -17,7 +17,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::launch::{self, GROUP, MAX_RANK, Params};
-use super::pointwise::Call;
+use super::recipe::Call;
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::environment;
@@ -263,12 +263,17 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
     Ok((spec, params, n.div_ceil(each * GROUP)))
 }
 
-/// Whether an operation that writes all of `out`, which was made for it, may wait for the next one.
-pub(super) fn may_wait(call: &Call, tensors: &[&Tensor], out: &Tensor) -> bool {
-    let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
+/// Whether a result is large enough for its operation to wait for the next one.
+#[inline]
+pub(super) fn is_large(out: &Tensor) -> bool {
     let bytes = (out.numel() * out.dtype().size()) as u64;
     out.device().fusion().is_some_and(|least| bytes >= least)
-        && call.in_floats
+}
+
+/// Whether an operation that writes all of `out`, which was made for it and [is large](is_large), may wait for the next one.
+pub(super) fn may_wait(call: &Call, tensors: &[&Tensor], out: &Tensor) -> bool {
+    let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
+    call.in_floats
         && floats(out)
         && tensors.iter().all(|t| floats(t))
         && out.rank() <= MAX_RANK

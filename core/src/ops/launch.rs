@@ -64,12 +64,6 @@ impl Params {
         self
     }
 
-    /// Zeros.
-    pub(crate) fn zeros(mut self, count: usize) -> Self {
-        self.words.resize(self.words.len() + count, 0);
-        self
-    }
-
     /// How many words there are.
     pub(crate) fn len(&self) -> usize {
         self.words.len()
@@ -183,15 +177,25 @@ pub(crate) fn launch3(
 
 /// Runs a kernel that was looked up.
 pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, groups: [usize; 3]) -> Result<()> {
-    let Some(first) = tensors.first() else { return Ok(()) };
-    let device = first.device();
     if params.wide {
         let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
         return Err(Error::argument(scope::current().op, why));
     }
+    enqueue_words(kernel, tensors, &params.align().words, groups)
+}
+
+/// The same with the words of the uniform block, a multiple of four of them.
+pub(super) fn enqueue_words(
+    kernel: Kernel,
+    tensors: &[&Tensor],
+    words: &[u32],
+    groups: [usize; 3],
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    let device = first.device();
     let groups = grid(device, groups)?;
     let bound = bindings(kernel, tensors)?;
-    device.launch(kernel, &bound, params.align().bytes(), groups)
+    device.launch(kernel, &bound, bytemuck::cast_slice(words), groups)
 }
 
 /// A grid that the device takes.

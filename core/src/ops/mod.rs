@@ -44,6 +44,7 @@ mod pool;
 mod pool_more;
 mod put;
 mod random;
+mod recipe;
 mod recurrent;
 mod reduce;
 mod rotary;

@@ -4,21 +4,18 @@
 //! gradient of each input, in which `g` is the gradient of the result and `y` the result. Inputs broadcast, may have
 //! any strides, and may be numbers.
 
-use forebay_shaders::KernelSpec;
-use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::evaluate::{Names, Value};
-use super::fuse;
-use super::launch::{self, GROUP, MAX_RANK, Params};
+use super::launch;
+use super::recipe::{self, Input, Recipe};
 use crate::amp::{Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
-use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{broadcast_shapes, collapse, is_row_major};
-use crate::tensor::{Dims, Layout, Tensor};
+use crate::tensor::layout::broadcast_shapes;
+use crate::tensor::{Dims, Tensor};
 
 /// A number where a tensor could stand.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,7 +64,7 @@ pub enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    fn tensor(&self) -> Option<&'a Tensor> {
+    pub(super) fn tensor(&self) -> Option<&'a Tensor> {
         match *self {
             Self::Tensor(t) => Some(t),
             Self::Scalar(_) => None,
@@ -239,35 +236,6 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     })
 }
 
-/// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
-/// computed with in f32; only where it is `compared` with them it is rounded as they are.
-fn scalar_words(s: Scalar, compute: DType, compared: bool, bound: bool) -> [u32; 2] {
-    let float = s.float();
-    let int = if let Scalar::Int(v) = s { v } else { float as i64 };
-    match compute {
-        // What the type does not hold bounds its numbers as its last one does; elsewhere it wraps, as in PyTorch.
-        DType::U8 if bound => [int.clamp(0, u8::MAX.into()) as u32, 0],
-        DType::U32 if bound => [int.clamp(0, u32::MAX.into()) as u32, 0],
-        DType::I32 if bound => [int.clamp(i32::MIN.into(), i32::MAX.into()) as u32, 0],
-        // Nothing computes in a type that is only stored.
-        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
-        DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
-        DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
-        DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
-        DType::F64 => [(float.to_bits() >> 32) as u32, float.to_bits() as u32],
-        DType::I64 => [(int >> 32) as u32, int as u32],
-        DType::I32 | DType::U32 => [int as u32, 0],
-        DType::U8 => [u32::from(int as u8), 0],
-        DType::Bool => [u32::from(float != 0.0), 0],
-    }
-}
-
-/// A named input of a kernel.
-struct Input<'a> {
-    name: &'static str,
-    operand: Operand<'a>,
-}
-
 /// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
 const DOUBLES: &[&str] = &["base", "double", "doubles"];
 const DOUBLES_TRIG: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
@@ -302,206 +270,6 @@ impl Pointwise {
     }
 }
 
-/// What a kernel of the family is made of.
-struct Recipe<'a> {
-    op: &'static str,
-    expr: &'static str,
-    math: &'static [&'static str],
-    compute: DType,
-    result: DType,
-    inputs: SmallVec<[Input<'a>; 6]>,
-}
-
-/// A bool computes as a number where the expression is arithmetic.
-fn compute_name(op: Types, compute: DType, out: &Tensor) -> &'static str {
-    match (op, compute) {
-        (Types::Any | Types::Compare | Types::Bits, DType::Bool) => "u32",
-        _ => launch::shader_dtype(compute, out.device()),
-    }
-}
-
-/// An operation with its operands' types and layouts: what its launch needs besides memory.
-pub(super) struct Call {
-    pub(super) op: &'static str,
-    pub(super) expr: &'static str,
-    pub(super) math: &'static [&'static str],
-    /// The names of the tensors in the expression, and their dtypes.
-    pub(super) names: SmallVec<[&'static str; 4]>,
-    pub(super) dtypes: SmallVec<[&'static str; 4]>,
-    /// Of the result, and of the tensors, as large.
-    pub(super) layouts: SmallVec<[Layout; 4]>,
-    /// The names of the numbers, and their words.
-    pub(super) numbers: SmallVec<[(&'static str, [u32; 2]); 4]>,
-    /// The dtype of the result.
-    pub(super) out: &'static str,
-    /// Whether the expression is computed in f32, f16 or bf16, and gives one.
-    pub(super) in_floats: bool,
-    compute: &'static str,
-    result: &'static str,
-    inplace: bool,
-}
-
-/// How a call's kernel reads and writes, which its layouts decide.
-#[derive(Clone, Copy)]
-struct Shape {
-    layout: &'static str,
-    width: usize,
-    mode: &'static str,
-}
-
-impl Call {
-    /// Its kernel, the parameters, and how many workgroups it takes.
-    pub(super) fn form(&self, device: &Device) -> Result<(Kernel, Params, usize)> {
-        let Self { layouts, dtypes, out, inplace, .. } = self;
-        let target = &layouts[0];
-        let n = target.numel();
-        // What most calls are: elements side by side.
-        let dense = layouts.iter().all(|l| is_row_major(target.shape(), l.strides()));
-        let (shape, strides) = match dense {
-            true if n > 1 => (smallvec![n], SmallVec::new()),
-            true => (Dims::new(), SmallVec::new()),
-            false => {
-                let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
-                collapse(target.shape(), &strides)
-            }
-        };
-        let rank = shape.len();
-        launch::check_rank(self.op, rank)?;
-        let types_of = || dtypes.iter().chain([out]);
-        // A vector of 16 bytes is four elements, or eight of 16 bits.
-        let width = if types_of().any(|d| matches!(*d, "f16" | "bf16")) { 8 } else { 4 };
-        let vec4 = dense
-            && rank == 1
-            && n.is_multiple_of(width)
-            && types_of().all(|d| matches!(*d, "f32" | "i32" | "u32" | "f16" | "bf16"))
-            && layouts.iter().all(|l| l.offset().is_multiple_of(width));
-        let each = if vec4 { width } else { 4 };
-        let fresh = !inplace && target.is_contiguous() && target.offset() == 0;
-        let layout = if vec4 {
-            "vec4"
-        } else if dense {
-            "dense"
-        } else {
-            "strided"
-        };
-        let form = Shape { layout, width: each, mode: if fresh { "packed" } else { "scattered" } };
-        let kernel = device.kernel_of(&self.identity(form), || self.spec(form))?;
-        let mut params = Params::new().size(n).size(rank).u32(0).u32(0);
-        let words = self.numbers.iter().flat_map(|(_, words)| *words);
-        for word in words.chain(std::iter::repeat(0)).take(8) {
-            params = params.u32(word);
-        }
-        params = params.dims(&shape);
-        let offsets: SmallVec<[usize; 8]> = layouts.iter().map(Layout::offset).collect();
-        params = params.dims(&offsets);
-        if dense {
-            params = params.zeros(6 * MAX_RANK);
-        } else {
-            for k in 0..6 {
-                params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
-            }
-        }
-        Ok((kernel, params, n.div_ceil(each * GROUP)))
-    }
-
-    fn spec(&self, form: Shape) -> KernelSpec {
-        let scalars: SmallVec<[&'static str; 4]> = self.numbers.iter().map(|(name, _)| *name).collect();
-        KernelSpec::new("pointwise")
-            .def("expr", self.expr)
-            .def("names", &self.names[..])
-            .def("inputs", &self.dtypes[..])
-            .def("compute", self.compute)
-            .def("result", self.result)
-            .def("out", self.out)
-            .def("math", self.math)
-            .def("scalars", &scalars[..])
-            .def("layout", form.layout)
-            .def("width", form.width)
-            .def("mode", form.mode)
-            .def("inplace", self.inplace)
-    }
-
-    /// All that [`spec`](Self::spec) is made of.
-    fn identity(&self, form: Shape) -> Identity {
-        let mut identity = Identity::default();
-        for word in [self.expr, self.compute, self.result, self.out, form.layout, form.mode] {
-            identity.word(word);
-        }
-        identity.number(2 * form.width + usize::from(self.inplace));
-        identity.words(self.math);
-        identity.words(&self.names);
-        identity.words(&self.dtypes);
-        self.numbers.iter().for_each(|(name, _)| identity.word(name));
-        identity
-    }
-}
-
-/// Runs a recipe. `out` is its first input where it is in place, and else was made for it.
-fn run(recipe: &Recipe<'_>, types: Types, out: &Tensor, inplace: bool) -> Result<()> {
-    if out.numel() == 0 {
-        return Ok(());
-    }
-    let device = out.device();
-    launch::check_compute(recipe.op, recipe.compute, device)?;
-    let truth = matches!(types, Types::Compare | Types::Predicate | Types::Logic);
-    let compute = compute_name(types, recipe.compute, out);
-    let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
-    let mut call = Call {
-        op: recipe.op,
-        expr: recipe.expr,
-        math: recipe.math,
-        names: SmallVec::new(),
-        dtypes: SmallVec::new(),
-        layouts: smallvec![out.layout().clone()],
-        numbers: SmallVec::new(),
-        out: launch::shader_dtype(out.dtype(), device),
-        in_floats: !truth
-            && recipe.result == recipe.compute
-            && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
-        compute,
-        result: if truth {
-            // The expression is a truth value, whatever it compares.
-            "bool"
-        } else if recipe.result == recipe.compute {
-            compute
-        } else {
-            launch::shader_dtype(recipe.result, device)
-        },
-        inplace,
-    };
-    for input in &recipe.inputs {
-        match input.operand {
-            Operand::Tensor(t) => {
-                t.same_device(recipe.op, out)?;
-                call.names.push(input.name);
-                call.dtypes.push(launch::shader_dtype(t.dtype(), device));
-                call.layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
-                tensors.push(t);
-            }
-            Operand::Scalar(s) => {
-                if call.numbers.len() >= 4 {
-                    return Err(Error::argument(recipe.op, "takes at most four numbers"));
-                }
-                let bound = matches!(recipe.op, "maximum" | "minimum" | "clamp");
-                let words = scalar_words(s, recipe.compute, recipe.result == DType::Bool, bound);
-                call.numbers.push((input.name, words));
-            }
-        }
-    }
-    if !inplace && fuse::may_wait(&call, &tensors, out) {
-        match fuse::defer(call, &tensors, out)? {
-            None => return Ok(()),
-            Some(alone) => call = alone,
-        }
-    }
-    let (kernel, params, groups) = call.form(device)?;
-    if inplace {
-        tensors.remove(0);
-    }
-    tensors.push(out);
-    launch::enqueue(kernel, &tensors, params, [groups, 1, 1])
-}
-
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
 #[track_caller]
 pub(crate) fn pointwise(
@@ -516,13 +284,9 @@ pub(crate) fn pointwise(
     });
     let _op = memory::scope::op(op.name);
     let (compute, result) = types(op, args)?;
-    let tensors: SmallVec<[&Tensor; 4]> = args
-        .iter()
-        .filter_map(|a| match a {
-            Operand::Tensor(t) => Some(*t),
-            Operand::Scalar(_) => None,
-        })
-        .collect();
+    // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
+    let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
+    args.iter().filter_map(Operand::tensor).for_each(|t| tensors.push(t));
     for t in &tensors[1..] {
         tensors[0].same_device(op.name, t)?;
     }
@@ -535,7 +299,8 @@ pub(crate) fn pointwise(
             autograd::refuse(op.name, &[t])?;
         }
     }
-    let shapes: SmallVec<[&[usize]; 4]> = tensors.iter().map(|t| t.shape()).collect();
+    let mut shapes: SmallVec<[&[usize]; 4]> = SmallVec::new();
+    tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
     let (expr, math) = op.body(compute)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
@@ -543,18 +308,21 @@ pub(crate) fn pointwise(
         op: op.name,
         expr,
         math,
+        types: op.types,
         compute,
         result: if result == DType::Bool && compute != DType::Bool { DType::Bool } else { compute },
         inputs: inputs(args, attrs),
     };
-    run(&recipe, op.types, &out, false)?;
+    recipe::run(&recipe, &out, false)?;
     Ok(record(op, args, attrs, compute, out, &tensors))
 }
 
 fn inputs<'a>(args: &[Operand<'a>], attrs: &[(&'static str, Scalar)]) -> SmallVec<[Input<'a>; 6]> {
     let named = args.iter().zip(NAMES).map(|(&operand, name)| Input { name, operand });
     let attrs = attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) });
-    named.chain(attrs).collect()
+    let mut inputs = SmallVec::new();
+    named.chain(attrs).for_each(|input| inputs.push(input));
+    inputs
 }
 
 /// A tensor or a number that a gradient keeps.
@@ -667,8 +435,9 @@ fn record(
                         DType::F64 => doubles(expr),
                         _ => op.math,
                     };
-                    let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs };
-                    run(&recipe, op.types, &whole, false)?;
+                    let recipe =
+                        Recipe { op: op.name, expr, math, types: op.types, compute, result: compute, inputs };
+                    recipe::run(&recipe, &whole, false)?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
@@ -724,8 +493,16 @@ pub(crate) fn pointwise_(
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }
     let (expr, math) = op.body(compute)?;
-    let recipe = Recipe { op: op.name, expr, math, compute, result: compute, inputs: inputs(&args, attrs) };
-    run(&recipe, op.types, target, true)?;
+    let recipe = Recipe {
+        op: op.name,
+        expr,
+        math,
+        types: op.types,
+        compute,
+        result: compute,
+        inputs: inputs(&args, attrs),
+    };
+    recipe::run(&recipe, target, true)?;
     if !recorded {
         return Ok(());
     }
@@ -773,9 +550,10 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
         op: CAST,
         expr: "a",
         math: &[],
+        types: Types::Float,
         compute,
         result: compute,
         inputs: smallvec![Input { name: "a", operand: Operand::Tensor(from) }],
     };
-    run(&recipe, Types::Float, to, false)
+    recipe::run(&recipe, to, false)
 }
