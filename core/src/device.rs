@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::capture::{Draw, Tape};
@@ -32,7 +31,8 @@ struct Inner {
     backend: Arc<dyn Backend>,
     lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
-    known: RwLock<FxHashMap<Identity, Kernel>>,
+    /// By their identities.
+    known: RwLock<FxHashMap<Box<[usize]>, Kernel>>,
     custom: RwLock<FxHashMap<CustomKernel, (Kernel, Elements)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
@@ -62,28 +62,49 @@ pub(crate) struct Kernel {
 
 /// What a kernel is made of, by the addresses of its words: quicker to look up than its spec, which need not be made then.
 /// One spec may have several.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Identity(SmallVec<[usize; 20]>);
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Identity {
+    words: [usize; Self::WORDS],
+    /// How many there are; more than there is room for make an identity that nothing has.
+    count: usize,
+}
 
 impl Identity {
+    const WORDS: usize = 32;
+
+    /// That of no words yet, among the kernels of a template.
+    #[inline]
+    pub(crate) fn new(template: &'static str) -> Self {
+        let mut identity = Self { words: [0; Self::WORDS], count: 0 };
+        identity.word(template);
+        identity
+    }
+
     /// Adds a word.
     #[inline]
     pub(crate) fn word(&mut self, word: &'static str) {
         // No address takes the upper 16 bits.
-        self.0.push(word.as_ptr().addr() ^ word.len().rotate_right(16));
+        self.number(word.as_ptr().addr() ^ word.len().rotate_right(16));
     }
 
     /// Adds a list of words, or what decides one.
     #[inline]
     pub(crate) fn words(&mut self, words: &[&'static str]) {
-        self.0.push(words.len());
+        self.number(words.len());
         words.iter().for_each(|word| self.word(word));
     }
 
     /// Adds a number.
     #[inline]
     pub(crate) fn number(&mut self, number: usize) {
-        self.0.push(number);
+        if let Some(word) = self.words.get_mut(self.count) {
+            *word = number;
+        }
+        self.count += 1;
+    }
+
+    fn known(&self) -> Option<&[usize]> {
+        self.words.get(..self.count)
     }
 }
 
@@ -314,14 +335,17 @@ impl Device {
             return Ok(kernel);
         }
         let kernel = self.kernel(&spec())?;
-        self.inner.known.write().unwrap_or_else(PoisonError::into_inner).insert(identity.clone(), kernel);
+        if let Some(words) = identity.known() {
+            self.inner.known.write().unwrap_or_else(PoisonError::into_inner).insert(words.into(), kernel);
+        }
         Ok(kernel)
     }
 
     /// The same, if it was asked for before.
     #[inline]
     pub(crate) fn known_kernel(&self, identity: &Identity) -> Option<Kernel> {
-        self.inner.known.read().unwrap_or_else(PoisonError::into_inner).get(identity).copied()
+        let known = self.inner.known.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(identity.known()?).copied()
     }
 
     /// The compiled form of a user's kernel, and what its bindings hold.

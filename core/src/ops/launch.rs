@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::backend::Slice;
 use crate::capture::Now;
-use crate::device::{Device, Kernel};
+use crate::device::{Device, Identity, Kernel};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope;
@@ -57,10 +57,12 @@ impl Params {
     /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
     pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
         debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
-        let end = self.words.len() + MAX_RANK;
-        self.wide |= dims.iter().any(|&d| d > u32::MAX as usize);
-        self.words.extend(dims.iter().map(|&d| d as u32));
-        self.words.resize(end, 0);
+        let at = self.words.len();
+        self.words.resize(at + MAX_RANK, 0);
+        for (word, &extent) in self.words[at..].iter_mut().zip(dims) {
+            *word = extent as u32;
+            self.wide |= extent > u32::MAX as usize;
+        }
         self
     }
 
@@ -139,6 +141,22 @@ pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
 pub(crate) fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: Params, groups: usize) -> Result<()> {
     launch3(spec, tensors, params, [groups, 1, 1])
+}
+
+/// As [`launch`] for kernels that small tensors often run: the spec is made the first time alone.
+pub(super) fn launch_of(
+    identity: &Identity,
+    spec: impl FnOnce() -> KernelSpec,
+    tensors: &[&Tensor],
+    params: Params,
+    groups: usize,
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    tensors.iter().try_for_each(|t| check_stored(scope::current().op, t))?;
+    match groups {
+        0 => Ok(()),
+        _ => enqueue(first.device().kernel_of(identity, spec)?, tensors, params, [groups, 1, 1]),
+    }
 }
 
 /// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.

@@ -130,7 +130,7 @@ impl Call {
             (Form { dense: false, vectors: false, packed }, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
-        let kernel = device.kernel_of(&form.of(self.identity.clone()), || self.spec(form))?;
+        let kernel = device.kernel_of(&form.of(self.identity), || self.spec(form))?;
         let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
         let words = self.numbers.iter().flat_map(|(_, words)| *words);
         for word in words.chain(std::iter::repeat(0)).take(2 * NUMBERS) {
@@ -180,7 +180,7 @@ impl Recipe<'_> {
 
     /// All that decides its kernel, besides [`Form`].
     fn identity(&self, out: &Tensor, inplace: bool) -> Identity {
-        let mut identity = Identity::default();
+        let mut identity = Identity::new("pointwise");
         identity.word(self.expr);
         identity.words(self.math);
         let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);

@@ -12,6 +12,7 @@ use super::shape::cat;
 use super::spread::{QUAD, Spread, has_quads};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
+use crate::device::Identity;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -103,8 +104,10 @@ impl Over {
 
     /// Extents and strides of the dimensions that are kept, or of those that are reduced.
     fn side(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
+        let mut side = SmallVec::new();
         let dims = layout.shape().iter().zip(layout.strides()).zip(&self.reduced);
-        dims.filter(|(_, r)| **r == reduced).map(|((&n, &s), _)| (n, s)).collect()
+        dims.filter(|(_, r)| **r == reduced).for_each(|((&n, &s), _)| side.push((n, s)));
+        side
     }
 }
 
@@ -173,23 +176,35 @@ impl Stage<'_> {
         for (shape, _) in [&self.kept, &self.reduced] {
             launch::check_rank(self.op.name, shape.len())?;
         }
-        let spec = KernelSpec::new("reduce")
-            .def("source", name(self.input))
-            .def("compute", compute)
-            .def("out", value.map_or(compute, name))
-            .def("index", place.map_or("", name))
-            .def("math", self.op.math)
-            .def("map", self.map)
-            .def("combine", self.op.combine)
-            .def("post", self.post)
-            .def("center", self.extra.center.map_or("", name))
-            .def("values", value.is_some())
-            .def("seen", self.extra.seen.is_some())
-            .def("flat", self.reduced.0.len() <= 1)
-            .def("lanes", plan.lanes)
-            .def("across", across)
-            .def("width", self.width)
-            .def("unroll", plan.unroll);
+        let (out, index) = (value.map_or(compute, name), place.map_or("", name));
+        let center = self.extra.center.map_or("", name);
+        let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
+        let flags = [value.is_some(), self.extra.seen.is_some(), self.reduced.0.len() <= 1, across];
+        let numbers = [plan.lanes, self.width, plan.unroll];
+        let mut identity = Identity::new("reduce");
+        words.iter().for_each(|word| identity.word(word));
+        identity.words(self.op.math);
+        flags.iter().for_each(|&flag| identity.number(flag.into()));
+        numbers.iter().for_each(|&number| identity.number(number));
+        let spec = || {
+            KernelSpec::new("reduce")
+                .def("source", name(self.input))
+                .def("compute", compute)
+                .def("out", out)
+                .def("index", index)
+                .def("math", self.op.math)
+                .def("map", self.map)
+                .def("combine", self.op.combine)
+                .def("post", self.post)
+                .def("center", center)
+                .def("values", flags[0])
+                .def("seen", flags[1])
+                .def("flat", flags[2])
+                .def("lanes", plan.lanes)
+                .def("across", across)
+                .def("width", self.width)
+                .def("unroll", plan.unroll)
+        };
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let mut params = Params::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
@@ -204,12 +219,17 @@ impl Stage<'_> {
         tensors.extend(self.extra.seen);
         tensors.extend(value);
         tensors.extend(place);
-        launch::launch(&spec, &tensors, params, (outputs * plan.splits).div_ceil(GROUP / plan.lanes))
+        let groups = (outputs * plan.splits).div_ceil(GROUP / plan.lanes);
+        launch::launch_of(&identity, spec, &tensors, params, groups)
     }
 }
 
 fn merged(dims: &[(usize, usize)]) -> (Dims, Dims) {
-    let (shape, strides): (Dims, Dims) = dims.iter().copied().unzip();
+    let (mut shape, mut strides) = (Dims::new(), Dims::new());
+    for &(extent, stride) in dims {
+        shape.push(extent);
+        strides.push(stride);
+    }
     let (shape, mut strides) = collapse(&shape, &[&strides]);
     (shape, strides.swap_remove(0))
 }

@@ -7,6 +7,7 @@ use super::launch::{self, GROUP, Params};
 use super::spread::{Held, QUAD, has_quads};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
+use crate::device::Identity;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -108,18 +109,29 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     }
     let rows = Rows::new(op, input, dim)?;
     let held = rows.held(input, if y.is_some() { 8 } else { 16 });
-    let spec = KernelSpec::new("softmax")
-        .def("pass", if y.is_some() { "backward" } else { "forward" })
-        .def("log", op == "log_softmax")
-        .def("dtype", launch::shader_dtype(input.dtype(), input.device()))
-        .def("lanes", held.lanes)
-        .def("across", rows.across)
-        .def("width", held.width)
-        .def("hold", held.hold);
+    let (dtype, log) = (launch::shader_dtype(input.dtype(), input.device()), op == "log_softmax");
+    let mut identity = Identity::new("softmax");
+    identity.word(dtype);
+    for flag in [y.is_some(), log, rows.across] {
+        identity.number(flag.into());
+    }
+    for number in [held.lanes, held.width, held.hold] {
+        identity.number(number);
+    }
+    let spec = || {
+        KernelSpec::new("softmax")
+            .def("pass", if y.is_some() { "backward" } else { "forward" })
+            .def("log", log)
+            .def("dtype", dtype)
+            .def("lanes", held.lanes)
+            .def("across", rows.across)
+            .def("width", held.width)
+            .def("hold", held.hold)
+    };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
     tensors.extend(y);
     tensors.push(&out);
-    launch::launch(&spec, &tensors, rows.params(input, [0, 0]), held.groups(rows.rows))?;
+    launch::launch_of(&identity, spec, &tensors, rows.params(input, [0, 0]), held.groups(rows.rows))?;
     drop(tensors);
     Ok(out)
 }
