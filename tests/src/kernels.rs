@@ -34,6 +34,7 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::catalog;
 use crate::golden::{Golden, How};
+use crate::machine;
 
 /// From Turing to Blackwell.
 pub const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
@@ -79,7 +80,9 @@ struct Compiling<'a> {
 impl Compiling<'_> {
     /// Whether kernels with this prelude are compiled for `arch`: those that ask nothing of their architecture can do with the first.
     fn takes(&self, prelude: &str, arch: u32) -> bool {
-        self.whole || self.architectures.first() == Some(&arch) || prelude.contains("__CUDA_ARCH__")
+        // How a kernel follows another one is the same text for all.
+        let own = prelude.replacen(forebay_shaders::cuda::FOLLOW, "", 1);
+        self.whole || self.architectures.first() == Some(&arch) || own.contains("__CUDA_ARCH__")
     }
 
     /// What can fail on the other architectures, and not on the optimised one, fails unoptimised too.
@@ -369,12 +372,18 @@ fn together(kernels: &[&(String, Translated)]) -> String {
     source
 }
 
+/// Compiles a source, and looks into its machine code where that is known.
+fn make(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
+    let cubin = nvrtc::compile_with(source, label, arch, options).map_err(|error| error.to_string())?;
+    if arch == machine::ARCH { machine::followers(&cubin).map(drop) } else { Ok(()) }
+}
+
 /// A form of a kernel that is written in CUDA C++.
 fn compile_written(kernel: &impl Source, label: &str, arch: u32, report: &mut Report) {
-    match nvrtc::compile_with(&kernel.source(), label, arch, kernel.options()) {
-        Ok(_) => *report.compiled.entry(arch).or_default() += 1,
+    match make(&kernel.source(), label, arch, kernel.options()) {
+        Ok(()) => *report.compiled.entry(arch).or_default() += 1,
         Err(error) => {
-            report.failures.insert(label.to_owned(), error.to_string());
+            report.failures.insert(label.to_owned(), error);
         }
     }
 }
@@ -447,11 +456,11 @@ fn compile(translated: &[(String, Translated)], compiling: &Compiling<'_>, repor
         while let Some((arch, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let arch = *arch;
             let mut failures = Vec::new();
-            if nvrtc::compile_with(&together(batch), "batch", arch, compiling.options(arch)).is_err() {
+            if make(&together(batch), "batch", arch, compiling.options(arch)).is_err() {
                 // One by one, to name those that fail.
                 for (label, kernel) in batch {
-                    if let Err(error) = nvrtc::compile(&kernel.source, &kernel.entry, arch) {
-                        failures.push((label.clone(), error.to_string()));
+                    if let Err(error) = make(&kernel.source, &kernel.entry, arch, compiling.options(arch)) {
+                        failures.push((label.clone(), error));
                     }
                 }
                 if failures.is_empty() {

@@ -5,6 +5,7 @@ pub mod catalog;
 pub mod curves;
 pub mod golden;
 pub mod kernels;
+mod machine;
 pub mod suite;
 pub mod traces;
 pub mod validation;
