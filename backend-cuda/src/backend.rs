@@ -174,8 +174,12 @@ impl Device {
         }
         let queue = Arc::new(Queue::new(&self.context)?);
         let queue = place.get_or_init(|| queue);
-        // Its work may use what waits to move on another queue.
-        self.settle_arrangements()?;
+        if number > 0 {
+            // Its work may use what waits to move on another queue, and what ends there.
+            self.settle_arrangements()?;
+            self.context.keep_order();
+            self.streams().try_for_each(Stream::synchronize)?;
+        }
         Ok(queue)
     }
 

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
@@ -27,8 +27,8 @@ thread_local! {
 pub(crate) struct Context {
     raw: CUcontext,
     pub(crate) device: Device,
-    /// Whether kernels wait by themselves for the one in front of them (`shaders/cuda/follow.cu`): from sm_90 on.
-    follows: bool,
+    /// Whether kernels may be started while the one in front of them ends: see [`keep_order`](Self::keep_order).
+    follows: AtomicBool,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
     number: u64,
 }
@@ -44,7 +44,8 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
-        let follows = device.compute_capability()?.0 >= 9;
+        // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
+        let follows = AtomicBool::new(device.compute_capability()?.0 >= 9);
         let context = Arc::new(Self { raw, device, follows, number: NEXT.fetch_add(1, Ordering::Relaxed) });
         context.make_current()?;
         Ok(context)
@@ -62,6 +63,12 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })?;
         CURRENT.set(self.number);
         Ok(())
+    }
+
+    /// From now on kernels are started when the one in front of them has ended. With several queues, single elements of results were
+    /// old ones on an H100 (driver 580.159) otherwise: waiting for an event and being started early do not go together there.
+    pub(crate) fn keep_order(&self) {
+        self.follows.store(false, Ordering::Release);
     }
 
     /// Free and total bytes of the device.
@@ -101,8 +108,8 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: CUstream,
-    /// Whether a kernel may be started while the one in front of it ends.
-    follows: bool,
+    /// Whether it is a queue's, not a graph's.
+    runs: bool,
     pub(crate) context: Arc<Context>,
 }
 
@@ -113,21 +120,21 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, context.follows)
+        Self::with(context, true)
     }
 
-    /// One whose kernels are started when the one in front of them has ended.
+    /// One for a graph, whose kernels are started when the one in front of them has ended.
     pub(crate) fn in_order(context: &Arc<Context>) -> Result<Self, SourceError> {
         Self::with(context, false)
     }
 
-    fn with(context: &Arc<Context>, follows: bool) -> Result<Self, SourceError> {
+    fn with(context: &Arc<Context>, runs: bool) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, follows, context: Arc::clone(context) })
+        Ok(Self { raw, runs, context: Arc::clone(context) })
     }
 
     pub(crate) fn raw(&self) -> CUstream {
@@ -218,7 +225,7 @@ impl Stream {
             sharedMemBytes: shared,
             hStream: self.raw,
             attrs: &mut follows,
-            numAttrs: self.follows.into(),
+            numAttrs: (self.runs && self.context.follows.load(Ordering::Acquire)).into(),
         };
         // SAFETY: the caller's promise; the driver copies all of it before it returns.
         check("cuLaunchKernelEx", unsafe {

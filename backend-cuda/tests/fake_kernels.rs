@@ -256,6 +256,27 @@ on_fake! {
         assert!(matches!(backend.launch(&Launch { kernel: unknown, ..launch }), Err(Error::Argument { .. })));
     }
 
+    kernels_are_started_early_on_one_queue_alone(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        let bindings = [slice(segment, 0, 64)];
+        let launch = Launch { kernel, bindings: &bindings, params: &[], groups: [1, 1, 1] };
+        let started = || (count("it may be started early"), count("it is started in order"));
+        backend.launch(&launch).unwrap();
+        assert_eq!(started(), (1, 0));
+        // In a graph one after the other.
+        backend.prepare(&[Command::Launch(launch)]).unwrap().unwrap().enqueue().unwrap();
+        assert_eq!(started(), (1, 1));
+        // What another queue waits for has to have ended, down to the last byte: also what was launched before it was there.
+        let waits = count("cuStreamSynchronize");
+        let side = backend.queue(1).unwrap().unwrap();
+        assert!(count("cuStreamSynchronize") > waits);
+        side.launch(&launch).unwrap();
+        backend.launch(&launch).unwrap();
+        assert_eq!(started(), (1, 3));
+    }
+
     a_captured_step_is_one_graph(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
