@@ -16,6 +16,7 @@ use cudarc::driver::sys::{
 use forebay_core::backend::SourceError;
 
 use crate::driver::{Device, check, check_memory};
+use crate::switches::is_set;
 
 thread_local! {
     /// The number of the context that this crate made current on this thread last.
@@ -45,7 +46,8 @@ impl Context {
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
         // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
-        let follows = AtomicBool::new(device.compute_capability()?.0 >= 9);
+        let follows = device.compute_capability()?.0 >= 9 && is_set("FOREBAY_CUDA_EARLY") != Some(false);
+        let follows = AtomicBool::new(follows);
         let context = Arc::new(Self { raw, device, follows, number: NEXT.fetch_add(1, Ordering::Relaxed) });
         context.make_current()?;
         Ok(context)
@@ -65,8 +67,8 @@ impl Context {
         Ok(())
     }
 
-    /// From now on kernels are started when the one in front of them has ended. With several queues, single elements of results were
-    /// old ones on an H100 (driver 580.159) otherwise: waiting for an event and being started early do not go together there.
+    /// From now on kernels are started when the one in front of them has ended: being started early is measured and compared, bit by bit,
+    /// on one queue alone.
     pub(crate) fn keep_order(&self) {
         self.follows.store(false, Ordering::Release);
     }

@@ -5,8 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Variables of the environment that are `0` or `1`.
-pub(crate) const VARIABLES: [&str; 4] =
-    ["FOREBAY_TUNE", "FOREBAY_PORTABLE_KERNELS", "FOREBAY_NVTX", "FOREBAY_CUDA_VMM"];
+pub(crate) const VARIABLES: [&str; 6] = [
+    "FOREBAY_TUNE",
+    "FOREBAY_PORTABLE_KERNELS",
+    "FOREBAY_NVTX",
+    "FOREBAY_CUDA_VMM",
+    "FOREBAY_CUDA_EARLY",
+    "FOREBAY_CUDA_PRODUCTS",
+];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
 /// 0: as the environment says; 1: no; 2: yes.

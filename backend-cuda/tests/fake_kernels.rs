@@ -277,6 +277,14 @@ on_fake! {
         assert_eq!(started(), (1, 3));
     }
 
+    starting_early_can_be_switched_off(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_EARLY" = "0") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        wait_for_double(&*backend, slice(segment, 0, 64));
+        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        assert_eq!((count("it may be started early"), count("it is started in order")), (0, 1));
+    }
+
     a_captured_step_is_one_graph(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();

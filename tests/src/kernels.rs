@@ -70,6 +70,8 @@ impl fmt::Display for Report {
     }
 }
 
+const UNOPTIMISED: &[&str] = &["--Ofast-compile=max"];
+
 /// How thoroughly kernels are compiled.
 struct Compiling<'a> {
     architectures: &'a [u32],
@@ -87,7 +89,7 @@ impl Compiling<'_> {
 
     /// What can fail on the other architectures, and not on the optimised one, fails unoptimised too.
     fn options(&self, arch: u32) -> &'static [&'static str] {
-        if self.whole && arch == 90 { &[] } else { &["--Ofast-compile=max"] }
+        if self.whole && arch == 90 { &[] } else { UNOPTIMISED }
     }
 }
 
@@ -372,10 +374,14 @@ fn together(kernels: &[&(String, Translated)]) -> String {
     source
 }
 
-/// Compiles a source, and looks into its machine code where that is known.
+/// Compiles a source, and looks into its machine code where that is known: optimised, for only that has all functions in one.
 fn make(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
     let cubin = nvrtc::compile_with(source, label, arch, options).map_err(|error| error.to_string())?;
-    if arch == machine::ARCH { machine::followers(&cubin).map(drop) } else { Ok(()) }
+    if arch == machine::ARCH && options != UNOPTIMISED {
+        machine::followers(&cubin).map(drop)
+    } else {
+        Ok(())
+    }
 }
 
 /// A form of a kernel that is written in CUDA C++.

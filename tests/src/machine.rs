@@ -17,7 +17,8 @@ const MEMORY: [u16; 13] =
 pub(crate) fn followers(cubin: &[u8]) -> Result<usize, String> {
     let mut count = 0;
     for (name, code) in sections(cubin).ok_or("the cubin is no ELF file of 64 bits")? {
-        let Some(name) = name.strip_prefix(".text.") else { continue };
+        // Others are functions that a kernel calls.
+        let Some(name) = name.strip_prefix(".text.").filter(|name| !name.starts_with("_Z")) else { continue };
         let first = code
             .chunks_exact(16)
             .map(|instruction| u16::from_le_bytes([instruction[0], instruction[1]]) & 0xfff)
@@ -65,8 +66,23 @@ fn sections(file: &[u8]) -> Option<Vec<(&str, &[u8])>> {
 #[cfg(test)]
 mod tests {
     use forebay_cuda::nvrtc;
+    use forebay_cuda::translate::translate;
 
     use super::{ARCH, followers};
+
+    #[test]
+    fn what_is_only_read_is_read_behind_the_wait() {
+        if !nvrtc::is_present() {
+            return println!("NVRTC was not found: nothing to look at");
+        }
+        // Nothing is in the way of reading it at once, and nothing in the kernel writes it.
+        let wgsl = "@group(0) @binding(0) var<storage, read> a: array<vec4<f32>>;
+            @group(0) @binding(1) var<storage, read_write> b: array<vec4<f32>>;
+            @compute @workgroup_size(64)
+            fn main(@builtin(global_invocation_id) id: vec3<u32>) { b[id.x] = a[0] + a[id.x]; }";
+        let kernel = translate(wgsl, "main", &[]).unwrap();
+        assert_eq!(followers(&nvrtc::compile(&kernel.source, "copy", ARCH).unwrap()), Ok(1));
+    }
 
     #[test]
     fn a_kernel_that_reads_before_it_waits_is_found() {

@@ -57,6 +57,8 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env("FOREBAY_CACHE_DIR", scratch.0.join("cache"))
         .env("LD_LIBRARY_PATH", path)
         .env_remove("FOREBAY_CUDA_VMM")
+        .env_remove("FOREBAY_CUDA_EARLY")
+        .env_remove("FOREBAY_CUDA_PRODUCTS")
         .env_remove("FOREBAY_NVTX")
         .env_remove("NVTX_INJECTION64_PATH")
         .env_remove("FOREBAY_PORTABLE_KERNELS")
