@@ -323,7 +323,7 @@ fn write_kernel(
         &context.uniformity.entry,
     );
     let index = local_index(entry.workgroup_size);
-    writer.put("FOLLOW();".to_owned());
+    writer.put("FOLLOW();");
     let mut cleared = false;
     for (handle, global) in context.module.global_variables.iter() {
         let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);
