@@ -302,27 +302,29 @@ pub(crate) fn pointwise(
     let mut shapes: SmallVec<[&[usize]; 4]> = SmallVec::new();
     tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
-    let (expr, math) = op.body(compute)?;
+    let made = if result == DType::Bool { DType::Bool } else { compute };
+    let recipe = op.recipe(args, attrs, compute, made)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
-    let recipe = Recipe {
-        op: op.name,
-        expr,
-        math,
-        types: op.types,
-        compute,
-        result: if result == DType::Bool && compute != DType::Bool { DType::Bool } else { compute },
-        inputs: inputs(args, attrs),
-    };
     recipe::run(&recipe, &out, false)?;
     Ok(record(op, args, attrs, compute, out, &tensors))
 }
 
-fn inputs<'a>(args: &[Operand<'a>], attrs: &[(&'static str, Scalar)]) -> SmallVec<[Input<'a>; 6]> {
-    let named = args.iter().zip(NAMES).map(|(&operand, name)| Input { name, operand });
-    let attrs = attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) });
-    let mut inputs = SmallVec::new();
-    named.chain(attrs).for_each(|input| inputs.push(input));
-    inputs
+impl Pointwise {
+    /// The operation itself, computed in a type, as a kernel is made of it.
+    fn recipe<'a>(
+        &self,
+        args: &[Operand<'a>],
+        attrs: &[(&'static str, Scalar)],
+        compute: DType,
+        result: DType,
+    ) -> Result<Recipe<'a>> {
+        let (expr, math) = self.body(compute)?;
+        let named = args.iter().zip(NAMES).map(|(&operand, name)| Input { name, operand });
+        let attrs = attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) });
+        let mut inputs = SmallVec::new();
+        named.chain(attrs).for_each(|input| inputs.push(input));
+        Ok(Recipe { op: self.name, expr, math, types: self.types, compute, result, inputs })
+    }
 }
 
 /// A tensor or a number that a gradient keeps.
@@ -492,16 +494,7 @@ pub(crate) fn pointwise_(
     if compute.is_float() && !target.dtype().is_float() {
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }
-    let (expr, math) = op.body(compute)?;
-    let recipe = Recipe {
-        op: op.name,
-        expr,
-        math,
-        types: op.types,
-        compute,
-        result: compute,
-        inputs: inputs(&args, attrs),
-    };
+    let recipe = op.recipe(&args, attrs, compute, compute)?;
     recipe::run(&recipe, target, true)?;
     if !recorded {
         return Ok(());
