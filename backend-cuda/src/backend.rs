@@ -177,8 +177,6 @@ impl Device {
         if number > 0 {
             // Its work may use what waits to move on another queue, and what ends there.
             self.settle_arrangements()?;
-            self.context.keep_order();
-            self.streams().try_for_each(Stream::synchronize)?;
         }
         Ok(queue)
     }

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use std::ffi::{CStr, c_void};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{
     self, CUcontext, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
@@ -28,8 +28,8 @@ thread_local! {
 pub(crate) struct Context {
     raw: CUcontext,
     pub(crate) device: Device,
-    /// Whether kernels may be started while the one in front of them ends: see [`keep_order`](Self::keep_order).
-    follows: AtomicBool,
+    /// Whether kernels may be started while the one in front of them ends.
+    follows: bool,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
     number: u64,
 }
@@ -47,7 +47,6 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
         // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
         let follows = device.compute_capability()?.0 >= 9 && is_set("FOREBAY_CUDA_EARLY") != Some(false);
-        let follows = AtomicBool::new(follows);
         let context = Arc::new(Self { raw, device, follows, number: NEXT.fetch_add(1, Ordering::Relaxed) });
         context.make_current()?;
         Ok(context)
@@ -65,12 +64,6 @@ impl Context {
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })?;
         CURRENT.set(self.number);
         Ok(())
-    }
-
-    /// From now on kernels are started when the one in front of them has ended: being started early is measured and compared, bit by bit,
-    /// on one queue alone.
-    pub(crate) fn keep_order(&self) {
-        self.follows.store(false, Ordering::Release);
     }
 
     /// Free and total bytes of the device.
@@ -227,7 +220,7 @@ impl Stream {
             sharedMemBytes: shared,
             hStream: self.raw,
             attrs: &mut follows,
-            numAttrs: (self.runs && self.context.follows.load(Ordering::Acquire)).into(),
+            numAttrs: (self.runs && self.context.follows).into(),
         };
         // SAFETY: the caller's promise; the driver copies all of it before it returns.
         check("cuLaunchKernelEx", unsafe {

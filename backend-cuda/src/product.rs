@@ -270,19 +270,15 @@ pub(crate) struct Products {
     kernels: Written<Kernel>,
     /// Multiprocessors.
     units: u64,
-    /// Off unless `FOREBAY_CUDA_PRODUCTS=1` is set: of a chain of products of 1,024 x 1,024, repeated on an H100, a tile of 64 x 64 was
-    /// wrong in every few tens of thousands.
-    is_on: bool,
 }
 
 impl Products {
     pub(crate) fn new(units: u32) -> Self {
-        let is_on = switches::is_set("FOREBAY_CUDA_PRODUCTS") == Some(true);
-        Self { kernels: Written::default(), units: units.max(1).into(), is_on }
+        Self { kernels: Written::default(), units: units.max(1).into() }
     }
 
     fn plan(&self, call: &MatmulCall, kernels: &Kernels) -> Option<(Kernel, Params, [u32; 3])> {
-        self.is_on.then(|| plan(call, kernels.arch(), self.units)).flatten()
+        plan(call, kernels.arch(), self.units)
     }
 
     /// Enqueues a product, if its kernel is compiled, or `wait` says to wait for it.

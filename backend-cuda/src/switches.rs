@@ -5,14 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Variables of the environment that are `0` or `1`.
-pub(crate) const VARIABLES: [&str; 6] = [
-    "FOREBAY_TUNE",
-    "FOREBAY_PORTABLE_KERNELS",
-    "FOREBAY_NVTX",
-    "FOREBAY_CUDA_VMM",
-    "FOREBAY_CUDA_EARLY",
-    "FOREBAY_CUDA_PRODUCTS",
-];
+pub(crate) const VARIABLES: [&str; 5] =
+    ["FOREBAY_TUNE", "FOREBAY_PORTABLE_KERNELS", "FOREBAY_NVTX", "FOREBAY_CUDA_VMM", "FOREBAY_CUDA_EARLY"];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
 /// 0: as the environment says; 1: no; 2: yes.

@@ -174,6 +174,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 #pragma unroll
                         for (int s = 0; s < WIDE; s++) sum[r][s] = fmaf(x[r][j], y[s][j], sum[r][s]);
             }
+            // The copy engine is another proxy: without a fence what it brings next may overtake reads that are still under way.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
             if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty(step)) : "memory");
         }

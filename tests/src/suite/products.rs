@@ -1,14 +1,20 @@
 //! Matrix products of f32 against sums in f64: sizes around the tiles of every kernel that makes them, matrices that lie by rows and by
 //! columns, beside each other, and in the midst of NaN, which nothing may touch.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
+use forebay::dtype::DType;
 use forebay::tensor::Tensor;
 
 use super::host::close;
 use super::tests;
 
-tests![products_of_every_layout, batches_of_products, a_layer_is_a_product_a_bias_and_sums,];
+tests![
+    products_of_every_layout,
+    batches_of_products,
+    a_layer_is_a_product_a_bias_and_sums,
+    a_product_has_the_same_bits_each_time,
+];
 
 /// Rows, columns, elements of a sum: one tile, edges, long sums of few elements, and many tiles.
 const SIZES: [[usize; 3]; 7] = [
@@ -141,6 +147,23 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
             let expected: Vec<f64> = (0..out).map(|col| sum(&|row| g.at(0, row, col))).collect();
             close(&db, &expected, 0.0, bound).with_context(|| format!("{}: the bias's gradient", what()))?;
         }
+    }
+    Ok(())
+}
+
+/// One tile of some hundred thousand is enough to fail: a kernel whose reads race with what it fetches next is wrong now and then.
+fn a_product_has_the_same_bits_each_time(device: &Device) -> Result<()> {
+    let (scale, times) = if device.info().software { (8, 3) } else { (1, 1000) };
+    for [m, n, k] in [[1024, 1024, 1024], [1024, 784, 256], [256, 1024, 784], [256, 10, 1024]] {
+        let a = Tensor::rand(&[m / scale, k], DType::F32, device)?;
+        let b = Tensor::rand(&[k, n.div_ceil(scale)], DType::F32, device)?;
+        let first = a.matmul(&b)?;
+        let mut off = first.sub(&first)?;
+        for _ in 0..times {
+            off = off.maximum(&a.matmul(&b)?.sub(&first)?.abs()?)?;
+        }
+        let most = off.amax(&[0, 1], false)?.item()?;
+        ensure!(most == 0.0, "one of {times} products of {m} x {n} x {k} is off by {most}");
     }
     Ok(())
 }
