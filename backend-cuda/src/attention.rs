@@ -175,7 +175,7 @@ impl Source for Kernel {
             Pass::Forward => forebay_shaders::cuda::ATTENTION_FWD,
             Pass::Queries | Pass::Keys => forebay_shaders::cuda::ATTENTION_BWD,
         };
-        defined(&defines, &[forebay_shaders::cuda::ATTENTION, pass])
+        defined(&defines, &[forebay_shaders::cuda::HALVES, forebay_shaders::cuda::ATTENTION, pass])
     }
 
     fn options(&self) -> &'static [&'static str] {

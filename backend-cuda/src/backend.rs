@@ -19,6 +19,7 @@ use crate::clock::Clock;
 use crate::context::{Context, Pinned, Stream};
 use crate::driver::{self, Driver, Unavailable};
 use crate::fences::{Events, Fences};
+use crate::gelu_grad;
 use crate::graph::{Capture, Graph, Node};
 use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS, Ran};
 use crate::later::{Later, Waiting};
@@ -248,6 +249,7 @@ impl CudaBackend {
                 subgroups: true,
                 f64_math: true,
                 f8: arch >= 89,
+                gelu_grad: arch == gelu_grad::ARCH,
             },
             limits: Limits {
                 max_binding: total,

@@ -34,6 +34,7 @@ mod compiler;
 mod context;
 mod driver;
 mod fences;
+pub mod gelu_grad;
 mod graph;
 mod kernels;
 mod later;

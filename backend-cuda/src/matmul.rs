@@ -160,6 +160,8 @@ impl Finish {
             Epilogue::None => Self::None,
             Epilogue::Bias(_) => Self::Bias,
             Epilogue::GeluBias { before, .. } => Self::GeluBias { lead: lead(before)? },
+            // A kernel of our own (`gelu_grad.rs`): the library's takes four times as long as the plain product.
+            Epilogue::GeluGrad { .. } => return None,
             Epilogue::RowSums(_) => Self::RowSums,
             Epilogue::Scaled { scales, bias } => {
                 Self::Scaled { scales: scales.is_some(), bias: bias.is_some() }
@@ -533,7 +535,7 @@ impl Plan {
         let vector = |slice: &Slice| slice.segment.0 + slice.offset;
         let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
         match epilogue {
-            Epilogue::None => {}
+            Epilogue::None | Epilogue::GeluGrad { .. } => {}
             Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
             Epilogue::GeluBias { bias, before } => {
                 pointers[0] = Some((BIAS, vector(bias)));

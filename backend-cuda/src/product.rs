@@ -10,6 +10,7 @@ use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceEr
 use forebay_core::dtype::DType;
 
 use crate::context::{Context, Stream};
+use crate::gelu_grad;
 use crate::kernels::{Kernels, Ran};
 use crate::switches;
 use crate::tensor_map::{Elements, TensorMap};
@@ -145,7 +146,7 @@ impl Source for Kernel {
             ("BIAS", (self.finish == Finish::Bias).into()),
             ("SUMS", (self.finish == Finish::Sums).into()),
         ];
-        defined(&defines, &[forebay_shaders::cuda::PRODUCT])
+        defined(&defines, &[forebay_shaders::cuda::STAGES, forebay_shaders::cuda::PRODUCT])
     }
 
     fn entry(&self) -> &'static CStr {
@@ -264,21 +265,18 @@ fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u3
     Some((kernel, params, blocks))
 }
 
-/// The kernels of one device.
+/// The kernels of one device: those of this file, and of [`gelu_grad`].
 #[derive(Debug)]
 pub(crate) struct Products {
-    kernels: Written<Kernel>,
+    small: Written<Kernel>,
+    gelu_grad: Written<gelu_grad::Kernel>,
     /// Multiprocessors.
     units: u64,
 }
 
 impl Products {
     pub(crate) fn new(units: u32) -> Self {
-        Self { kernels: Written::default(), units: units.max(1).into() }
-    }
-
-    fn plan(&self, call: &MatmulCall, kernels: &Kernels) -> Option<(Kernel, Params, [u32; 3])> {
-        plan(call, kernels.arch(), self.units)
+        Self { small: Written::default(), gelu_grad: Written::default(), units: units.max(1).into() }
     }
 
     /// Enqueues a product, if its kernel is compiled, or `wait` says to wait for it.
@@ -290,16 +288,27 @@ impl Products {
         call: &MatmulCall,
         wait: bool,
     ) -> Result<Ran, SourceError> {
-        let Some((kernel, params, blocks)) = self.plan(call, kernels) else { return Ok(Ran::Declined) };
-        let function = match self.kernels.find(context, kernels, kernel, &[], wait)? {
-            Found::Ready(function) => function,
-            Found::Compiling => return Ok(Ran::NotYet),
-            Found::Missing => return Ok(Ran::Declined),
-        };
-        // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside their
-        // segments.
-        unsafe { launch(stream, &kernel, function, blocks, &params) }?;
-        Ok(Ran::Done)
+        fn start<K: Source, P>(
+            (kernel, params, blocks): (K, P, [u32; 3]),
+            found: Found,
+            stream: &Stream,
+        ) -> Result<Ran, SourceError> {
+            let function = match found {
+                Found::Ready(function) => function,
+                Found::Compiling => return Ok(Ran::NotYet),
+                Found::Missing => return Ok(Ran::Declined),
+            };
+            // SAFETY: the kernel takes one `P`, in this layout; the core has checked that the operands lie inside their segments.
+            unsafe { launch(stream, &kernel, function, blocks, &params) }?;
+            Ok(Ran::Done)
+        }
+        if let Some(planned) = gelu_grad::plan(call, kernels.arch(), self.units) {
+            let found = self.gelu_grad.find(context, kernels, planned.0, &[], wait)?;
+            return start(planned, found, stream);
+        }
+        let Some(planned) = plan(call, kernels.arch(), self.units) else { return Ok(Ran::Declined) };
+        let found = self.small.find(context, kernels, planned.0, &[], wait)?;
+        start(planned, found, stream)
     }
 
     /// Whether there is a kernel for a product, which is compiled from now on. Enqueues nothing.
@@ -309,8 +318,14 @@ impl Products {
         kernels: &Kernels,
         call: &MatmulCall,
     ) -> Result<bool, SourceError> {
-        let Some((kernel, ..)) = self.plan(call, kernels) else { return Ok(false) };
-        Ok(!matches!(self.kernels.find(context, kernels, kernel, &[], false)?, Found::Missing))
+        let found = if let Some((kernel, ..)) = gelu_grad::plan(call, kernels.arch(), self.units) {
+            self.gelu_grad.find(context, kernels, kernel, &[], false)?
+        } else if let Some((kernel, ..)) = plan(call, kernels.arch(), self.units) {
+            self.small.find(context, kernels, kernel, &[], false)?
+        } else {
+            return Ok(false);
+        };
+        Ok(!matches!(found, Found::Missing))
     }
 }
 

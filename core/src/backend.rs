@@ -73,6 +73,8 @@ pub struct Features {
     pub f64_math: bool,
     /// Products of 8-bit floats by the vendor's library, if it is there (CUDA from sm_89 on).
     pub f8: bool,
+    /// Products with [`Epilogue::GeluGrad`], where the vendor's library is there (CUDA on Hopper).
+    pub gelu_grad: bool,
 }
 
 /// What launches must keep within.
@@ -178,6 +180,9 @@ pub struct MatrixOperand {
     pub batch_stride: u64,
 }
 
+/// Rows that [`Epilogue::GeluGrad`] sums up together.
+pub const GELU_GRAD_ROWS: usize = 128;
+
 /// What a library product does besides, on its way out. Slices hold a number for each element, without gaps.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Epilogue {
@@ -192,6 +197,16 @@ pub enum Epilogue {
         bias: Slice,
         /// What GELU is taken of.
         before: MatrixOperand,
+    },
+    /// Multiplies by the derivative of GELU (in the form of tanh) at x, and writes the GELU of x besides; both are matrices of c's type and
+    /// strides. Where there is one: see [`Features::gelu_grad`].
+    GeluGrad {
+        /// What GELU is taken of.
+        x: MatrixOperand,
+        /// GELU of x.
+        gelu: MatrixOperand,
+        /// The sums of c's rows before they are rounded, n numbers of f32 for each [`GELU_GRAD_ROWS`] rows (the last may be fewer).
+        sums: Slice,
     },
     /// The sums of a's rows, over k, go to m numbers of a's type.
     RowSums(Slice),
@@ -263,9 +278,11 @@ impl MatmulCall {
                 && self.n.is_multiple_of(16 / self.dtype.size() as u64)
                 && self.m.is_multiple_of(16 / self.dtype.size() as u64)
         };
-        let wide = self.dtype == DType::F32 && !matches!(self.epilogue, Epilogue::GeluBias { .. });
+        let with_gelu = matches!(self.epilogue, Epilogue::GeluBias { .. } | Epilogue::GeluGrad { .. });
+        let wide = self.dtype == DType::F32 && !with_gelu;
         match self.epilogue {
             Epilogue::None => true,
+            Epilogue::GeluGrad { x, gelu, .. } if !(self.is_plain() && line(&x) && line(&gelu)) => false,
             // Sums of rows are not there beside results of another type.
             Epilogue::RowSums(_) if self.out != self.dtype => false,
             _ => {
@@ -273,6 +290,14 @@ impl MatmulCall {
                 self.batch == 1 && (narrow || wide) && aligned()
             }
         }
+    }
+
+    /// Whether a and b lie by rows, and c is written over in their type.
+    fn is_plain(&self) -> bool {
+        [&self.a, &self.b].iter().all(|o| o.col_stride == 1)
+            && self.dtype == self.dtype_b
+            && self.dtype == self.out
+            && self.beta == 0.0
     }
 
     /// The same for 8-bit floats: a lies by rows, b by columns, in lines of 16 bytes.

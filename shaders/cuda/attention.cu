@@ -3,7 +3,8 @@
 // Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma and the
 // copy engine (sm_90a), else mma and cp.async (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
 // are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
-// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped.
+// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped. In front of it stands
+// halves.cu.
 //
 // A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
 // are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.
@@ -21,11 +22,6 @@ typedef long long i64;
 #define NEVER __int_as_float(0xff800000)
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
-#if BF16
-#define TYPE "bf16"
-#else
-#define TYPE "f16"
-#endif
 
 // Heads of rows of HEAD elements; strides in elements, multiples of 8.
 struct Heads {
@@ -194,30 +190,6 @@ INLINE float log2_fast(float x) {
     asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
-INLINE u32 pack(float low, float high) {
-    u32 word;
-    asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
-    return word;
-}
-INLINE float low_half(u32 word) {
-#if BF16
-    return __int_as_float(word << 16);
-#else
-    float y;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(y) : "r"(word));
-    return y;
-#endif
-}
-INLINE float high_half(u32 word) {
-#if BF16
-    return __int_as_float(word & 0xffff0000u);
-#else
-    float y;
-    asm("{.reg .f16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(y) : "r"(word));
-    return y;
-#endif
-}
-
 INLINE void read4(u32 (&r)[4], u32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");

@@ -4,16 +4,12 @@
 // Defined before: ROWS x COLS, a block's tile of c; HIGH x WIDE, a thread's part of it; SLICES of threads; SHARE, blocks of a cluster;
 // A_LINES and B_LINES, 1 where the neighbours in memory of an element of a (or b) are of the next line (row of a, column of b), 0
 // where they are the next along the sum; BIAS, 1 for a number added to each column; SUMS, 1 where the sums of a's rows are written
-// too (A_LINES); DEPTH, 32, elements of each line that the copy engine brings at a time; STAGES, how many such stages there are.
+// too (A_LINES); DEPTH, 32, elements of each line that the copy engine brings at a time; STAGES, how many such stages there are. In
+// front of it stands stages.cu.
 //
 // Where neighbours lie along the sum, a line's 128 bytes of a stage stay together, their eight parts of 16 swapped by the line's last
 // three bits, so that eight lines are read at once.
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-typedef long long i64;
-
-#define INLINE __device__ __forceinline__
 #define DOWN (ROWS / HIGH)
 #define ACROSS (COLS / WIDE)
 #define THREADS (DOWN * ACROSS * SLICES)
@@ -21,12 +17,8 @@ typedef long long i64;
 #define SIZE_B (COLS * DEPTH)
 #define PITCH (COLS + 4)
 
-// What the copy engine is told of an operand: [batch][lines][sum] or [batch][sum][lines], in boxes of a stage.
-struct alignas(64) Map {
-    u64 words[16];
-};
-
 struct Params {
+    // [batch][lines][sum] or [batch][sum][lines], in boxes of a stage.
     Map a, b;
     const float* bias;
     float *c, *sums;
@@ -36,22 +28,6 @@ struct Params {
     float beta;
     int unused;
 };
-
-// One thread of the block asks; the barrier of the stage counts the bytes.
-INLINE void expect(u32 barrier, u32 bytes) {
-    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
-}
-INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
-                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
-}
-INLINE void wait(u32 barrier, u32 parity) {
-    u32 done;
-    do {
-        asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
-                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-    } while (!done);
-}
 
 INLINE float4 read(u32 at) {
     float4 v;
@@ -130,10 +106,10 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     auto empty = [&](int step) { return barriers + step % STAGES * 16 + 8; };
     if (threadIdx.x == 0) {
         for (int t = 0; t < STAGES; t++) {
-            asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(full(t)) : "memory");
-            asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(empty(t)), "n"(THREADS / 32) : "memory");
+            prepare(full(t), 1);
+            prepare(empty(t), THREADS / 32);
         }
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        prepared();
     }
     __syncthreads();
     float sum[HIGH][WIDE] = {};
@@ -177,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
             // The copy engine is another proxy: without a fence what it brings next may overtake reads that are still under way.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
-            if (threadIdx.x % 32 == 0) asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(empty(step)) : "memory");
+            if (threadIdx.x % 32 == 0) arrive(empty(step));
         }
     }
     __syncthreads();

@@ -8,5 +8,11 @@ pub const ATTENTION: &str = include_str!("../cuda/attention.cu");
 pub const ATTENTION_FWD: &str = include_str!("../cuda/attention_fwd.cu");
 /// Attention backward, in two passes.
 pub const ATTENTION_BWD: &str = include_str!("../cuda/attention_bwd.cu");
+/// Pairs of 16-bit floats; stands before the kernels that have them.
+pub const HALVES: &str = include_str!("../cuda/halves.cu");
+/// Stages that the copy engine fills; stands before the kernels of products.
+pub const STAGES: &str = include_str!("../cuda/stages.cu");
+/// The gradient that a linear layer hands to the GELU in front of it.
+pub const GELU_GRAD: &str = include_str!("../cuda/gelu_grad.cu");
 /// Small matrix products of f32.
 pub const PRODUCT: &str = include_str!("../cuda/product.cu");

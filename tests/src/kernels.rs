@@ -27,6 +27,7 @@ use forebay::optim::{
 use forebay::tensor::Tensor;
 use forebay_cuda::Source;
 use forebay_cuda::attention::{self, Mask, Pass};
+use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
 use forebay_cuda::product::{self, CUTS, Cut, Finish};
 use forebay_cuda::translate::{Options, Translated, translate_with};
@@ -144,6 +145,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
         compile(&translated, &compiling, &mut report);
         compile_attention(compiling.architectures, filters, &mut report);
         compile_product(compiling.architectures, filters, &mut report);
+        compile_gelu_grad(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
@@ -440,6 +442,21 @@ fn compile_product(architectures: &[u32], filters: &[String], report: &mut Repor
         }
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch >= 90) {
+            compile_written(&kernel, &label, arch, report);
+        }
+    }
+}
+
+/// The gradient's kernel in CUDA C++, for the architecture that has it.
+fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut Report) {
+    for bf16 in [false, true] {
+        let kernel = gelu_grad::Kernel { bf16 };
+        let label = format!("gelu_grad.cu {kernel:?}");
+        if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
+            continue;
+        }
+        report.kernels += 1;
+        for &arch in architectures.iter().filter(|&&arch| arch == 90) {
             compile_written(&kernel, &label, arch, report);
         }
     }

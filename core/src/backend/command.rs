@@ -173,6 +173,11 @@ fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>, Touch)) {
             visit(of_slice(bias), Touch::Read);
             visit(of_matrix(before), Touch::Write);
         }
+        Epilogue::GeluGrad { x, gelu, sums } => {
+            visit(of_matrix(x), Touch::Read);
+            visit(of_matrix(gelu), Touch::Write);
+            visit(of_slice(sums), Touch::Write);
+        }
         Epilogue::RowSums(sums) => visit(of_slice(sums), Touch::Write),
         Epilogue::Scaled { scales, bias } => {
             let all = scales.iter_mut().flatten().chain(bias);

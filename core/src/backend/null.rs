@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    AttentionCall, Backend, DeviceInfo, Features, KernelId, KernelSource, Launch, Limits, MAX_QUEUES,
-    MatmulCall, Peak, Slice,
+    AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelSource, Launch, Limits,
+    MAX_QUEUES, MatmulCall, Peak, Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -89,6 +89,7 @@ impl Default for Profile {
                 subgroups: true,
                 f64_math: true,
                 f8: false,
+                gelu_grad: false,
             },
             limits: Limits {
                 max_binding: 1 << 40,
@@ -355,7 +356,9 @@ impl Backend for NullBackend {
             half: call.dtype.size() <= 2,
         };
         let stored = call.dtype.is_stored() && !self.info.features.f8;
-        if self.profile.library && !stored && call.of_floats() && call.by_lines() && call.takes_epilogue() {
+        let missing = matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !self.info.features.gelu_grad;
+        let takes = !stored && !missing && call.of_floats() && call.by_lines() && call.takes_epilogue();
+        if self.profile.library && takes {
             let elements = batch * (m * k + k * n + m * n);
             self.count(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);

@@ -8,12 +8,13 @@ use smallvec::smallvec;
 use super::activation;
 use super::linear_fp8;
 use super::matmul::{self, Finish, add_scaled};
-use super::reduce::{column_sums, dense};
+use super::reduce::{column_sums, dense, part_sums};
 use crate::amp::{self, Cast, stepwise};
 use crate::autograd::{self, Grads, SavedTensor, Wants};
+use crate::backend::GELU_GRAD_ROWS;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::layout::numel;
 use crate::tensor::{Dims, Tensor};
 
@@ -161,6 +162,32 @@ fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Ten
     Ok(())
 }
 
+/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x backward, where g is the gradient of the layer behind it, of this weight: that of x,
+/// gelu_tanh(x), and the sums of the first's rows, in f32.
+fn hidden_gradient(
+    op: &'static str,
+    g: &Tensor,
+    weight: &Tensor,
+    x: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    if x.device().info().features.gelu_grad && x.dtype().size() == 2 {
+        let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
+        let (hidden, gelu) = (like()?, like()?);
+        let sums = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            let parts = x.shape()[0].div_ceil(GELU_GRAD_ROWS);
+            Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
+        };
+        let finish = Finish::GeluGrad { x, gelu: &gelu, sums: &sums };
+        if matmul::multiply_with(op, g, weight, &hidden, false, finish)? {
+            return Ok((hidden, gelu, part_sums(&sums)?.remove(0)));
+        }
+    }
+    let hidden = matmul::multiply(op, g, weight)?;
+    let (gelu, sums) = activation::gelu_tanh_again(x, &hidden)?;
+    Ok((hidden, gelu, sums))
+}
+
 /// Whether layers of this type multiply in 8 bits now.
 fn in_fp8(dtype: DType) -> bool {
     amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
@@ -306,10 +333,7 @@ impl Tensor {
         Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
             let given = g.column_sums_beside();
             let g = rows(g)?;
-            // GELU's gradient not by the library's epilogue, which takes four times as long as the plain product
-            // (docs/performance.md).
-            let hidden = matmul::multiply(OP, &g, &second.low)?;
-            let (wide, sums) = activation::gelu_tanh_again(&before, &hidden)?;
+            let (hidden, wide, sums) = hidden_gradient(OP, &g, &second.low, &before)?;
             let [dw2, db2] = second.backward(&g, Some(&wide), given, wants, 3)?;
             drop((g, wide));
             let [dw1, db1] = first.backward(&hidden, Some(&flat), Some(sums), wants, 1)?;

@@ -184,6 +184,7 @@ pub(super) enum Finish<'a> {
     None,
     Bias(&'a Tensor),
     GeluBias { bias: &'a Tensor, before: &'a Tensor },
+    GeluGrad { x: &'a Tensor, gelu: &'a Tensor, sums: &'a Tensor },
     RowSums(&'a Tensor),
     Scaled { scales: Option<[&'a Tensor; 2]>, bias: Option<&'a Tensor> },
 }
@@ -196,6 +197,7 @@ impl<'a> Finish<'a> {
             Self::None => smallvec![],
             Self::Bias(bias) => smallvec![(bias, Read)],
             Self::GeluBias { bias, before } => smallvec![(before, Write), (bias, Read)],
+            Self::GeluGrad { x, gelu, sums } => smallvec![(x, Read), (gelu, Write), (sums, Write)],
             Self::RowSums(sums) => smallvec![(sums, Write)],
             Self::Scaled { scales, bias } => {
                 scales.into_iter().flatten().chain(bias).map(|t| (t, Read)).collect()
@@ -301,13 +303,16 @@ impl Product {
             col_stride: m.col as u64,
             batch_stride: m.inner as u64,
         };
+        let beside =
+            |at: usize, t: &Tensor| operand(at, t.dtype(), Matrices { offset: t.layout().offset(), ..c }, 0);
         let epilogue = match finish {
             Finish::None => Epilogue::None,
             Finish::Bias(_) => Epilogue::Bias(bound[3]),
             Finish::GeluBias { before, .. } => {
-                let before =
-                    operand(3, before.dtype(), Matrices { offset: before.layout().offset(), ..c }, 0);
-                Epilogue::GeluBias { bias: bound[4], before }
+                Epilogue::GeluBias { bias: bound[4], before: beside(3, before) }
+            }
+            Finish::GeluGrad { x, gelu, .. } => {
+                Epilogue::GeluGrad { x: beside(3, x), gelu: beside(4, gelu), sums: bound[5] }
             }
             Finish::RowSums(_) => Epilogue::RowSums(bound[3]),
             Finish::Scaled { scales, bias } => Epilogue::Scaled {
@@ -392,12 +397,14 @@ pub(crate) fn work(call: &MatmulCall) -> Work {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",
         Epilogue::GeluBias { .. } => " + bias, gelu",
+        Epilogue::GeluGrad { .. } => ", gelu's gradient",
         Epilogue::RowSums(_) => ", sums",
         Epilogue::Scaled { bias: Some(_), .. } => " scaled + bias",
         Epilogue::Scaled { .. } => " scaled",
     };
     let before = match epilogue {
         Epilogue::GeluBias { .. } => m * n,
+        Epilogue::GeluGrad { .. } => 2 * m * n,
         _ => 0,
     };
     let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };

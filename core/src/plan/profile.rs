@@ -50,6 +50,8 @@ const KNOWN: [Card; 22] = [
 const WITH_F8: [&str; 9] =
     ["l4", "l40s", "h100", "h200", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5090"];
 
+const HOPPER: [&str; 2] = ["h100", "h200"];
+
 /// The short names that [`Profile::card`] takes.
 pub const CARDS: [&str; KNOWN.len()] = {
     let mut names = [""; KNOWN.len()];
@@ -80,7 +82,11 @@ impl Profile {
             // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
             overhead: 600 * MIB,
             library: true,
-            features: Features { f8: WITH_F8.contains(&short), ..Self::default().features },
+            features: Features {
+                f8: WITH_F8.contains(&short),
+                gelu_grad: HOPPER.contains(&short),
+                ..Self::default().features
+            },
             limits: Limits { max_binding: mib * MIB, ..Self::default().limits },
             speed: Speed {
                 flops: flops * 1e12,
@@ -114,7 +120,7 @@ impl Profile {
             library: false,
             queues: 1,
             source: SourceLimits { alignment: 256, max_segment: binding / 256 * 256, virtual_memory: None },
-            features: Features { f64_math: false, f8: false, ..self.features },
+            features: Features { f64_math: false, f8: false, gelu_grad: false, ..self.features },
             limits: Limits {
                 max_binding: binding,
                 max_workgroup_memory: 32 << 10,

@@ -15,6 +15,8 @@ use super::tests;
 tests![
     linear_is_a_product_and_a_sum,
     mlp_is_what_it_is_made_of,
+    an_mlp_of_many_tiles_is_what_it_is_made_of,
+    gradients_of_an_mlp_have_the_same_bits_each_time,
     gradients_are_added_to_those_that_are_there,
     only_what_wants_a_gradient_gets_one,
     under_autocast_weights_and_their_gradients_stay_f32,
@@ -107,6 +109,40 @@ fn mlp_is_what_it_is_made_of(device: &Device) -> Result<()> {
             let expected = gradients(&made, &seed, &all)?;
             compare((&y, &grads), (&made, &expected), bound(dtype))
                 .with_context(|| format!("{dtype} {sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Sizes around the tiles of kernels that take GELU's gradient on their way: 128 rows of 256 columns, sums in steps of 64.
+fn an_mlp_of_many_tiles_is_what_it_is_made_of(device: &Device) -> Result<()> {
+    for dtype in [DType::F16, DType::BF16] {
+        for sizes in [[64, 64, 256], [68, 136, 520], [324, 200, 776]] {
+            let all = operands(sizes, dtype, device)?;
+            let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
+            let y = x.mlp(up, up_bias, down, down_bias)?;
+            let seed = random(y.shape(), dtype, device)?;
+            let grads = gradients(&y, &seed, &all)?;
+            let made = x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias))?;
+            let expected = gradients(&made, &seed, &all)?;
+            compare((&y, &grads), (&made, &expected), bound(dtype))
+                .with_context(|| format!("{dtype} {sizes:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn gradients_of_an_mlp_have_the_same_bits_each_time(device: &Device) -> Result<()> {
+    let (sizes, times) = if device.info().software { ([8, 16, 64], 3) } else { ([1024, 768, 3072], 200) };
+    let all = operands(sizes, DType::BF16, device)?;
+    let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
+    let seed = random(&[2, sizes[0], sizes[1]], DType::BF16, device)?;
+    let step = || gradients(&x.mlp(up, up_bias, down, down_bias)?, &seed, &all);
+    let first = step()?;
+    for k in 0..times {
+        for (now, first) in step()?.iter().zip(&first) {
+            let off = now.sub(first)?.abs()?.max_all()?.item()?;
+            ensure!(off == 0.0, "step {k}: gradients of {:?} are {off} apart", now.shape());
         }
     }
     Ok(())

@@ -1,0 +1,183 @@
+//! The gradient that a linear layer hands to the GELU in front of it, by a kernel of our own: cuBLASLt's epilogue for it takes four times as long as
+//! the plain product.
+//!
+//! The kernel is `shaders/cuda/gelu_grad.cu`.
+
+use std::ffi::CStr;
+
+use forebay_core::backend::{Epilogue, GELU_GRAD_ROWS, MatmulCall, MatrixOperand};
+use forebay_core::dtype::DType;
+
+use crate::tensor_map::{Elements, TensorMap};
+use crate::written::{Source, defined};
+
+/// The architecture that has `wgmma`, and the copy engine with it.
+pub(crate) const ARCH: u32 = 90;
+
+/// A block's part of c.
+const ROWS: u32 = GELU_GRAD_ROWS as u32;
+const COLS: u32 = 256;
+/// Elements along the sum that a block has at a time, of 128 bytes, and how many such stages are in shared memory.
+const DEPTH: u32 = 64;
+const STAGES: u32 = 3;
+/// Warps that multiply, that finish a tile, and one that fetches.
+const WARPS: u32 = 8 + FINISHERS + 1;
+const FINISHERS: u32 = 7;
+
+/// A form of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Kernel {
+    /// Whether elements are bf16, else f16.
+    pub bf16: bool,
+}
+
+impl Source for Kernel {
+    const WITHOUT: &'static str =
+        "GELU's gradient is a pass of its own behind the product, which takes longer";
+
+    fn source(&self) -> String {
+        use forebay_shaders::cuda::{GELU_GRAD, HALVES};
+        let defines = [("BF16", self.bf16.into()), ("STAGES", STAGES)];
+        defined(&defines, &[forebay_shaders::cuda::STAGES, HALVES, GELU_GRAD])
+    }
+
+    fn options(&self) -> &'static [&'static str] {
+        &["--gpu-architecture=sm_90a"]
+    }
+
+    fn entry(&self) -> &'static CStr {
+        c"gelu_grad"
+    }
+
+    fn threads(&self) -> u32 {
+        WARPS * 32
+    }
+
+    fn shared(&self) -> u32 {
+        let (stages, tile) = (STAGES * (ROWS + COLS) * DEPTH * 2, ROWS * (COLS * 2 + 16));
+        // Sums of columns, and barriers.
+        stages + tile + FINISHERS * COLS * 4 + 16 * (STAGES + 1)
+    }
+}
+
+/// `Params` of the kernel.
+#[repr(C)]
+pub(crate) struct Params {
+    a: TensorMap,
+    b: TensorMap,
+    x: u64,
+    gelu: u64,
+    c: u64,
+    sums: u64,
+    /// From one row of x, gelu and c to the next, in elements.
+    leads: [i64; 3],
+    /// m, n, k, tiles side by side, and all.
+    sizes: [i32; 5],
+    unused: i32,
+}
+
+/// A matrix of 16-bit floats that lies by rows, in boxes of so many rows.
+fn map(elements: Elements, operand: &MatrixOperand, [rows, cols]: [u64; 2], boxed: u32) -> Option<TensorMap> {
+    let address = operand.segment.0 + operand.offset;
+    TensorMap::new(elements, address, &[cols, rows], &[2 * operand.row_stride], &[DEPTH, boxed], true)
+}
+
+/// What a call is made of: its kernel, the kernel's parameters, the blocks, of which each multiprocessor of `units` has one. `None` for
+/// what is not the kernel's.
+pub(crate) fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u32; 3])> {
+    let Epilogue::GeluGrad { x, gelu, sums } = &call.epilogue else { return None };
+    if arch != ARCH || !call.takes_epilogue() {
+        return None;
+    }
+    let (bf16, elements) = match call.dtype {
+        DType::BF16 => (true, Elements::Bf16),
+        DType::F16 => (false, Elements::F16),
+        _ => return None,
+    };
+    let MatmulCall { m, n, k, .. } = *call;
+    let across = n.div_ceil(COLS.into());
+    let tiles = across * m.div_ceil(ROWS.into());
+    let mut sizes = [0; 5];
+    for (to, size) in sizes.iter_mut().zip([m, n, k, across, tiles]) {
+        *to = i32::try_from(size).ok()?;
+    }
+    let mut leads = [0; 3];
+    for (to, operand) in leads.iter_mut().zip([x, gelu, &call.c]) {
+        *to = i64::try_from(operand.row_stride).ok()?;
+    }
+    let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
+    let params = Params {
+        a: map(elements, &call.a, [m, k], ROWS)?,
+        b: map(elements, &call.b, [k, n], DEPTH)?,
+        x: address(x),
+        gelu: address(gelu),
+        c: address(&call.c),
+        sums: sums.segment.0 + sums.offset,
+        leads,
+        sizes,
+        unused: 0,
+    };
+    Some((Kernel { bf16 }, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId, Slice};
+    use forebay_core::dtype::DType;
+
+    use super::{ARCH, Kernel, plan};
+
+    fn operand(row_stride: u64) -> MatrixOperand {
+        MatrixOperand { segment: SegmentId(1 << 20), offset: 0, row_stride, col_stride: 1, batch_stride: 0 }
+    }
+
+    fn call() -> MatmulCall {
+        let sums = Slice { segment: SegmentId(1 << 20), offset: 0, bytes: 1 << 20 };
+        MatmulCall {
+            dtype: DType::BF16,
+            dtype_b: DType::BF16,
+            out: DType::BF16,
+            m: 8192,
+            n: 3072,
+            k: 768,
+            batch: 1,
+            a: operand(768),
+            b: operand(3072),
+            c: operand(3072),
+            beta: 0.0,
+            epilogue: Epilogue::GeluGrad { x: operand(3072), gelu: operand(3072), sums },
+        }
+    }
+
+    #[test]
+    fn what_it_does_not_take_is_declined() {
+        let declined = |call: MatmulCall| plan(&call, ARCH, 132).is_none();
+        assert!(plan(&call(), 80, 132).is_none() && plan(&call(), 100, 132).is_none());
+        assert!(declined(MatmulCall { epilogue: Epilogue::None, ..call() }));
+        assert!(declined(MatmulCall { dtype: DType::F32, dtype_b: DType::F32, out: DType::F32, ..call() }));
+        assert!(declined(MatmulCall { out: DType::F32, ..call() }));
+        assert!(declined(MatmulCall { beta: 1.0, ..call() }));
+        assert!(declined(MatmulCall { batch: 2, ..call() }));
+        // b by columns, rows that are no multiples of 16 bytes, sizes beyond 32 bits.
+        assert!(declined(MatmulCall {
+            b: MatrixOperand { row_stride: 1, col_stride: 768, ..operand(1) },
+            ..call()
+        }));
+        assert!(declined(MatmulCall { n: 3070, c: operand(3070), ..call() }));
+        assert!(declined(MatmulCall { m: 1 << 40, ..call() }));
+        let Epilogue::GeluGrad { gelu, sums, .. } = call().epilogue else { unreachable!() };
+        let x = MatrixOperand { offset: 2, ..operand(3072) };
+        assert!(declined(MatmulCall { epilogue: Epilogue::GeluGrad { x, gelu, sums }, ..call() }));
+    }
+
+    #[test]
+    fn its_blocks_share_the_tiles_and_have_room_for_them() {
+        use crate::written::Source;
+
+        for bf16 in [false, true] {
+            let kernel = Kernel { bf16 };
+            assert_eq!((kernel.threads(), kernel.shared()), (512, 222_272));
+            assert!(kernel.shared() <= 227 << 10);
+        }
+    }
+}

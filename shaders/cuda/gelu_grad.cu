@@ -1,0 +1,219 @@
+// The gradient that a linear layer hands to the GELU in front of it, in one pass: c = (a · b) times the derivative of gelu_tanh at x, beside it
+// gelu_tanh(x), which the layer's weight wants, and the sums of c's rows, a tile's at a time, for the bias in front of GELU.
+//
+// Two groups of warps multiply by wgmma (sm_90a) what the copy engine brings. They leave a tile's sums in shared memory, rounded to the type as a
+// product's are, and go on with the next tile, while other warps finish it: they have few registers and wait for memory, the first have
+// many and wait for nothing. What they give each other waits at barriers, stages and the tile alike.
+//
+// Defined before: BF16, 1 or 0 (f16); STAGES of DEPTH, 64, elements of the sum. In front of it stand stages.cu and halves.cu. a has its elements
+// side by side along the sum, b along its columns: panels of 64 rows or columns of 128 bytes, whose parts of 16 are swapped (128-byte swizzle).
+
+#define ROWS 128
+#define COLS 256
+#define DEPTH 64
+#define BYTES_A (ROWS * 128)
+#define STAGE_BYTES ((ROWS + COLS) * 128)
+#define PANEL_BYTES (DEPTH * 128)
+// Rows of the tile on its way out are 16 bytes apart: no access to it has a bank conflict.
+#define PITCH (COLS * 2 + 16)
+#define MAKERS 8
+#define FINISHERS 7
+#define THREADS ((MAKERS + FINISHERS + 1) * 32)
+// Rows that a warp finishes at a time, and how many times.
+#define AT_ONCE 4
+#define TURNS ((ROWS + FINISHERS * AT_ONCE - 1) / (FINISHERS * AT_ONCE))
+
+struct Params {
+    Map a, b;
+    const u16* x;
+    u16 *gelu, *c;
+    // [tiles below each other][n].
+    float* sums;
+    // Elements from one row to the next.
+    i64 x_lead, gelu_lead, c_lead;
+    int m, n, k, tiles_n, tiles, unused;
+};
+
+// What wgmma is told of a place in shared memory, eight rows of a panel every 1024 bytes: the low word, to which steps are added in units of 16
+// bytes, with the bytes from one panel to the next, and all of it.
+INLINE u32 describe(u32 at, u32 panel) { return at >> 4 | panel >> 4 << 16; }
+INLINE u64 described(u32 low) {
+    u64 all;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
+    return all;
+}
+
+#define D4(n) "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3])
+#define D16(n) D4(n), D4(n + 4), D4(n + 8), D4(n + 12)
+// 64 x 128 sums += (or =) 64 x 16 · 16 x 128.
+INLINE void wgmma(float* d, u64 a, u64 b, int add) {
+    asm volatile("{.reg .pred add; setp.ne.b32 add, %66, 0; wgmma.mma_async.sync.aligned.m64n128k16.f32." TYPE "." TYPE " {"
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, "
+                 "%22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, "
+                 "%43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, add, 1, 1, 0, 1;}"
+                 : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(add));
+}
+
+// x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and the derivative of that. NaN stays NaN.
+INLINE void gelu_of(float x, float& gelu, float& slope) {
+    float near, power, s;
+    // Past 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
+    asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near) : "f"(x));
+    const float square = near * near;
+    // 2^-u, with log2(e) in the factors.
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(near * fmaf(-0.10294324f, square, -2.3022082f)));
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(1.0f + power));
+    gelu = x * s;
+    slope = fmaf(fmaf(-s, s, s), near * fmaf(0.21406444f, square, 1.5957691f), s);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_constant__ Params p) {
+    FOLLOW();
+    // Stages, the tile on its way out, sums of its columns by each warp that finishes, barriers.
+    extern __shared__ __align__(1024) char memory[];
+    const u32 stages = static_cast<u32>(__cvta_generic_to_shared(memory)), out = stages + STAGES * STAGE_BYTES;
+    const u32 columns = out + ROWS * PITCH, out_full = columns + FINISHERS * COLS * 4, out_empty = out_full + 8;
+    auto full = [&](int stage) { return out_full + 16 + stage * 16; };
+    auto empty = [&](int stage) { return out_full + 24 + stage * 16; };
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++) {
+            prepare(full(stage), 1);
+            prepare(empty(stage), 2);
+        }
+        prepare(out_full, MAKERS);
+        prepare(out_empty, FINISHERS);
+        prepared();
+    }
+    __syncthreads();
+    const int steps = (p.k + DEPTH - 1) / DEPTH;
+    // A warp that does not part keeps its addresses in uniform registers, where wgmma wants them.
+    const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
+    int stage = 0;
+
+    if (warp < MAKERS) {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
+        // Four warps have 64 rows, as wgmma wants it.
+        const int group = warp / 4;
+        const bool speaks = threadIdx.x % 128 == 0;
+        u32 phase = 0, out_phase = 1;
+        for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+            float d[COLS / 2];
+            int last = 0;
+            for (int step = 0; step < steps; step++) {
+                wait(full(stage), phase);
+                const u32 from = stages + stage * STAGE_BYTES, a = describe(from + group * 64 * 128, 16), b = describe(from + BYTES_A, PANEL_BYTES);
+                asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+                for (int k = 0; k < DEPTH / 16; k++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        wgmma(d + half * 64, described(a + k * 2), described(b + k * 128 + half * (2 * PANEL_BYTES / 16)), step > 0 || k > 0);
+                asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+                if (step > 0) {
+                    asm volatile("wgmma.wait_group.sync.aligned 1;" ::: "memory");
+                    if (speaks) arrive(empty(last));
+                }
+                last = stage;
+                if (++stage == STAGES) stage = 0, phase ^= 1;
+            }
+            asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+            // Keeps the compiler from moving uses of sums over the wait.
+#pragma unroll
+            for (int i = 0; i < COLS / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
+            if (speaks) arrive(empty(last));
+
+            wait(out_empty, out_phase);
+            out_phase ^= 1;
+            const u32 to = out + (warp * 16 + lane / 4) * PITCH + lane % 4 * 4;
+#pragma unroll
+            for (int n = 0; n < COLS / 8; n++) {
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16), "r"(pack(d[4 * n], d[4 * n + 1])) : "memory");
+                asm volatile("st.shared.b32 [%0], %1;" ::"r"(to + n * 16 + 8 * PITCH), "r"(pack(d[4 * n + 2], d[4 * n + 3])) : "memory");
+            }
+            __syncwarp();
+            if (lane == 0) arrive(out_full);
+        }
+    } else {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 96;");
+        if (warp < MAKERS + FINISHERS) {
+            const int first = warp - MAKERS;
+            u32 phase = 0;
+            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+                // A lane has eight columns, a warp every FINISHERS-th row.
+                const int row0 = tile / p.tiles_n * ROWS, col = tile % p.tiles_n * COLS + lane * 8;
+                const int rows = col < p.n ? min(p.m - row0, ROWS) : 0;
+                auto row_of = [&](int turn, int i) { return (turn * AT_ONCE + i) * FINISHERS + first; };
+                float sums[8] = {};
+                uint4 x[AT_ONCE], next[AT_ONCE];
+                auto fetch = [&](int turn) {
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++) {
+                        const int row = row_of(turn, i);
+                        next[i] = make_uint4(0, 0, 0, 0);
+                        if (row < rows)
+                            asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                                         : "=r"(next[i].x), "=r"(next[i].y), "=r"(next[i].z), "=r"(next[i].w) : "l"(p.x + (row0 + row) * p.x_lead + col));
+                    }
+                };
+                fetch(0);
+                wait(out_full, phase);
+                phase ^= 1;
+#pragma unroll 1
+                for (int turn = 0; turn < TURNS; turn++) {
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++) x[i] = next[i];
+                    if (turn + 1 < TURNS) fetch(turn + 1);
+#pragma unroll
+                    for (int i = 0; i < AT_ONCE; i++) {
+                        const int row = row_of(turn, i);
+                        if (row >= rows) continue;
+                        const u32 before[4] = {x[i].x, x[i].y, x[i].z, x[i].w};
+                        u32 g[4], gelu[4];
+                        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+                                     : "=r"(g[0]), "=r"(g[1]), "=r"(g[2]), "=r"(g[3]) : "r"(out + row * PITCH + lane * 16));
+#pragma unroll
+                        for (int j = 0; j < 4; j++) {
+                            float low, high, slope_low, slope_high;
+                            gelu_of(low_half(before[j]), low, slope_low);
+                            gelu_of(high_half(before[j]), high, slope_high);
+                            gelu[j] = pack(low, high);
+                            const float first = low_half(g[j]) * slope_low, second = high_half(g[j]) * slope_high;
+                            sums[2 * j] += first, sums[2 * j + 1] += second;
+                            g[j] = pack(first, second);
+                        }
+                        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                                     ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col), "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");
+                        asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                                     ::"l"(p.c + (row0 + row) * p.c_lead + col), "r"(g[0]), "r"(g[1]), "r"(g[2]), "r"(g[3]) : "memory");
+                    }
+                }
+                __syncwarp();
+                if (lane == 0) arrive(out_empty);
+                // Of the rows of all warps, in order: behind those that still read the sums of the tile before.
+                asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
+                float* column = reinterpret_cast<float*>(memory + (columns - stages));
+#pragma unroll
+                for (int j = 0; j < 8; j++) column[first * COLS + lane * 8 + j] = sums[j];
+                asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
+                for (int own = threadIdx.x - MAKERS * 32; own < min(COLS, p.n - tile % p.tiles_n * COLS); own += FINISHERS * 32) {
+                    float sum = 0;
+#pragma unroll
+                    for (int w = 0; w < FINISHERS; w++) sum += column[w * COLS + own];
+                    p.sums[(i64)(tile / p.tiles_n) * p.n + tile % p.tiles_n * COLS + own] = sum;
+                }
+            }
+        } else if (lane == 0) {
+            u32 phase = 1;
+            for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x)
+                for (int step = 0; step < steps; step++) {
+                    wait(empty(stage), phase);
+                    const u32 to = stages + stage * STAGE_BYTES, barrier = full(stage);
+                    expect(barrier, STAGE_BYTES);
+                    ask(to, p.a, step * DEPTH, tile / p.tiles_n * ROWS, barrier);
+                    for (int panel = 0; panel < COLS / 64; panel++)
+                        ask(to + BYTES_A + panel * PANEL_BYTES, p.b, tile % p.tiles_n * COLS + panel * 64, step * DEPTH, barrier);
+                    if (++stage == STAGES) stage = 0, phase ^= 1;
+                }
+        }
+    }
+}

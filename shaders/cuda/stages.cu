@@ -1,0 +1,38 @@
+// Stages of shared memory that the copy engine fills and threads empty, with a barrier for each (from sm_90 on).
+
+typedef unsigned int u32;
+typedef unsigned short u16;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#define INLINE __device__ __forceinline__
+
+// What the copy engine is told of a tensor.
+struct alignas(64) Map {
+    u64 words[16];
+};
+
+INLINE void prepare(u32 barrier, u32 arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
+// Makes barriers that this thread has prepared known to the copy engine.
+INLINE void prepared() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+// One thread of the block asks; the barrier of the stage counts the bytes.
+INLINE void expect(u32 barrier, u32 bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+}
+INLINE void arrive(u32 barrier) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(barrier) : "memory"); }
+INLINE void wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{.reg .pred done; mbarrier.try_wait.parity.shared.b64 done, [%1], %2; selp.u32 %0, 1, 0, done;}"
+                     : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+    } while (!done);
+}
+// A box of a tensor of two or three dimensions.
+INLINE void ask(u32 to, const Map& map, int x, int y, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
+}
+INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
+                 ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
+}
