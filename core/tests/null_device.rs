@@ -1,5 +1,8 @@
 //! What can be tested without arithmetic: shapes, memory, errors and the tape, on the null device.
 
+use std::sync::Arc;
+
+use forebay_core::backend::null::{NullBackend, Profile};
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
@@ -49,5 +52,28 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
         logits.cross_entropy_with(&classes, &weighted).expect_err("weights of classes have no gradient");
     assert!(matches!(error, Error::NoGradient { op } if op.starts_with("cross_entropy")), "{error}");
     assert!(!w.gt(0.5)?.requires_grad(), "truth values have no history");
+    Ok(())
+}
+
+/// Where a backend takes GELU's gradient on the product's way out, a pass over memory is saved, and no byte more is held.
+#[test]
+fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
+    let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {
+        let mut profile = Profile::card("h100")?;
+        profile.features.gelu_grad &= gelu_grad;
+        let backend = Arc::new(NullBackend::new(profile));
+        let device = Device::new(backend.clone())?;
+        let ones =
+            |shape: &[usize]| -> Result<Tensor> { Tensor::ones(shape, dtype, &device)?.requires_grad_() };
+        let (x, up, up_bias) = (ones(&[256, 64])?, ones(&[512, 64])?, ones(&[512])?);
+        let (down, down_bias) = (ones(&[64, 512])?, ones(&[64])?);
+        let y = x.mlp(&up, &up_bias, &down, &down_bias)?;
+        let (seed, before) = (y.ones_like()?, backend.work());
+        y.backward_with(&seed)?;
+        Ok(((backend.work() - before).launches, device.memory().peak_allocated()))
+    };
+    let (with, without) = (step(true, DType::BF16)?, step(false, DType::BF16)?);
+    assert_eq!((with.0 + 1, with.1), without);
+    assert_eq!(step(true, DType::F32)?, step(false, DType::F32)?);
     Ok(())
 }
