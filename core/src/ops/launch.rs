@@ -57,12 +57,12 @@ impl Params {
     /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
     pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
         debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
-        let at = self.words.len();
-        self.words.resize(at + MAX_RANK, 0);
-        for (word, &extent) in self.words[at..].iter_mut().zip(dims) {
+        let mut words = [0; MAX_RANK];
+        for (word, &extent) in words.iter_mut().zip(dims) {
             *word = extent as u32;
             self.wide |= extent > u32::MAX as usize;
         }
+        self.words.extend_from_slice(&words);
         self
     }
 

@@ -233,6 +233,17 @@ impl Product {
                 &[a.shape(), b.shape()],
             ));
         }
+        if a.rank() == 2 && b.rank() == 2 {
+            let (left, right) = (Matrices::of(a, &[]), Matrices::of(b, &[]));
+            return Ok(Self {
+                op,
+                extents: Extents { m, n, k, batch: 1 },
+                inner: 1,
+                a: (a.clone(), left),
+                b: (b.clone(), right),
+                shape: smallvec![m, n],
+            });
+        }
         let batch = broadcast_shapes(op, &[&a.shape()[..a.rank() - 2], &b.shape()[..b.rank() - 2]])?;
         let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
         let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
@@ -292,10 +303,10 @@ impl Product {
         let step = pair(&steps[0], 0).1;
         let c = Matrices { offset: out.layout().offset(), row, col: 1, outer: inner * step, inner: step };
         let [(ta, a), (tb, b)] = [(&self.a.0, self.a.1), (&self.b.0, self.b.1)];
-        let extra = finish.tensors();
-        let all =
-            [(ta, Access::Read), (tb, Access::Read), (out, Access::Write)].into_iter().chain(extra.clone());
-        let bound = launch::bind(all.collect::<SmallVec<[_; 6]>>())?;
+        let mut all: SmallVec<[_; 6]> =
+            smallvec![(ta, Access::Read), (tb, Access::Read), (out, Access::Write)];
+        finish.tensors().into_iter().for_each(|t| all.push(t));
+        let bound = launch::bind(all.iter().copied())?;
         let operand = |at: usize, dtype: DType, m: Matrices, index: usize| MatrixOperand {
             segment: bound[at].segment,
             offset: bound[at].offset + ((m.offset + index * m.outer) * dtype.size()) as u64,

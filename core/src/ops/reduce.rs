@@ -16,7 +16,7 @@ use crate::device::Identity;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse, contiguous_strides, normalize_dim, numel};
+use crate::tensor::layout::{collapse_one, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// One reduction.
@@ -83,7 +83,8 @@ impl Over {
     }
 
     fn marked(shape: &[usize], reduced: SmallVec<[bool; 6]>) -> Self {
-        let kept: Dims = shape.iter().zip(&reduced).map(|(&n, &r)| if r { 1 } else { n }).collect();
+        let mut kept = Dims::from_slice(shape);
+        kept.iter_mut().zip(&reduced).filter(|(_, r)| **r).for_each(|(n, _)| *n = 1);
         let extent = shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| n).product();
         Self { reduced, shape: shape.into(), kept, extent }
     }
@@ -93,7 +94,9 @@ impl Over {
         if keepdim {
             return self.kept.clone();
         }
-        self.shape.iter().zip(&self.reduced).filter(|(_, r)| !**r).map(|(&n, _)| n).collect()
+        let mut left = Dims::new();
+        self.shape.iter().zip(&self.reduced).filter(|(_, r)| !**r).for_each(|(&n, _)| left.push(n));
+        left
     }
 
     /// A tensor of the result's shape, with or without the reduced dimensions, stretched back over the input's.
@@ -143,24 +146,23 @@ struct Stage<'a> {
 
 impl Stage<'_> {
     /// Counts the inner dimension in fours, if its elements lie so and none is asked for its index.
-    fn in_fours(mut self) -> Self {
+    fn in_fours(&mut self) {
         let arg = matches!(self.op.combine, "argmax" | "argmin");
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
-        let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return self };
+        let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return };
         if arg || !has_quads(self.input.dtype()) || *s != 1 || !n.is_multiple_of(QUAD) {
-            return self;
+            return;
         }
         (*n, *s) = (*n / QUAD, QUAD);
         let aligned = |strides: &[usize]| strides.iter().all(|s| s.is_multiple_of(QUAD));
         if self.offset.is_multiple_of(QUAD) && aligned(&self.kept.1) && aligned(&self.reduced.1) {
             self.width = QUAD;
-            return self;
+            return;
         }
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
         if let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) {
             (*n, *s) = (*n * QUAD, 1);
         }
-        self
     }
 
     /// How it is spread, as `launch` takes it.
@@ -215,23 +217,12 @@ impl Stage<'_> {
             params = params.dims(shape).dims(strides);
         }
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
-        tensors.extend(self.extra.center);
-        tensors.extend(self.extra.seen);
-        tensors.extend(value);
-        tensors.extend(place);
+        for t in [self.extra.center, self.extra.seen, value, place].into_iter().flatten() {
+            tensors.push(t);
+        }
         let groups = (outputs * plan.splits).div_ceil(GROUP / plan.lanes);
         launch::launch_of(&identity, spec, &tensors, params, groups)
     }
-}
-
-fn merged(dims: &[(usize, usize)]) -> (Dims, Dims) {
-    let (mut shape, mut strides) = (Dims::new(), Dims::new());
-    for &(extent, stride) in dims {
-        shape.push(extent);
-        strides.push(stride);
-    }
-    let (shape, mut strides) = collapse(&shape, &[&strides]);
-    (shape, strides.swap_remove(0))
 }
 
 /// Runs a reduction of `x` into `value` and `place`, which are contiguous and hold one element for each output.
@@ -255,10 +246,10 @@ fn run(
         // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
-    let (kept, reduced) = (merged(&over.side(x.layout(), false)), merged(&reduced));
+    let (kept, reduced) = (collapse_one(over.side(x.layout(), false)), collapse_one(reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
     let outputs = numel(&kept.0);
-    let stage = Stage {
+    let mut stage = Stage {
         op,
         input: x,
         offset: x.layout().offset(),
@@ -270,8 +261,8 @@ fn run(
         map: op.map,
         post: op.post,
         width: 1,
-    }
-    .in_fours();
+    };
+    stage.in_fours();
     let first = stage.spread();
     if first.splits == 1 {
         return stage.launch(first, value, place);
@@ -283,7 +274,7 @@ fn run(
     let values = partial(accumulator(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
     Stage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
-    let second = Stage {
+    let mut second = Stage {
         op,
         input: &values,
         offset: 0,
@@ -296,8 +287,8 @@ fn run(
         width: 1,
         // A single output's parts lie side by side.
         across: outputs > 1,
-    }
-    .in_fours();
+    };
+    second.in_fours();
     // In one go: what is left is short.
     let Spread { lanes, unroll, .. } = second.spread();
     let steps = numel(&second.reduced.0);

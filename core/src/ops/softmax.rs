@@ -11,7 +11,7 @@ use crate::device::Identity;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::layout::{collapse_one, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// The rows of a tensor along one dimension, and how threads share them.
@@ -33,12 +33,10 @@ impl Rows {
     #[track_caller]
     pub(super) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
-        let without = |of: &[usize]| -> Dims {
-            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
-        };
         let extent = x.shape().get(d).copied().unwrap_or(1);
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let (shape, mut strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        let dims = x.shape().iter().copied().zip(x.strides().iter().copied()).enumerate();
+        let (shape, strides) = collapse_one(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
         launch::check_rank(op, shape.len())?;
         let across = inner > 1;
         Ok(Self {
@@ -48,7 +46,7 @@ impl Rows {
             across,
             stride: x.strides().get(d).copied().unwrap_or(1),
             shape,
-            strides: strides.swap_remove(0),
+            strides,
         })
     }
 
@@ -129,7 +127,9 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
             .def("hold", held.hold)
     };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
-    tensors.extend(y);
+    if let Some(y) = y {
+        tensors.push(y);
+    }
     tensors.push(&out);
     launch::launch_of(&identity, spec, &tensors, rows.params(input, [0, 0]), held.groups(rows.rows))?;
     drop(tensors);

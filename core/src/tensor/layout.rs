@@ -313,6 +313,25 @@ pub fn collapse(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims;
     (out_shape, out)
 }
 
+/// As [`collapse`], of one tensor, whose dimensions come with their strides.
+pub(crate) fn collapse_one(dims: impl IntoIterator<Item = (usize, usize)>) -> (Dims, Dims) {
+    let (mut shape, mut strides) = (Dims::new(), Dims::new());
+    for (extent, stride) in dims {
+        match (shape.last_mut(), strides.last_mut()) {
+            _ if extent == 1 => {}
+            (Some(outer), Some(step)) if *step == stride * extent => {
+                *outer *= extent;
+                *step = stride;
+            }
+            _ => {
+                shape.push(extent);
+                strides.push(stride);
+            }
+        }
+    }
+    (shape, strides)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -360,6 +379,8 @@ mod tests {
                 prop_assert!(!view.is_contiguous());
             }
             let (shape, strides) = collapse(view.shape(), &[view.strides()]);
+            let dims = view.shape().iter().copied().zip(view.strides().iter().copied());
+            prop_assert_eq!(collapse_one(dims), (shape.clone(), strides[0].clone()));
             prop_assert_eq!(offsets(&Layout::new(shape, strides[0].clone(), 0)), offsets(&view));
             prop_assert!(!view.overlaps());
         }
