@@ -177,9 +177,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                             gelu_of(low_half(before[j]), low, slope_low);
                             gelu_of(high_half(before[j]), high, slope_high);
                             gelu[j] = pack(low, high);
-                            const float first = low_half(g[j]) * slope_low, second = high_half(g[j]) * slope_high;
-                            sums[2 * j] += first, sums[2 * j + 1] += second;
-                            g[j] = pack(first, second);
+                            slope_low *= low_half(g[j]), slope_high *= high_half(g[j]);
+                            sums[2 * j] += slope_low, sums[2 * j + 1] += slope_high;
+                            g[j] = pack(slope_low, slope_high);
                         }
                         asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
                                      ::"l"(p.gelu + (row0 + row) * p.gelu_lead + col), "r"(gelu[0]), "r"(gelu[1]), "r"(gelu[2]), "r"(gelu[3]) : "memory");

@@ -96,7 +96,7 @@ done
 if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null; then
     torch() {
         local bench
-        for bench in matmul elementwise reduce alloc mlp; do
+        for bench in matmul elementwise reduce alloc eager mlp; do
             python3 "$here/peers/torch_bench.py" --bench $bench || return 1
         done
         for bench in elementwise reduce; do
