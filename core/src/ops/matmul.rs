@@ -233,6 +233,7 @@ impl Product {
                 &[a.shape(), b.shape()],
             ));
         }
+        // Most products: what follows would change nothing.
         if a.rank() == 2 && b.rank() == 2 {
             let (left, right) = (Matrices::of(a, &[]), Matrices::of(b, &[]));
             return Ok(Self {

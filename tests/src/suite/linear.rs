@@ -98,26 +98,19 @@ fn linear_is_a_product_and_a_sum(device: &Device) -> Result<()> {
 }
 
 fn mlp_is_what_it_is_made_of(device: &Device) -> Result<()> {
-    for dtype in [DType::F32, DType::F16, DType::BF16] {
-        for sizes in SIZES {
-            let all = operands(sizes, dtype, device)?;
-            let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
-            let y = x.mlp(up, up_bias, down, down_bias)?;
-            let seed = random(y.shape(), dtype, device)?;
-            let grads = gradients(&y, &seed, &all)?;
-            let made = x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias))?;
-            let expected = gradients(&made, &seed, &all)?;
-            compare((&y, &grads), (&made, &expected), bound(dtype))
-                .with_context(|| format!("{dtype} {sizes:?}"))?;
-        }
-    }
-    Ok(())
+    mlp_beside_its_parts(&[DType::F32, DType::F16, DType::BF16], &SIZES, device)
 }
 
 /// Sizes around the tiles of kernels that take GELU's gradient on their way: 128 rows of 256 columns, sums in steps of 64.
 fn an_mlp_of_many_tiles_is_what_it_is_made_of(device: &Device) -> Result<()> {
-    for dtype in [DType::F16, DType::BF16] {
-        for sizes in [[64, 64, 256], [68, 136, 520], [324, 200, 776]] {
+    let sizes = [[64, 64, 256], [68, 136, 520], [324, 200, 776]];
+    mlp_beside_its_parts(&[DType::F16, DType::BF16], &sizes, device)
+}
+
+/// Results and gradients, beside those of two linear layers and a GELU.
+fn mlp_beside_its_parts(dtypes: &[DType], sizes: &[[usize; 3]], device: &Device) -> Result<()> {
+    for &dtype in dtypes {
+        for &sizes in sizes {
             let all = operands(sizes, dtype, device)?;
             let [x, up, up_bias, down, down_bias] = &all[..] else { unreachable!() };
             let y = x.mlp(up, up_bias, down, down_bias)?;
