@@ -82,7 +82,7 @@ impl Cut {
     fn best(call: &MatmulCall, units: u64) -> Option<Self> {
         let MatmulCall { m, n, k, batch, .. } = *call;
         let operations = [2, m, n, k, batch].iter().try_fold(1_u64, |product, x| product.checked_mul(*x))?;
-        let many = m.saturating_mul(n).saturating_mul(batch) > MANY && k.div_ceil(DEPTH.into()) <= FEW_STAGES;
+        let many = m.saturating_mul(n).saturating_mul(batch) > MANY && parts(k, DEPTH) <= FEW_STAGES;
         if operations > MOST || many || m.min(n) < LEAST || k < LEAST_SUM {
             return None;
         }
@@ -92,15 +92,20 @@ impl Cut {
 
     /// Stages of a block.
     fn steps(&self, k: u64) -> u64 {
-        k.div_ceil(DEPTH.into()).div_ceil(self.share.into())
+        parts(k, DEPTH * self.share)
     }
 
-    /// Nanoseconds of a product.
+    /// Nanoseconds of a product, times `units`.
     fn time(&self, call: &MatmulCall, units: u64) -> u64 {
-        let tiles = call.m.div_ceil(self.tile.rows.into()) * call.n.div_ceil(self.tile.cols.into());
+        let tiles = parts(call.m, self.tile.rows) * parts(call.n, self.tile.cols);
         let blocks = tiles * call.batch * u64::from(self.share);
-        self.launch + (self.steps(call.k) * self.stage * blocks.max(units) + self.round * blocks) / units
+        self.launch * units + self.steps(call.k) * self.stage * blocks.max(units) + self.round * blocks
     }
+}
+
+/// How many times a power of two goes into `extent`, the last time in part. By shifts: six ways to cut each product are weighed.
+fn parts(extent: u64, of: u32) -> u64 {
+    (extent + u64::from(of - 1)) >> of.trailing_zeros()
 }
 
 /// What is done with a product besides.
@@ -244,7 +249,7 @@ fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u3
         return None;
     }
     let kernel = Kernel { tile, share, by_lines: [a_by_lines, b_by_lines], finish };
-    let (down, across) = (m.div_ceil(tile.rows.into()), n.div_ceil(tile.cols.into()));
+    let (down, across) = (parts(m, tile.rows), parts(n, tile.cols));
     let blocks = [u32::try_from(down * across * u64::from(share)).ok()?, u32::try_from(batch).ok()?, 1];
     let mut sizes = [0; 4];
     for (to, size) in sizes.iter_mut().zip([m, n, k, across]) {

@@ -103,6 +103,12 @@ impl Identity {
         self.count += 1;
     }
 
+    /// Adds truth values.
+    #[inline]
+    pub(crate) fn flags(&mut self, flags: &[bool]) {
+        self.number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
+    }
+
     fn known(&self) -> Option<&[usize]> {
         self.words.get(..self.count)
     }

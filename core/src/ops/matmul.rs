@@ -18,7 +18,7 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::profile::Work;
 use crate::stream::Access;
-use crate::tensor::layout::{broadcast_shapes, collapse, numel};
+use crate::tensor::layout::{broadcast_shapes, collapse, collapse_one, numel};
 use crate::tensor::{Dims, Tensor};
 
 /// A batch of matrices in a tensor: offset and strides, in elements. The batch has two dimensions at most.
@@ -66,10 +66,10 @@ fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 /// The same in `dtype`: the operands', or f32 for 16-bit ones.
 fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
-    let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
     if !autograd::wanted(&[a, b]) {
-        return Ok(out);
+        return multiply_as(op, a, b, dtype);
     }
+    let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
     // Each operand is kept for the gradient of the other, and its shape for its own.
     let left = b.requires_grad().then(|| SavedTensor::of(a));
     let right = a.requires_grad().then(|| SavedTensor::of(b));
@@ -294,14 +294,13 @@ impl Product {
     fn by_library(&self, out: &Tensor, add: bool, finish: Finish<'_>) -> Result<bool> {
         let (e, inner) = (self.extents, self.inner);
         let (row, col) = matrix(out.strides());
-        let (steps, batch) = (&out.strides()[..out.rank() - 2], &self.shape[..out.rank() - 2]);
-        let (extents, steps) = collapse(batch, &[steps]);
+        let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
+        let (extents, steps) = collapse_one(batch);
         // Of a result that was made for the product one step is enough.
-        let one = extents.len() <= 1;
-        if col != 1 && e.n > 1 || !one {
+        if col != 1 && e.n > 1 || extents.len() > 1 {
             return Ok(false);
         }
-        let step = pair(&steps[0], 0).1;
+        let step = pair(&steps, 0).1;
         let c = Matrices { offset: out.layout().offset(), row, col: 1, outer: inner * step, inner: step };
         let [(ta, a), (tb, b)] = [(&self.a.0, self.a.1), (&self.b.0, self.b.1)];
         let mut all: SmallVec<[_; 6]> =

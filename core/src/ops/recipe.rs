@@ -211,19 +211,21 @@ impl Recipe<'_> {
     /// list is made. Whether it did.
     fn run_dense(&self, vector: usize, out: &Tensor, inplace: bool) -> Result<bool> {
         let (n, shape) = (out.numel(), out.shape());
+        let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
+        self.tensors().for_each(|t| tensors.push(t));
+        tensors.push(out);
         // Parameters are 32 bits, and so is where the last element lies.
-        let side_by_side = |t: &Tensor| {
+        let side_by_side = |t: &&Tensor| {
             t.shape() == shape
                 && is_row_major(shape, t.layout().strides())
                 && t.layout().offset() <= u32::MAX as usize
         };
-        if n > u32::MAX as usize || !self.tensors().chain([out]).all(side_by_side) {
+        if n > u32::MAX as usize || !tensors.iter().all(side_by_side) {
             return Ok(false);
         }
-        let inputs = self.tensors().map(|t| t.layout().offset());
-        let offsets = std::iter::once(out.layout().offset()).chain(inputs);
+        let offset = |t: &&Tensor| t.layout().offset();
         let packed = !inplace && out.is_contiguous() && out.layout().offset() == 0;
-        let form = Form::dense(n, vector, offsets.clone(), packed);
+        let form = Form::dense(n, vector, tensors.iter().map(offset), packed);
         let device = out.device();
         let identity = form.of(self.identity(out, inplace));
         let Some(kernel) = device.known_kernel(&identity) else { return Ok(false) };
@@ -237,14 +239,14 @@ impl Recipe<'_> {
             Operand::Tensor(_) => None,
         });
         words[4..].iter_mut().zip(numbers.flatten()).for_each(|(to, word)| *to = word);
+        // The result's offset comes first.
         let at = 4 + 2 * NUMBERS + MAX_RANK;
-        words[at..].iter_mut().zip(offsets).for_each(|(to, offset)| *to = offset as u32);
-        let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
-        // In place, the first input is the result.
-        self.tensors().skip(usize::from(inplace)).for_each(|t| tensors.push(t));
-        tensors.push(out);
+        words[at] = offset(&out) as u32;
+        let inputs = tensors[..tensors.len() - 1].iter().map(offset);
+        words[at + 1..].iter_mut().zip(inputs).for_each(|(to, offset)| *to = offset as u32);
         let groups = n.div_ceil(form.each(vector) * GROUP);
-        launch::enqueue_words(kernel, &tensors, &words, [groups, 1, 1]).map(|()| true)
+        // In place, the first input is the result.
+        launch::enqueue_words(kernel, &tensors[usize::from(inplace)..], &words, [groups, 1, 1]).map(|()| true)
     }
 }
 

@@ -182,12 +182,11 @@ impl Stage<'_> {
         let center = self.extra.center.map_or("", name);
         let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
         let flags = [value.is_some(), self.extra.seen.is_some(), self.reduced.0.len() <= 1, across];
-        let numbers = [plan.lanes, self.width, plan.unroll];
         let mut identity = Identity::new("reduce");
         words.iter().for_each(|word| identity.word(word));
         identity.words(self.op.math);
-        flags.iter().for_each(|&flag| identity.number(flag.into()));
-        numbers.iter().for_each(|&number| identity.number(number));
+        identity.flags(&flags);
+        identity.number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
             KernelSpec::new("reduce")
                 .def("source", name(self.input))

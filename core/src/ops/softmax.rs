@@ -110,12 +110,8 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     let (dtype, log) = (launch::shader_dtype(input.dtype(), input.device()), op == "log_softmax");
     let mut identity = Identity::new("softmax");
     identity.word(dtype);
-    for flag in [y.is_some(), log, rows.across] {
-        identity.number(flag.into());
-    }
-    for number in [held.lanes, held.width, held.hold] {
-        identity.number(number);
-    }
+    identity.flags(&[y.is_some(), log, rows.across]);
+    identity.number(held.lanes | held.width << 16 | held.hold << 32);
     let spec = || {
         KernelSpec::new("softmax")
             .def("pass", if y.is_some() { "backward" } else { "forward" })
@@ -142,6 +138,9 @@ fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     check(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run(op, x, None, dim)?;
+    if !autograd::wanted(&[x]) {
+        return Ok(out);
+    }
     let y = SavedTensor::result(&out);
     Ok(autograd::attach_twice(op, out, &[x], move |g, wants| {
         let y = y.get(wants)?;
