@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use forebay_core::backend::{AttentionCall, AttentionGradients, AttentionOperand, SourceError};
 use forebay_core::dtype::DType;
+use forebay_shaders::cuda;
 
 use crate::context::{Context, Function, Stream};
 use crate::kernels::{Kernels, Ran};
@@ -172,10 +173,10 @@ impl Source for Kernel {
             ("DROP", self.drop.into()),
         ];
         let pass = match self.pass {
-            Pass::Forward => forebay_shaders::cuda::ATTENTION_FWD,
-            Pass::Queries | Pass::Keys => forebay_shaders::cuda::ATTENTION_BWD,
+            Pass::Forward => cuda::ATTENTION_FWD,
+            Pass::Queries | Pass::Keys => cuda::ATTENTION_BWD,
         };
-        defined(&defines, &[forebay_shaders::cuda::HALVES, forebay_shaders::cuda::ATTENTION, pass])
+        defined(&defines, &[cuda::STAGES, cuda::HALVES, cuda::ATTENTION, pass])
     }
 
     fn options(&self) -> &'static [&'static str] {

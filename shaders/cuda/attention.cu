@@ -3,22 +3,16 @@
 // Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma and the
 // copy engine (sm_90a), else mma and cp.async (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
 // are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
-// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped. In front of it stands
-// halves.cu.
+// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped. In front of it stand
+// stages.cu and halves.cu.
 //
 // A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
 // are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.
-
-typedef unsigned int u32;
-typedef unsigned short u16;
-typedef unsigned long long u64;
-typedef long long i64;
 
 #define DEPTH ((HEAD + 15) / 16 * 16)
 #define PANELS ((DEPTH + 63) / 64)
 #define THREADS (WARPS * 32)
 #define ROWS (WARPS * 16 * ROWS16)
-#define INLINE __device__ __forceinline__
 #define NEVER __int_as_float(0xff800000)
 #define LOG2E 1.4426950408889634f
 #define LN2 0.6931471805599453f
@@ -30,12 +24,8 @@ struct Heads {
     int row, unused;
 };
 
-// What the copy engine is told of them: [batch][heads][rows][HEAD], in boxes of 64 rows and 64 elements.
-struct alignas(64) Map {
-    u64 words[16];
-};
-
 struct Params {
+    // Of [batch][heads][rows][HEAD], in boxes of 64 rows and 64 elements.
     Map q_map, k_map, v_map, grad_map;
     Heads q, k, v, out, grad, dq, dk, dv;
     // [batch][heads][queries]: the logarithm of each query's sum of exponentials.
@@ -109,8 +99,8 @@ INLINE u32 barrier_of(int t) {
 INLINE void loads_prepare() {
     if (threadIdx.x == 0) {
 #pragma unroll
-        for (int t = 0; t < STAGES; t++) asm volatile("mbarrier.init.shared.b64 [%0], 1;" ::"r"(barrier_of(t)) : "memory");
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+        for (int t = 0; t < STAGES; t++) prepare(barrier_of(t), 1);
+        prepared();
     }
     __syncthreads();
 }
@@ -260,15 +250,6 @@ template <int N> INLINE void settle(Sums<N>& s) {
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(s.v[0][n][i])::"memory");
 }
 
-// What wgmma is told of a place in shared memory, 128-byte swizzle and eight rows of a panel every 1024 bytes: the low word, to which steps are
-// added in units of 16 bytes, and all of it.
-INLINE u32 describe(u32 at) { return (at >> 4) + (1 << 16); }
-INLINE u64 described(u32 low) {
-    u64 all;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
-    return all;
-}
-
 #define F4(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
 #define F32 F4(0), F4(1), F4(2), F4(3), F4(4), F4(5), F4(6), F4(7)
 #define R32                                                                                                                  \
@@ -296,7 +277,7 @@ template <int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s, const Kept&
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 from = described(describe(b) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            u64 from = described(describe(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_rs<false>(&s.v[0][n / 8], a.v[0][k], from);
             else wgmma_rs<true>(&s.v[0][n / 8], a.v[0][k], from);
         }
@@ -308,8 +289,8 @@ template <int A_ROWS, int TILE_ROWS, int N> INLINE void rows_by_rows(Sums<N>& s,
     for (int n = 0; n < N; n += 64)
 #pragma unroll
         for (int k = 0; k < DEPTH / 16; k++) {
-            u64 left = described(describe(a) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
-            u64 from = described(describe(b) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
+            u64 left = described(describe(a, 16) + (k / 4) * (A_ROWS * 8) + row * 8 + (k % 4) * 2);
+            u64 from = described(describe(b, 16) + (k / 4) * (TILE_ROWS * 8) + n * 8 + (k % 4) * 2);
             if (k == 0) wgmma_ss<false>(&s.v[0][n / 8], left, from);
             else wgmma_ss<true>(&s.v[0][n / 8], left, from);
         }
@@ -320,7 +301,7 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
     for (int k = 0; k < N / 16; k++)
 #pragma unroll
         for (int panel = 0; panel < PANELS; panel++)
-            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], described(describe(b) + panel * (TILE_ROWS * 8) + k * 128));
+            wgmma_rs_rows(&s.v[0][8 * panel], a.v[0][k], described(describe(b, 16) + panel * (TILE_ROWS * 8) + k * 128));
 }
 #else
 INLINE void products_begin() {}

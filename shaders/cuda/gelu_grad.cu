@@ -34,15 +34,6 @@ struct Params {
     int m, n, k, tiles_n, tiles, unused;
 };
 
-// What wgmma is told of a place in shared memory, eight rows of a panel every 1024 bytes: the low word, to which steps are added in units of 16
-// bytes, with the bytes from one panel to the next, and all of it.
-INLINE u32 describe(u32 at, u32 panel) { return at >> 4 | panel >> 4 << 16; }
-INLINE u64 described(u32 low) {
-    u64 all;
-    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
-    return all;
-}
-
 #define D4(n) "+f"(d[n]), "+f"(d[n + 1]), "+f"(d[n + 2]), "+f"(d[n + 3])
 #define D16(n) D4(n), D4(n + 4), D4(n + 8), D4(n + 12)
 // 64 x 128 sums += (or =) 64 x 16 · 16 x 128.

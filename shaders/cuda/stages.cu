@@ -36,3 +36,12 @@ INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
 }
+
+// What wgmma is told of a place in shared memory, 128-byte swizzle and eight rows of a panel every 1024 bytes: the low word, with the bytes from
+// one panel to the next, to which steps are added in units of 16 bytes; and all of it.
+INLINE u32 describe(u32 at, u32 panel) { return (at >> 4) + (panel >> 4 << 16); }
+INLINE u64 described(u32 low) {
+    u64 all;
+    asm("mov.b64 %0, {%1, %2};" : "=l"(all) : "r"(low), "n"(64 | 1 << 30));
+    return all;
+}
