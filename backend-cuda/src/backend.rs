@@ -144,12 +144,13 @@ impl Queue {
         })
     }
 
-    /// All of it, for callers that know of devices alone.
+    /// All of it, and what waits for others, for callers that know of devices alone.
     fn settle(&self, device: &Device) -> Result<(), SourceError> {
         self.catch_up(device, true).map_err(|error| match error {
             Error::Source(error) => error,
             error => SourceError::Driver { call: "nvrtcCompileProgram", detail: error.to_string() },
-        })
+        })?;
+        self.stream.settle()
     }
 }
 
@@ -158,6 +159,11 @@ impl Device {
     fn settle(&self) -> Result<(), SourceError> {
         let mut queues = self.queues.iter().filter_map(OnceLock::get);
         queues.try_for_each(|queue| queue.settle(self))
+    }
+
+    /// Gives all streams what waits to be given with others, whose memory may go then.
+    fn give(&self) -> Result<(), SourceError> {
+        self.streams().try_for_each(Stream::settle)
     }
 
     /// The streams that are in use.
@@ -387,6 +393,7 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.device.give()?;
         self.device.context.free(segment.0)
     }
 
@@ -396,6 +403,7 @@ impl SegmentSource for CudaBackend {
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.settle_arrangements()?;
+        self.device.give()?;
         self.device.addresses()?.unreserve(segment.0)
     }
 
@@ -431,6 +439,7 @@ impl SegmentSource for CudaBackend {
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.device.settle_arrangements()?;
+        self.device.give()?;
         self.device.addresses()?.unmap(segment.0 + offset, bytes)
     }
 
@@ -513,8 +522,8 @@ impl Backend for CudaBackend {
     }
 
     fn flush(&self) -> Result<()> {
-        // The driver hands work to the device as it is enqueued.
-        self.queue.catch_up(&self.device, false)
+        self.queue.catch_up(&self.device, false)?;
+        Ok(self.queue.stream.settle()?)
     }
 
     fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
@@ -609,7 +618,7 @@ impl Prepared for Steps {
 
     fn enqueue(&mut self) -> Result<()> {
         self.queue.catch_up(&self.device, true)?;
-        self.graph.launch(&self.queue.stream)?;
+        self.graph.launch(self.queue.stream.raw()?)?;
         self.device.fences.enqueued();
         Ok(())
     }

@@ -5,17 +5,22 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
+use std::mem::MaybeUninit;
 use std::ptr::{self, NonNull};
+use std::slice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchAttributeValue,
-    CUlaunchConfig, CUmodule, CUresult, CUstream,
+    self, CUcontext, CUdevice_attribute, CUevent, CUfunction, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue, CUlaunchConfig, CUmodule, CUresult, CUstream,
 };
 use forebay_core::backend::SourceError;
+use smallvec::SmallVec;
 
 use crate::driver::{Device, check, check_memory};
+use crate::graph::Graph;
+use crate::line::Line;
 use crate::switches::is_set;
 
 thread_local! {
@@ -30,6 +35,8 @@ pub(crate) struct Context {
     pub(crate) device: Device,
     /// Whether kernels may be started while the one in front of them ends.
     follows: bool,
+    /// Blocks of a launch that does not fill the device twice.
+    pub(crate) small: u32,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
     number: u64,
 }
@@ -47,7 +54,9 @@ impl Context {
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
         // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
         let follows = device.compute_capability()?.0 >= 9 && is_set("FOREBAY_CUDA_EARLY") != Some(false);
-        let context = Arc::new(Self { raw, device, follows, number: NEXT.fetch_add(1, Ordering::Relaxed) });
+        let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let context = Arc::new(Self { raw, device, follows, small: 2 * units, number });
         context.make_current()?;
         Ok(context)
     }
@@ -99,12 +108,47 @@ impl Drop for Context {
     }
 }
 
+/// A kernel with all that it is given.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call<'a> {
+    pub(crate) function: Function,
+    pub(crate) groups: [u32; 3],
+    pub(crate) block: [u32; 3],
+    /// Bytes of shared memory besides what it declares.
+    pub(crate) shared: u32,
+    /// The value of each of its parameters.
+    pub(crate) arguments: &'a [&'a Value],
+}
+
+/// The bytes of an argument, with what pads them.
+pub(crate) type Value = [MaybeUninit<u8>];
+
+/// An argument.
+pub(crate) fn value<T: ?Sized>(of: &T) -> &Value {
+    // SAFETY: so many bytes are there for as long as it is borrowed, and these may be anything.
+    unsafe { slice::from_raw_parts(ptr::from_ref(of).cast(), size_of_val(of)) }
+}
+
+impl Call<'_> {
+    /// Blocks in all.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.groups.iter().map(|&n| u64::from(n)).product()
+    }
+}
+
+/// The arguments' addresses, as the driver takes them.
+pub(crate) fn addresses<'a>(arguments: impl IntoIterator<Item = &'a Value>) -> SmallVec<[*mut c_void; 8]> {
+    let mut addresses = SmallVec::new();
+    arguments.into_iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
+    addresses
+}
+
 /// A queue of work, apart from the default stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: CUstream,
-    /// Whether it is a queue's, not a graph's.
-    runs: bool,
+    /// What is given to it several at once; a graph's has none.
+    line: Option<Line>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -115,32 +159,41 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, true)
+        Self::with(context, Some(Line::new()))
     }
 
     /// One for a graph, whose kernels are started when the one in front of them has ended.
     pub(crate) fn in_order(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, false)
+        Self::with(context, None)
     }
 
-    fn with(context: &Arc<Context>, runs: bool) -> Result<Self, SourceError> {
+    fn with(context: &Arc<Context>, line: Option<Line>) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, runs, context: Arc::clone(context) })
+        Ok(Self { raw, line, context: Arc::clone(context) })
     }
 
-    pub(crate) fn raw(&self) -> CUstream {
-        self.raw
+    /// Its handle, for work behind all that it was given.
+    pub(crate) fn raw(&self) -> Result<CUstream, SourceError> {
+        self.settle()?;
+        Ok(self.raw)
+    }
+
+    /// Gives it all that waits to be given with others.
+    #[inline]
+    pub(crate) fn settle(&self) -> Result<(), SourceError> {
+        self.line.as_ref().map_or(Ok(()), |line| line.settle(self))
     }
 
     /// Waits for everything enqueued.
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw) })
     }
 
     /// Enqueues a copy to the device.
@@ -150,8 +203,9 @@ impl Stream {
     /// device.
     pub(crate) unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, self.raw) })
+        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, raw) })
     }
 
     /// Enqueues a copy to the host.
@@ -160,15 +214,17 @@ impl Stream {
     /// `dst` holds `bytes` bytes, which nobody touches until the copy is done; `src` holds as many on the device.
     pub(crate) unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, self.raw) })
+        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, raw) })
     }
 
     /// Lets the work that follows wait for what `event` is behind, on the device.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: both handles live as long as their owners.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.raw, 0) })
+        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(raw, event.raw, 0) })
     }
 
     /// Enqueues a copy on the device, or between it and page-locked memory: the driver tells by the addresses.
@@ -177,8 +233,9 @@ impl Stream {
     /// Both ranges lie inside segments and do not overlap.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: the caller's promise.
-        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, self.raw) })
+        check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
     }
 
     /// Enqueues setting `words` 32-bit words.
@@ -187,45 +244,60 @@ impl Stream {
     /// The range lies inside the device's segments, and `dst` is a multiple of 4.
     pub(crate) unsafe fn fill(&self, dst: u64, word: u32, words: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let raw = self.raw()?;
         // SAFETY: the caller's promise.
-        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, self.raw) })
+        check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
     }
 
-    /// Enqueues a kernel, with bytes of shared memory besides what it declares.
+    /// Enqueues a kernel: at once, or with others that are small too.
     ///
     /// # Safety
-    /// `arguments` points at one value for each of the kernel's parameters, of its size, and the addresses among
-    /// them hold what the kernel reads and writes.
-    pub(crate) unsafe fn launch(
+    /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the kernel reads and writes.
+    pub(crate) unsafe fn launch(&self, call: &Call<'_>) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        match &self.line {
+            // SAFETY: the caller's promise.
+            Some(line) => unsafe { line.add(self, call) },
+            // SAFETY: as above.
+            None => unsafe { self.launch_now(call, &mut addresses(call.arguments.iter().copied())) },
+        }
+    }
+
+    /// Enqueues a kernel in front of what waits; `arguments` are the addresses of its own.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch).
+    pub(crate) unsafe fn launch_now(
         &self,
-        function: Function,
-        groups: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
+        call: &Call<'_>,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let mut follows = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
         let config = CUlaunchConfig {
-            gridDimX: groups[0],
-            gridDimY: groups[1],
-            gridDimZ: groups[2],
-            blockDimX: block[0],
-            blockDimY: block[1],
-            blockDimZ: block[2],
-            sharedMemBytes: shared,
+            gridDimX: call.groups[0],
+            gridDimY: call.groups[1],
+            gridDimZ: call.groups[2],
+            blockDimX: call.block[0],
+            blockDimY: call.block[1],
+            blockDimZ: call.block[2],
+            sharedMemBytes: call.shared,
             hStream: self.raw,
             attrs: &mut follows,
-            numAttrs: (self.runs && self.context.follows).into(),
+            numAttrs: (self.line.is_some() && self.context.follows).into(),
         };
         // SAFETY: the caller's promise; the driver copies all of it before it returns.
         check("cuLaunchKernelEx", unsafe {
-            sys::cuLaunchKernelEx(&config, function.0, arguments.as_mut_ptr(), ptr::null_mut())
+            sys::cuLaunchKernelEx(&config, call.function.0, arguments.as_mut_ptr(), ptr::null_mut())
         })
+    }
+
+    /// Enqueues a graph in front of what waits.
+    pub(crate) fn launch_graph(&self, graph: &Graph) -> Result<(), SourceError> {
+        graph.launch(self.raw)
     }
 }
 
@@ -270,8 +342,9 @@ impl Event {
     /// Puts it behind everything enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
         self.context.make_current()?;
+        let stream = stream.raw()?;
         // SAFETY: both handles live as long as their owners.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream.raw) })
+        check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
     }
 
     /// Nanoseconds from another timed event to this one, both passed.
@@ -388,7 +461,7 @@ impl Drop for Pinned {
 }
 
 /// A kernel of a loaded [`Module`]; valid as long as that.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function(CUfunction);
 
 // SAFETY: the driver's functions may be launched from every thread.

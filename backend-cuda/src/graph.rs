@@ -11,7 +11,7 @@ use cudarc::driver::sys::{
 };
 use forebay_core::backend::SourceError;
 
-use crate::context::{Context, Function, Stream};
+use crate::context::{Call, Context, Stream};
 use crate::driver::check;
 
 /// A command in a graph; valid as long as that.
@@ -50,7 +50,7 @@ impl Capture {
         // Relaxed: other threads, and the libraries here, may go on allocating meanwhile; nothing of that is part of the graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw(), mode) })?;
+        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(stream.raw()?, mode) })?;
         Ok(Some(Self { stream, info, open: Cell::new(true) }))
     }
 
@@ -63,9 +63,10 @@ impl Capture {
     pub(crate) fn last(&self) -> Result<Node, SourceError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph, mut nodes, mut count) = (0, ptr::null_mut(), ptr::null(), 0);
+        let stream = self.stream.raw()?;
         // SAFETY: the stream lives; the function writes one value to each address.
         check("cuStreamGetCaptureInfo", unsafe {
-            (self.info)(self.stream.raw(), &mut status, &mut id, &mut graph, &mut nodes, &mut count)
+            (self.info)(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
         })?;
         if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE || count != 1 {
             let detail = format!("{count} commands are last in a line of them ({status:?})");
@@ -78,18 +79,15 @@ impl Capture {
     /// The graph of all that was enqueued.
     pub(crate) fn finish(self) -> Result<Graph, SourceError> {
         let raw = self.end()?;
-        let mut graph = Graph { raw, ready: ptr::null_mut(), context: Arc::clone(&self.stream.context) };
-        // SAFETY: the graph lives; writes one handle.
-        check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut graph.ready, raw, 0) })?;
-        Ok(graph)
+        Graph { raw, ready: ptr::null_mut(), context: Arc::clone(&self.stream.context) }.finished()
     }
 
     fn end(&self) -> Result<CUgraph, SourceError> {
         self.open.set(false);
         self.stream.context.make_current()?;
-        let mut raw = ptr::null_mut();
+        let (stream, mut raw) = (self.stream.raw()?, ptr::null_mut());
         // SAFETY: the stream is being captured, since `begin`; writes one handle.
-        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.stream.raw(), &mut raw) })?;
+        check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut raw) })?;
         Ok(raw)
     }
 }
@@ -120,46 +118,84 @@ pub(crate) struct Graph {
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// Enqueues all of it.
-    pub(crate) fn launch(&self, stream: &Stream) -> Result<(), SourceError> {
-        self.context.make_current()?;
-        // SAFETY: both live; what the commands name stays while the graph does, as the core promises.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.ready, stream.raw()) })
-    }
-
-    /// Gives a kernel other arguments, from the next launch on.
+    /// One of kernels that run one after the other, and their nodes.
     ///
     /// # Safety
-    /// The node was made by a launch of `function`; the arguments are as for one.
+    /// As for launches of them.
+    pub(crate) unsafe fn row(
+        context: &Arc<Context>,
+        calls: &mut [(Call<'_>, &mut [*mut c_void])],
+    ) -> Result<(Self, Vec<Node>), SourceError> {
+        context.make_current()?;
+        let mut raw = ptr::null_mut();
+        // SAFETY: writes one handle.
+        check("cuGraphCreate", unsafe { sys::cuGraphCreate(&mut raw, 0) })?;
+        let graph = Self { raw, ready: ptr::null_mut(), context: Arc::clone(context) };
+        let mut nodes: Vec<Node> = Vec::with_capacity(calls.len());
+        for (call, arguments) in calls {
+            let (params, before) = (params(call, arguments), nodes.last().map(|node| node.0));
+            let mut node = ptr::null_mut();
+            // SAFETY: the caller's promise; the driver copies the arguments before it returns, and reads as many nodes as it is told.
+            check("cuGraphAddKernelNode", unsafe {
+                let before = before.as_ref().map_or(ptr::null(), ptr::from_ref);
+                sys::cuGraphAddKernelNode_v2(&mut node, raw, before, usize::from(!before.is_null()), &params)
+            })?;
+            nodes.push(Node(node));
+        }
+        Ok((graph.finished()?, nodes))
+    }
+
+    /// The same, ready to run.
+    fn finished(mut self) -> Result<Self, SourceError> {
+        // SAFETY: the graph lives; writes one handle.
+        check("cuGraphInstantiate", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut self.ready, self.raw, 0)
+        })?;
+        Ok(self)
+    }
+
+    /// Enqueues all of it.
+    pub(crate) fn launch(&self, stream: CUstream) -> Result<(), SourceError> {
+        self.context.make_current()?;
+        // SAFETY: both live; what the commands name stays while the graph does, as the core promises.
+        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.ready, stream) })
+    }
+
+    /// Gives a kernel other arguments, whose addresses are `arguments`, from the next launch on. It may be another kernel than it was.
+    ///
+    /// # Safety
+    /// The node is one of this graph; the arguments are as for a launch.
     pub(crate) unsafe fn set(
         &self,
         node: Node,
-        function: Function,
-        groups: [u32; 3],
-        block: [u32; 3],
-        shared: u32,
+        call: &Call<'_>,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let ([gx, gy, gz], [bx, by, bz]) = (groups, block);
-        let params = CUDA_KERNEL_NODE_PARAMS {
-            func: function.raw(),
-            gridDimX: gx,
-            gridDimY: gy,
-            gridDimZ: gz,
-            blockDimX: bx,
-            blockDimY: by,
-            blockDimZ: bz,
-            sharedMemBytes: shared,
-            kernelParams: arguments.as_mut_ptr(),
-            extra: ptr::null_mut(),
-            kern: ptr::null_mut(),
-            ctx: ptr::null_mut(),
-        };
+        let params = params(call, arguments);
         // SAFETY: the caller's promise; the driver copies the arguments before it returns.
         check("cuGraphExecKernelNodeSetParams", unsafe {
             sys::cuGraphExecKernelNodeSetParams_v2(self.ready, node.0, &params)
         })
+    }
+}
+
+/// A kernel with its arguments, as graphs take it.
+fn params(call: &Call<'_>, arguments: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
+    let ([gx, gy, gz], [bx, by, bz]) = (call.groups, call.block);
+    CUDA_KERNEL_NODE_PARAMS {
+        func: call.function.raw(),
+        gridDimX: gx,
+        gridDimY: gy,
+        gridDimZ: gz,
+        blockDimX: bx,
+        blockDimY: by,
+        blockDimZ: bz,
+        sharedMemBytes: call.shared,
+        kernelParams: arguments.as_mut_ptr(),
+        extra: ptr::null_mut(),
+        kern: ptr::null_mut(),
+        ctx: ptr::null_mut(),
     }
 }
 

@@ -1,16 +1,16 @@
 //! Kernels: from WGSL to loaded code, and launching it.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_void};
-use std::ptr;
+use std::ffi::{CStr, CString};
 use std::sync::{Arc, Mutex, Once, PoisonError, RwLock};
 
 use forebay_core::backend::{KernelContent, KernelId, KernelSource, Launch, SourceError};
 use forebay_core::error::{Error, Result};
+use smallvec::SmallVec;
 
 use crate::cache::{DiskCache, Key, Version};
 use crate::compiler::{self, Coming};
-use crate::context::{Context, Function, Module, Stream};
+use crate::context::{Call, Context, Function, Module, Stream, Value, addresses, value};
 use crate::graph::{Graph, Node};
 use crate::{lock, matmul, nvrtc, switches, translate};
 
@@ -211,18 +211,19 @@ impl Kernels {
 
     /// Enqueues one run; `false` where the kernel is still being compiled.
     pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<bool> {
-        self.with_arguments(launch, |kernel, function, arguments| {
-            // SAFETY: one value for each parameter of the translated kernel, in its order and of at least its size; the
-            // core has checked that the slices lie inside their segments.
-            unsafe { stream.launch(function, launch.groups, kernel.block, kernel.shared, arguments) }
+        self.with_call(launch, |call| {
+            // SAFETY: one value for each parameter of the translated kernel, in its order and of its size; the core has checked that
+            // the slices lie inside their segments.
+            unsafe { stream.launch(call) }
         })
     }
 
     /// Changes the parameters that a kernel in a graph is given.
     pub(crate) fn relaunch(&self, graph: &Graph, node: Node, launch: &Launch<'_>) -> Result<()> {
-        self.with_arguments(launch, |kernel, function, arguments| {
-            // SAFETY: as for a launch; the node was made by one of the same kernel.
-            unsafe { graph.set(node, function, launch.groups, kernel.block, kernel.shared, arguments) }
+        self.with_call(launch, |call| {
+            let mut arguments = addresses(call.arguments.iter().copied());
+            // SAFETY: as for a launch; the node is of this graph.
+            unsafe { graph.set(node, call, &mut arguments) }
         })
         .map(drop)
     }
@@ -252,31 +253,29 @@ impl Kernels {
         Ok(kernel)
     }
 
-    fn with_arguments(
+    fn with_call(
         &self,
         launch: &Launch<'_>,
-        run: impl FnOnce(&Kernel, Function, &mut [*mut c_void]) -> Result<(), SourceError>,
+        run: impl FnOnce(&Call<'_>) -> Result<(), SourceError>,
     ) -> Result<bool> {
         let kernel = self.check(launch)?;
         let Some(function) = kernel.function else { return Ok(false) };
-        let mut addresses = [0_u64; MAX_BINDINGS];
-        let mut lengths = [0_u64; MAX_BINDINGS];
-        let mut arguments = [ptr::null_mut::<c_void>(); MAX_BINDINGS + 2];
-        let mut count = kernel.bindings;
-        for (at, slice) in launch.bindings.iter().enumerate() {
-            addresses[at] = slice.segment.0 + slice.offset;
-            lengths[at] = slice.bytes;
-            arguments[at] = ptr::from_mut(&mut addresses[at]).cast();
+        let mut starts: SmallVec<[u64; 8]> = SmallVec::new();
+        let mut lengths: SmallVec<[u64; 8]> = SmallVec::new();
+        for slice in launch.bindings {
+            starts.push(slice.segment.0 + slice.offset);
+            lengths.push(slice.bytes);
         }
+        let mut arguments: SmallVec<[&Value; 10]> = SmallVec::new();
+        starts.iter().for_each(|start| arguments.push(value(start)));
         if kernel.lengths {
-            arguments[count] = lengths.as_mut_ptr().cast();
-            count += 1;
+            arguments.push(value(&lengths[..]));
         }
         if kernel.params > 0 {
-            arguments[count] = launch.params.as_ptr().cast_mut().cast();
-            count += 1;
+            arguments.push(value(&launch.params[..kernel.params]));
         }
-        run(&kernel, function, &mut arguments[..count])?;
+        let Kernel { block, shared, .. } = kernel;
+        run(&Call { function, groups: launch.groups, block, shared, arguments: &arguments })?;
         Ok(true)
     }
 }

@@ -12,6 +12,7 @@
 //! - `virtual_memory` reserves addresses and maps memory into them. Where the device has no such thing, or
 //!   `FOREBAY_CUDA_VMM=0` is set, segments are plain allocations, and the limits say so.
 //! - `fences` numbers points of the one stream; `staging` copies through page-locked memory.
+//! - `line` gives the driver small kernels that follow each other several at once, which costs it less.
 //! - `graph` keeps the commands of a captured step, which the driver then runs as one.
 //! - `processes` asks NVML who else is on a device.
 //! - `nvtx` tells tools such as Nsight Systems which module and operation runs (`FOREBAY_NVTX=1`, [`set_nvtx`]).
@@ -39,6 +40,7 @@ mod graph;
 mod kernels;
 mod later;
 mod libraries;
+mod line;
 mod matmul;
 pub mod nvrtc;
 mod nvtx;

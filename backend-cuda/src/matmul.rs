@@ -350,7 +350,7 @@ impl Library {
         })?;
         let (one, beta) = (Factor::new(call.dtype, 1.0), Factor::new(call.dtype, call.beta));
         let c = address(&call.c);
-        let handle = self.handle.raw;
+        let (handle, queue) = (self.handle.raw, stream.raw()?);
         let run = |plan: &Plan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
             // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
             // workspace is used by this stream alone.
@@ -371,7 +371,7 @@ impl Library {
                     algorithm,
                     workspace.0 as *mut c_void,
                     workspace.1 as usize,
-                    stream.raw().cast(),
+                    queue.cast(),
                 )
             }
         };

@@ -13,6 +13,8 @@ use std::{env, mem, ptr};
 use forebay_core::memory::ranges::{self, Ranges};
 use libloading::Library;
 
+use crate::switches;
+
 /// Why no tool sees ranges.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -41,10 +43,12 @@ pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
     static TOOL: OnceLock<Result<Tool, NvtxUnavailable>> = OnceLock::new();
     if !on {
         ranges::set_ranges(None);
+        switches::set_lines(true);
         return Ok(());
     }
     let tool = TOOL.get_or_init(Tool::attach).as_ref().map_err(Clone::clone)?;
     ranges::set_ranges(Some(tool));
+    switches::set_lines(false);
     Ok(())
 }
 

@@ -5,10 +5,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use forebay_core::environment;
 
 /// Variables of the environment that are `0` or `1`.
-pub(crate) const VARIABLES: [&str; 5] =
-    ["FOREBAY_TUNE", "FOREBAY_PORTABLE_KERNELS", "FOREBAY_NVTX", "FOREBAY_CUDA_VMM", "FOREBAY_CUDA_EARLY"];
+pub(crate) const VARIABLES: [&str; 6] = [
+    "FOREBAY_TUNE",
+    "FOREBAY_PORTABLE_KERNELS",
+    "FOREBAY_NVTX",
+    "FOREBAY_CUDA_VMM",
+    "FOREBAY_CUDA_EARLY",
+    "FOREBAY_CUDA_LINES",
+];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);
+static LINES: AtomicBool = AtomicBool::new(true);
 /// 0: as the environment says; 1: no; 2: yes.
 static PORTABLE: AtomicU8 = AtomicU8::new(0);
 
@@ -39,6 +46,15 @@ pub fn portable() -> bool {
         let _ = PORTABLE.compare_exchange(0, portable, Ordering::Relaxed, Ordering::Relaxed);
     }
     PORTABLE.load(Ordering::Relaxed) == 2
+}
+
+/// Whether small kernels may wait to be launched together: not while a tool is told which module each is of.
+pub(crate) fn set_lines(lines: bool) {
+    LINES.store(lines, Ordering::Relaxed);
+}
+
+pub(crate) fn lines() -> bool {
+    LINES.load(Ordering::Relaxed)
 }
 
 /// An environment variable that is a switch; what it cannot be is an error where a device is opened.

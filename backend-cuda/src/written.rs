@@ -1,17 +1,17 @@
 //! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
 
 use std::collections::hash_map::Entry;
-use std::ffi::{CStr, c_void};
+use std::ffi::CStr;
 use std::fmt::Debug;
 use std::hash::Hash;
+use std::iter;
 use std::sync::{Arc, PoisonError, RwLock};
-use std::{iter, ptr};
 
 use forebay_core::backend::SourceError;
 use rustc_hash::FxHashMap;
 
 use crate::compiler::Coming;
-use crate::context::{Context, Function, Module, Stream};
+use crate::context::{Call, Context, Function, Module, Stream, value};
 use crate::kernels::{Code, Kernels};
 use crate::nvrtc;
 
@@ -56,9 +56,10 @@ pub(crate) unsafe fn launch<P>(
     blocks: [u32; 3],
     params: &P,
 ) -> Result<(), SourceError> {
-    let mut arguments = [ptr::from_ref(params).cast_mut().cast::<c_void>()];
+    let block = [kernel.threads(), 1, 1];
+    let call = Call { function, groups: blocks, block, shared: kernel.shared(), arguments: &[value(params)] };
     // SAFETY: the caller's promise.
-    unsafe { stream.launch(function, blocks, [kernel.threads(), 1, 1], kernel.shared(), &mut arguments) }
+    unsafe { stream.launch(&call) }
 }
 
 /// The forms of a kernel that a device was asked for.

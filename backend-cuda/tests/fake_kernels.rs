@@ -67,6 +67,88 @@ on_fake! {
         assert_eq!(ran().last().unwrap(), "launch 8");
     }
 
+    small_kernels_are_given_together_in_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernels = ["2.0", "3.0"].map(|by| compiled(&*backend, &kernel(&DOUBLE.replace("2.0", by), "double")).unwrap());
+        let launch = |n: u32| {
+            let bindings = [slice(segment, 16 * u64::from(n), 64)];
+            backend.launch(&Launch { kernel: kernels[n as usize % 2], bindings: &bindings, params: &[], groups: [n, 1, 1] }).unwrap();
+        };
+        let ran = || {
+            let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async", "cuEventRecord"].iter().any(|w| line.starts_with(w));
+            log().into_iter().filter(mine).collect::<Vec<_>>()
+        };
+        // Each with its own arguments, in graphs of 16 and of what is left, which are used again.
+        for turn in 0..3 {
+            let before = (ran().len(), count("cuGraphInstantiateWithFlags"), count("cuGraphLaunch"));
+            (1..=23).for_each(launch);
+            assert_eq!(ran().len() - before.0, 16, "the others wait");
+            backend.flush().unwrap();
+            let expected = (1..=23).map(|n| {
+                let address = (segment.0 + 16 * n).to_le_bytes();
+                (format!("launch {n},1,1 of"), hex(&address))
+            });
+            for (line, (start, argument)) in ran()[before.0..].iter().zip(expected) {
+                assert!(line.starts_with(&start) && line.ends_with(&argument), "{line}: {start} {argument}");
+            }
+            let made = count("cuGraphInstantiateWithFlags") - before.1;
+            assert_eq!((ran().len() - before.0, count("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
+            assert!(turn == 0 && made == 3 || made == 0, "{made} in turn {turn}");
+        }
+        // What else is asked of the queue comes behind them, and so does a kernel that is large.
+        let before = ran().len();
+        let words = || ran()[before..].iter().map(|line| line.split([',', ':']).next().unwrap_or_default().to_owned()).collect::<Vec<_>>();
+        launch(3);
+        launch(4);
+        backend.copy(slice(segment, 64, 8), slice(segment, 0, 8)).unwrap();
+        launch(5);
+        backend.fill(slice(segment, 0, 8), 7).unwrap();
+        launch(6);
+        launch(7);
+        launch(2001);
+        launch(8);
+        launch(9);
+        launch(10);
+        assert_eq!(words(), ["launch 3", "launch 4", "cuMemcpyAsync", "launch 5", "cuMemsetD32Async", "launch 6", "launch 7", "launch 2001"]);
+        let event = backend.record(0).unwrap();
+        assert_eq!(words()[8..], ["launch 8", "launch 9", "launch 10", "cuEventRecord"]);
+        backend.wait_event(1, event).unwrap();
+        launch(11);
+        let fence = backend.fence().unwrap();
+        assert_eq!(words()[12], "launch 11");
+        backend.fence_wait(fence).unwrap();
+        launch(12);
+        let mut first = [0; 8];
+        backend.download(slice(segment, 0, 8), &mut first).unwrap();
+        assert!(words().contains(&"launch 12".to_owned()));
+        launch(13);
+        backend.free_segment(segment).unwrap();
+        assert_eq!(words().last().unwrap(), "launch 13", "memory does not go in front of it");
+    }
+
+    a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        let launches = || log().iter().filter(|line| line.starts_with("launch ")).count();
+        for turn in 1..4 {
+            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [1, 1, 1] }).unwrap();
+            assert_eq!(launches(), turn);
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    }
+
+    kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "0") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        for turn in 1..100 {
+            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [1, 1, 1] }).unwrap();
+            assert_eq!(log().iter().filter(|line| line.starts_with("launch ")).count(), turn);
+        }
+    }
+
     who_waits_for_the_device_waits_for_the_compiler(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
         let side = backend.queue(1).unwrap().unwrap();

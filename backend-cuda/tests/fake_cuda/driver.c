@@ -472,6 +472,22 @@ int cuStreamEndCapture(void *stream, void **made) {
     capturing = NULL;
     return OK;
 }
+int cuGraphCreate(void **made, unsigned flags) {
+    ENTER();
+    *made = calloc(1, sizeof(Graph));
+    return flags ? INVALID : OK;
+}
+int cuGraphAddKernelNode_v2(void **node, void *made, void *const *before, size_t count, const NodeParams *params) {
+    ENTER();
+    Graph *all = made;
+    // Each behind the one before.
+    if (all->count == 256 || count != (all->count > 0) || (count && *before != &all->nodes[all->count - 1])) return INVALID;
+    if (!params->function || params->extra || params->kernel) return INVALID;
+    char *line = line_of(params->gx, params->gy, params->gz, params->bx, params->by, params->bz, params->arguments);
+    all->nodes[all->count] = (Node){{0}, params->function, strdup(line)};
+    *node = &all->nodes[all->count++];
+    return OK;
+}
 int cuGraphInstantiateWithFlags(void **ready, void *made, unsigned long long flags) {
     ENTER();
     *ready = made;
@@ -482,7 +498,8 @@ int cuGraphExecKernelNodeSetParams_v2(void *ready, void *at, const NodeParams *p
     Graph *all = ready;
     Node *node = at;
     if (node < all->nodes || node >= all->nodes + all->count || !node->function) return INVALID;
-    if (node->function != params->function || params->shared || params->extra || params->kernel) return INVALID;
+    if (!params->function || params->shared || params->extra || params->kernel) return INVALID;
+    node->function = params->function;
     free(node->line);
     node->line = strdup(line_of(params->gx, params->gy, params->gz, params->bx, params->by, params->bz, params->arguments));
     return OK;

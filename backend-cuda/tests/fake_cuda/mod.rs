@@ -58,6 +58,7 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
         .env("LD_LIBRARY_PATH", path)
         .env_remove("FOREBAY_CUDA_VMM")
         .env_remove("FOREBAY_CUDA_EARLY")
+        .env_remove("FOREBAY_CUDA_LINES")
         .env_remove("FOREBAY_NVTX")
         .env_remove("NVTX_INJECTION64_PATH")
         .env_remove("FOREBAY_PORTABLE_KERNELS")

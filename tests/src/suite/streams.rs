@@ -17,6 +17,7 @@ tests![
     what_is_offloaded_comes_back_with_its_bits,
     an_offload_waits_for_what_writes_and_a_write_for_the_offload,
     offloads_in_a_loop_hold_what_they_say,
+    small_operations_keep_their_order,
 ];
 
 /// Products of so many rows are long enough on a GPU that whoever does not wait for them reads what was there before.
@@ -197,5 +198,69 @@ fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
     for (k, t) in all.iter().enumerate() {
         ensure!(t.to_f64s()?.iter().all(|v| *v == (k + 30) as f64), "{t:?} lost a step");
     }
+    Ok(())
+}
+
+/// Backends may give the driver several small kernels at once: what they read is what was written before, with large ones, copies and reads
+/// between them.
+fn small_operations_keep_their_order(device: &Device) -> Result<()> {
+    const SMALL: usize = 257;
+    let (large, steps) = if device.info().software { (1 << 14, 400) } else { (1 << 22, 6000) };
+    let mut numbers = 0x9e37_79b9_u32;
+    let mut random = |below: usize| {
+        numbers ^= numbers << 13;
+        numbers ^= numbers >> 17;
+        numbers ^= numbers << 5;
+        numbers as usize % below
+    };
+    let start = |k: usize, n: usize| (0..n).map(|i| (i * (2 * k + 3)) as i32).collect::<Vec<_>>();
+    let made = |values: &[i32]| Tensor::from_slice(values, &[values.len()], device);
+    let mut expected: Vec<Vec<i32>> = (0..5).map(|k| start(k, SMALL)).collect();
+    let mut tensors = expected.iter().map(|values| made(values)).collect::<Result<Vec<_>, _>>()?;
+    let (mut wide_expected, mut wide) = (start(9, large), made(&start(9, large))?);
+    for step in 0..steps {
+        let (a, b, to) = (random(5), random(5), random(5));
+        let on_host = |f: fn(i32, i32) -> i32| -> Vec<i32> {
+            expected[a].iter().zip(&expected[b]).map(|(&x, &y)| f(x, y)).collect()
+        };
+        match random(200) {
+            0..60 => {
+                (tensors[to], expected[to]) = (tensors[a].add(&tensors[b])?, on_host(i32::wrapping_add));
+            }
+            60..100 if a != b => {
+                tensors[a].sub_(&tensors[b])?;
+                expected[a] = on_host(i32::wrapping_sub);
+            }
+            100..140 => {
+                (tensors[to], expected[to]) =
+                    (tensors[a].mul(&tensors[b])?.add(1)?, on_host(|x, y| x.wrapping_mul(y).wrapping_add(1)));
+            }
+            140..160 => {
+                (tensors[to], expected[to]) = (tensors[a].maximum(&tensors[b])?, on_host(i32::max));
+            }
+            160..170 if a != b => {
+                tensors[a].copy_(&tensors[b])?;
+                expected[a] = expected[b].clone();
+            }
+            170..172 => {
+                // A kernel that fills the device, before and behind small ones.
+                wide.narrow(0, step % 1000, SMALL)?.copy_(&tensors[a])?;
+                wide = wide.add(7)?;
+                tensors[to] = wide.narrow(0, step % 1000 + 3, SMALL)?.copy()?;
+                wide_expected[step % 1000..][..SMALL].copy_from_slice(&expected[a]);
+                wide_expected.iter_mut().for_each(|x| *x = x.wrapping_add(7));
+                expected[to] = wide_expected[step % 1000 + 3..][..SMALL].to_vec();
+            }
+            172 => {
+                let read = tensors[a].to_vec::<i32>()?;
+                ensure!(read == expected[a], "step {step}: tensor {a} is not what was computed");
+            }
+            _ => {}
+        }
+    }
+    for (k, (tensor, expected)) in tensors.iter().zip(&expected).enumerate() {
+        ensure!(tensor.to_vec::<i32>()? == *expected, "tensor {k} is not what was computed");
+    }
+    ensure!(wide.to_vec::<i32>()? == wide_expected, "the large tensor is not what was computed");
     Ok(())
 }

@@ -1,0 +1,229 @@
+//! Small kernels in a line: where many are launched one after the other, the driver is given several of them at once, as a graph, which
+//! costs host and device less than a launch of each. What they read and write is in the order in which they came.
+//!
+//! The first ones go to the stream at once, so that the device has work; then kernels wait until there are [`MOST`] of them, one that is
+//! large, a while without any, or anything else that is asked of the stream. Graphs are made once and used again, with other arguments.
+
+use std::ffi::c_void;
+use std::mem::{self, MaybeUninit};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use forebay_core::backend::SourceError;
+
+use crate::context::{Call, Function, Stream, Value, addresses};
+use crate::graph::{Graph, Node};
+use crate::lock;
+use crate::switches::{is_set, lines};
+
+/// Kernels that wait, at most; a power of two.
+const MOST: usize = 16;
+/// Kernels that go to the stream at once before others wait.
+const AT_ONCE: u32 = 8;
+/// What comes later than this behind the one before does not wait.
+const SOON: Duration = Duration::from_micros(10);
+/// Graphs of each length that are kept.
+const KEPT: usize = 8;
+
+/// What waits for a stream.
+#[derive(Debug)]
+pub(crate) struct Line {
+    /// Whether anything does.
+    some: AtomicBool,
+    /// Whether something else was asked of the stream since the last kernel.
+    turned: AtomicBool,
+    when: When,
+    state: Mutex<State>,
+}
+
+/// When kernels wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum When {
+    Never,
+    /// Behind so many that came soon after each other.
+    Busy,
+    Always,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Small kernels that came soon after each other, the last one of them at `last`.
+    soon: u32,
+    last: Option<Instant>,
+    waiting: Vec<Waiting>,
+    /// The arguments of all that waits, one after the other, and the bytes of each.
+    bytes: Vec<MaybeUninit<u8>>,
+    sizes: Vec<usize>,
+    /// Graphs of 2, 4, ... kernels, the one that was launched last behind the others.
+    rows: [Vec<Row>; MOST.ilog2() as usize],
+}
+
+#[derive(Debug)]
+struct Waiting {
+    function: Function,
+    groups: [u32; 3],
+    block: [u32; 3],
+    shared: u32,
+    /// How many arguments it has.
+    arguments: usize,
+}
+
+/// A graph of kernels in a line.
+#[derive(Debug)]
+struct Row {
+    graph: Graph,
+    nodes: Vec<Node>,
+    functions: Vec<Function>,
+}
+
+impl Line {
+    pub(crate) fn new() -> Self {
+        let when = match is_set("FOREBAY_CUDA_LINES") {
+            Some(false) => When::Never,
+            Some(true) => When::Always,
+            None => When::Busy,
+        };
+        Self { some: AtomicBool::new(false), turned: AtomicBool::new(false), when, state: Mutex::default() }
+    }
+
+    /// Takes a kernel for its stream.
+    ///
+    /// # Safety
+    /// As for [`Stream::launch`], until it is launched, which is before anything else is done in the stream.
+    pub(crate) unsafe fn add(&self, stream: &Stream, call: &Call<'_>) -> Result<(), SourceError> {
+        let state = &mut *lock(&self.state);
+        let small = call.blocks() <= u64::from(stream.context.small);
+        let waits = small
+            && lines()
+            && match self.when {
+                When::Never => false,
+                When::Busy => state.comes_soon(self.turned.swap(false, Ordering::Relaxed)) > AT_ONCE,
+                When::Always => true,
+            };
+        if !waits && state.waiting.is_empty() {
+            // SAFETY: the caller's promise.
+            return unsafe { stream.launch_now(call, &mut addresses(call.arguments.iter().copied())) };
+        }
+        state.push(call);
+        if !waits || state.waiting.len() >= MOST {
+            return self.give(state, stream);
+        }
+        self.some.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Gives the stream all that waits.
+    #[inline]
+    pub(crate) fn settle(&self, stream: &Stream) -> Result<(), SourceError> {
+        self.turned.store(true, Ordering::Relaxed);
+        if !self.some.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        self.give(&mut lock(&self.state), stream)
+    }
+
+    fn give(&self, state: &mut State, stream: &Stream) -> Result<(), SourceError> {
+        self.some.store(false, Ordering::Release);
+        let given = state.give(stream);
+        // An error is the device's end, or the memory's: what it was said for is not done twice.
+        state.waiting.clear();
+        state.bytes.clear();
+        state.sizes.clear();
+        given
+    }
+}
+
+impl State {
+    /// Counts a kernel among those that came soon after each other.
+    fn comes_soon(&mut self, turned: bool) -> u32 {
+        let now = Instant::now();
+        let soon = self.last.replace(now).is_some_and(|before| now.duration_since(before) <= SOON);
+        self.soon = if soon && !turned { self.soon.saturating_add(1) } else { 1 };
+        self.soon
+    }
+
+    fn push(&mut self, call: &Call<'_>) {
+        let Call { function, groups, block, shared, arguments } = *call;
+        self.waiting.push(Waiting { function, groups, block, shared, arguments: arguments.len() });
+        for argument in arguments {
+            self.bytes.extend_from_slice(argument);
+            self.sizes.push(argument.len());
+        }
+    }
+
+    fn give(&mut self, stream: &Stream) -> Result<(), SourceError> {
+        let Self { waiting, bytes, sizes, rows, .. } = self;
+        let (mut bytes, mut sizes) = (&bytes[..], &sizes[..]);
+        let mut values: Vec<&Value> = Vec::with_capacity(sizes.len());
+        while let Some((&size, rest)) = sizes.split_first() {
+            let (value, behind) = bytes.split_at(size);
+            values.push(value);
+            (bytes, sizes) = (behind, rest);
+        }
+        let mut pointers = addresses(values.iter().copied());
+        let mut pointers = &mut pointers[..];
+        let mut calls = Vec::with_capacity(waiting.len());
+        for Waiting { function, groups, block, shared, arguments } in waiting.iter() {
+            let (own, behind) = mem::take(&mut pointers).split_at_mut(*arguments);
+            pointers = behind;
+            let call =
+                Call { function: *function, groups: *groups, block: *block, shared: *shared, arguments: &[] };
+            calls.push((call, own));
+        }
+        let mut calls = &mut calls[..];
+        while !calls.is_empty() {
+            let most = 1 << calls.len().ilog2();
+            let (row, behind) = mem::take(&mut calls).split_at_mut(most);
+            calls = behind;
+            match row {
+                // SAFETY: the promise of who pushed it.
+                [(call, arguments)] => unsafe { stream.launch_now(call, arguments) }?,
+                // SAFETY: as above.
+                row => unsafe { Row::launch(&mut rows[row.len().ilog2() as usize - 1], stream, row) }?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Row {
+    /// Launches kernels as one of the graphs of so many, or a new one.
+    ///
+    /// # Safety
+    /// As for launches of them.
+    unsafe fn launch(
+        rows: &mut Vec<Self>,
+        stream: &Stream,
+        calls: &mut [(Call<'_>, &mut [*mut c_void])],
+    ) -> Result<(), SourceError> {
+        let of =
+            |row: &Self| row.functions.iter().zip(calls.iter()).all(|(f, (call, _))| *f == call.function);
+        // The one that was launched the longest ago: the device is most likely done with it.
+        let row = match rows.iter().position(of) {
+            Some(at) => Some(rows.remove(at)),
+            None if rows.len() >= KEPT => Some(rows.remove(0)),
+            None => None,
+        };
+        let row = match row {
+            Some(mut row) => {
+                for ((call, arguments), (node, function)) in
+                    calls.iter_mut().zip(row.nodes.iter().zip(&mut row.functions))
+                {
+                    // SAFETY: the caller's promise; the node is of this graph.
+                    unsafe { row.graph.set(*node, call, arguments) }?;
+                    *function = call.function;
+                }
+                row
+            }
+            None => {
+                // SAFETY: the caller's promise.
+                let (graph, nodes) = unsafe { Graph::row(&stream.context, calls) }?;
+                Self { graph, nodes, functions: calls.iter().map(|(call, _)| call.function).collect() }
+            }
+        };
+        stream.launch_graph(&row.graph)?;
+        rows.push(row);
+        Ok(())
+    }
+}
