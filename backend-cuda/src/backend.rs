@@ -552,6 +552,7 @@ impl Backend for CudaBackend {
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.device.give()?;
         let gone = lock(&self.device.host).remove(&segment.0);
         gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",

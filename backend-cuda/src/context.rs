@@ -108,16 +108,16 @@ impl Drop for Context {
     }
 }
 
-/// A kernel with all that it is given.
+/// A run of a kernel, but for its arguments.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call<'a> {
+pub(crate) struct Call {
     pub(crate) function: Function,
     pub(crate) groups: [u32; 3],
     pub(crate) block: [u32; 3],
     /// Bytes of shared memory besides what it declares.
     pub(crate) shared: u32,
-    /// The value of each of its parameters.
-    pub(crate) arguments: &'a [&'a Value],
+    /// Whether it is never one of a line: such as blocks in clusters, which nodes of other kernels know nothing of.
+    pub(crate) alone: bool,
 }
 
 /// The bytes of an argument, with what pads them.
@@ -129,7 +129,7 @@ pub(crate) fn value<T: ?Sized>(of: &T) -> &Value {
     unsafe { slice::from_raw_parts(ptr::from_ref(of).cast(), size_of_val(of)) }
 }
 
-impl Call<'_> {
+impl Call {
     /// Blocks in all.
     pub(crate) fn blocks(&self) -> u64 {
         self.groups.iter().map(|&n| u64::from(n)).product()
@@ -137,9 +137,9 @@ impl Call<'_> {
 }
 
 /// The arguments' addresses, as the driver takes them.
-pub(crate) fn addresses<'a>(arguments: impl IntoIterator<Item = &'a Value>) -> SmallVec<[*mut c_void; 8]> {
+pub(crate) fn addresses(arguments: &[&Value]) -> SmallVec<[*mut c_void; 8]> {
     let mut addresses = SmallVec::new();
-    arguments.into_iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
+    arguments.iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
     addresses
 }
 
@@ -253,13 +253,13 @@ impl Stream {
     ///
     /// # Safety
     /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the kernel reads and writes.
-    pub(crate) unsafe fn launch(&self, call: &Call<'_>) -> Result<(), SourceError> {
+    pub(crate) unsafe fn launch(&self, call: &Call, arguments: &[&Value]) -> Result<(), SourceError> {
         self.context.make_current()?;
         match &self.line {
             // SAFETY: the caller's promise.
-            Some(line) => unsafe { line.add(self, call) },
+            Some(line) => unsafe { line.add(self, call, arguments) },
             // SAFETY: as above.
-            None => unsafe { self.launch_now(call, &mut addresses(call.arguments.iter().copied())) },
+            None => unsafe { self.launch_now(call, &mut addresses(arguments)) },
         }
     }
 
@@ -269,7 +269,7 @@ impl Stream {
     /// As for [`launch`](Self::launch).
     pub(crate) unsafe fn launch_now(
         &self,
-        call: &Call<'_>,
+        call: &Call,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         let mut follows = CUlaunchAttribute {

@@ -124,7 +124,7 @@ impl Graph {
     /// As for launches of them.
     pub(crate) unsafe fn row(
         context: &Arc<Context>,
-        calls: &mut [(Call<'_>, &mut [*mut c_void])],
+        calls: &mut [(Call, &mut [*mut c_void])],
     ) -> Result<(Self, Vec<Node>), SourceError> {
         context.make_current()?;
         let mut raw = ptr::null_mut();
@@ -168,7 +168,7 @@ impl Graph {
     pub(crate) unsafe fn set(
         &self,
         node: Node,
-        call: &Call<'_>,
+        call: &Call,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
@@ -181,7 +181,7 @@ impl Graph {
 }
 
 /// A kernel with its arguments, as graphs take it.
-fn params(call: &Call<'_>, arguments: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
+fn params(call: &Call, arguments: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
     let ([gx, gy, gz], [bx, by, bz]) = (call.groups, call.block);
     CUDA_KERNEL_NODE_PARAMS {
         func: call.function.raw(),

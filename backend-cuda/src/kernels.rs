@@ -211,19 +211,18 @@ impl Kernels {
 
     /// Enqueues one run; `false` where the kernel is still being compiled.
     pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<bool> {
-        self.with_call(launch, |call| {
+        self.with_call(launch, |call, arguments| {
             // SAFETY: one value for each parameter of the translated kernel, in its order and of its size; the core has checked that
             // the slices lie inside their segments.
-            unsafe { stream.launch(call) }
+            unsafe { stream.launch(call, arguments) }
         })
     }
 
     /// Changes the parameters that a kernel in a graph is given.
     pub(crate) fn relaunch(&self, graph: &Graph, node: Node, launch: &Launch<'_>) -> Result<()> {
-        self.with_call(launch, |call| {
-            let mut arguments = addresses(call.arguments.iter().copied());
+        self.with_call(launch, |call, arguments| {
             // SAFETY: as for a launch; the node is of this graph.
-            unsafe { graph.set(node, call, &mut arguments) }
+            unsafe { graph.set(node, call, &mut addresses(arguments)) }
         })
         .map(drop)
     }
@@ -256,7 +255,7 @@ impl Kernels {
     fn with_call(
         &self,
         launch: &Launch<'_>,
-        run: impl FnOnce(&Call<'_>) -> Result<(), SourceError>,
+        run: impl FnOnce(&Call, &[&Value]) -> Result<(), SourceError>,
     ) -> Result<bool> {
         let kernel = self.check(launch)?;
         let Some(function) = kernel.function else { return Ok(false) };
@@ -275,7 +274,7 @@ impl Kernels {
             arguments.push(value(&launch.params[..kernel.params]));
         }
         let Kernel { block, shared, .. } = kernel;
-        run(&Call { function, groups: launch.groups, block, shared, arguments: &arguments })?;
+        run(&Call { function, groups: launch.groups, block, shared, alone: false }, &arguments)?;
         Ok(true)
     }
 }

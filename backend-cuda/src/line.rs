@@ -51,22 +51,13 @@ struct State {
     /// Small kernels that came soon after each other, the last one of them at `last`.
     soon: u32,
     last: Option<Instant>,
-    waiting: Vec<Waiting>,
+    /// With the number of its arguments each.
+    waiting: Vec<(Call, usize)>,
     /// The arguments of all that waits, one after the other, and the bytes of each.
     bytes: Vec<MaybeUninit<u8>>,
     sizes: Vec<usize>,
     /// Graphs of 2, 4, ... kernels, the one that was launched last behind the others.
     rows: [Vec<Row>; MOST.ilog2() as usize],
-}
-
-#[derive(Debug)]
-struct Waiting {
-    function: Function,
-    groups: [u32; 3],
-    block: [u32; 3],
-    shared: u32,
-    /// How many arguments it has.
-    arguments: usize,
 }
 
 /// A graph of kernels in a line.
@@ -91,9 +82,17 @@ impl Line {
     ///
     /// # Safety
     /// As for [`Stream::launch`], until it is launched, which is before anything else is done in the stream.
-    pub(crate) unsafe fn add(&self, stream: &Stream, call: &Call<'_>) -> Result<(), SourceError> {
+    pub(crate) unsafe fn add(
+        &self,
+        stream: &Stream,
+        call: &Call,
+        arguments: &[&Value],
+    ) -> Result<(), SourceError> {
         let state = &mut *lock(&self.state);
-        let small = call.blocks() <= u64::from(stream.context.small);
+        if call.alone {
+            self.give(state, stream)?;
+        }
+        let small = !call.alone && call.blocks() <= u64::from(stream.context.small);
         let waits = small
             && lines()
             && match self.when {
@@ -103,9 +102,9 @@ impl Line {
             };
         if !waits && state.waiting.is_empty() {
             // SAFETY: the caller's promise.
-            return unsafe { stream.launch_now(call, &mut addresses(call.arguments.iter().copied())) };
+            return unsafe { stream.launch_now(call, &mut addresses(arguments)) };
         }
-        state.push(call);
+        state.push(call, arguments);
         if !waits || state.waiting.len() >= MOST {
             return self.give(state, stream);
         }
@@ -124,12 +123,16 @@ impl Line {
     }
 
     fn give(&self, state: &mut State, stream: &Stream) -> Result<(), SourceError> {
-        self.some.store(false, Ordering::Release);
+        if state.waiting.is_empty() {
+            return Ok(());
+        }
         let given = state.give(stream);
-        // An error is the device's end, or the memory's: what it was said for is not done twice.
+        // After an error too: what it was said for is not tried again.
         state.waiting.clear();
         state.bytes.clear();
         state.sizes.clear();
+        // At the end: whoever sees it goes on behind what waited.
+        self.some.store(false, Ordering::Release);
         given
     }
 }
@@ -143,9 +146,8 @@ impl State {
         self.soon
     }
 
-    fn push(&mut self, call: &Call<'_>) {
-        let Call { function, groups, block, shared, arguments } = *call;
-        self.waiting.push(Waiting { function, groups, block, shared, arguments: arguments.len() });
+    fn push(&mut self, call: &Call, arguments: &[&Value]) {
+        self.waiting.push((*call, arguments.len()));
         for argument in arguments {
             self.bytes.extend_from_slice(argument);
             self.sizes.push(argument.len());
@@ -153,23 +155,18 @@ impl State {
     }
 
     fn give(&mut self, stream: &Stream) -> Result<(), SourceError> {
-        let Self { waiting, bytes, sizes, rows, .. } = self;
-        let (mut bytes, mut sizes) = (&bytes[..], &sizes[..]);
-        let mut values: Vec<&Value> = Vec::with_capacity(sizes.len());
-        while let Some((&size, rest)) = sizes.split_first() {
+        let (mut bytes, mut values) = (&self.bytes[..], Vec::with_capacity(self.sizes.len()));
+        for &size in &self.sizes {
             let (value, behind) = bytes.split_at(size);
             values.push(value);
-            (bytes, sizes) = (behind, rest);
+            bytes = behind;
         }
-        let mut pointers = addresses(values.iter().copied());
+        let (mut pointers, mut calls) = (addresses(&values), Vec::with_capacity(self.waiting.len()));
         let mut pointers = &mut pointers[..];
-        let mut calls = Vec::with_capacity(waiting.len());
-        for Waiting { function, groups, block, shared, arguments } in waiting.iter() {
+        for (call, arguments) in &self.waiting {
             let (own, behind) = mem::take(&mut pointers).split_at_mut(*arguments);
+            calls.push((*call, own));
             pointers = behind;
-            let call =
-                Call { function: *function, groups: *groups, block: *block, shared: *shared, arguments: &[] };
-            calls.push((call, own));
         }
         let mut calls = &mut calls[..];
         while !calls.is_empty() {
@@ -180,7 +177,7 @@ impl State {
                 // SAFETY: the promise of who pushed it.
                 [(call, arguments)] => unsafe { stream.launch_now(call, arguments) }?,
                 // SAFETY: as above.
-                row => unsafe { Row::launch(&mut rows[row.len().ilog2() as usize - 1], stream, row) }?,
+                row => unsafe { Row::launch(&mut self.rows[row.len().ilog2() as usize - 1], stream, row) }?,
             }
         }
         Ok(())
@@ -188,42 +185,61 @@ impl State {
 }
 
 impl Row {
-    /// Launches kernels as one of the graphs of so many, or a new one.
+    /// Launches kernels as one of the graphs of so many, or a new one; one by one where there is no room for it.
     ///
     /// # Safety
     /// As for launches of them.
     unsafe fn launch(
         rows: &mut Vec<Self>,
         stream: &Stream,
-        calls: &mut [(Call<'_>, &mut [*mut c_void])],
+        calls: &mut [(Call, &mut [*mut c_void])],
     ) -> Result<(), SourceError> {
-        let of =
-            |row: &Self| row.functions.iter().zip(calls.iter()).all(|(f, (call, _))| *f == call.function);
-        // The one that was launched the longest ago: the device is most likely done with it.
-        let row = match rows.iter().position(of) {
-            Some(at) => Some(rows.remove(at)),
-            None if rows.len() >= KEPT => Some(rows.remove(0)),
-            None => None,
-        };
-        let row = match row {
-            Some(mut row) => {
-                for ((call, arguments), (node, function)) in
-                    calls.iter_mut().zip(row.nodes.iter().zip(&mut row.functions))
-                {
-                    // SAFETY: the caller's promise; the node is of this graph.
-                    unsafe { row.graph.set(*node, call, arguments) }?;
-                    *function = call.function;
-                }
-                row
+        // SAFETY: the caller's promise.
+        match unsafe { Self::ready(rows, stream, calls) } {
+            Ok(row) => {
+                stream.launch_graph(&row.graph)?;
+                rows.push(row);
+                Ok(())
             }
-            None => {
+            Err(error) => {
+                log::debug!("kernels in a line are launched one by one: {error}");
                 // SAFETY: the caller's promise.
-                let (graph, nodes) = unsafe { Graph::row(&stream.context, calls) }?;
-                Self { graph, nodes, functions: calls.iter().map(|(call, _)| call.function).collect() }
+                calls
+                    .iter_mut()
+                    .try_for_each(|(call, arguments)| unsafe { stream.launch_now(call, arguments) })
             }
+        }
+    }
+
+    /// A graph of these kernels with their arguments, taken from `rows` or new.
+    ///
+    /// # Safety
+    /// As for launches of them.
+    unsafe fn ready(
+        rows: &mut Vec<Self>,
+        stream: &Stream,
+        calls: &mut [(Call, &mut [*mut c_void])],
+    ) -> Result<Self, SourceError> {
+        let same = |row: &Self| row.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
+        // Other kernels take longer than other arguments; of equals, the device is done with the first.
+        let known = match rows.iter().position(same) {
+            None if rows.len() < KEPT => None,
+            found => Some(rows.remove(found.unwrap_or(0))),
         };
-        stream.launch_graph(&row.graph)?;
-        rows.push(row);
-        Ok(())
+        let Some(mut row) = known else {
+            // SAFETY: the caller's promise.
+            let (graph, nodes) = unsafe { Graph::row(&stream.context, calls) }?;
+            return Ok(Self {
+                graph,
+                nodes,
+                functions: calls.iter().map(|(call, _)| call.function).collect(),
+            });
+        };
+        for (k, (call, arguments)) in calls.iter_mut().enumerate() {
+            // SAFETY: the caller's promise; the node is of this graph.
+            unsafe { row.graph.set(row.nodes[k], call, arguments) }?;
+            row.functions[k] = call.function;
+        }
+        Ok(row)
     }
 }

@@ -171,6 +171,10 @@ impl Source for Kernel {
         // The barriers lie before them, and tiles begin at multiples of 1024.
         1024 + 4 * stages.max(sums)
     }
+
+    fn in_line(&self) -> bool {
+        self.share == 1
+    }
 }
 
 /// `Params` of the kernel.

@@ -36,6 +36,11 @@ pub trait Source: Copy + Debug + Eq + Hash {
 
     /// Bytes of shared memory of a block.
     fn shared(&self) -> u32;
+
+    /// Whether it may be launched together with small kernels in front of it and behind it.
+    fn in_line(&self) -> bool {
+        false
+    }
 }
 
 /// Texts behind what must be defined before them.
@@ -56,10 +61,10 @@ pub(crate) unsafe fn launch<P>(
     blocks: [u32; 3],
     params: &P,
 ) -> Result<(), SourceError> {
-    let block = [kernel.threads(), 1, 1];
-    let call = Call { function, groups: blocks, block, shared: kernel.shared(), arguments: &[value(params)] };
+    let (block, shared) = ([kernel.threads(), 1, 1], kernel.shared());
+    let call = Call { function, groups: blocks, block, shared, alone: !kernel.in_line() };
     // SAFETY: the caller's promise.
-    unsafe { stream.launch(&call) }
+    unsafe { stream.launch(&call, &[value(params)]) }
 }
 
 /// The forms of a kernel that a device was asked for.
