@@ -64,7 +64,7 @@ step() {
     echo "=== $name: $*"
     timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
     ended=$?
-    last=$(tr '\r' '\n' <"$logs/$name.log" | grep -E '[0-9]+ passed|accuracy|error|FAILED' | tail -1)
+    last=$(tr '\r' '\n' <"$logs/$name.log" | grep -E '[0-9]+ passed|accuracy|tokens/s|error|FAILED' | tail -1)
     [ -n "$last" ] || last=$(tr '\r' '\n' <"$logs/$name.log" | grep -v '^ *$' | tail -1)
     [ $ended -eq 0 ] || { failures=$((failures + 1)); tail -5 "$logs/$name.log"; }
     table+=("$(printf '%-22s %4s %5ss  %s' "$name" "$([ $ended -eq 0 ] && echo ok || echo "$ended")" \
@@ -90,6 +90,20 @@ for device in cuda wgpu; do
     mkdir -p "$logs/images-$device"
     step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device" --curve curve.csv
 done
+# Language models on CUDA: captured and from its checkpoint on, batches in parts, a long context, a budget, and 1.5 billion parameters.
+writes() {
+    local name=$1
+    shift
+    step "gpt-$name" "$bin/train_gpt" --device cuda --data "$tests/data/shakespeare.txt" --vocabulary 8192 --write 20 \
+        --save "$logs/gpt-$name.safetensors" "$@"
+}
+writes capture --preset gpt2 --steps 120 --capture --checkpoint-every 60
+writes resume --preset gpt2 --steps 120 --capture --resume "$logs/gpt-capture.checkpoint"
+writes accumulate --preset gpt2 --steps 24 --accumulate 4
+writes long --preset gpt2 --steps 24 --batch 1 --length 16384
+writes budget --preset gpt2 --steps 40 --budget 3GiB
+writes xl --preset gpt2-xl --steps 12 --recompute
+writes profile --preset gpt2 --steps 20 --profile "$logs/gpt-profile.json"
 for device in cuda wgpu; do
     step "bench-$device" "$bin/forebay-bench" run --device "$device"
 done
@@ -99,8 +113,13 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
         for bench in matmul elementwise reduce alloc eager mlp; do
             python3 "$here/peers/torch_bench.py" --bench $bench || return 1
         done
-        for bench in elementwise reduce; do
+        for bench in elementwise reduce mlp; do
             python3 "$here/peers/torch_bench.py" --bench $bench --variant compile || return 1
+        done
+        for bench in "attention --variant flash" "attention --variant cudnn" "vision --variant f32,bf16" \
+            "gpt2 --variant bf16,bf16_compile"; do
+            # In words: a bench and its variant.
+            python3 "$here/peers/torch_bench.py" --bench $bench || return 1
         done
     }
     export -f torch
@@ -110,6 +129,13 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
         "$bin/forebay-bench" compare "$logs/bench-cuda.log" "$logs/bench-wgpu.log" --peer "$logs/bench-torch.log" |
             tee "$logs/bench.md"
     fi
+    losses() {
+        "$bin/forebay-bench" curve "$logs/gpt2-curve" --device cuda &&
+            python3 "$here/peers/gpt2_curve.py" "$logs/gpt2-curve" "$tests/data/shakespeare.txt"
+    }
+    export -f losses
+    export bin tests logs
+    step curve-torch bash -c losses
 fi
 
 echo
