@@ -51,6 +51,8 @@ struct Device {
     fences: Fences,
     events: Events,
     clock: Clock,
+    /// In front of the kernels: their graphs go before the code that is in these.
+    queues: [OnceLock<Arc<Queue>>; MAX_QUEUES as usize],
     kernels: Kernels,
     attention: Attention,
     products: Products,
@@ -58,7 +60,6 @@ struct Device {
     host: Mutex<HashMap<u64, Pinned>>,
     /// `None` where segments cannot grow.
     addresses: Option<AddressSpace>,
-    queues: [OnceLock<Arc<Queue>>; MAX_QUEUES as usize],
     context: Arc<Context>,
 }
 
@@ -161,9 +162,9 @@ impl Device {
         queues.try_for_each(|queue| queue.settle(self))
     }
 
-    /// Gives all streams what waits to be given with others, whose memory may go then.
+    /// Gives all streams what waits to be given with others. Memory goes behind it, also where that fails.
     fn give(&self) -> Result<(), SourceError> {
-        self.streams().try_for_each(Stream::settle)
+        self.streams().fold(Ok(()), |given, stream| given.and(stream.settle()))
     }
 
     /// The streams that are in use.
@@ -393,8 +394,8 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.device.give()?;
-        self.device.context.free(segment.0)
+        let given = self.device.give();
+        self.device.context.free(segment.0).and(given)
     }
 
     fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -403,8 +404,8 @@ impl SegmentSource for CudaBackend {
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.settle_arrangements()?;
-        self.device.give()?;
-        self.device.addresses()?.unreserve(segment.0)
+        let given = self.device.give();
+        self.device.addresses()?.unreserve(segment.0).and(given)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -439,8 +440,8 @@ impl SegmentSource for CudaBackend {
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.device.settle_arrangements()?;
-        self.device.give()?;
-        self.device.addresses()?.unmap(segment.0 + offset, bytes)
+        let given = self.device.give();
+        self.device.addresses()?.unmap(segment.0 + offset, bytes).and(given)
     }
 
     fn queues(&self) -> u8 {
@@ -552,12 +553,12 @@ impl Backend for CudaBackend {
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.device.give()?;
+        let given = self.device.give();
         let gone = lock(&self.device.host).remove(&segment.0);
-        gone.map(drop).ok_or_else(|| SourceError::Driver {
+        given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no memory of the host was lent at {:#x}", segment.0),
-        })
+        }))
     }
 
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {

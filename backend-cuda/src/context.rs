@@ -191,9 +191,10 @@ impl Stream {
     /// Waits for everything enqueued.
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let raw = self.raw()?;
+        // Also where something could not be enqueued: whoever waits frees what the rest uses.
+        let settled = self.settle();
         // SAFETY: the stream lives as long as `self`.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(raw) })
+        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(settled)
     }
 
     /// Enqueues a copy to the device.
@@ -254,7 +255,6 @@ impl Stream {
     /// # Safety
     /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the kernel reads and writes.
     pub(crate) unsafe fn launch(&self, call: &Call, arguments: &[&Value]) -> Result<(), SourceError> {
-        self.context.make_current()?;
         match &self.line {
             // SAFETY: the caller's promise.
             Some(line) => unsafe { line.add(self, call, arguments) },
@@ -272,6 +272,7 @@ impl Stream {
         call: &Call,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
+        self.context.make_current()?;
         let mut follows = CUlaunchAttribute {
             id: CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
             pad: [0; 4],

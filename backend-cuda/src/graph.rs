@@ -205,10 +205,10 @@ impl Drop for Graph {
             return;
         }
         if !self.ready.is_null() {
-            // SAFETY: made in `finish`, given back once; it is not running, as its owner sees to.
+            // SAFETY: made in `finished`, given back once; the driver keeps what is still running until it has run.
             let _ = unsafe { sys::cuGraphExecDestroy(self.ready) };
         }
-        // SAFETY: made in `finish`, given back once.
+        // SAFETY: made by the driver, given back once.
         let _ = unsafe { sys::cuGraphDestroy(self.raw) };
     }
 }

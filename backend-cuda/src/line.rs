@@ -2,7 +2,8 @@
 //! costs host and device less than a launch of each. What they read and write is in the order in which they came.
 //!
 //! The first ones go to the stream at once, so that the device has work; then kernels wait until there are [`MOST`] of them, one that is
-//! large, a while without any, or anything else that is asked of the stream. Graphs are made once and used again, with other arguments.
+//! large or late, or anything else that is asked of the stream, as by whoever waits for the device. Graphs are made once and used again,
+//! with other arguments.
 
 use std::ffi::c_void;
 use std::mem::{self, MaybeUninit};
@@ -25,6 +26,8 @@ const AT_ONCE: u32 = 8;
 const SOON: Duration = Duration::from_micros(10);
 /// Graphs of each length that are kept.
 const KEPT: usize = 8;
+/// Lines that are launched one by one after a graph could not be made or launched, before that is tried again.
+const REST: u32 = 64;
 
 /// What waits for a stream.
 #[derive(Debug)]
@@ -56,6 +59,8 @@ struct State {
     /// The arguments of all that waits, one after the other, and the bytes of each.
     bytes: Vec<MaybeUninit<u8>>,
     sizes: Vec<usize>,
+    /// Lines that will still be launched one by one.
+    rest: u32,
     /// Graphs of 2, 4, ... kernels, the one that was launched last behind the others.
     rows: [Vec<Row>; MOST.ilog2() as usize],
 }
@@ -169,23 +174,34 @@ impl State {
             pointers = behind;
         }
         let mut calls = &mut calls[..];
+        let mut given = Ok(());
         while !calls.is_empty() {
-            let most = 1 << calls.len().ilog2();
+            let most = if self.rest == 0 { 1 << calls.len().ilog2() } else { 1 };
             let (row, behind) = mem::take(&mut calls).split_at_mut(most);
             calls = behind;
-            match row {
+            let done = match row {
                 // SAFETY: the promise of who pushed it.
-                [(call, arguments)] => unsafe { stream.launch_now(call, arguments) }?,
-                // SAFETY: as above.
-                row => unsafe { Row::launch(&mut self.rows[row.len().ilog2() as usize - 1], stream, row) }?,
-            }
+                [(call, arguments)] => unsafe { stream.launch_now(call, arguments) },
+                row => {
+                    let rows = &mut self.rows[row.len().ilog2() as usize - 1];
+                    // SAFETY: as above.
+                    unsafe { Row::launch(rows, stream, row) }.map(|as_one| {
+                        if !as_one {
+                            self.rest = REST;
+                        }
+                    })
+                }
+            };
+            // What comes behind is of others, who were told that it is on its way.
+            given = given.and(done);
         }
-        Ok(())
+        self.rest = self.rest.saturating_sub(1);
+        given
     }
 }
 
 impl Row {
-    /// Launches kernels as one of the graphs of so many, or a new one; one by one where there is no room for it.
+    /// Launches kernels as one of the graphs of so many, or a new one; one by one where the driver refuses it. Whether as a graph.
     ///
     /// # Safety
     /// As for launches of them.
@@ -193,20 +209,22 @@ impl Row {
         rows: &mut Vec<Self>,
         stream: &Stream,
         calls: &mut [(Call, &mut [*mut c_void])],
-    ) -> Result<(), SourceError> {
+    ) -> Result<bool, SourceError> {
         // SAFETY: the caller's promise.
-        match unsafe { Self::ready(rows, stream, calls) } {
+        let ready = unsafe { Self::ready(rows, stream, calls) };
+        match ready.and_then(|row| stream.launch_graph(&row.graph).map(|()| row)) {
             Ok(row) => {
-                stream.launch_graph(&row.graph)?;
                 rows.push(row);
-                Ok(())
+                Ok(true)
             }
+            Err(lost @ SourceError::DeviceLost(_)) => Err(lost),
             Err(error) => {
                 log::debug!("kernels in a line are launched one by one: {error}");
                 // SAFETY: the caller's promise.
-                calls
-                    .iter_mut()
-                    .try_for_each(|(call, arguments)| unsafe { stream.launch_now(call, arguments) })
+                let each = |(call, arguments): &mut (Call, &mut [*mut c_void])| unsafe {
+                    stream.launch_now(call, arguments)
+                };
+                calls.iter_mut().map(each).fold(Ok(false), |given, done| given.and(done.map(|()| false)))
             }
         }
     }
@@ -221,7 +239,7 @@ impl Row {
         calls: &mut [(Call, &mut [*mut c_void])],
     ) -> Result<Self, SourceError> {
         let same = |row: &Self| row.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
-        // Other kernels take longer than other arguments; of equals, the device is done with the first.
+        // Other kernels take the driver longer than other arguments: if none is the same, the one that was not used for longest is changed.
         let known = match rows.iter().position(same) {
             None if rows.len() < KEPT => None,
             found => Some(rows.remove(found.unwrap_or(0))),

@@ -127,6 +127,70 @@ on_fake! {
         assert_eq!(words().last().unwrap(), "launch 13", "memory does not go in front of it");
     }
 
+    what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [7, 1, 1] }).unwrap();
+        // Also where that thread has had nothing to do with the device before.
+        let other = std::sync::Arc::clone(&backend);
+        std::thread::spawn(move || other.fence_wait(other.fence().unwrap()).unwrap()).join().unwrap();
+        assert!(log().iter().any(|line| line.starts_with("launch 7")), "{:?}", log());
+    }
+
+    lines_that_are_no_graphs_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:2:1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        for n in 1..=80 {
+            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
+        }
+        backend.flush().unwrap();
+        let ran = log().into_iter().filter_map(|line| Some(line.strip_prefix("launch ")?.split(',').next()?.parse().unwrap()));
+        assert_eq!(ran.collect::<Vec<u32>>(), (1..=80).collect::<Vec<_>>());
+        assert_eq!((count("cuGraphCreate"), count("cuGraphLaunch")), (1, 0), "it is not tried again each time");
+    }
+
+    lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        for n in 1..=40 {
+            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
+        }
+        backend.fence().unwrap();
+        let ran = log().into_iter().filter_map(|line| Some(line.strip_prefix("launch ")?.split(',').next()?.parse().unwrap()));
+        assert_eq!(ran.collect::<Vec<u32>>(), (1..=40).collect::<Vec<_>>());
+    }
+
+    a_launch_that_fails_in_a_line_is_said_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        let launch = |n| backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] });
+        (1..=7).for_each(|n| launch(n).unwrap());
+        let error = backend.free_segment(segment).unwrap_err();
+        assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
+        let ran = || log().iter().filter(|line| line.starts_with("launch ")).count();
+        assert_eq!((ran(), count("cuMemFree_v2")), (6, 1), "memory goes all the same");
+        launch(8).unwrap();
+        backend.fence().unwrap();
+        assert_eq!(ran(), 7, "and it is said once");
+    }
+
+    memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {
+        let backend = open();
+        let segment = backend.alloc_segment(MIB).unwrap();
+        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        for n in 1..=3 {
+            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
+        }
+        backend.free_segment(segment).unwrap();
+        let lines = log();
+        let at = |start: &str| lines.iter().position(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no {start}: {lines:?}"));
+        assert!(at("launch 1") < at("launch 2") && at("launch 2") < at("launch 3") && at("launch 3") < at("cuMemFree"));
+    }
+
     a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
