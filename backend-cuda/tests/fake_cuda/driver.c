@@ -433,7 +433,7 @@ typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; const vo
 int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
     ENTER();
     // A graph's kernels follow one another in order.
-    if (!function || !launch->stream || launch->shared || extra || launch->count > (launch->stream != capturing)) return INVALID;
+    if (!mine || !function || !launch->stream || launch->shared || extra || launch->count > (launch->stream != capturing)) return INVALID;
     note(launch->count ? "it may be started early" : "it is started in order");
     char *line = line_of(launch->gx, launch->gy, launch->gz, launch->bx, launch->by, launch->bz, arguments);
     if (launch->stream == capturing) return write_down((Node){{0}, function, strdup(line)});
