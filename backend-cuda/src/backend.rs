@@ -164,7 +164,11 @@ impl Device {
 
     /// Gives all streams what waits to be given with others. Memory goes behind it, also where that fails.
     fn give(&self) -> Result<(), SourceError> {
-        self.streams().fold(Ok(()), |given, stream| given.and(stream.settle()))
+        let mut given = Ok(());
+        for stream in self.streams() {
+            given = given.and(stream.settle());
+        }
+        given
     }
 
     /// The streams that are in use.

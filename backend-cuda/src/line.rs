@@ -220,11 +220,12 @@ impl Row {
             Err(lost @ SourceError::DeviceLost(_)) => Err(lost),
             Err(error) => {
                 log::debug!("kernels in a line are launched one by one: {error}");
-                // SAFETY: the caller's promise.
-                let each = |(call, arguments): &mut (Call, &mut [*mut c_void])| unsafe {
-                    stream.launch_now(call, arguments)
-                };
-                calls.iter_mut().map(each).fold(Ok(false), |given, done| given.and(done.map(|()| false)))
+                let mut given = Ok(false);
+                for (call, arguments) in calls {
+                    // SAFETY: the caller's promise.
+                    given = given.and(unsafe { stream.launch_now(call, arguments) }.map(|()| false));
+                }
+                given
             }
         }
     }
