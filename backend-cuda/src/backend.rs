@@ -288,7 +288,7 @@ impl CudaBackend {
             clock: Clock::default(),
             kernels: Kernels::new(arch, DiskCache::from_env()),
             attention: Attention::default(),
-            products: Products::new(device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?),
+            products: Products::new(context.units),
             host: Mutex::default(),
             addresses,
             queues: Default::default(),

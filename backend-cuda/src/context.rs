@@ -35,8 +35,8 @@ pub(crate) struct Context {
     pub(crate) device: Device,
     /// Whether kernels may be started while the one in front of them ends.
     follows: bool,
-    /// Blocks of a launch that does not fill the device twice.
-    pub(crate) small: u32,
+    /// Multiprocessors.
+    pub(crate) units: u32,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
     number: u64,
 }
@@ -56,7 +56,7 @@ impl Context {
         let follows = device.compute_capability()?.0 >= 9 && is_set("FOREBAY_CUDA_EARLY") != Some(false);
         let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(Self { raw, device, follows, small: 2 * units, number });
+        let context = Arc::new(Self { raw, device, follows, units, number });
         context.make_current()?;
         Ok(context)
     }
@@ -176,8 +176,9 @@ impl Stream {
         Ok(Self { raw, line, context: Arc::clone(context) })
     }
 
-    /// Its handle, for work behind all that it was given.
+    /// Its handle, for this thread to put work behind all that it was given.
     pub(crate) fn raw(&self) -> Result<CUstream, SourceError> {
+        self.context.make_current()?;
         self.settle()?;
         Ok(self.raw)
     }
@@ -203,7 +204,6 @@ impl Stream {
     /// `src` holds `bytes` bytes, and they stay there, unchanged, until the copy is done; `dst` holds as many on the
     /// device.
     pub(crate) unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let raw = self.raw()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, raw) })
@@ -214,7 +214,6 @@ impl Stream {
     /// # Safety
     /// `dst` holds `bytes` bytes, which nobody touches until the copy is done; `src` holds as many on the device.
     pub(crate) unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let raw = self.raw()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, raw) })
@@ -222,7 +221,6 @@ impl Stream {
 
     /// Lets the work that follows wait for what `event` is behind, on the device.
     pub(crate) fn wait(&self, event: &Event) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let raw = self.raw()?;
         // SAFETY: both handles live as long as their owners.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(raw, event.raw, 0) })
@@ -233,7 +231,6 @@ impl Stream {
     /// # Safety
     /// Both ranges lie inside segments and do not overlap.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let raw = self.raw()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
@@ -244,7 +241,6 @@ impl Stream {
     /// # Safety
     /// The range lies inside the device's segments, and `dst` is a multiple of 4.
     pub(crate) unsafe fn fill(&self, dst: u64, word: u32, words: u64) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let raw = self.raw()?;
         // SAFETY: the caller's promise.
         check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
@@ -342,7 +338,6 @@ impl Event {
 
     /// Puts it behind everything enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
-        self.context.make_current()?;
         let stream = stream.raw()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })

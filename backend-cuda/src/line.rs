@@ -22,6 +22,8 @@ use crate::switches::{is_set, lines};
 const MOST: usize = 16;
 /// Kernels that go to the stream at once before others wait.
 const AT_ONCE: u32 = 8;
+/// Blocks of a small kernel, at most, for each multiprocessor.
+const SMALL: u64 = 2;
 /// What comes later than this behind the one before does not wait.
 const SOON: Duration = Duration::from_micros(10);
 /// Graphs of each length that are kept.
@@ -97,7 +99,7 @@ impl Line {
         if call.alone {
             self.give(state, stream)?;
         }
-        let small = !call.alone && call.blocks() <= u64::from(stream.context.small);
+        let small = !call.alone && call.blocks() <= SMALL * u64::from(stream.context.units);
         let waits = small
             && lines()
             && match self.when {

@@ -172,8 +172,8 @@ impl Source for Kernel {
         1024 + 4 * stages.max(sums)
     }
 
-    fn in_line(&self) -> bool {
-        self.share == 1
+    fn alone(&self) -> bool {
+        self.share > 1
     }
 }
 

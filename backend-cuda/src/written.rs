@@ -37,9 +37,9 @@ pub trait Source: Copy + Debug + Eq + Hash {
     /// Bytes of shared memory of a block.
     fn shared(&self) -> u32;
 
-    /// Whether it may be launched together with small kernels in front of it and behind it.
-    fn in_line(&self) -> bool {
-        false
+    /// Whether it is never launched together with small kernels in front of it or behind it.
+    fn alone(&self) -> bool {
+        true
     }
 }
 
@@ -62,7 +62,7 @@ pub(crate) unsafe fn launch<P>(
     params: &P,
 ) -> Result<(), SourceError> {
     let (block, shared) = ([kernel.threads(), 1, 1], kernel.shared());
-    let call = Call { function, groups: blocks, block, shared, alone: !kernel.in_line() };
+    let call = Call { function, groups: blocks, block, shared, alone: kernel.alone() };
     // SAFETY: the caller's promise.
     unsafe { stream.launch(&call, &[value(params)]) }
 }

@@ -5,10 +5,13 @@ mod fake_cuda;
 mod scenarios;
 
 use std::fs;
+use std::sync::Arc;
 
 use fake_cuda::Libraries::{Compiler, Driver};
 use fake_cuda::{PAGE, cache, count, log, on_fake, open};
-use forebay_core::backend::{Backend, Command, KernelId, KernelSource, Launch, Piece, Slice, SourceError};
+use forebay_core::backend::{
+    Backend, Command, KernelId, KernelSource, Launch, Piece, SegmentId, Slice, SourceError,
+};
 use forebay_core::error::{Error, Result};
 use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
 
@@ -20,6 +23,29 @@ fn hex(bytes: &[u8]) -> String {
 fn compiled(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
     let id = backend.compile(source)?;
     backend.compiled(id).map(|()| id)
+}
+
+/// A device, memory of it, and what launches a kernel on that in so many groups.
+fn doubling() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<()>) {
+    let backend = open();
+    let segment = backend.alloc_segment(MIB).unwrap();
+    let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+    let own = Arc::clone(&backend);
+    let launch = move |groups| {
+        own.launch(&Launch {
+            kernel,
+            bindings: &[slice(segment, 0, 64)],
+            params: &[],
+            groups: [groups, 1, 1],
+        })
+    };
+    (backend, segment, launch)
+}
+
+/// The groups of all launches so far, in order.
+fn launched() -> Vec<u32> {
+    let groups = |line: String| line.strip_prefix("launch ")?.split(',').next()?.parse().ok();
+    log().into_iter().filter_map(groups).collect()
 }
 
 /// Launches a kernel that is not there before the compiler may go on.
@@ -128,63 +154,43 @@ on_fake! {
     }
 
     what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [7, 1, 1] }).unwrap();
+        let (backend, _, launch) = doubling();
+        launch(7).unwrap();
         // Also where that thread has had nothing to do with the device before.
-        let other = std::sync::Arc::clone(&backend);
+        let other = Arc::clone(&backend);
         std::thread::spawn(move || other.fence_wait(other.fence().unwrap()).unwrap()).join().unwrap();
-        assert!(log().iter().any(|line| line.starts_with("launch 7")), "{:?}", log());
+        assert_eq!(launched(), [7], "{:?}", log());
     }
 
     lines_that_are_no_graphs_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:2:1") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        for n in 1..=80 {
-            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
-        }
+        let (backend, _, launch) = doubling();
+        (1..=80).for_each(|n| launch(n).unwrap());
         backend.flush().unwrap();
-        let ran = log().into_iter().filter_map(|line| Some(line.strip_prefix("launch ")?.split(',').next()?.parse().unwrap()));
-        assert_eq!(ran.collect::<Vec<u32>>(), (1..=80).collect::<Vec<_>>());
+        assert_eq!(launched(), (1..=80).collect::<Vec<_>>());
         assert_eq!((count("cuGraphCreate"), count("cuGraphLaunch")), (1, 0), "it is not tried again each time");
     }
 
     lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        for n in 1..=40 {
-            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
-        }
+        let (backend, _, launch) = doubling();
+        (1..=40).for_each(|n| launch(n).unwrap());
         backend.fence().unwrap();
-        let ran = log().into_iter().filter_map(|line| Some(line.strip_prefix("launch ")?.split(',').next()?.parse().unwrap()));
-        assert_eq!(ran.collect::<Vec<u32>>(), (1..=40).collect::<Vec<_>>());
+        assert_eq!(launched(), (1..=40).collect::<Vec<_>>());
     }
 
     a_launch_that_fails_in_a_line_is_said_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        let launch = |n| backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] });
+        let (backend, segment, launch) = doubling();
         (1..=7).for_each(|n| launch(n).unwrap());
         let error = backend.free_segment(segment).unwrap_err();
         assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
-        let ran = || log().iter().filter(|line| line.starts_with("launch ")).count();
-        assert_eq!((ran(), count("cuMemFree_v2")), (6, 1), "memory goes all the same");
+        assert_eq!((launched().len(), count("cuMemFree_v2")), (6, 1), "memory goes all the same");
         launch(8).unwrap();
         backend.fence().unwrap();
-        assert_eq!(ran(), 7, "and it is said once");
+        assert_eq!(launched().len(), 7, "and it is said once");
     }
 
     memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        for n in 1..=3 {
-            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [n, 1, 1] }).unwrap();
-        }
+        let (backend, segment, launch) = doubling();
+        (1..=3).for_each(|n| launch(n).unwrap());
         backend.free_segment(segment).unwrap();
         let lines = log();
         let at = |start: &str| lines.iter().position(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no {start}: {lines:?}"));
@@ -192,24 +198,19 @@ on_fake! {
     }
 
     a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        let launches = || log().iter().filter(|line| line.starts_with("launch ")).count();
+        let (_, _, launch) = doubling();
         for turn in 1..4 {
-            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [1, 1, 1] }).unwrap();
-            assert_eq!(launches(), turn);
+            launch(1).unwrap();
+            assert_eq!(launched().len(), turn);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 
     kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "0") {
-        let backend = open();
-        let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        let (_, _, launch) = doubling();
         for turn in 1..100 {
-            backend.launch(&Launch { kernel, bindings: &[slice(segment, 0, 64)], params: &[], groups: [1, 1, 1] }).unwrap();
-            assert_eq!(log().iter().filter(|line| line.starts_with("launch ")).count(), turn);
+            launch(1).unwrap();
+            assert_eq!(launched().len(), turn);
         }
     }
 
