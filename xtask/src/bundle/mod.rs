@@ -10,10 +10,11 @@ use std::process::Command;
 
 /// Uploads of this size are no trouble anywhere.
 const MOST_BYTES: u64 = 60 * 1000 * 1000;
-const PROGRAMS: [&str; 10] = [
+const PROGRAMS: [&str; 11] = [
     "forebay",
     "forebay-conformance",
     "forebay-bench",
+    "examples/by_hand",
     "examples/train_images",
     "examples/train_text",
     "train_gpt",

@@ -4,7 +4,8 @@
 #   ./run.sh              everything
 #   ./run.sh golden bench only the steps whose names begin so
 #
-# Logs go to $OUT, or to logs/ beside this script. LIMIT is the most seconds that a step may take (600).
+# Logs go to $OUT, or to logs/ beside this script. LIMIT is the most seconds that a step may take (600), AT_ONCE how many of
+# those that measure nothing run side by side (half of the processors, at most 8).
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here" || exit 1
@@ -54,26 +55,42 @@ chosen() {
     return 1
 }
 
-table=()
-failures=0
-# step NAME COMMAND...: runs it, keeps its log, and remembers how it ended and the last line it printed.
+# Those that measure nothing may share the machine.
+most=$(($(nproc) / 2))
+at_once=${AT_ONCE:-$((most > 8 ? 8 : most > 1 ? most : 1))}
+summary=$logs/summary.txt
+: >"$summary"
+# step NAME COMMAND...: runs it, keeps its log, and remembers how it ended and the last line it printed; beside others, if
+# at_once lets it.
 step() {
+    chosen "$1" || return 0
+    while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
+    if [ "$at_once" -gt 1 ]; then run_step "$@" & else run_step "$@"; fi
+}
+run_step() {
     local name=$1 start=$SECONDS ended last
     shift
-    chosen "$name" || return 0
     echo "=== $name: $*"
     timeout -k 10 "$limit" "$@" >"$logs/$name.log" 2>&1
     ended=$?
-    last=$(tr '\r' '\n' <"$logs/$name.log" | grep -E '[0-9]+ passed|accuracy|tokens/s|error|FAILED' | tail -1)
+    last=$(tr '\r' '\n' <"$logs/$name.log" | grep -E '[0-9]+ passed|accuracy|tokens/s|[Ee]rror|FAILED' | tail -1)
     [ -n "$last" ] || last=$(tr '\r' '\n' <"$logs/$name.log" | grep -v '^ *$' | tail -1)
-    [ $ended -eq 0 ] || { failures=$((failures + 1)); tail -5 "$logs/$name.log"; }
-    table+=("$(printf '%-22s %4s %5ss  %s' "$name" "$([ $ended -eq 0 ] && echo ok || echo "$ended")" \
-        $((SECONDS - start)) "${last:0:110}")")
+    [ $ended -eq 0 ] || tail -5 "$logs/$name.log"
+    printf '%-22s %4s %5ss  %s\n' "$name" "$([ $ended -eq 0 ] && echo ok || echo "$ended")" $((SECONDS - start)) \
+        "${last:0:110}" >>"$summary"
 }
 
 suite=$bin/forebay-conformance
 step devices "$suite" devices
-step conformance env FOREBAY_REQUIRE="${FOREBAY_REQUIRE:-cuda,wgpu}" "$suite" test
+# The suite on both devices, and on CUDA with all small kernels in lines: an eighth of the tests each, as full names.
+for device in cuda wgpu cuda-lines; do
+    lines=
+    [ $device = cuda-lines ] && lines=FOREBAY_CUDA_LINES=1
+    for share in 0 1 2 3 4 5 6 7; do
+        mapfile -t names < <("$suite" test --list | awk -v share=$share 'NR % 8 == share { print $0 "/" }')
+        step "conformance-$device-$share" env $lines "$suite" test --device "${device%-lines}" "${names[@]}"
+    done
+done
 for dtype in f32 bf16 f16 f64; do
     for data in golden golden_more; do
         for device in cuda wgpu; do
@@ -86,10 +103,39 @@ done
 step curves-cuda "$suite" curves --dir "$tests/curves" --device cuda
 step curves-wgpu "$suite" curves --dir "$tests/curves" --device wgpu
 step traces "$suite" traces --dir "$tests/traces"
+wait
+at_once=1
 for device in cuda wgpu; do
     mkdir -p "$logs/images-$device"
     step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device" --curve curve.csv
 done
+# How long a small program takes from its start to its first loss, of step 50: with nothing compiled, then with its kernels kept.
+first() {
+    local began=${EPOCHREALTIME/./} line
+    "$bin/by_hand" | while read -r line; do
+        echo "$line"
+        [[ $line != step* ]] || printf '%d ms from its start\n' $(((${EPOCHREALTIME/./} - began) / 1000))
+    done | awk '/from its start/ { if (!first) first = $0 } { print } END { print first; exit !first }'
+}
+export -f first
+export bin tests logs
+for device in cuda wgpu; do
+    kept="FOREBAY_DEVICE=$device FOREBAY_CACHE_DIR=$logs/first-$device"
+    rm -rf "$logs/first-$device"
+    step "first-$device-cold" env $kept CUDA_CACHE_DISABLE=1 __GL_SHADER_DISK_CACHE=0 bash -c first
+    step "first-$device-warm" env $kept bash -c first
+done
+# Modules and operations as ranges in a tool of NVIDIA's.
+ranges() {
+    FOREBAY_NVTX=1 FOREBAY_DEVICE=cuda ncu --nvtx --clock-control none --section LaunchStats --launch-count 60 \
+        "$bin/by_hand" >"$logs/ncu.log" 2>&1
+    tail -5 "$logs/ncu.log"
+    grep -oE '<[0-9]+,[^>]*>' "$logs/ncu.log" | sort | uniq -c
+    echo "kernels in ranges of fc1: $(grep -c ',fc1' "$logs/ncu.log")"
+    grep -q ',fc1' "$logs/ncu.log"
+}
+export -f ranges
+command -v ncu >/dev/null && step nvtx bash -c ranges
 # Language models on CUDA: captured and from its checkpoint on, batches in parts, a long context, a budget, and 1.5 billion parameters.
 writes() {
     local name=$1
@@ -134,13 +180,19 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
             python3 "$here/peers/gpt2_curve.py" "$logs/gpt2-curve" "$tests/data/shakespeare.txt"
     }
     export -f losses
-    export bin tests logs
     step curve-torch bash -c losses
 fi
 
+wait
 echo
 printf '%-22s %4s %6s  %s\n' step end time 'what it said'
-printf '%s\n' "${table[@]}" | tee "$logs/summary.txt"
+cat "$summary"
 echo
-echo "${#table[@]} steps, $failures failed"
+# Of the shares of the suite, together.
+for device in cuda wgpu cuda-lines; do
+    cat "$logs"/conformance-$device-[0-7].log 2>/dev/null | awk -v on=$device '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 }
+        END { if (NR) print "conformance, " on ": " p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }'
+done
+failures=$(awk '$2 != "ok"' "$summary" | wc -l)
+echo "$(wc -l <"$summary") steps, $failures failed"
 [ "$failures" -eq 0 ]
