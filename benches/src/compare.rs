@@ -29,35 +29,95 @@ fn figure(line: &Value) -> Option<(&'static str, bool, f64)> {
     FIGURES.iter().find_map(|&(name, up)| Some((name, up, line.get(name)?.as_f64()?)))
 }
 
-/// Prints `| work | shape | type | backend | ours | peer (variant) | ratio |`; a ratio above 1 means ours is better.
+/// What was measured: work, shape, type.
+fn work(line: &Value) -> [String; 3] {
+    ["bench", "shape", "dtype"].map(|field| word(line, field).to_owned())
+}
+
+fn by_work(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3], Vec<Value>> {
+    let mut map = BTreeMap::<_, Vec<Value>>::new();
+    for line in lines {
+        map.entry(work(&line)).or_default().push(line);
+    }
+    map
+}
+
+/// A row for each of our lines: beside all of the peer's of the same work, and beside ours of the same variant on CUDA. Ratios above 1 mean
+/// that it is the better one.
+fn rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
+    let peers = by_work(peers);
+    let cuda = by_work(ours.iter().filter(|line| word(line, "backend") == "cuda").cloned());
+    let row = |line: &Value| {
+        let (name, up, value) = figure(line)?;
+        let ratio = |other: f64| format!("{:.3}", if up { value / other } else { other / value });
+        let other = |line: &Value| line.get(name).and_then(Value::as_f64);
+        let cells: Vec<(&str, f64)> = peers
+            .get(&work(line))
+            .into_iter()
+            .flatten()
+            .filter_map(|p| Some((word(p, "variant"), other(p)?)))
+            .collect();
+        let peer: Vec<String> = cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
+        let ratios: Vec<String> = cells.iter().map(|(_, x)| ratio(*x)).collect();
+        let on_cuda = match word(line, "backend") {
+            "cuda" => None,
+            _ => cuda.get(&work(line)),
+        };
+        let on_cuda = on_cuda.into_iter().flatten().find(|c| word(c, "variant") == word(line, "variant"));
+        let of_cuda = on_cuda.and_then(other).map(ratio);
+        let [bench, shape, dtype] = work(line);
+        let kind = match word(line, "variant") {
+            "" => dtype,
+            variant => variant.to_owned(),
+        };
+        Some(format!(
+            "| {bench} | {shape} | {kind} | {} | {value:.1} {name} | {} | {} | {} |",
+            word(line, "backend"),
+            peer.join(", "),
+            ratios.join(", "),
+            of_cuda.unwrap_or_default()
+        ))
+    };
+    ours.iter().filter_map(row).collect()
+}
+
+/// Prints a table of our lines beside the peer's, and of those on other backends beside ours on CUDA.
 pub(crate) fn table(ours: &[PathBuf], peer: &Path) -> Result<()> {
-    let mut peers: BTreeMap<(String, String, String), Vec<Value>> = BTreeMap::new();
-    for line in lines(peer)? {
-        let key = (word(&line, "bench").into(), word(&line, "shape").into(), word(&line, "dtype").into());
-        peers.entry(key).or_default().push(line);
-    }
-    println!("| work | shape | type | backend | forebay | peer | ratio |\n|---|---|---|---|---|---|---|");
-    for path in ours {
-        for line in lines(path)? {
-            let Some((name, up, value)) = figure(&line) else { continue };
-            let (bench, shape, dtype) = (word(&line, "bench"), word(&line, "shape"), word(&line, "dtype"));
-            let found = peers.get(&(bench.into(), shape.into(), dtype.into()));
-            let cells: Vec<(String, f64)> = found
-                .into_iter()
-                .flatten()
-                .filter_map(|p| Some((word(p, "variant").to_owned(), p.get(name)?.as_f64()?)))
-                .collect();
-            let peer: Vec<String> =
-                cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
-            let ratio: Vec<String> =
-                cells.iter().map(|(_, x)| format!("{:.2}", if up { value / x } else { x / value })).collect();
-            println!(
-                "| {bench} | {shape} | {dtype} | {} | {value:.1} {name} | {} | {} |",
-                word(&line, "backend"),
-                peer.join(", "),
-                ratio.join(", ")
-            );
-        }
-    }
+    let ours = ours.iter().map(|path| lines(path)).collect::<Result<Vec<_>>>()?.concat();
+    println!(
+        "| work | shape | type | backend | forebay | peer | ratio | to CUDA |\n|---|---|---|---|---|---|---|---|"
+    );
+    rows(&ours, lines(peer)?).iter().for_each(|row| println!("{row}"));
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn lines_meet_the_peers_of_their_work_and_their_like_on_cuda() {
+        let line = |backend: &str, variant: &str, ms: f64| json!({ "bench": "gpt", "shape": "8x1024", "dtype": "bf16", "backend": backend, "variant": variant, "median_ms": ms });
+        let ours = [
+            line("cuda", "bf16", 10.0),
+            line("cuda", "bf16_captured", 8.0),
+            line("wgpu", "bf16_captured", 80.0),
+        ];
+        let rows = rows(&ours, vec![line("cuda", "bf16", 30.0), line("cuda", "bf16_compile", 20.0)]);
+        let start = "| gpt | 8x1024 | bf16";
+        assert_eq!(
+            rows,
+            [
+                format!("{start} | cuda | 10.0 median_ms | 30.0 bf16, 20.0 bf16_compile | 3.000, 2.000 |  |"),
+                format!(
+                    "{start}_captured | cuda | 8.0 median_ms | 30.0 bf16, 20.0 bf16_compile | 3.750, 2.500 |  |"
+                ),
+                format!(
+                    "{start}_captured | wgpu | 80.0 median_ms | 30.0 bf16, 20.0 bf16_compile | 0.375, 0.250 | 0.100 |"
+                ),
+            ]
+        );
+    }
 }
