@@ -39,6 +39,7 @@ templates! {
     "cross_entropy",
     "class_weights",
     "scale",
+    "scaled_cast",
     "gelu_again",
     "embedding_grad",
     "embedding_bag",

@@ -282,6 +282,10 @@ fn rows_of_tables_and_what_losses_need() {
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
         valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width).def("each", 8usize));
+        for to in ["f8_e4m3", "f8_e5m2"] {
+            let spec = KernelSpec::new("scaled_cast").def("dtype", dtype).def("to", to).def("width", width);
+            valid(&spec.def("turned", width == 4).def("each", 4usize));
+        }
         valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
         valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
     }

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use forebay::amp::{GradScaler, autocast};
+use forebay::amp::{GradScaler, autocast, fp8};
 use forebay::backend::null::{Compiled, NullBackend, Profile};
 use forebay::backend::{Backend, Features};
 use forebay::device::Device;
@@ -114,7 +114,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let mut report = Report::default();
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
-    let everything = Profile::default().features;
+    let everything = Features { f8: true, ..Profile::default().features };
     // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     for (features, software, allowed) in
@@ -177,6 +177,7 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
     chains(&device)?;
     windows(&device)?;
     many_classes(&device)?;
+    layers_in_bytes(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled())
@@ -316,6 +317,18 @@ fn copies(device: &Device) -> Result<()> {
         optimizer.step()?;
         optimizer.step_unless(&Tensor::zeros(&[], DType::F32, device)?)?;
         optimizer.step()?;
+    }
+    Ok(())
+}
+
+/// Linear layers in 8 bits, of extents that the library multiplies and of others.
+fn layers_in_bytes(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F16, DType::BF16] {
+        for extent in [16, 3] {
+            let of = || Tensor::ones(&[extent, extent], dtype, device)?.requires_grad_();
+            let _fp8 = fp8();
+            of()?.linear(&of()?, None)?.sum_all()?.backward()?;
+        }
     }
     Ok(())
 }

@@ -1,52 +1,69 @@
 //! Linear layers of 8-bit floats: each operand is divided by what brings its largest number into the type, cast, and multiplied.
 
+use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::launch::{self, GROUP, Params};
 use super::linear::rows;
-use super::reduce::column_sums;
+use super::reduce::{column_sums, dense};
+use super::scaled_mm::in_lines;
+use super::spread::QUAD;
+use super::statistics::largest_magnitude;
 use crate::autograd::{self, Grads};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Tensor};
 
-/// Below any number that matters, and above what f32 divides by.
-const LEAST: f64 = 1e-30;
-
-/// A tensor as 8-bit floats, and the number that it was divided by.
+/// A matrix as 8-bit floats, and the number that it was divided by.
 struct Scaled {
     bytes: Tensor,
+    /// The same matrix with the elements of a column side by side, as the vendor's products take one operand; else what is there.
+    columns: Tensor,
     scale: Tensor,
 }
 
 impl Scaled {
-    /// NaN is NaN; an infinite number makes NaN of itself, and zeros of the others.
-    fn new(x: &Tensor, dtype: DType) -> Result<Self> {
-        let x = &x.detach();
-        let largest = if dtype == DType::F8E4M3 { 448.0 } else { 57_344.0 };
-        let scale = match x.numel() {
-            0 => Tensor::ones(&[], DType::F32, x.device())?,
-            _ => {
-                let most = x.amax(&[], false)?.maximum(&x.amin(&[], false)?.neg()?)?.to_dtype(DType::F32)?;
-                // A power of two: the division is exact, so that nothing is rounded twice.
-                most.clamp(LEAST, f64::INFINITY)?.div(largest)?.log2()?.ceil()?.exp2()?
-            }
+    /// NaN is NaN; an infinite number makes NaN of itself, and zeros of the others. `columns`: a product is going to ask for them.
+    fn new(x: &Tensor, dtype: DType, columns: bool) -> Result<Self> {
+        /// Steps of a thread, and extents of a workgroup's tile, as in the kernel.
+        const EACH: usize = 4;
+        const TILE: usize = 64;
+        let x = match x.dtype() {
+            DType::F32 | DType::F16 | DType::BF16 => dense(x)?,
+            _ => dense(&x.detach().to_dtype(DType::F32)?)?,
         };
-        // f16 does not hold every power.
-        let wide = if x.dtype() == DType::BF16 { DType::BF16 } else { DType::F32 };
-        let divided = {
+        let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
+        let bytes = Tensor::empty(&[rows, across], dtype, device)?;
+        if x.numel() == 0 {
+            let scale = Tensor::ones(&[], DType::F32, device)?;
+            return Ok(Self { columns: bytes.clone(), bytes, scale });
+        }
+        let scale = Tensor::empty(&[], DType::F32, device)?;
+        let turned = columns && in_lines(device, x.shape());
+        let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
+        let largest = {
             let _tag = memory::scope::tag(Tag::Workspace);
-            x.to_dtype(wide)?.div(&scale.to_dtype(wide)?)?
+            largest_magnitude(&x)?
         };
-        Ok(Self { bytes: divided.to_dtype(dtype)?, scale })
-    }
-
-    fn t(&self) -> Result<Self> {
-        Ok(Self { bytes: self.bytes.t()?, scale: self.scale.clone() })
-    }
-
-    fn mm(&self, other: &Self, bias: Option<&Tensor>, dtype: DType) -> Result<Tensor> {
-        self.bytes.scaled_mm(&other.bytes, &self.scale, &other.scale, bias, dtype)
+        let spec = KernelSpec::new("scaled_cast")
+            .def("dtype", x.dtype().name())
+            .def("to", dtype.name())
+            .def("width", if x.numel().is_multiple_of(QUAD) { QUAD } else { 1 })
+            .def("turned", turned.is_some())
+            .def("each", EACH);
+        let groups = match turned {
+            Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
+            None => x.numel().div_ceil(QUAD * EACH * GROUP),
+        };
+        let tensors: SmallVec<[&Tensor; 5]> =
+            [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
+        let params = Params::new().size(rows).size(across);
+        // A kernel that is made for types that others refuse, as casts are.
+        launch::enqueue(device.kernel(&spec)?, &tensors, params, [groups, 1, 1])?;
+        drop(tensors);
+        let columns = turned.map_or_else(|| Ok(bytes.clone()), |turned| turned.t())?;
+        Ok(Self { bytes, columns, scale })
     }
 }
 
@@ -54,28 +71,35 @@ impl Scaled {
 /// bytes, as far as their gradients need them.
 pub(super) fn linear(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (dtype, weight_type) = (x.dtype(), weight.dtype());
-    let low = Scaled::new(&rows(x)?, DType::F8E4M3)?;
-    let low_weight = Scaled::new(weight, DType::F8E4M3)?;
+    let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    let wanted = autograd::wanted(&inputs);
+    // Each is kept for the gradient of the other one.
+    let [keeps_x, keeps_weight] = [weight, x].map(|t| wanted && t.requires_grad());
+    let low = Scaled::new(&rows(x)?, DType::F8E4M3, keeps_x)?;
+    let low_weight = Scaled::new(weight, DType::F8E4M3, keeps_weight)?;
     let mut shape: Dims = x.shape().into();
-    let added = bias.map(Tensor::detach);
-    let out = low.mm(&low_weight.t()?, added.as_ref(), dtype)?;
     if let Some(last) = shape.last_mut() {
         *last = weight.shape()[0];
     }
-    let out = out.reshape(&shape[..])?;
-    let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    if !autograd::wanted(&inputs) {
+    let added = bias.map(Tensor::detach);
+    let (a, b) = (&low.bytes, &low_weight.bytes.t()?);
+    let out = a.scaled_mm(b, &low.scale, &low_weight.scale, added.as_ref(), dtype)?.reshape(&shape[..])?;
+    if !wanted {
         return Ok(out);
     }
-    let low = weight.requires_grad().then_some(low);
-    let low_weight = x.requires_grad().then_some(low_weight);
+    let low = keeps_x.then_some((low.columns, low.scale));
+    let low_weight = keeps_weight.then_some((low_weight.columns, low_weight.scale));
     let (x_shape, bias_type): (Dims, _) = (x.shape().into(), bias.map(Tensor::dtype));
     Ok(autograd::attach(op, out, &inputs, move |g, wants| {
         let g = rows(g)?;
-        let low_g = Scaled::new(&g, DType::F8E5M2)?;
-        let dx = low_weight.as_ref().filter(|_| wants[0]);
-        let dx = dx.map(|weight| low_g.mm(weight, None, dtype)?.reshape(&x_shape[..]));
-        let dw = low.as_ref().filter(|_| wants[1]).map(|x| low_g.t()?.mm(x, None, weight_type));
+        let low_g = Scaled::new(&g, DType::F8E5M2, wants[1])?;
+        let dx = low_weight.as_ref().filter(|_| wants[0]).map(|(weight, scale)| {
+            low_g.bytes.scaled_mm(weight, &low_g.scale, scale, None, dtype)?.reshape(&x_shape[..])
+        });
+        let dw = low
+            .as_ref()
+            .filter(|_| wants[1])
+            .map(|(x, scale)| low_g.columns.t()?.scaled_mm(x, &low_g.scale, scale, None, weight_type));
         let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias_type) = bias_type {
             grads.push(wants[2].then(|| column_sums(&g, bias_type)).transpose()?);

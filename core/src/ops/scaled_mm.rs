@@ -3,6 +3,7 @@
 use super::matmul::{self, Finish};
 use super::reduce::dense;
 use crate::autograd;
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -122,11 +123,15 @@ fn check(a: &Tensor, b: &Tensor, scales: [&Tensor; 2], bias: Option<&Tensor>, ou
     autograd::refuse(OP, &all.into_iter().flatten().collect::<Vec<_>>())
 }
 
+/// Whether the library multiplies bytes of such extents.
+pub(super) fn in_lines(device: &Device, extents: &[usize]) -> bool {
+    device.info().features.f8 && extents.iter().all(|extent| extent.is_multiple_of(LINE))
+}
+
 /// The operands as the library takes them, if it takes these: `self` by rows, b by columns, in lines of 16 bytes.
 fn operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     let (a, b) = (a.detach(), b.detach());
-    let sizes = b.shape().iter().all(|extent| extent.is_multiple_of(LINE));
-    if !a.device().info().features.f8 || !sizes {
+    if !in_lines(a.device(), b.shape()) {
         return Ok((a, b));
     }
     let _tag = memory::scope::tag(Tag::Workspace);

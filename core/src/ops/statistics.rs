@@ -52,6 +52,11 @@ fn args(x: f64, y: f64) -> [f32; 4] {
     [x as f32, y as f32, 0.0, 0.0]
 }
 
+/// The largest magnitude of a tensor that has elements, in its type, whatever autocast says. Not recorded.
+pub(super) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
+    reduce_float(&NORM_MAX, x, &Over::new("norm", x.shape(), &[])?, false, Extra::default())
+}
+
 impl Tensor {
     /// The mean over the dimensions in f32 (f64 for f64), kept as extents of 1. Not recorded.
     fn center(&self, over: &Over) -> Result<Tensor> {

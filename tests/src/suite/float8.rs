@@ -7,8 +7,10 @@ use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
+use forebay::ops::CustomOp;
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
+use forebay_shaders::{KernelSpec, render};
 
 use super::tests;
 
@@ -20,6 +22,7 @@ tests![
     products_are_captured,
     other_operations_refuse_them,
     wrong_operands_are_named,
+    scaled_casts_are_casts_of_quotients,
     layers_are_products_of_their_bytes,
     layers_in_8_bits_have_their_types_and_come_again,
     a_model_trains_in_8_bits,
@@ -346,6 +349,84 @@ fn near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<()> {
             (got - expected).abs() <= bound,
             "{name}, element {k}: {got}, not {expected} within {bound:e}"
         );
+    }
+    Ok(())
+}
+
+/// The kernel of linear layers, on every device also as those with products of bytes run it: a tensor's scale, bytes and turned bytes.
+fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
+    let (&[rows, columns], n) = (x.shape(), x.numel()) else { anyhow::bail!("a matrix") };
+    let spec = KernelSpec::new("scaled_cast")
+        .def("dtype", x.dtype().name())
+        .def("to", to.name())
+        .def("width", if n.is_multiple_of(4) { 4usize } else { 1 })
+        .def("turned", turns)
+        .def("each", 4usize);
+    let text: &'static str = Box::leak(render(&spec)?.into_boxed_str());
+    let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("scaled_cast", text)));
+    // As words: such a kernel says itself what lies in them.
+    let words = |t: &Tensor| -> Result<Tensor> {
+        let mut bytes = t.to_bytes()?;
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        let dtype = if t.dtype() == DType::F32 { DType::F32 } else { DType::U32 };
+        Ok(Tensor::from_bytes(&bytes, &[bytes.len() / 4], dtype, t.device())?)
+    };
+    let largest = words(&x.norm(f64::INFINITY, &[], false)?)?;
+    let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
+    let x = words(x)?;
+    let mut call = op.inputs(&[&x, &largest]).params(&[rows as u32, columns as u32]).groups([groups, 1, 1]);
+    for count in [1, n.div_ceil(4)].into_iter().chain(turns.then_some(n / 4)) {
+        call = call.output(&[count], DType::U32);
+    }
+    let mut out = call.run_all()?.into_iter().map(|t| t.to_bytes()).collect::<Result<Vec<_>, _>>()?;
+    let turned = turns.then(|| out.pop()).flatten();
+    let (bytes, scale) = (out.pop().context("bytes")?, out.pop().context("a scale")?);
+    let scale = scale.try_into().map(f32::from_le_bytes).ok().context("four bytes")?;
+    Ok((scale, bytes[..n].to_vec(), turned))
+}
+
+fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
+    let shapes =
+        [([64, 128], true), ([80, 112], true), ([16, 16], true), ([7, 12], false), ([70, 61], false)];
+    for (dtype, to) in
+        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| DType::STORED.map(|to| (d, to)))
+    {
+        let last = value(to, if to == DType::F8E4M3 { 0x7e } else { 0x7b });
+        for (k, (shape, turns)) in shapes.into_iter().enumerate() {
+            let (size, odd) =
+                [(3e-4, 1.0), (300.0, f64::NAN), (1.0, f64::INFINITY), (0.0, 0.0), (0.2, last)][k];
+            let x = Tensor::randn(&shape, DType::F32, device)?.mul(size)?;
+            // The last number: the type's largest (no scale but 1 would do), or one that is none.
+            x.narrow(0, shape[0] - 1, 1)?.narrow(1, shape[1] - 1, 1)?.fill_(odd)?;
+            let x = x.to_dtype(dtype)?;
+            let (scale, bytes, turned) = scaled_cast(&x, to, turns)?;
+            let numbers = x.to_f64s()?;
+            let most =
+                numbers.iter().fold(0.0, |most: f64, x| if x.is_nan() { *x } else { most.max(x.abs()) });
+            let what = format!("{dtype} to {to}, {shape:?}");
+            if odd.is_nan() {
+                ensure!(
+                    scale.is_nan() && bytes.iter().all(|b| value(to, *b).is_nan()),
+                    "{what}: NaN is everywhere"
+                );
+            } else if odd.is_infinite() {
+                let (end, others) = bytes.split_last().context("bytes")?;
+                ensure!(
+                    scale.is_infinite() && value(to, *end).is_nan() && others.iter().all(|b| b & 0x7f == 0),
+                    "{what}"
+                );
+            } else {
+                let expected = (most.max(1e-30) / last).log2().ceil().exp2();
+                ensure!(f64::from(scale) == expected, "{what}: a scale of {scale:e}, not {expected:e}");
+                for (at, (number, byte)) in numbers.iter().zip(&bytes).enumerate() {
+                    let expected = nearest(to, number / expected);
+                    ensure!(*byte == expected, "{what}, {at}: {number:e} is {byte:#x}, not {expected:#x}");
+                }
+            }
+            let Some(turned) = turned else { continue };
+            let expected = (0..bytes.len()).map(|at| bytes[at % shape[0] * shape[1] + at / shape[0]]);
+            ensure!(turned.into_iter().eq(expected), "{what}: its transpose");
+        }
     }
     Ok(())
 }

@@ -28,6 +28,31 @@ WGSL_FN u32 pair_bf16(f32 a, f32 b) {
 #endif
 }
 
+// The first number in the low byte; neither is larger than the type's largest.
+#if __CUDA_ARCH__ >= 890
+WGSL_FN u32 pair_e4m3(f32 a, f32 b) {
+    unsigned short r;
+    asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+    return r;
+}
+WGSL_FN u32 pair_e5m2(f32 a, f32 b) {
+    unsigned short r;
+    asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(r) : "f"(b), "f"(a));
+    return r;
+}
+#else
+template <u32 mantissa, u32 bias> WGSL_FN u32 byte_within(f32 v) {
+    const u32 b = __float_as_uint(v), magnitude = b & 0x7fffffffu;
+    const bool normal = magnitude >> 23 >= 128u - bias;
+    const u32 bits = normal ? magnitude - ((127u - bias) << 23) : (magnitude & 0x7fffffu) | 0x800000u;
+    const u32 lost = normal ? 23u - mantissa : min(151u - bias - mantissa - (magnitude >> 23), 31u);
+    const u32 kept = bits >> lost, rest = bits & ((1u << lost) - 1u), middle = 1u << (lost - 1u);
+    return (b >> 24 & 0x80u) | (kept + (rest > middle || (rest == middle && (kept & 1u))));
+}
+WGSL_FN u32 pair_e4m3(f32 a, f32 b) { return byte_within<3, 7>(a) | byte_within<3, 7>(b) << 8; }
+WGSL_FN u32 pair_e5m2(f32 a, f32 b) { return byte_within<2, 15>(a) | byte_within<2, 15>(b) << 8; }
+#endif
+
 // Before sm_80, which keeps NaN in the larger one, they do as WGSL's text does.
 #if __CUDA_ARCH__ >= 800
 WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }

@@ -1,0 +1,98 @@
+{#-
+A tensor over the least power of two that brings its largest magnitude into 8 bits, cast to them; and that power.
+
+dtype: f32, f16 or bf16; the largest magnitude is one number of it · to: `f8_e4m3` or `f8_e5m2` · width: elements of a step, 4 or 1
+turned: of a matrix whose extents are multiples of 16, the transpose is written too; a workgroup takes a tile of 64 x 64
+each: steps of a thread, where nothing is turned
+Where the largest is NaN, the power is NaN, and so are all bytes; where it is infinite, so is the power: bytes are NaN there, and 0 elsewhere.
+-#}
+{%- import "types" as t -%}
+{%- set bias = 8 if to == "f8_e4m3" else 15 -%}
+{{ t.prelude() }}
+struct Params {
+    rows: u32,
+    columns: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+{{ t.quads(0, "x", dtype) if width == 4 else t.input(0, "x", dtype) }}
+{{ t.input(1, "largest", dtype) }}
+@group(0) @binding(2) var<storage, read_write> scale: array<u32>;
+@group(0) @binding(3) var<storage, read_write> bytes: array<u32>;
+{% if turned %}
+@group(0) @binding(4) var<storage, read_write> turned: array<u32>;
+// A word a row more than there are: columns lie in other banks.
+var<workgroup> tile: array<u32, 1088>;
+{% endif %}
+{{ t.bits_function("byte", to) }}
+
+// Two numbers of no more than the type's largest, the first in the low byte. CUDA has an instruction for it (native.rs in backend-cuda).
+fn byte_pair_within_{{ to }}(a: f32, b: f32) -> u32 { return byte_bits(a) | (byte_bits(b) << 8u); }
+
+const INFINITE = 0x7f800000u;
+
+// The bits of the power for the bits of a magnitude: the types end at 1.75 times a power of two, of which {{ bias }} is the exponent.
+fn power_for(magnitude: u32) -> u32 {
+    if magnitude >= INFINITE { return magnitude; }
+    // 1e-30: below any number that matters.
+    let m = max(magnitude, 0x0da24260u);
+    let up = select(0u, 0x800000u, (m & 0x7fffffu) > 0x600000u);
+    return (m & 0x7f800000u) + up - {{ bias }}u * 0x800000u;
+}
+
+fn four_bytes(v: vec4<f32>, power: u32) -> u32 {
+    if power < INFINITE {
+        // Exact, as it is a power too.
+        let by = bitcast<f32>(0x7f000000u - power);
+        return byte_pair_within_{{ to }}(v.x * by, v.y * by) | (byte_pair_within_{{ to }}(v.z * by, v.w * by) << 16u);
+    }
+    let broken = ((bitcast<vec4<u32>>(v) & vec4<u32>(0x7fffffffu)) >= vec4<u32>(INFINITE)) | vec4<bool>(power > INFINITE);
+    let marks = select(vec4<u32>(0u), vec4<u32>(0x7fu), broken);
+    return marks.x | (marks.y << 8u) | (marks.z << 16u) | (marks.w << 24u);
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let group = group_index(id, groups);
+    let power = power_for(bitcast<u32>(largest_at(0u)) & 0x7fffffffu);
+    if (group | lane) == 0u { scale[0] = power; }
+    {% if turned %}
+    let across = (p.columns + 63u) / 64u;
+    let row = group / across * 64u;
+    let column = group % across * 64u;
+    for (var k = lane; k < 1024u; k += 256u) {
+        let r = k / 16u;
+        let c = k % 16u;
+        if row + r < p.rows && column + c * 4u < p.columns {
+            let at = ((row + r) * p.columns + column) / 4u + c;
+            let word = four_bytes(x_quad(at), power);
+            bytes[at] = word;
+            tile[r * 17u + c] = word;
+        }
+    }
+    workgroupBarrier();
+    for (var k = lane; k < 1024u; k += 256u) {
+        let c = k / 16u;
+        let r = k % 16u;
+        if row + r * 4u < p.rows && column + c < p.columns {
+            let start = r * 68u + c / 4u;
+            let shift = (c & 3u) * 8u;
+            let word = vec4<u32>(tile[start], tile[start + 17u], tile[start + 34u], tile[start + 51u]) >> vec4<u32>(shift);
+            let low = word & vec4<u32>(0xffu);
+            turned[((column + c) * p.rows + row) / 4u + r] = low.x | (low.y << 8u) | (low.z << 16u) | (low.w << 24u);
+        }
+    }
+    {% else %}
+    let n = p.rows * p.columns;
+    let first = group * {{ 256 * each }}u + lane;
+    for (var i = first; i < min((n + 3u) / 4u, first + {{ 256 * each }}u); i += 256u) {
+        {% if width == 4 %}
+        let v = x_quad(i);
+        {% else %}
+        var v = vec4<f32>(0.0);
+        for (var k = 0u; k < min(n - 4u * i, 4u); k++) { v[k] = x_at(4u * i + k); }
+        {% endif %}
+        bytes[i] = four_bytes(v, power);
+    }
+    {% endif %}
+}
