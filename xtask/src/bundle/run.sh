@@ -83,11 +83,12 @@ run_step() {
 suite=$bin/forebay-conformance
 step devices "$suite" devices
 # The suite on both devices, and on CUDA with all small kernels in lines: an eighth of the tests each, as full names.
+tests_of_suite=$("$suite" test --list)
 for device in cuda wgpu cuda-lines; do
     lines=
     [ $device = cuda-lines ] && lines=FOREBAY_CUDA_LINES=1
     for share in 0 1 2 3 4 5 6 7; do
-        mapfile -t names < <("$suite" test --list | awk -v share=$share 'NR % 8 == share { print $0 "/" }')
+        mapfile -t names < <(awk -v share=$share 'NR % 8 == share { print $0 "/" }' <<<"$tests_of_suite")
         step "conformance-$device-$share" env $lines "$suite" test --device "${device%-lines}" "${names[@]}"
     done
 done
@@ -188,10 +189,11 @@ echo
 printf '%-22s %4s %6s  %s\n' step end time 'what it said'
 cat "$summary"
 echo
-# Of the shares of the suite, together.
+# Of the shares of the suite that ran, together.
 for device in cuda wgpu cuda-lines; do
-    cat "$logs"/conformance-$device-[0-7].log 2>/dev/null | awk -v on=$device '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 }
-        END { if (NR) print "conformance, " on ": " p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }'
+    awk -v on=$device '$1 ~ "^conformance-" on "-[0-7]$" { print $1 ".log" }' "$summary" | (cd "$logs" && xargs -r cat) |
+        awk -v on=$device '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 }
+            END { if (NR) print "conformance, " on ": " p + 0 " passed, " f + 0 " failed, " s + 0 " skipped" }'
 done
 failures=$(awk '$2 != "ok"' "$summary" | wc -l)
 echo "$(wc -l <"$summary") steps, $failures failed"
