@@ -22,6 +22,7 @@ mod operations;
 mod records;
 mod recurrent;
 mod resize;
+mod rows;
 mod timing;
 mod vision;
 
@@ -47,8 +48,8 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of mlp and vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, attention, alloc, eager, copies, mlp, recurrent,
-        /// vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, rows, attention, alloc, eager, copies, mlp,
+        /// recurrent, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -108,12 +109,13 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny, profile);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 13] = [
+            let groups: [(&str, Group); 14] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
                 ("order", operations::order),
                 ("resize", resize::resize),
+                ("rows", rows::rows),
                 ("attention", attention::attention),
                 ("alloc", operations::alloc),
                 ("eager", eager::eager),
