@@ -23,6 +23,7 @@ mod records;
 mod recurrent;
 mod resize;
 mod rows;
+mod scatter;
 mod timing;
 mod vision;
 
@@ -48,8 +49,8 @@ enum Command {
         /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of mlp and vision beside it, and prints their kernels.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, resize, rows, attention, alloc, eager, copies, mlp,
-        /// recurrent, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention, alloc, eager, copies,
+        /// mlp, recurrent, vision, gpt.
         only: Vec<String>,
     },
     /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
@@ -114,6 +115,7 @@ fn main() -> Result<()> {
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
                 ("order", operations::order),
+                ("scatter", scatter::scatter),
                 ("resize", resize::resize),
                 ("rows", rows::rows),
                 ("attention", attention::attention),

@@ -1,0 +1,88 @@
+//! Sums into places, counts, running sums, order and draws of long lines: few places that many meet in, and many.
+
+use anyhow::Result;
+use forebay::autograd;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+
+use crate::timing::Bench;
+
+pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
+    let small = if b.tiny { 64 } else { 1 };
+    let words = (1 << 20) / small;
+    let (many, rows, slots) = ((4 << 20) / small, 200_000 / small, 10_000 / small);
+    let (numbers, long, side) = ((16 << 20) / small, (64 << 20) / small, 4096 / small);
+    let (entries, width) = (32_768, 64);
+    b.device.manual_seed(7);
+    let ints = |n: usize, below: usize| Tensor::randint(0, below as i64, &[n], DType::I32, b.device);
+    let floats = |shape: &[usize]| Tensor::rand(shape, DType::F32, b.device);
+    {
+        let table = floats(&[entries, width])?.requires_grad_()?;
+        let seed = floats(&[words, width])?;
+        let tokens =
+            [("one", Tensor::full(&[words], 5.0, DType::I32, b.device)?), ("random", ints(words, entries)?)];
+        for (name, index) in &tokens {
+            let grad = || -> Result<Tensor> {
+                // Its own forward lies in the time: a gather of the same rows.
+                let picked = table.embedding(index, None)?;
+                let product = picked.mul(&seed)?.sum_all()?;
+                let mut grads =
+                    autograd::grad(&[product], std::slice::from_ref(&table), &Default::default())?;
+                Ok(grads.swap_remove(0))
+            };
+            measure(b, "embedding_grad", &format!("{words}x{width}, {name}"), 4 * words * width, &grad)?;
+        }
+    }
+    {
+        let x = floats(&[many])?;
+        for below in [1, 1 << 20] {
+            let index = ints(many, below)?;
+            let out = Tensor::zeros(&[below], DType::F32, b.device)?;
+            let op = || Ok(out.scatter_add(0, &index, &x)?);
+            measure(b, "scatter_add", &format!("{many} to {below}"), 4 * many, &op)?;
+        }
+        let (x, index) = (floats(&[rows, width])?, ints(rows, slots)?);
+        let out = Tensor::zeros(&[slots, width], DType::F32, b.device)?;
+        let op = || Ok(out.index_add(0, &index, &x, 1.0)?);
+        measure(b, "index_add", &format!("{rows}x{width} to {slots}"), 4 * rows * width, &op)?;
+    }
+    {
+        let x = floats(&[numbers])?;
+        for below in [10, 100_000] {
+            let index = ints(numbers, below)?;
+            measure(b, "bincount", &format!("{numbers} to {below}"), 4 * numbers, &|| {
+                Ok(index.bincount(None, below)?)
+            })?;
+        }
+        measure(b, "histc", &format!("{numbers} to 100"), 4 * numbers, &|| Ok(x.histc(100, 0.0, 1.0)?))?;
+        measure(b, "sort", &numbers.to_string(), 4 * numbers, &|| Ok(x.sort(0, false)?.0))?;
+    }
+    {
+        let x = floats(&[long])?;
+        measure(b, "cumsum", &long.to_string(), 8 * long, &|| Ok(x.cumsum(0)?))?;
+        let x = floats(&[side, side])?;
+        for dim in [0, 1] {
+            let op = || Ok(x.cumsum(dim)?);
+            measure(b, "cumsum", &format!("{side}x{side}, dimension {dim}"), 8 * side * side, &op)?;
+        }
+    }
+    for classes in [600, 50_000] {
+        let (x, draws) = (floats(&[classes])?, words);
+        let op = || Ok(x.multinomial(draws, true)?);
+        measure(b, "multinomial", &format!("{draws} of {classes}"), 8 * draws, &op)?;
+    }
+    let x = floats(&[64, 50_000])?;
+    measure(b, "multinomial", "64x50000, 100 each once", 4 * x.numel(), &|| Ok(x.multinomial(100, false)?))
+}
+
+fn measure(
+    b: &Bench<'_>,
+    name: &str,
+    shape: &str,
+    bytes: usize,
+    op: &dyn Fn() -> Result<Tensor>,
+) -> Result<()> {
+    let t = b.time(b.max_inner(bytes), op)?;
+    b.emit_rate(name, shape, "f32", &t, ("gbps", bytes as f64 / t.median_ms / 1e6));
+    Ok(())
+}
