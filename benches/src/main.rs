@@ -110,7 +110,7 @@ fn main() -> Result<()> {
             let wanted = |name: &str| only.is_empty() || only.iter().any(|o| o == name);
             let bench = Bench::new(&device, tiny, profile);
             type Group = fn(&Bench<'_>) -> Result<()>;
-            let groups: [(&str, Group); 14] = [
+            let groups: [(&str, Group); 15] = [
                 ("matmul", operations::matmul),
                 ("elementwise", operations::elementwise),
                 ("reduce", operations::reduce),
