@@ -2,7 +2,9 @@
 Fills a contiguous tensor with random numbers: Philox block k makes elements 4k..4k+3. The same bits on every device.
 
 dtype · kind: `uniform` (scale * u + shift), `normal` (scale * z + shift), `integer` (low + x * range / 2^32),
-`bernoulli` (1 where x < threshold, or always)
+`bernoulli` (1 where x < threshold, or always), `key` (64 bits of which the upper ones are `integer` and the lower ones another draw: no
+number of the type i64, but two words of it)
+Uniform numbers and integers that are rounded to a float type are kept between the least and the largest one of it that lies in the range.
 -#}
 {%- import "types" as t -%}
 {% include "math/wide" %}
@@ -21,32 +23,65 @@ struct Params {
     range: u32,
     threshold: u32,
     always: u32,
+    // Bounds of floats, as integers in the order of the floats.
+    least: i32,
+    most: i32,
+    // 2 where the range is too wide for an f32: then `scale` and `shift` are halves. Else 1.
+    factor: f32,
+    unused0: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{% if kind == "key" %}
+@group(0) @binding(0) var<storage, read_write> out: array<vec2<u32>>;
+{% else %}
 {% set T = t.value(dtype) %}
+{% set bounded = T == "f32" and kind in ["uniform", "integer"] %}
 {{ t.output(0, "out", dtype, "packed") }}
+
+{% if bounded %}
+// By their bits: numbers below the normal ones compare as zeros on some devices.
+fn ordered(b: i32) -> i32 { return select(b, b ^ 0x7fffffff, b < 0); }
+fn within(v: f32) -> f32 {
+    return bitcast<f32>(ordered(max(p.least, min(p.most, ordered(bitcast<i32>(v))))));
+}
+{% endif %}
 
 fn number(x: u32) -> {{ T }} {
     {% if kind == "integer" %}
     let v = p.low + i32(m_mul_wide(x, p.range).x);
-    return {{ t.cast("v", "i32", T) }};
+    return {{ "within(f32(v))" if bounded else t.cast("v", "i32", T) }};
     {% elif kind == "bernoulli" %}
     let v = x < p.threshold || p.always != 0u;
     return {{ t.cast("v", "bool", T) }};
     {% else %}
-    let v = bitcast<f32>(bitcast<u32>({{ "m_normal" if kind == "normal" else "m_unit" }}(x) * p.scale) ^ p.zero) + p.shift;
-    return {{ t.cast("v", "f32", T) }};
+    var v = bitcast<f32>(bitcast<u32>({{ "m_normal" if kind == "normal" else "m_unit" }}(x) * p.scale) ^ p.zero) + p.shift;
+    {% if kind == "uniform" %}v = v * p.factor;{% endif %}
+    return {{ "within(v)" if bounded else t.cast("v", "f32", T) }};
     {% endif %}
 }
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let block = group_index(group, groups) * 256u + lane;
     if block * 4u >= p.n { return; }
+    {% if kind == "key" %}
+    let low = p.offset.x + block;
+    let high = p.offset.y + select(0u, 1u, low < block);
+    let x = m_philox(vec4<u32>(low, high, 0u, 0u), p.seed);
+    // The third word is 0 everywhere else.
+    let y = m_philox(vec4<u32>(low, high, 1u, 0u), p.seed);
+    for (var i = 0u; i < 4u; i++) {
+        if block * 4u + i < p.n {
+            out[block * 4u + i] = vec2<u32>(y[i], bitcast<u32>(p.low + i32(m_mul_wide(x[i], p.range).x)));
+        }
+    }
+    {% else %}
     let x = m_philox_block(block, p.offset, p.seed);
     // In a loop that no compiler writes out: four of what makes a normal number take three times as long to compile as one.
     var numbers: array<{{ T }}, 4>;
     for (var i = 0u; i < 4u + p.zero; i++) { numbers[i] = number(x[i]); }
     out_put4(block * 4u, numbers, p.n);
+    {% endif %}
 }

@@ -9,6 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::local::Scoped;
 use crate::memory::{self, Tag};
+use crate::ops::range_of;
 use crate::tensor::Tensor;
 
 thread_local! {
@@ -247,23 +248,25 @@ pub fn kaiming_normal_for_(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<()>
     normal_(t, 0.0, kaiming_std(t, fan, of)?)
 }
 
-/// Normal numbers, of which those outside low..high are drawn again (by their cumulative distribution, at once).
+/// Normal numbers, of which those outside low ≤ x ≤ high are drawn again (by their cumulative distribution, at once).
 ///
 /// # Errors
-/// low is not below high, or `std` is not positive; the dtype is no float; memory runs out.
+/// low is not below high, or `std` is not positive; the dtype is no float, or has no number between the bounds; memory runs out.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
-    if !(low < high && std > 0.0) {
+    if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
         let why = format!("{low}..{high} with a deviation of {std} holds no normal numbers");
         return Err(Error::argument("trunc_normal_", why));
     }
     // erf at the bounds is twice the cumulative distribution, less 1; only f32 arithmetic reaches it here.
     let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
-    let (from, to) = (bound(low), bound(high));
+    // Bounds that are far away, or near each other, may be one number there.
+    let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     replace(t, |shape, dtype, device| {
+        let [least, most] = range_of("trunc_normal_", low, high, true, dtype)?;
         let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
-        normal.clamp(low, high)?.to_dtype(dtype)
+        normal.to_dtype(dtype)?.clamp(least, most)
     })
 }
 

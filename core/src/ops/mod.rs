@@ -85,6 +85,7 @@ pub use loss::Reduction;
 pub use matrices::{MatrixNorm, multi_dot};
 pub use pointwise::{Operand, Scalar};
 pub use pool::{Pool, Pool1d, Pool2d, Pool3d};
+pub(crate) use random::range_of;
 pub use recurrent::{Recurrent, RecurrentKind, States};
 pub use scatter::ScatterReduce;
 pub use sets::Unique;

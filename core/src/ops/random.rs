@@ -10,16 +10,85 @@ use crate::capture::{Draw, Now};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
 /// What to fill with.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
-    Uniform { low: f64, high: f64 },
-    Normal { mean: f64, std: f64 },
-    Integer { low: i64, high: i64 },
-    Bernoulli { p: f64 },
+    Uniform {
+        low: f64,
+        high: f64,
+    },
+    Normal {
+        mean: f64,
+        std: f64,
+    },
+    Integer {
+        low: i64,
+        high: i64,
+    },
+    Bernoulli {
+        p: f64,
+    },
+    /// Words to sort by, of the type i64: the upper ones as `Integer` of all but one i32, the lower ones of a draw of their own.
+    Key,
+}
+
+/// Bits of the fraction, the smallest normal exponent, and the largest number of a float type.
+fn format(dtype: DType) -> Option<(i32, i32, f64)> {
+    match dtype {
+        DType::F32 => Some((23, -126, f64::from(f32::MAX))),
+        DType::F16 => Some((10, -14, 65_504.0)),
+        DType::BF16 => Some((7, -126, f64::from(f32::from_bits(0x7f7f_0000)))),
+        _ => None,
+    }
+}
+
+/// The largest number of a float type that is not above `x`; infinities aside.
+fn rounded_down(x: f64, dtype: DType) -> f64 {
+    let Some((fraction, smallest, _)) = format(dtype) else { return x };
+    let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
+    // A power of two: division by it is exact.
+    let step = 2f64.powi(exponent.max(smallest) - fraction);
+    (x / step).floor() * step
+}
+
+/// The least and the largest number of a float type in low ≤ x < high; `closed`, in low ≤ x ≤ high as far as the type reaches.
+///
+/// # Errors
+/// A bound is not a number that the type reaches; no number of it lies between them.
+pub(crate) fn range_of(
+    op: &'static str,
+    low: f64,
+    high: f64,
+    closed: bool,
+    dtype: DType,
+) -> Result<[f64; 2]> {
+    let largest = format(dtype).map_or(f64::MAX, |(_, _, largest)| largest);
+    let (low, high) = if closed { (low.max(-largest), high.min(largest)) } else { (low, high) };
+    if low.abs() > largest || high.abs() > largest {
+        let why = format!(
+            "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far"
+        );
+        return Err(Error::argument(op, why));
+    }
+    // No -0.
+    let least = 0.0 - rounded_down(-low, dtype);
+    let most = rounded_down(if closed { high } else { high.next_down() }, dtype);
+    if least > most {
+        let why = format!(
+            "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits"
+        );
+        return Err(Error::argument(op, why));
+    }
+    Ok([least, most])
+}
+
+/// The bits of an f32 as an integer, in the order of the numbers.
+fn ordered(x: f64) -> u32 {
+    let bits = (x as f32).to_bits() as i32;
+    (if bits < 0 { bits ^ i32::MAX } else { bits }) as u32
 }
 
 /// A probability as a bound for a 32-bit number, and whether every number lies below it.
@@ -31,26 +100,45 @@ fn threshold(p: f64) -> (u32, bool) {
 #[track_caller]
 fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Tensor> {
     let _op = memory::scope::op("random");
+    // Of types that are rounded to.
+    let bounds = match kind {
+        Kind::Uniform { low, high } if low < high => range_of("rand", low, high, false, dtype)?,
+        Kind::Integer { low, high } if dtype.is_float() => {
+            range_of("randint", low as f64, high as f64, false, dtype)?
+        }
+        _ => [-f64::from(f32::MAX), f64::from(f32::MAX)],
+    };
     let out = Tensor::empty(shape, dtype, device)?;
     launch::check_compute("random", dtype, device).or_else(|e| match kind {
         // Integers of 32 bits fit the words of an i64.
-        Kind::Integer { .. } if dtype == DType::I64 => Ok(()),
+        Kind::Integer { .. } | Kind::Key if dtype == DType::I64 => Ok(()),
         _ => Err(e),
     })?;
     let blocks = out.numel().div_ceil(4);
     let drawn = device.draw(blocks as u64);
+    let mut factor = 1.0;
     let (name, scale, shift, low, range, (bound, always)) = match kind {
-        Kind::Uniform { low, high } => ("uniform", (high - low) as f32, low as f32, 0, 0, (0, false)),
+        Kind::Uniform { low, high } => {
+            if !((high - low) as f32).is_finite() {
+                factor = 2.0;
+            }
+            let half = |x: f64| x / f64::from(factor);
+            ("uniform", (half(high) - half(low)) as f32, half(low) as f32, 0, 0, (0, false))
+        }
         Kind::Normal { mean, std } => ("normal", std as f32, mean as f32, 0, 0, (0, false)),
         Kind::Integer { low, high } => ("integer", 0.0, 0.0, low as u32, (high - low) as u32, (0, false)),
         Kind::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, threshold(p)),
+        Kind::Key => ("key", 0.0, 0.0, i32::MIN as u32, u32::MAX, (0, false)),
     };
-    let spec = KernelSpec::new("random").def("dtype", launch::shader_dtype(dtype, device)).def("kind", name);
+    // Both forms of an i64 have the same words.
+    let shader = if matches!(kind, Kind::Key) { "" } else { launch::shader_dtype(dtype, device) };
+    let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
     let numel = out.numel();
     let params = move |now: &Now| {
         let params = Params::new().size(numel).u32(0).f32(scale).f32(shift);
         let params = drawn.words(now).into_iter().fold(params, Params::u32);
-        params.u32(low).u32(range).u32(bound).u32(always.into())
+        let params = params.u32(low).u32(range).u32(bound).u32(always.into());
+        params.u32(ordered(bounds[0])).u32(ordered(bounds[1])).f32(factor)
     };
     launch::launch_live(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
     Ok(out)
@@ -70,17 +158,30 @@ impl Tensor {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
-    /// Uniform numbers in low ≤ x < high.
+    /// Uniform numbers in low ≤ x < high, in 2²⁴ steps that are rounded to the type; `low` where both are the same.
     ///
     /// # Errors
-    /// The dtype is no float; `low` is above `high`; memory runs out.
+    /// The dtype is no float; `low` is above `high`; the type has no number between them, or does not reach as far; memory runs out.
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         floats("rand", dtype)?;
-        if !(low <= high && (high - low).is_finite()) {
+        if !(low <= high && low.is_finite() && high.is_finite()) {
             return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
         }
-        fill(shape, Kind::Uniform { low, high }, dtype, device)
+        if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
+            return fill(shape, Kind::Uniform { low, high }, dtype, device);
+        }
+        // The kernel's own numbers are f32's.
+        let unit = fill(shape, Kind::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
+        if low == high {
+            return unit.mul(0.0)?.add(low);
+        }
+        let [least, most] = range_of("rand", low, high, false, dtype)?;
+        let near = match high - low {
+            width if width.is_finite() => unit.mul(width)?.add(low)?,
+            _ => unit.mul(high / 2.0 - low / 2.0)?.add(low / 2.0)?.mul(2.0)?,
+        };
+        near.clamp(least, most)
     }
 
     /// Normal numbers of mean 0 and standard deviation 1.
@@ -123,10 +224,11 @@ impl Tensor {
         Self::randn(self.shape(), self.dtype(), self.device())
     }
 
-    /// Integers in low ≤ x < high, which lie in the range of an i32. The bias is below range / 2³².
+    /// Integers in low ≤ x < high, which lie in the range of an i32. The bias is below range / 2³². A float type that does not have all of them
+    /// takes the nearest that it has in the range.
     ///
     /// # Errors
-    /// The range is empty, too wide, or leaves the numbers of the type; memory runs out.
+    /// The range is empty, too wide, or leaves the numbers of the type, or the type has none in it; memory runs out.
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
@@ -144,18 +246,35 @@ impl Tensor {
         fill(shape, Kind::Integer { low, high }, dtype, device)
     }
 
-    /// The numbers from 0 to `n` - 1 in random order: where draws of 32 bits stand when they are sorted.
+    /// The numbers from 0 to `n` - 1 in random order: where draws of 64 bits stand when they are sorted.
     ///
     /// # Errors
-    /// `dtype` is bool; memory runs out.
+    /// `dtype` is bool, or does not hold all of these numbers; memory runs out.
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let _op = memory::scope::op("randperm");
         if dtype == DType::Bool {
             return Err(Error::dtype("randperm", dtype, "takes number types"));
         }
-        let draws = Tensor::randint(i64::from(i32::MIN), i64::from(i32::MAX), &[n], DType::I32, device)?;
-        draws.argsort(0, false)?.to_dtype(dtype)
+        // As many as the type counts without a gap.
+        let most: usize = match dtype {
+            DType::U8 => 1 << 8,
+            DType::BF16 => (1 << 8) + 1,
+            DType::F16 => (1 << 11) + 1,
+            DType::F32 => (1 << 24) + 1,
+            DType::I32 => 1 << 31,
+            _ => usize::MAX,
+        };
+        if n > most {
+            let why =
+                format!("{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
+            return Err(Error::argument("randperm", why));
+        }
+        let keys = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            fill(&[n], Kind::Key, DType::I64, device)?
+        };
+        keys.argsort(0, false)?.to_dtype(dtype)
     }
 
     /// Ones with probability `p`, else zeros.
@@ -185,7 +304,9 @@ impl Tensor {
             return Ok(self.clone());
         }
         if p == 1.0 {
-            return self.mul(0.0);
+            // Not a product: nothing is left of infinities and NaN either.
+            let out = self.detach().zeros_like()?;
+            return Ok(autograd::attach_linear("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
         }
         let drawn = self.device().draw(self.numel().div_ceil(4) as u64);
         let out = drop_some(self, p, drawn)?;
@@ -206,14 +327,14 @@ impl Tensor {
             return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
         }
         floats(OP, self.dtype())?;
-        // 1 - u is above 0, and its logarithm below: the other one is finite but for the rarest u.
+        // 1 - u is above 0, and its logarithm below; where u is 0 it stands for what rounds to that.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
         let noise = drawn
             .neg()?
             .add(1.0)?
             .log()?
             .neg()?
-            .clamp(f64::from(f32::MIN_POSITIVE), f64::INFINITY)?
+            .clamp(f64::from(f32::EPSILON) / 4.0, f64::INFINITY)?
             .log()?
             .neg()?;
         let soft = self.add(&noise.to_dtype(self.dtype())?)?.mul(1.0 / tau)?.softmax(dim)?;
@@ -228,7 +349,10 @@ impl Tensor {
     }
 
     /// Draws `count` classes of each row of weights, \[classes\] or \[rows, classes\], which need not add up to 1: PyTorch's `multinomial`, as i64.
-    /// With `replacement` a class can come again; without, `count` classes of weight above zero have to be there, which is not checked.
+    /// With `replacement` a class can come again. Without, each comes once, those without weight behind all others, in their order.
+    ///
+    /// Weights are not read by the host, so that those which PyTorch refuses give no error: one that is negative, infinite or NaN counts as zero. A class
+    /// of weight zero is not drawn, unless all of a row are: then class 0 is drawn with replacement, and the first ones without.
     ///
     /// # Errors
     /// There are neither one nor two dimensions; there are no classes, or without replacement fewer than `count`; the dtype is no float; memory runs out.
@@ -248,14 +372,23 @@ impl Tensor {
         }
         let weights = self.detach();
         let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
+        let zero = weights.isfinite()?.logical_and(&weights.gt(0.0)?)?.logical_not()?;
+        let weights = weights.masked_fill(&zero, 0.0)?;
+        // In parts of the largest: their sum is finite, and so is a quotient by the shortest time.
+        let largest = weights.amax(&[-1], true)?;
+        let weights = weights.div(&largest.masked_fill(&largest.eq(0.0)?, 1.0)?)?;
         if !replacement {
-            // The first `count` of events that come at rates of the weights: exponential times over them are a race.
-            let time = Tensor::rand(self.shape(), DType::F32, self.device())?.neg()?.log1p()?.neg()?;
-            // None comes at time 0, where classes of weight 0 would be among the first.
-            let time = time.clamp(1e-30, f64::INFINITY)?.to_dtype(weights.dtype())?;
-            return Ok(weights.div(&time)?.topk(count, -1, true)?.1);
+            // The first `count` of events that come at rates of the weights: exponential times over them are a race. The time of 31 bits is
+            // above 0, and few classes have the same one.
+            let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
+            let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
+            let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;
+            // A class that has a weight comes before those that have none, however small that is.
+            let speed = weights.div(&time.to_dtype(weights.dtype())?)?.clamp(1e-36, f64::INFINITY)?;
+            return Ok(speed.masked_fill(&zero, 0.0)?.topk(count, -1, true)?.1);
         }
-        let ends = weights.cumsum(-1)?.contiguous()?;
+        // Sums are rounded in another order in each place: the largest so far never falls, and does not rise where a class has no weight.
+        let ends = weights.cumsum(-1)?.masked_fill(&zero, 0.0)?.cummax(-1)?.0;
         let total = ends.narrow(-1, classes - 1, 1)?.contiguous()?;
         let shape = [before, &[count]].concat();
         let drawn =

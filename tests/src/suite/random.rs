@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use forebay::device::{Device, RandomState};
 use forebay::dtype::DType;
+use forebay::nn::init;
 use forebay::tensor::Tensor;
 
-use super::host::{close, same_bits};
-use super::tests;
+use super::host::{Numbers, close, same_bits};
+use super::{computed, tests};
 
 tests![
     known_answers,
@@ -19,6 +20,14 @@ tests![
     states_replay,
     dropout_keeps_and_scales,
     classes_are_drawn_as_often_as_they_weigh,
+    uniform_numbers_lie_in_their_range,
+    ranges_that_a_type_does_not_have_are_errors,
+    integers_of_float_types_lie_in_their_range,
+    truncated_normal_numbers_lie_in_their_range,
+    probabilities_of_zero_and_one_are_certain,
+    classes_without_weight_are_never_drawn,
+    weights_that_are_none_count_as_zero,
+    permutations_sort_sixty_four_bits,
 ];
 
 /// Philox4x32-10, as the paper has it.
@@ -214,5 +223,181 @@ fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
     let first = rows.multinomial(1, false)?.to_f64s()?;
     let share = first.iter().filter(|&&c| c == 3.0).count() as f64 / DRAWS as f64;
     ensure!((share - 0.75).abs() < 0.04, "the heavier class came first in {share} of the races");
+    Ok(())
+}
+
+/// The float types that the device computes with.
+fn float_types(device: &Device) -> impl Iterator<Item = DType> {
+    computed(device).filter(|dtype| dtype.is_float() && dtype.size() > 1)
+}
+
+fn within(numbers: &[f64], low: f64, high: f64) -> Result<()> {
+    match numbers.iter().find(|&&x| !(low <= x && x < high)) {
+        Some(x) => anyhow::bail!("{x:e} is not in {low:e} <= x < {high:e}"),
+        None => Ok(()),
+    }
+}
+
+fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
+    device.manual_seed(21);
+    for dtype in float_types(device) {
+        let many = [(0.0, 1.0), (-1.0, 1.0), (100.0, 101.0)];
+        let wide = f64::from(f32::MAX);
+        let huge = if dtype == DType::F16 { (-65_504.0, 65_504.0) } else { (-0.9 * wide, 0.9 * wide) };
+        let few =
+            [(0.0, 1e-40), (-1e-40, 0.0), (2e-40, 1e-38), (-1e-3, 1e-30), (0.1, 0.7), (-0.7, -0.1), huge];
+        let mut numbers = Numbers(5);
+        let random = (0..20).map(|_| {
+            // Ends of any size, and widths from a tenth of one to little more than the type tells apart.
+            let mut unit = || numbers.next() as f64 / u64::MAX as f64;
+            let low = (unit() - 0.5) * 10f64.powf(unit() * 8.0 - 4.0);
+            (low, low + low.abs() * 10f64.powf(-1.0 - unit()))
+        });
+        // f16 has nothing between its numbers next to 0.
+        let few = few
+            .into_iter()
+            .filter(|&(low, _)| dtype != DType::F16 || low == 0.0 || low.abs() > 1e-4)
+            .chain(random);
+        for (low, high, n) in
+            many.map(|(a, b)| (a, b, 1_000_000)).into_iter().chain(few.map(|(a, b)| (a, b, 20_000)))
+        {
+            let drawn = Tensor::uniform(&[n], low, high, dtype, device)?.to_f64s()?;
+            within(&drawn, low, high).with_context(|| format!("{dtype}"))?;
+            if n > 20_000 && low < 1.0 {
+                let mean = drawn.iter().sum::<f64>() / n as f64;
+                close(&[mean], &[f64::midpoint(low, high)], 0.0, 3e-3 * (high - low))?;
+            }
+        }
+        // Half of the numbers of a range too wide for an f32's difference are on each side.
+        let drawn = Tensor::uniform(&[10_000], huge.0, huge.1, dtype, device)?.to_f64s()?;
+        let below = drawn.iter().filter(|&&x| x < 0.0).count();
+        ensure!((4_700..5_300).contains(&below), "{below} of 10,000 {dtype} are below the middle");
+    }
+    Ok(())
+}
+
+fn ranges_that_a_type_does_not_have_are_errors(device: &Device) -> Result<()> {
+    let uniform = |low, high, dtype| Tensor::uniform(&[4], low, high, dtype, device);
+    ensure!(uniform(1.001, 1.002, DType::BF16).is_err(), "no bf16 lies there");
+    ensure!(uniform(0.0, 1e6, DType::F16).is_err(), "f16 does not reach it");
+    ensure!(uniform(0.0, 1e39, DType::F32).is_err(), "f32 does not reach it");
+    ensure!(uniform(0.0, f64::INFINITY, DType::F32).is_err() && uniform(f64::NAN, 1.0, DType::F32).is_err());
+    ensure!(uniform(1.5, 1.5, DType::F32)?.to_vec::<f32>()? == [1.5; 4], "a range of one number");
+    ensure!(Tensor::randint(0, 100_000, &[4], DType::F16, device).is_err(), "integers beyond f16");
+    ensure!(Tensor::randperm(300, DType::U8, device).is_err(), "u8 ends at 255");
+    ensure!(Tensor::randperm(3000, DType::F16, device).is_err(), "f16 has gaps from 2048 on");
+    Ok(())
+}
+
+fn integers_of_float_types_lie_in_their_range(device: &Device) -> Result<()> {
+    device.manual_seed(22);
+    for dtype in float_types(device) {
+        for (low, high) in
+            [(0, 8191), (-8191, 4095), (0, i64::from(i32::MAX)), (i64::from(i32::MIN), -5), (7, 8)]
+        {
+            if dtype == DType::F16 && high - low > 65_504 {
+                continue;
+            }
+            let drawn = Tensor::randint(low, high, &[100_000], dtype, device)?.to_f64s()?;
+            within(&drawn, low as f64, high as f64).with_context(|| format!("{dtype}"))?;
+            ensure!(drawn.iter().all(|x| x.fract() == 0.0), "{dtype} has other than integers");
+        }
+    }
+    Ok(())
+}
+
+fn truncated_normal_numbers_lie_in_their_range(device: &Device) -> Result<()> {
+    device.manual_seed(23);
+    for dtype in float_types(device) {
+        for (low, high) in [(-2.0, 2.0), (0.1, 0.3), (-0.3, -0.1), (5.0, 9.0), (8.0, f64::INFINITY)] {
+            let t = Tensor::zeros(&[20_000], dtype, device)?;
+            init::trunc_normal_(&t, 0.0, 1.0, low, high)?;
+            let drawn = t.to_f64s()?;
+            let good = drawn.iter().all(|&x| low <= x && x <= high && x.is_finite());
+            ensure!(good, "{dtype} leaves {low}..{high}");
+        }
+    }
+    Ok(())
+}
+
+fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
+    for (p, expected) in [(0.0, 0.0), (1.0, 1.0)] {
+        let drawn = Tensor::bernoulli(&[100_000], p, DType::F32, device)?.to_f64s()?;
+        ensure!(drawn.iter().all(|&x| x == expected), "a probability of {p}");
+    }
+    let x = Tensor::from_slice(&[1.0f32, -2.0, f32::INFINITY, f32::NAN], &[4], device)?.requires_grad_()?;
+    let y = x.dropout(1.0, true)?;
+    ensure!(y.to_vec::<f32>()? == [0.0; 4], "all is dropped, {:?}", y.to_vec::<f32>()?);
+    y.sum_all()?.backward()?;
+    ensure!(x.grad().context("no gradient")?.to_vec::<f32>()? == [0.0; 4], "and nothing comes back");
+    let z = Tensor::ones(&[1000], DType::F32, device)?;
+    ensure!(z.dropout(0.0, true)?.to_vec::<f32>()? == [1.0; 1000], "nothing is dropped");
+    let scores = Tensor::zeros(&[100_000, 2], DType::F32, device)?;
+    ensure!(
+        scores.gumbel_softmax(1e-3, false, -1)?.to_f64s()?.iter().all(|p| p.is_finite()),
+        "noise is finite"
+    );
+    Ok(())
+}
+
+fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
+    device.manual_seed(24);
+    let mut numbers = Numbers(1);
+    // Every third class, as was once drawn wrong; then weights of very different sizes, a few of many classes, and none at the ends.
+    let third: Vec<f32> = (0..600).map(|k| if k % 3 == 0 { (k + 1) as f32 / 7.0 } else { 0.0 }).collect();
+    let mixed: Vec<f32> = (0..20_000)
+        .map(|_| if numbers.below(2) == 0 { 0.0 } else { 10f32.powi(numbers.below(70) as i32 - 35) })
+        .collect();
+    let few: Vec<f32> =
+        (0..70_000).map(|k| if k % 10_007 == 10_000 { 0.1 + numbers.below(9) as f32 } else { 0.0 }).collect();
+    for (weights, draws) in [(third, 2_000_000), (mixed, 500_000), (few, 500_000)] {
+        let t = Tensor::from_slice(&weights, &[weights.len()], device)?;
+        let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;
+        let wrong = drawn.iter().filter(|&&c| weights.get(c as usize).is_none_or(|&w| w <= 0.0)).count();
+        ensure!(wrong == 0, "{wrong} draws of {} classes have no weight", weights.len());
+        // Without replacement all that have one come first, each once.
+        let some = weights.iter().filter(|&&w| w > 0.0).count();
+        let drawn = t.multinomial((some + 5).min(weights.len()), false)?.to_vec::<i64>()?;
+        let mut first = drawn[..some].to_vec();
+        first.sort_unstable();
+        first.dedup();
+        let good = first.len() == some && first.iter().all(|&c| weights[c as usize] > 0.0);
+        ensure!(good, "{} classes: those with a weight come first", weights.len());
+        ensure!(drawn[some..].is_sorted() && drawn[some..].iter().all(|&c| weights[c as usize] == 0.0));
+    }
+    Ok(())
+}
+
+fn weights_that_are_none_count_as_zero(device: &Device) -> Result<()> {
+    let weights = [f32::NAN, 1.0, f32::INFINITY, -3.0, 2.0, f32::NEG_INFINITY, f32::MAX, f32::MAX, f32::NAN];
+    let t = Tensor::from_slice(&weights, &[9], device)?;
+    for (count, replacement) in [(10_000, true), (4, false)] {
+        let drawn = t.multinomial(count, replacement)?.to_vec::<i64>()?;
+        ensure!(drawn.iter().all(|c| [1, 4, 6, 7].contains(c)), "other classes than those with a weight");
+    }
+    let none = Tensor::from_slice(&[f32::NAN, 0.0, -1.0, f32::INFINITY], &[2, 2], device)?;
+    ensure!(none.multinomial(50, true)?.to_vec::<i64>()? == [0; 100], "rows without weights give class 0");
+    ensure!(none.multinomial(2, false)?.to_vec::<i64>()? == [0, 1, 0, 1], "or the first ones");
+    Ok(())
+}
+
+fn permutations_sort_sixty_four_bits(device: &Device) -> Result<()> {
+    device.manual_seed(25);
+    let (n, state) = (100_001, device.random_state());
+    let got = Tensor::randperm(n, DType::I32, device)?.to_vec::<i32>()?;
+    let words = |third: u32| -> Vec<u32> {
+        let blocks = (0..n.div_ceil(4) as u64).flat_map(|i| {
+            let at = state.offset + i;
+            philox([at as u32, (at >> 32) as u32, third, 0], [state.seed as u32, (state.seed >> 32) as u32])
+        });
+        blocks.take(n).collect()
+    };
+    // All but one i32, then what tells equal ones apart.
+    let upper: Vec<u32> =
+        words(0).into_iter().map(|x| ((u64::from(x) * u64::from(u32::MAX)) >> 32) as u32).collect();
+    let lower = words(1);
+    let mut expected: Vec<i32> = (0..n as i32).collect();
+    expected.sort_by_key(|&i| (upper[i as usize], lower[i as usize]));
+    ensure!(got == expected, "the order is that of the keys");
     Ok(())
 }
