@@ -51,7 +51,10 @@ fn scattering_runs() {
     }
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {
-            valid(&KernelSpec::new("scatter_runs").def("dtype", dtype).def("op", op));
+            for (more, level) in [(false, 0usize), (true, 0), (false, 1), (true, 1)] {
+                let spec = KernelSpec::new("scatter_runs").def("dtype", dtype).def("op", op);
+                valid(&spec.def("more", more).def("level", level));
+            }
         }
     }
 }

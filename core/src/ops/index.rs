@@ -53,6 +53,10 @@ const SCATTER_THREADS: usize = 1 << 16;
 /// Indices that all of them read together at which sorting the indices takes less.
 const SCATTER_READS: usize = 1 << 22;
 
+/// Indices that a thread walks through where few lines leave most of a device idle, and where there are many lines: sorting them takes
+/// less beyond the first, and beyond the second some drivers end the walk.
+const SCATTER_WALKS: [usize; 2] = [1 << 11, 1 << 15];
+
 /// Indices up to which each of them looks through all others: 60,000 took 11.6 ms on an H100, a quarter of them a sixteenth of that.
 const ROW_READS: usize = 1 << 14;
 
@@ -185,11 +189,25 @@ pub(super) fn scatter_into(
         return Ok(());
     }
     let slices = (SCATTER_THREADS / lines).clamp(1, extent);
-    if let Source::Tensor(src, strides) = source
-        && slices > 1
-        && lines * slices * length > SCATTER_READS
-    {
-        return scatter::runs(op, out, dim, (index, index_strides), shape, (src, strides), (how, skip));
+    let [few, many] = SCATTER_WALKS;
+    let long = length > if lines < GROUP * 16 { few } else { many };
+    if long || (slices > 1 && lines * slices * length > SCATTER_READS) {
+        let number = match source {
+            Source::Tensor(..) => None,
+            Source::Number(v) => {
+                let _tag = memory::scope::tag(Tag::Workspace);
+                Some(Tensor::full(&[], *v, out.dtype(), out.device())?)
+            }
+        };
+        let none = Dims::from_elem(0, shape.len());
+        let from = match (source, &number) {
+            (Source::Tensor(src, strides), _) => Some((*src, strides)),
+            (_, number) => number.as_ref().map(|number| (number, &none)),
+        };
+        if let Some((src, strides)) = from {
+            let src = (src, &strides[..]);
+            return scatter::runs(op, out, dim, (index, index_strides), shape, src, (how, skip));
+        }
     }
     let spec = KernelSpec::new("scatter")
         .def("dtype", launch::shader_dtype(out.dtype(), out.device()))

@@ -18,8 +18,15 @@ use crate::ops::ScatterOp;
 use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
+/// Equal indices that one thread walks alone.
+const SHORT: usize = 512;
+
+/// Elements of a sorted line of which one thread walks those of a longer run.
+const RUN: usize = 128;
+
 /// Scatters into `out` in place, for lines too long to be walked by each of many threads: the indices are sorted, and
-/// runs of equal ones reduced in their order. Bits are those of the walk, but that halves are rounded once.
+/// runs of equal ones reduced in their order. A long run is reduced in parts, and these in turn, so that it may be all of a line.
+/// Bits are those of the walk for runs up to [`SHORT`], but that halves are rounded once.
 pub(super) fn runs(
     op: &'static str,
     out: &Tensor,
@@ -47,15 +54,48 @@ pub(super) fn runs(
     let (line_shape, strides) = collapse(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
-    let spec = KernelSpec::new("scatter_runs")
-        .def("dtype", launch::shader_dtype(out.dtype(), out.device()))
-        .def("op", how.name());
-    let params = Params::new().size(lines).size(line_shape.len()).size(length).size(extent);
-    let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-    let params = params.size(out.layout().offset()).size(src.layout().offset()).align();
-    let params = params.size(out_dim).size(own_dim).size(src_dim).align();
-    let params = params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2]);
-    launch::launch(&spec, &[&to, &order, src, out], params, (lines * length).div_ceil(GROUP))
+    let spec = |more: bool, level: usize| {
+        let spec =
+            KernelSpec::new("scatter_runs").def("dtype", launch::shader_dtype(out.dtype(), out.device()));
+        spec.def("op", how.name()).def("more", more).def("level", level)
+    };
+    let params = |length: usize| {
+        let params = Params::new().size(lines).size(line_shape.len()).size(length).size(extent);
+        let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
+        let params =
+            params.size(out.layout().offset()).size(src.layout().offset()).size(RUN).size(SHORT).align();
+        let params = params.size(out_dim).size(own_dim).size(src_dim).align();
+        params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
+    };
+    let part = match out.dtype() {
+        DType::F16 | DType::BF16 => DType::F32,
+        DType::U8 | DType::Bool => DType::U32,
+        own => own,
+    };
+    // Of each chunk two parts: indices and numbers.
+    let parts = |length: usize| -> Result<Option<[Tensor; 2]>> {
+        if length <= RUN || how == ScatterOp::Set {
+            return Ok(None);
+        }
+        let shape = [2 * length.div_ceil(RUN), lines];
+        let empty = |dtype| Tensor::empty(&shape, dtype, out.device());
+        Ok(Some([empty(DType::U32)?, empty(part)?]))
+    };
+    let step = |given: &[&Tensor], next: Option<&[Tensor; 2]>, length: usize, level: usize| {
+        let mut tensors: SmallVec<[&Tensor; 6]> = given.into();
+        tensors.extend(next.into_iter().flatten());
+        let groups = (lines * length).div_ceil(GROUP);
+        launch::launch(&spec(next.is_some(), level), &tensors, params(length), groups)
+    };
+    let mut next = parts(length)?;
+    step(&[&to, &order, src, out], next.as_ref(), length, 0)?;
+    drop((to, order));
+    while let Some([to, numbers]) = next {
+        let length = to.shape()[0];
+        next = parts(length)?;
+        step(&[&to, &numbers, out], next.as_ref(), length, 1)?;
+    }
+    Ok(())
 }
 
 /// How [`Tensor::scatter_reduce`] reduces the elements that meet in one place.
@@ -448,7 +488,7 @@ impl Tensor {
 
     /// A copy of `self` in which the elements that `indices` choose, as in [`index`](Self::index), are replaced by
     /// `values`, or increased by them (`accumulate`): PyTorch's `index_put`. `values` broadcast. Of several for one place
-    /// the last in order stays; sums are made in order, and so are the same in every run.
+    /// the last in order stays; sums are made in an order that is the same in every run.
     ///
     /// # Errors
     /// As [`index`](Self::index); `values` have another type, or do not broadcast to what is chosen.
