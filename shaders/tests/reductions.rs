@@ -74,15 +74,39 @@ fn scans() {
                     if exclusive && !matches!(combine, "sum" | "prod") {
                         continue;
                     }
+                    for stage in ["whole", "totals", "carried"] {
+                        let spec = KernelSpec::new("scan")
+                            .def("source", source)
+                            .def("compute", compute)
+                            .def("out", out)
+                            .def("index", "i64")
+                            .def("combine", combine)
+                            .def("exclusive", exclusive)
+                            .def("reverse", reverse)
+                            .def("lanes", lanes)
+                            .def("stage", stage)
+                            .def("level", 0usize);
+                        valid(&spec);
+                    }
+                }
+            }
+        }
+    }
+    for compute in ["f32", "bf16", "f64", "i64", "i32", "u32"] {
+        for combine in ["sum", "prod", "max", "min", "affine"] {
+            for lanes in [1usize, 256] {
+                for stage in ["whole", "totals", "carried"] {
                     let spec = KernelSpec::new("scan")
-                        .def("source", source)
+                        .def("source", "")
                         .def("compute", compute)
-                        .def("out", out)
-                        .def("index", "i64")
+                        .def("out", "")
+                        .def("index", "")
                         .def("combine", combine)
-                        .def("exclusive", exclusive)
-                        .def("reverse", reverse)
-                        .def("lanes", lanes);
+                        .def("exclusive", false)
+                        .def("reverse", false)
+                        .def("lanes", lanes)
+                        .def("stage", stage)
+                        .def("level", 1usize);
                     valid(&spec);
                 }
             }

@@ -5,6 +5,9 @@ source · compute · out: dtypes of the input, of the arithmetic, of the result,
 combine: sum, prod, max, min (with `index`, the dtype of where the extreme stands), or
 affine: s[r] = in[r] + factor[r before] * s[r before], where `factor` has the input's dtype and is contiguous
 exclusive: without element r itself · reverse: from the end · lanes: threads for one row, 1 or 256
+stage: `whole` rows, each by its own threads; or chunks of rows: `totals` of chunks alone, then, with these scanned in their turn, `carried`: all
+elements of a chunk, from what the chunks before it come to · level: 0, or what is scanned are totals of chunks, [rows, extent]
+Totals are of the type of the arithmetic, and in two buffers where they have two parts.
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(source) -%}
@@ -12,6 +15,10 @@ exclusive: without element r itself · reverse: from the end · lanes: threads f
 {%- set O = t.value(out) -%}
 {%- set extreme = combine in ["max", "min"] -%}
 {%- set affine = combine == "affine" -%}
+{%- set paired = extreme or affine -%}
+{%- set second = "u32" if extreme else T -%}
+{%- set totals = stage == "totals" -%}
+{%- set carried = stage == "carried" -%}
 {{ t.prelude() }}
 alias T = {{ T }};
 struct Params {
@@ -21,20 +28,39 @@ struct Params {
     rank: u32,
     offset: u32,
     stride: u32,
-    unused0: u32,
-    unused1: u32,
+    // Of a row: how many chunks there are, of how many elements.
+    chunks: u32,
+    chunk: u32,
     // The other dimensions.
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{% set at = namespace(next=0) %}
+{% macro part(name, type, access) %}
+@group(0) @binding({{ at.next }}) var<storage, {{ access }}> {{ name }}: array<{{ type }}>;
+{% endmacro %}
+{% if level == 0 %}
 {{ t.input(0, "input", source) }}
-{% if affine %}
-{{ t.input(1, "factor", source) }}
+{% if affine %}{{ t.input(1, "factor", source) }}{% endif %}
+{% set at.next = 2 if affine else 1 %}
+{% else %}
+{{ part("given", T, "read") }}
+{% set at.next = at.next + 1 %}
+{% if paired %}{{ part("given_too", second, "read") }}{% set at.next = at.next + 1 %}{% endif %}
 {% endif %}
-{{ t.output(2 if affine else 1, "result", out) }}
-{% if extreme %}
-{{ t.output(2, "place", index) }}
+{% if carried %}
+{{ part("before", T, "read") }}
+{% set at.next = at.next + 1 %}
+{% if paired %}{{ part("before_too", second, "read") }}{% set at.next = at.next + 1 %}{% endif %}
+{% endif %}
+{% if totals or level > 0 %}
+{{ part("sums", T, "read_write") }}
+{% set at.next = at.next + 1 %}
+{% if paired %}{{ part("sums_too", second, "read_write") }}{% set at.next = at.next + 1 %}{% endif %}
+{% else %}
+{{ t.output(at.next, "result", out) }}
+{% if extreme %}{{ t.output(at.next + 1, "place", index) }}{% endif %}
 {% endif %}
 
 {% if extreme %}
@@ -64,6 +90,10 @@ fn combined(a: T, b: T) -> T { return a {{ "+" if combine == "sum" else "*" }} b
 // The place of step k, in the order of the scan.
 fn step_index(k: u32) -> u32 { return {{ "p.extent - 1u - k" if reverse else "k" }}; }
 
+{% macro acc_of(name, i) -%}
+{%- if paired -%}Acc({{ name }}[{{ i }}], {{ name }}_too[{{ i }}]){%- else -%}{{ name }}[{{ i }}]{%- endif -%}
+{%- endmacro %}
+{% if level == 0 %}
 fn element(base: u32, to_base: u32, k: u32) -> Acc {
     let r = step_index(k);
     let v = {{ t.cast("input_at(base + r * p.stride)", V, T) }};
@@ -76,7 +106,28 @@ fn element(base: u32, to_base: u32, k: u32) -> Acc {
     return v;
     {% endif %}
 }
+{% else %}
+fn element(base: u32, to_base: u32, k: u32) -> Acc { return {{ acc_of("given", "to_base + k") }}; }
+{% endif %}
 
+{% if totals or level > 0 %}
+fn put_total(i: u32, acc: Acc) {
+    {% if extreme %}
+    sums[i] = acc.v;
+    sums_too[i] = acc.i;
+    {% elif affine %}
+    sums[i] = acc.a;
+    sums_too[i] = acc.b;
+    {% else %}
+    sums[i] = acc;
+    {% endif %}
+}
+{% endif %}
+{% if totals %}
+fn write(to_base: u32, k: u32, acc: Acc) {}
+{% elif level > 0 %}
+fn write(to_base: u32, k: u32, acc: Acc) { put_total(to_base + k, acc); }
+{% else %}
 fn write(to_base: u32, k: u32, acc: Acc) {
     let i = to_base + step_index(k) * p.inner;
     {% if extreme %}
@@ -88,6 +139,7 @@ fn write(to_base: u32, k: u32, acc: Acc) {
     result_put(i, {{ t.cast("acc", T, O) }});
     {% endif %}
 }
+{% endif %}
 
 {% if lanes > 1 %}
 var<workgroup> window: array<Acc, {{ lanes }}>;
@@ -97,25 +149,49 @@ var<workgroup> window: array<Acc, {{ lanes }}>;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     {% if lanes > 1 %}
-    let row = group_index(group, groups);
+    let number = group_index(group, groups);
     {% else %}
-    let row = group_index(group, groups) * 256u + lane;
+    let number = group_index(group, groups) * 256u + lane;
     {% endif %}
-    if row >= p.rows { return; }
+    if number >= p.rows * p.chunks { return; }
+    {% if lanes == 1 and stage != "whole" %}
+    // Neighbours take neighbouring rows.
+    let row = number % p.rows;
+    let chunk = number / p.rows;
+    {% else %}
+    let row = number / p.chunks;
+    let chunk = number % p.chunks;
+    {% endif %}
+    let begin = chunk * p.chunk;
+    let end = min(begin + p.chunk, p.extent);
+    {% if level == 0 %}
     var base = p.offset;
     var left = row;
     {{ t.walk([("base", "strides")]) }}
     let to_base = (row / p.inner) * p.extent * p.inner + row % p.inner;
-    {% if exclusive %}
+    {% else %}
+    let base = 0u;
+    let to_base = row * p.extent;
+    {% endif %}
+    {% if exclusive and not totals %}
     let identity = T({{ 1 if combine == "prod" else 0 }});
     {% endif %}
     var carry: Acc;
+    // Whether something stands in front.
+    var any = false;
+    {% if carried %}
+    if chunk > 0u {
+        let b = row * p.chunks + chunk - 1u;
+        carry = {{ acc_of("before", "b") }};
+        any = true;
+    }
+    {% endif %}
     {% if lanes > 1 %}
     // Both loops take the same turns in all threads, which wait for each other in them.
-    for (var start = 0u; start < p.extent; start += {{ lanes }}u) {
+    for (var start = begin; start < end; start += {{ lanes }}u) {
         let k = start + lane;
         var acc: Acc;
-        if k < p.extent { acc = element(base, to_base, k); }
+        if k < end { acc = element(base, to_base, k); }
         window[lane] = acc;
         workgroupBarrier();
         for (var reach = 1u; reach < {{ lanes }}u; reach = reach << 1u) {
@@ -124,30 +200,39 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             window[lane] = acc;
             workgroupBarrier();
         }
-        {% if exclusive %}
-        var before = identity;
-        if start > 0u { before = carry; }
+        {% if exclusive and not totals %}
+        var before_this = identity;
+        if any { before_this = carry; }
         if lane > 0u {
-            if start > 0u { before = combined(carry, window[lane - 1u]); } else { before = window[lane - 1u]; }
+            if any { before_this = combined(carry, window[lane - 1u]); } else { before_this = window[lane - 1u]; }
         }
-        if k < p.extent { write(to_base, k, before); }
-        {% else %}
-        if start > 0u { acc = combined(carry, acc); }
-        if k < p.extent { write(to_base, k, acc); }
+        if k < end { write(to_base, k, before_this); }
+        {% elif not totals %}
+        if any { acc = combined(carry, acc); }
+        if k < end { write(to_base, k, acc); }
         {% endif %}
-        let last = window[{{ lanes - 1 }}];
-        if start > 0u { carry = combined(carry, last); } else { carry = last; }
+        // Of a chunk that ends within the window, the last one that it has.
+        let last = window[min({{ lanes }}u, end - start) - 1u];
+        if any { carry = combined(carry, last); } else { carry = last; }
+        any = true;
         workgroupBarrier();
     }
+    {% if totals %}
+    if lane == 0u { put_total(row * p.chunks + chunk, carry); }
+    {% endif %}
     {% else %}
-    for (var k = 0u; k < p.extent; k++) {
+    for (var k = begin; k < end; k++) {
         let now = element(base, to_base, k);
-        {% if exclusive %}
-        if k == 0u { write(to_base, k, identity); carry = now; } else { write(to_base, k, carry); carry = combined(carry, now); }
+        {% if exclusive and not totals %}
+        if any { write(to_base, k, carry); carry = combined(carry, now); } else { write(to_base, k, identity); carry = now; }
         {% else %}
-        if k == 0u { carry = now; } else { carry = combined(carry, now); }
+        if any { carry = combined(carry, now); } else { carry = now; }
         write(to_base, k, carry);
         {% endif %}
+        any = true;
     }
+    {% if totals %}
+    put_total(row * p.chunks + chunk, carry);
+    {% endif %}
     {% endif %}
 }

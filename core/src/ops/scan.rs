@@ -9,9 +9,10 @@ use super::reduce::{dense, scatter_back};
 use super::shape::cat;
 use crate::amp::{recast, stepwise};
 use crate::autograd::{self, SavedTensor};
+use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::layout::{collapse, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
@@ -29,7 +30,93 @@ struct Scan<'a> {
     factor: Option<&'a Tensor>,
 }
 
+/// Elements of a chunk that a workgroup's threads go through together.
+const CHUNK: usize = 4096;
+
+/// Elements that a thread goes through alone, of chunks of rows that lie across memory.
+const ACROSS: usize = 128;
+
+/// How many threads go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
+/// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
+fn split(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
+    let many = rows >= 64 * GROUP;
+    if !many && inner >= 32 && extent > 8 * ACROSS {
+        // Neighbouring threads read neighbouring rows.
+        return (1, ACROSS);
+    }
+    match (extent > 64 && !many, extent) {
+        (true, ..=8192) => (GROUP, extent),
+        (true, ..=262_144) if rows >= 512 => (GROUP, extent),
+        (true, _) => (GROUP, CHUNK),
+        (false, ..=16_384) => (1, extent),
+        (false, _) => (1, 8 * ACROSS),
+    }
+}
+
+/// As [`split`], of what chunks come to.
+fn split_totals(rows: usize, chunks: usize) -> (usize, usize) {
+    match split(rows, chunks, 1) {
+        (GROUP, _) if chunks > CHUNK / 2 => (GROUP, CHUNK / 4),
+        whole => whole,
+    }
+}
+
+/// What chunks come to, [rows, chunks]: one number each, or two.
+struct Totals {
+    rows: usize,
+    chunks: usize,
+    parts: SmallVec<[Tensor; 2]>,
+}
+
 impl Scan<'_> {
+    fn totals(&self, compute: DType, device: &Device, rows: usize, chunks: usize) -> Result<Totals> {
+        let wide = if compute.size() == 2 { DType::F32 } else { compute };
+        let second = match self.combine {
+            "max" | "min" => Some(DType::U32),
+            "affine" => Some(wide),
+            _ => None,
+        };
+        let _tag = memory::scope::tag(Tag::Workspace);
+        let parts = [Some(wide), second].into_iter().flatten();
+        let parts = parts.map(|dtype| Tensor::empty(&[rows * chunks], dtype, device));
+        Ok(Totals { rows, chunks, parts: parts.collect::<Result<_>>()? })
+    }
+
+    /// Scans what chunks come to, in chunks of its own where there are many.
+    fn scanned(&self, given: &Totals, compute: DType, device: &Device) -> Result<Totals> {
+        let &Totals { rows, chunks: extent, .. } = given;
+        let (lanes, chunk) = split_totals(rows, extent);
+        let chunks = extent.div_ceil(chunk);
+        let step = |stage: &'static str, before: Option<&Totals>, to: &Totals| {
+            let spec = KernelSpec::new("scan")
+                .def("source", "")
+                .def("compute", launch::shader_dtype(compute, device))
+                .def("out", "")
+                .def("index", "")
+                .def("combine", self.combine)
+                .def("exclusive", false)
+                .def("reverse", false)
+                .def("lanes", lanes)
+                .def("stage", stage)
+                .def("level", 1usize);
+            let params = Params::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
+            let params = params.size(chunks).size(chunk).dims(&[]).dims(&[]);
+            let tensors: SmallVec<[&Tensor; 6]> =
+                [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
+            let threads = rows * chunks;
+            launch::launch(&spec, &tensors, params, if lanes > 1 { threads } else { threads.div_ceil(GROUP) })
+        };
+        let out = self.totals(compute, device, rows, extent)?;
+        if chunks == 1 {
+            step("whole", None, &out)?;
+            return Ok(out);
+        }
+        let totals = self.totals(compute, device, rows, chunks)?;
+        step("totals", None, &totals)?;
+        step("carried", Some(&self.scanned(&totals, compute, device)?), &out)?;
+        Ok(out)
+    }
+
     /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
@@ -61,27 +148,40 @@ impl Scan<'_> {
         let rows = x.numel() / extent;
         let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
         launch::check_rank(self.op, shape.len())?;
-        // A thread for each row, unless rows are long and few.
-        let lanes = if extent > 64 && rows < 64 * GROUP { GROUP } else { 1 };
+        let (lanes, chunk) = split(rows, extent, inner);
+        let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), x.device());
-        let spec = KernelSpec::new("scan")
-            .def("source", name(x))
-            .def("compute", launch::shader_dtype(compute, x.device()))
-            .def("out", name(&value))
-            .def("index", place.as_ref().map_or("", name))
-            .def("combine", self.combine)
-            .def("exclusive", self.exclusive)
-            .def("reverse", self.reverse)
-            .def("lanes", lanes);
-        let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
-        let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-        let params = params.align().dims(&shape).dims(&strides[0]);
-        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![x];
-        tensors.extend(self.factor);
-        tensors.push(&value);
-        tensors.extend(place.as_ref());
-        launch::launch(&spec, &tensors, params, if lanes > 1 { rows } else { rows.div_ceil(GROUP) })?;
-        drop(tensors);
+        let step = |stage: &'static str, before: Option<&Totals>, to: &[&Tensor]| {
+            let spec = KernelSpec::new("scan")
+                .def("source", name(x))
+                .def("compute", launch::shader_dtype(compute, x.device()))
+                .def("out", name(&value))
+                .def("index", place.as_ref().map_or("", name))
+                .def("combine", self.combine)
+                .def("exclusive", self.exclusive && stage != "totals")
+                .def("reverse", self.reverse)
+                .def("lanes", lanes)
+                .def("stage", stage)
+                .def("level", 0usize);
+            let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
+            let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
+            let params = params.size(chunks).size(chunk).dims(&shape).dims(&strides[0]);
+            let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
+            tensors.extend(self.factor);
+            tensors.extend(before.iter().flat_map(|totals| &totals.parts));
+            tensors.extend(to.iter().copied());
+            let threads = rows * chunks;
+            launch::launch(&spec, &tensors, params, if lanes > 1 { threads } else { threads.div_ceil(GROUP) })
+        };
+        let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
+        if chunks == 1 {
+            step("whole", None, &results)?;
+        } else {
+            let totals = self.totals(compute, x.device(), rows, chunks)?;
+            step("totals", None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
+            step("carried", Some(&self.scanned(&totals, compute, x.device())?), &results)?;
+        }
+        drop(results);
         Ok((value, place))
     }
 }
@@ -261,5 +361,30 @@ impl Tensor {
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.running("cummin", "min", dim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{GROUP, split, split_totals};
+
+    proptest! {
+        #[test]
+        fn no_thread_takes_more_turns_than_drivers_let_it(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
+            let (rows, mut extent) = (1usize << rows, (1usize << extent) + more);
+            prop_assume!(rows * extent < 1 << 33);
+            let (mut lanes, mut chunk) = split(rows, extent, 1 << inner);
+            for _level in 0..8 {
+                // In each window of a workgroup, one turn and eight of the loop inside.
+                let turns = if lanes == 1 { chunk } else { chunk.div_ceil(GROUP) * 9 };
+                prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
+                if chunk >= extent { return Ok(()); }
+                extent = extent.div_ceil(chunk);
+                (lanes, chunk) = split_totals(rows, extent);
+            }
+            prop_assert!(false, "chunks of chunks without an end");
+        }
     }
 }

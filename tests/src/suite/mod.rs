@@ -35,6 +35,7 @@ mod host;
 mod inplace;
 mod linalg;
 mod linear;
+mod long_runs;
 mod losses;
 mod memory;
 mod minilm;
@@ -107,6 +108,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("resize", resize::TESTS),
     ("convolutions", convolutions::TESTS),
     ("losses", losses::TESTS),
+    ("long_runs", long_runs::TESTS),
     ("optim", optim::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
