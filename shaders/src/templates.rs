@@ -51,6 +51,7 @@ templates! {
     "sort_pick",
     "scatter",
     "scatter_runs",
+    "counts",
     "places",
     "compact",
     "search",

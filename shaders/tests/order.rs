@@ -58,3 +58,10 @@ fn scattering_runs() {
         }
     }
 }
+
+#[test]
+fn counting() {
+    for near in [false, true] {
+        valid(&KernelSpec::new("counts").def("near", near));
+    }
+}

@@ -7,6 +7,9 @@ mode: `sum`, `mean` or `max` · scaled: each sample has a factor
 Beside the result it writes, for the gradient, each sample's bag (p.bags where it counts in none), and in mode `mean` how
 many samples a bag has, at least 1; in mode `max` which row gave each element, p.entries where a bag is empty.
 An index outside the table counts as no sample, as does the row p.skip.
+stage: `whole`; or, where bags may be long, `parts` and then `joined`: first chunks of p.chunk samples that lie within one bag of more than
+p.long samples are reduced, each column by one invocation, and then bags, of which those are taken as they are
+Parts are [chunks, width], of maxima the rows that gave them; in mode `mean` a column more has the numbers of samples.
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -25,7 +28,8 @@ struct Params {
     index_offset: u32,
     bag_offset: u32,
     scale_offset: u32,
-    unused0: u32,
+    chunk: u32,
+    long: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set inputs = 2 + (1 if offsets != "none" else 0) + (1 if scaled else 0) %}
@@ -33,10 +37,20 @@ struct Params {
 {{ t.input(1, "index", index) }}
 {% if offsets != "none" %}{{ t.input(2, "starts", offsets) }}{% endif %}
 {% if scaled %}{{ t.input(inputs - 1, "scale", dtype) }}{% endif %}
-{{ t.output(inputs, "out", dtype, "packed") }}
-{{ t.output(inputs + 1, "bag_of", "i32") }}
-{% if mode == "mean" %}{{ t.output(inputs + 2, "counts", "f64" if dtype == "f64" else "f32") }}{% endif %}
-{% if mode == "max" %}{{ t.output(inputs + 2, "places", "i32") }}{% endif %}
+{% set P = "u32" if mode == "max" else T %}
+{% if stage == "parts" %}
+{{ t.output(inputs, "bag_of", "i32") }}
+@group(0) @binding({{ inputs + 1 }}) var<storage, read_write> parts: array<{{ P }}>;
+{% else %}
+{% set first = inputs + (1 if stage == "joined" else 0) %}
+{% if stage == "joined" %}
+@group(0) @binding({{ inputs }}) var<storage, read> parts: array<{{ P }}>;
+{% endif %}
+{{ t.output(first, "out", dtype, "packed") }}
+{{ t.output(first + 1, "bag_of", "i32") }}
+{% if mode == "mean" %}{{ t.output(first + 2, "counts", "f64" if dtype == "f64" else "f32") }}{% endif %}
+{% if mode == "max" %}{{ t.output(first + 2, "places", "i32") }}{% endif %}
+{% endif %}
 {{ t.place(index) }}
 
 fn bag_start(bag: u32) -> u32 {
@@ -48,44 +62,105 @@ fn bag_start(bag: u32) -> u32 {
     {% endif %}
 }
 
-fn value_at(i: u32) -> {{ T }} {
-    let bag = i / p.width;
-    let column = i % p.width;
-    var total = {{ T }}(0);
-    var count = 0u;
-    var best = p.entries;
-    let end = bag_start(bag + 1u);
-    for (var sample = bag_start(bag); sample < end; sample++) {
+struct Found { total: {{ T }}, count: u32, best: u32 }
+
+{% if mode == "max" %}
+fn larger(found: Found, v: {{ T }}, row: u32) -> Found {
+    {% if T == "f32" %}
+    if found.count == 0u || v > found.total || m_isnan(v) { return Found(v, found.count + 1u, row); }
+    {% else %}
+    if found.count == 0u || v > found.total { return Found(v, found.count + 1u, row); }
+    {% endif %}
+    return Found(found.total, found.count + 1u, found.best);
+}
+{% endif %}
+
+// With the samples from one to another of a bag.
+fn with_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
+    var found = before;
+    for (var sample = start; sample < end; sample++) {
         let row = place(index_at(p.index_offset + sample), p.entries);
         let taken = (row < p.entries) & (row != p.skip);
         if column == 0u { bag_of_put(sample, i32(select(p.bags, bag, taken))); }
         if taken {
             let v = weight_at(p.weight_offset + row * p.width + column);
             {% if mode == "max" %}
-            {% if T == "f32" %}
-            if count == 0u || v > total || m_isnan(v) {
+            found = larger(found, v, row);
             {% else %}
-            if count == 0u || v > total {
+            found.total += v{% if scaled %} * scale_at(p.scale_offset + sample){% endif %};
+            found.count += 1u;
             {% endif %}
-                total = v;
-                best = row;
-            }
-            {% elif scaled %}
-            total += v * scale_at(p.scale_offset + sample);
-            {% else %}
-            total += v;
-            {% endif %}
-            count += 1u;
         }
     }
-    {% if mode == "mean" %}
-    let several = {{ "f64" if dtype == "f64" else "f32" }}(max(count, 1u));
-    if column == 0u { counts_put(bag, several); }
-    total = total / several;
-    {% elif mode == "max" %}
-    places_put(i, i32(best));
+    return found;
+}
+{% set columns = "(p.width + 1u)" if mode == "mean" else "p.width" %}
+
+{% if stage == "parts" %}
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let i = group_index(group, groups) * 256u + lane;
+    let start = i / p.width * p.chunk;
+    let column = i % p.width;
+    if i >= p.samples / p.chunk * p.width { return; }
+    // The last bag that begins here or before.
+    {% if offsets == "none" %}
+    let bag = start / p.length;
+    {% else %}
+    var low = 0u;
+    var high = p.bags;
+    while low < high {
+        let middle = (low + high) >> 1u;
+        if bag_start(middle) <= start { low = middle + 1u; } else { high = middle; }
+    }
+    if low == 0u { return; }
+    let bag = low - 1u;
     {% endif %}
-    return total;
+    let begin = bag_start(bag);
+    let end = bag_start(bag + 1u);
+    if (end <= begin) | (end - begin <= p.long) | (start + p.chunk > end) { return; }
+    let found = with_samples(Found({{ T }}(0), 0u, p.entries), bag, column, start, start + p.chunk);
+    let at = i / p.width * {{ columns }} + column;
+    parts[at] = {{ "found.best" if mode == "max" else "found.total" }};
+    {% if mode == "mean" %}
+    if column == 0u { parts[at + p.width] = {{ T }}(found.count); }
+    {% endif %}
+}
+{% else %}
+fn value_at(i: u32) -> {{ T }} {
+    let bag = i / p.width;
+    let column = i % p.width;
+    var found = Found({{ T }}(0), 0u, p.entries);
+    var start = bag_start(bag);
+    let end = bag_start(bag + 1u);
+    {% if stage == "joined" %}
+    if end > start && end - start > p.long {
+        let chunk = (start + p.chunk - 1u) / p.chunk;
+        found = with_samples(found, bag, column, start, chunk * p.chunk);
+        start = end / p.chunk * p.chunk;
+        for (var c = chunk; c < end / p.chunk; c++) {
+            let part = parts[c * {{ columns }} + column];
+            {% if mode == "max" %}
+            if part < p.entries { found = larger(found, weight_at(p.weight_offset + part * p.width + column), part); }
+            {% else %}
+            found.total += part;
+            {% if mode == "mean" %}found.count += u32(parts[c * {{ columns }} + p.width]);{% endif %}
+            {% endif %}
+        }
+    }
+    {% endif %}
+    found = with_samples(found, bag, column, start, end);
+    {% if mode == "mean" %}
+    let several = {{ "f64" if dtype == "f64" else "f32" }}(max(found.count, 1u));
+    if column == 0u { counts_put(bag, several); }
+    return found.total / several;
+    {% elif mode == "max" %}
+    places_put(i, i32(found.best));
+    return found.total;
+    {% else %}
+    return found.total;
+    {% endif %}
 }
 
 @compute @workgroup_size(256)
@@ -102,3 +177,4 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     out_put(start, value_at(start));
     {% endif %}
 }
+{% endif %}

@@ -10,7 +10,7 @@ use crate::amp;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Tensor};
 
 /// What becomes of the rows of a bag.
@@ -50,6 +50,9 @@ pub struct Bags<'a> {
 
 const OP: &str = "embedding_bag";
 
+/// Samples of a bag that are reduced one after the other.
+const LONG: usize = 4096;
+
 /// What the kernel makes.
 struct Made {
     out: Tensor,
@@ -77,6 +80,10 @@ fn bags_of(table: &Tensor, index: &Tensor, bags: &Bags<'_>) -> Result<(usize, us
     }
 }
 
+fn joined<'a>(inputs: &[&'a Tensor], others: &[Option<&'a Tensor>]) -> SmallVec<[&'a Tensor; 8]> {
+    inputs.iter().copied().chain(others.iter().copied().flatten()).collect()
+}
+
 fn run(
     table: &Tensor,
     index: &Tensor,
@@ -97,19 +104,25 @@ fn run(
     // Samples before the first bag or behind the last count in none.
     let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
     let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
-    let spec = KernelSpec::new("embedding_bag")
-        .def("dtype", launch::shader_dtype(dtype, device))
-        .def("index", index_dtype(OP, index)?)
-        .def("offsets", offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype(OP, offsets))?)
-        .def("scaled", factors.is_some())
-        .def(
-            "mode",
-            match bags.mode {
-                BagMode::Sum => "sum",
-                BagMode::Mean => "mean",
-                BagMode::Max => "max",
-            },
-        );
+    let (index_name, offsets_name) =
+        (index_dtype(OP, index)?, offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype(OP, offsets))?);
+    let spec = |stage: &'static str| {
+        let mode = match bags.mode {
+            BagMode::Sum => "sum",
+            BagMode::Mean => "mean",
+            BagMode::Max => "max",
+        };
+        KernelSpec::new("embedding_bag")
+            .def("dtype", launch::shader_dtype(dtype, device))
+            .def("index", index_name)
+            .def("offsets", offsets_name)
+            .def("scaled", factors.is_some())
+            .def("mode", mode)
+            .def("stage", stage)
+    };
+    // How long bags of offsets are is known to the device alone.
+    let longest = if offsets.is_some() { samples } else { length };
+    let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
     let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
     let params = Params::new()
         .size(count)
@@ -122,14 +135,36 @@ fn run(
         .size(table.layout().offset())
         .size(index.layout().offset())
         .size(start(offsets.as_ref()))
-        .size(start(factors));
-    let tensors: Vec<&Tensor> = [Some(table), Some(index), offsets.as_ref(), factors]
-        .into_iter()
-        .chain([Some(&out), Some(&bag_of), more.as_ref()])
-        .flatten()
-        .collect();
+        .size(start(factors))
+        .size(chunk)
+        .size(LONG);
     let lanes = if dtype.size() == 2 { 4 } else { 1 };
-    launch::launch(&spec, &tensors, params, (count * width).div_ceil(lanes * GROUP))?;
+    let groups = (count * width).div_ceil(lanes * GROUP);
+    let inputs: SmallVec<[&Tensor; 8]> =
+        [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
+    let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
+    if longest <= LONG {
+        launch::launch(&spec("whole"), &joined(&inputs, &outputs), params, groups)?;
+    } else {
+        launch::check_loop(OP, lanes * (2 * chunk + longest / chunk), device)?;
+        let chunks = samples / chunk;
+        let parts = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            let dtype = if bags.mode == BagMode::Max { DType::U32 } else { wide };
+            let columns = width + usize::from(bags.mode == BagMode::Mean);
+            Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
+        };
+        let within = joined(&inputs, &[Some(&bag_of), Some(&parts)]);
+        launch::launch(&spec("parts"), &within, params.clone(), (chunks * width).div_ceil(GROUP))?;
+        let [out, bag_of, more] = outputs;
+        launch::launch(
+            &spec("joined"),
+            &joined(&inputs, &[Some(&parts), out, bag_of, more]),
+            params,
+            groups,
+        )?;
+    }
+    drop(inputs);
     Ok(Made { out, bag_of, more })
 }
 

@@ -1,5 +1,8 @@
 //! Tensors as sets of numbers: equality within bounds, what is in which, how often.
 
+use forebay_shaders::KernelSpec;
+
+use super::launch::{self, GROUP, Params};
 use super::pointwise::Grad::None as NoGrad;
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
 use super::{scan, shape::cat};
@@ -18,6 +21,9 @@ static ISCLOSE: Pointwise = Pointwise {
     math: &["base"],
     grads: &[NoGrad, NoGrad],
 };
+
+/// Numbers that a workgroup counts in its own memory.
+const NEAR_COUNTS: usize = 2048;
 
 /// What [`unique`](Tensor::unique) and [`unique_consecutive`](Tensor::unique_consecutive) find.
 #[derive(Clone, Debug)]
@@ -50,6 +56,23 @@ fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let lengths =
         cat(&[&at.narrow(0, 1.min(at.numel()), at.numel().saturating_sub(1))?, &end], 0)?.sub(&at)?;
     Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
+}
+
+/// How often each number below `extent` is in a line of i32, as u32; others are not counted. Not recorded.
+fn counted(line: &Tensor, extent: usize) -> Result<Tensor> {
+    let counts = Tensor::zeros(&[extent], DType::U32, line.device())?;
+    let n = line.numel();
+    if n == 0 || extent == 0 {
+        return Ok(counts);
+    }
+    // Workgroups of few numbers add all their counts in the end: each counts more than there are.
+    let near = extent <= NEAR_COUNTS;
+    let tile = if near { 16 * GROUP.max(extent) } else { 4 * GROUP };
+    let spec = KernelSpec::new("counts").def("near", near);
+    let params = Params::new().size(n).size(line.layout().offset());
+    let params = params.size(line.strides().first().copied().unwrap_or(1)).size(extent).size(tile);
+    launch::launch(&spec, &[line, &counts], params, n.div_ceil(tile))?;
+    Ok(counts)
 }
 
 /// The number of each element's run, behind the order in which they were sorted, as i64.
@@ -289,12 +312,10 @@ impl Tensor {
             }
             extent = extent.max(most as usize + 1);
         }
-        let ones = match weights {
-            Some(w) => w.clone(),
-            None => Tensor::ones(self.shape(), DType::I32, self.device())?,
-        };
-        let sums = Tensor::zeros(&[extent], ones.dtype(), self.device())?.index_add(0, &line, &ones, 1.0)?;
-        if weights.is_some() { Ok(sums) } else { sums.to_dtype(DType::I64) }
+        match weights {
+            Some(w) => Tensor::zeros(&[extent], w.dtype(), self.device())?.index_add(0, &line, w, 1.0),
+            None => counted(&line, extent)?.to_dtype(DType::I64),
+        }
     }
 
     /// How many elements lie in each of `bins` parts of equal width from `min` to `max`, or from the least to the largest element where both are the same; in the
@@ -330,7 +351,7 @@ impl Tensor {
         let inside = x.ge(min)?.logical_and(&x.le(max)?)?;
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
-        let sums = Tensor::zeros(&[bins], x.dtype(), x.device())?;
-        sums.index_add(0, &place, &inside.to_dtype(x.dtype())?, 1.0)?.to_dtype(self.dtype())
+        // What lies outside is no place.
+        counted(&place.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
     }
 }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::ScatterReduce;
+use forebay::ops::{BagMode, Bags, ScatterReduce};
 use forebay::tensor::Tensor;
 
 use super::host::{Numbers, expect};
@@ -19,6 +19,8 @@ tests![
     every_reduction_of_long_runs,
     long_runs_repeat_bit_by_bit,
     numbers_are_put_at_long_indices,
+    numbers_are_counted_however_often_they_come,
+    bags_of_any_length,
 ];
 
 /// Whole numbers whose sums stay exact in any order.
@@ -280,4 +282,107 @@ fn numbers_are_put_at_long_indices(device: &Device) -> Result<()> {
             .with_context(|| format!("{dtype}"))?;
     }
     Ok(())
+}
+
+fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(9);
+    // As many numbers as a workgroup counts in its own memory, and more.
+    for (n, extent) in [(100_001, 3), (100_001, 2048), (70_000, 2049), (5000, 60_000)] {
+        for (name, line) in distributions(n, extent, &mut numbers) {
+            let mut expected = vec![0i64; extent];
+            line.iter().for_each(|&v| expected[v as usize] += 1);
+            let x = Tensor::from_slice(&line, &[n], device)?;
+            ensure!(x.bincount(None, extent)?.to_vec::<i64>()? == expected, "{n} {name} numbers of {extent}");
+            if extent == 3 {
+                let weights = whole(n, numbers.next());
+                let mut sums = vec![0.0; extent];
+                line.iter().zip(&weights).for_each(|(&v, &w)| sums[v as usize] += f64::from(w));
+                let weights = Tensor::from_slice(&weights, &[n], device)?;
+                expect(&x.bincount(Some(&weights), extent)?, &sums).context("weights")?;
+                // Numbers outside the bounds, and those on the upper one.
+                let counts = x.to_dtype(DType::F32)?.histc(2, 0.0, 1.0)?;
+                expect(&counts, &[expected[0] as f64, expected[1] as f64]).context("histc")?;
+            }
+        }
+    }
+    let every = Tensor::from_slice(&[0i32, 9, 1, 9, 1, 9, 5, 9], &[4, 2], device)?.select(1, 0)?;
+    ensure!(every.bincount(None, 0)?.to_vec::<i64>()? == [1, 2, 0, 0, 0, 1], "a line with gaps");
+    Ok(())
+}
+
+fn bags_of_any_length(device: &Device) -> Result<()> {
+    let mut numbers = Numbers(10);
+    let (entries, width) = (50, 3);
+    let lengths = [3, 0, 4096, 4097, 0, 70_001, 512, 5000, 1];
+    // Three samples stand before the first bag.
+    let starts: Vec<i64> = lengths
+        .iter()
+        .scan(3, |at, &n| {
+            let start = *at;
+            *at += n;
+            Some(start)
+        })
+        .collect();
+    let n = 3 + lengths.iter().sum::<i64>() as usize;
+    let index: Vec<i32> = (0..n).map(|_| numbers.below(entries) as i32).collect();
+    let rows = whole(entries * width, 11);
+    let table = Tensor::from_slice(&rows, &[entries, width], device)?;
+    let factors = whole(n, 12);
+    let at = Tensor::from_slice(&index, &[n], device)?;
+    let offsets = Tensor::from_slice(&starts, &[starts.len()], device)?;
+    let skip = 7;
+    let check = |index: &Tensor, given: &Bags<'_>, ranges: &[(usize, usize)], flat: &[i32]| -> Result<()> {
+        let mut expected = vec![];
+        for &(start, end) in ranges {
+            for k in 0..width {
+                let taken = (start..end).filter(|&i| flat[i] != skip);
+                let of = |i: usize| f64::from(rows[flat[i] as usize * width + k]);
+                let count = taken.clone().count().max(1) as f64;
+                // A sum of nothing is -0 in Rust.
+                expected.push(
+                    0.0 + match given.mode {
+                        BagMode::Sum if given.per_sample_weights.is_some() => {
+                            taken.map(|i| of(i) * f64::from(factors[i])).sum()
+                        }
+                        BagMode::Sum => taken.map(of).sum(),
+                        BagMode::Mean => f64::from((taken.map(of).sum::<f64>() / count) as f32),
+                        BagMode::Max => taken.map(of).reduce(f64::max).unwrap_or(0.0),
+                    },
+                );
+            }
+        }
+        expect(&table.embedding_bag(index, given)?, &expected)
+    };
+    let ranges: Vec<(usize, usize)> =
+        starts.iter().zip(lengths).map(|(&start, n)| (start as usize, (start + n) as usize)).collect();
+    let weights = Tensor::from_slice(&factors, &[n], device)?;
+    for (mode, weights) in
+        [(BagMode::Sum, None), (BagMode::Sum, Some(&weights)), (BagMode::Mean, None), (BagMode::Max, None)]
+    {
+        let bags = Bags {
+            offsets: Some(&offsets),
+            mode,
+            per_sample_weights: weights,
+            padding_idx: Some(skip as usize),
+            ..Bags::default()
+        };
+        check(&at, &bags, &ranges, &index).with_context(|| format!("{mode:?}"))?;
+    }
+    // Bags of one length, and the gradient of their sums: how often each row was taken.
+    let even = at.narrow(0, 0, 10_000)?.reshape([2, 5000])?;
+    let bags = Bags { mode: BagMode::Sum, padding_idx: Some(skip as usize), ..Bags::default() };
+    check(&even, &bags, &[(0, 5000), (5000, 10_000)], &index).context("bags of one length")?;
+    let leaf = table.detach().requires_grad_()?;
+    let bags = Bags { offsets: Some(&offsets), ..bags };
+    leaf.embedding_bag(&at, &bags)?.sum_all()?.backward()?;
+    let mut counts = vec![0.0; entries * width];
+    for &row in index[3..].iter().filter(|&&row| row != skip) {
+        counts[row as usize * width..][..width].iter_mut().for_each(|count| *count += 1.0);
+    }
+    expect(&leaf.grad().context("no gradient")?, &counts).context("the gradient")?;
+    // Four elements of halves are made by one thread.
+    let halves =
+        table.to_dtype(DType::BF16)?.embedding_bag(&even, &Bags { mode: BagMode::Max, ..Bags::default() })?;
+    let wide = table.embedding_bag(&even, &Bags { mode: BagMode::Max, ..Bags::default() })?;
+    expect(&halves, &wide.to_f64s()?).context("halves")
 }

@@ -1,0 +1,46 @@
+{#-
+How often each number below p.extent is among n integers: counts[v] += 1 for all of them; others are passed over. Sums of integers are the same
+in any order, so that threads meet atomically.
+
+near: few numbers, which each workgroup counts in its own memory first
+-#}
+{%- import "types" as t -%}
+{{ t.prelude() }}
+struct Params {
+    n: u32,
+    offset: u32,
+    stride: u32,
+    extent: u32,
+    // Elements of a workgroup.
+    tile: u32,
+}
+@group(1) @binding(0) var<uniform> p: Params;
+@group(0) @binding(0) var<storage, read> number: array<i32>;
+@group(0) @binding(1) var<storage, read_write> counts: array<atomic<u32>>;
+{% set capacity = 2048 %}
+{% if near %}
+var<workgroup> own: array<atomic<u32>, {{ capacity }}>;
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let begin = group_index(group, groups) * p.tile;
+    let end = begin + min(p.tile, max(p.n, begin) - begin);
+    {% if near %}
+    for (var k = lane; k < p.extent; k += 256u) { atomicStore(&own[k], 0u); }
+    workgroupBarrier();
+    {% endif %}
+    for (var i = begin + lane; i < end; i += 256u) {
+        // A negative one is larger than any extent.
+        let v = bitcast<u32>(number[p.offset + i * p.stride]);
+        if v < p.extent { atomicAdd(&{{ "own" if near else "counts" }}[v], 1u); }
+    }
+    {% if near %}
+    workgroupBarrier();
+    for (var k = lane; k < p.extent; k += 256u) {
+        let count = atomicLoad(&own[k]);
+        if count > 0u { atomicAdd(&counts[k], count); }
+    }
+    {% endif %}
+}
