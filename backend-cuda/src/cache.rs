@@ -5,9 +5,10 @@
 
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_core::error::{Error, Result};
+use forebay_core::io::replace_cached;
 
 /// What every file begins with; the number changes with the form.
 const MAGIC: &[u8; 16] = b"forebay cubin 1\n";
@@ -132,20 +133,15 @@ fn read(path: &Path) -> Option<Vec<u8>> {
     Some(bytes.split_off(HEADER))
 }
 
-fn write(folder: &Path, name: &str, cubin: &[u8]) -> io::Result<()> {
-    static NEXT: AtomicU32 = AtomicU32::new(0);
-    fs::create_dir_all(folder)?;
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let unfinished = folder.join(format!(".{name}.{}.{number}", std::process::id()));
-    let written = fs::File::create(&unfinished).and_then(|mut file| {
-        file.write_all(MAGIC)?;
-        file.write_all(&Fnv::of(cubin).to_le_bytes())?;
-        file.write_all(cubin)
-    });
-    let done = written.and_then(|()| fs::rename(&unfinished, folder.join(name)));
-    done.inspect_err(|_| {
-        // What could not be written whole is not left behind; that it cannot be removed either changes nothing.
-        let _ = fs::remove_file(&unfinished);
+fn write(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
+    let path = folder.join(name);
+    let parts = [MAGIC, &Fnv::of(cubin).to_le_bytes()[..], cubin];
+    // The checksum tells what a stop of the machine has damaged.
+    replace_cached(&path, |file| {
+        parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
+            path: path.display().to_string(),
+            message: format!("cannot be written: {e}"),
+        })
     })
 }
 

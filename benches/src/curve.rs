@@ -41,8 +41,7 @@ pub(crate) fn curve(device: &Device, folder: &Path, steps: usize, tiny: bool) ->
         let losses = losses(device, &sizes, &weights, &text, (steps, captured))?;
         let way = if captured { "captured" } else { "eager" };
         let path = folder.join(format!("forebay-{}-{way}.json", device.info().backend));
-        std::fs::write(&path, json!(losses).to_string())
-            .with_context(|| format!("writing {}", path.display()))?;
+        forebay::io::write(&path, json!(losses).to_string())?;
         println!("{}: {:.4} at first, {:.4} at the end", path.display(), losses[0], losses[steps - 1]);
     }
     Ok(())

@@ -52,7 +52,7 @@ impl<'a> Bench<'a> {
         step()?;
         let profile = profiler.finish()?;
         eprintln!("{row}\n{profile}");
-        std::fs::write(&path, profile.chrome_trace()).with_context(|| format!("writing {}", path.display()))
+        Ok(forebay::io::write(&path, profile.chrome_trace())?)
     }
 
     /// The first call alone, a warm-up, then samples of as many calls as take about 10 ms, at most `max_inner`.

@@ -186,7 +186,7 @@ fn main() -> Result<()> {
         }
         Command::Operators { file } => {
             let page = golden::page(&golden::Golden::load(&data("golden"))?)?;
-            std::fs::write(&file, page).with_context(|| format!("writing {}", file.display()))?;
+            forebay::io::write(&file, page)?;
         }
         Command::Kernels { architectures, dir, filter } => {
             let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &architectures, &filter)?;

@@ -1,9 +1,9 @@
 //! The page: a template with the snapshot's JSON inside.
 
-use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use forebay::io::write as write_file;
 use forebay::memory::Snapshot;
 
 /// Everything but the snapshot.
@@ -12,7 +12,7 @@ const TEMPLATE: &str = include_str!("viewer.html");
 const PLACE: &str = "{{snapshot}}";
 
 pub(super) fn write(snapshot: &Snapshot, path: &Path) -> Result<()> {
-    fs::write(path, page(snapshot)?).with_context(|| path.display().to_string())
+    Ok(write_file(path, page(snapshot)?)?)
 }
 
 fn page(snapshot: &Snapshot) -> Result<String> {

@@ -6,7 +6,7 @@
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, BufWriter, Read, Write as _};
+use std::io::{BufReader, Read, Write};
 use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
@@ -365,13 +365,14 @@ impl Snapshot {
             path: path.display().to_string(),
             message: e.to_string(),
         };
-        let mut file = BufWriter::new(File::create(path).map_err(|e| wrong(&e))?);
-        if path.extension().is_some_and(|e| e == "pickle" || e == "pkl") {
-            self.write_pickle(&mut file).map_err(|e| wrong(&e))?;
-        } else {
-            serde_json::to_writer(&mut file, self).map_err(|e| wrong(&e))?;
-        }
-        file.flush().map_err(|e| wrong(&e))
+        let pickle = path.extension().is_some_and(|e| e == "pickle" || e == "pkl");
+        crate::io::replace(path, |mut file: &mut dyn Write| {
+            if pickle {
+                self.write_pickle(&mut file).map_err(|e| wrong(&e))
+            } else {
+                serde_json::to_writer(file, self).map_err(|e| wrong(&e))
+            }
+        })
     }
 
     /// Reads a file of JSON that [`save`](Self::save) wrote.

@@ -1,12 +1,11 @@
 //! What a run recorded.
 
-use std::io::Write;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::io::{file_error, replace};
+use crate::io::write;
 use crate::memory::Stats;
 
 /// Losses, accuracies and memory of a run.
@@ -66,7 +65,6 @@ impl History {
     /// # Errors
     /// The file cannot be written.
     pub fn write_csv(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
         let mut text = String::from("step,loss,accuracy,validation\n");
         for (i, loss) in self.losses.iter().enumerate() {
             let step = i as u64 + 1;
@@ -75,14 +73,8 @@ impl History {
             let validation = found.map(|v| v.loss.to_string()).unwrap_or_default();
             text.push_str(&format!("{step},{loss},{accuracy},{validation}\n"));
         }
-        write_text(path, &text)
+        write(path, text)
     }
-}
-
-pub(super) fn write_text(path: &Path, text: &str) -> Result<()> {
-    replace(path, |out: &mut dyn Write| {
-        out.write_all(text.as_bytes()).map_err(|e| file_error(path, format!("cannot be written: {e}")))
-    })
 }
 
 /// One float as its bits.

@@ -6,9 +6,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::History;
-use super::history::write_text;
 use crate::error::Result;
-use crate::io::file_error;
+use crate::io::{file_error, write};
 
 const SIZE: (u32, u32) = (960, 640);
 /// Points that a line has at most: more than the picture has columns tell nothing.
@@ -29,7 +28,7 @@ impl History {
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         let svg = self.draw().map_err(|e| file_error(path, format!("cannot be drawn: {e}")))?;
-        write_text(path, &svg)
+        write(path, svg)
     }
 
     fn draw(&self) -> Drawn<String> {

@@ -265,11 +265,7 @@ impl Recorder<'_> {
         {
             let profile = profiler.finish()?;
             println!("{profile}");
-            let file = |e| Error::File {
-                path: path.display().to_string(),
-                message: format!("cannot be written: {e}"),
-            };
-            std::fs::write(path, profile.chrome_trace()).map_err(file)?;
+            forebay::io::write(path, profile.chrome_trace())?;
         }
         self.calls += 1;
         Ok(())

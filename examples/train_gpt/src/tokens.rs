@@ -66,11 +66,8 @@ impl Tokenizer {
     }
 
     fn save(&self, path: &Path) -> Result<()> {
-        if let Some(folder) = path.parent() {
-            std::fs::create_dir_all(folder)
-                .with_context(|| format!("{} cannot be made", folder.display()))?;
-        }
-        self.0.save(path, false).map_err(|e| anyhow!("{} cannot be written: {e}", path.display()))
+        let text = self.0.to_string(false).map_err(|e| anyhow!(e))?;
+        Ok(forebay::io::write(path, text)?)
     }
 
     /// How many tokens there are.

@@ -1,0 +1,188 @@
+//! Signals that end a program: a loop that runs saves its checkpoint first, and what is killed midway leaves whole files.
+#![cfg(all(unix, feature = "train"))]
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio};
+
+use forebay_core::data::Dataset;
+use forebay_core::device::Device;
+use forebay_core::error::Result;
+use forebay_core::nn::{Linear, Module};
+use forebay_core::optim::{Optimizer, Sgd};
+use forebay_core::train::{Ended, Trainer};
+
+/// Names the checkpoint to the program that is signalled.
+const CHECKPOINT: &str = "FOREBAY_TEST_CHECKPOINT";
+const STEPS: u64 = 200_000;
+
+struct Zeros;
+
+impl Dataset for Zeros {
+    type Input = f32;
+    type Target = i64;
+    fn len(&self) -> usize {
+        4
+    }
+    fn input_shape(&self) -> &[usize] {
+        &[3]
+    }
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+    fn get(&self, _: usize, input: &mut [f32], target: &mut [i64]) -> Result<()> {
+        input.fill(0.0);
+        target[0] = 0;
+        Ok(())
+    }
+}
+
+fn trainer(net: &Linear) -> Trainer<'_, Linear, impl Optimizer + use<>> {
+    Trainer::new(net, Sgd::new(net.parameters(), 0.1)).steps(STEPS).quiet()
+}
+
+#[test]
+#[ignore = "the program that the other tests start and signal"]
+fn trains() -> Result<()> {
+    let device = Device::null(Default::default());
+    let net = Linear::new(3, 2, &device)?;
+    let file = std::env::var_os(CHECKPOINT).map(PathBuf::from).expect("the tests name a file");
+    let mut run = trainer(&net).checkpoint(file, u64::MAX);
+    // A step for a line of input; without a wait when the input has ended.
+    let mut open = true;
+    let ended = run.fit(&Zeros.batches(4), |x, y| {
+        if open {
+            println!("step");
+            open = std::io::stdin().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0);
+        }
+        net.forward(x)?.cross_entropy(y)
+    })?;
+    println!("{}", if ended == Ended::Interrupted { "interrupted" } else { "finished" });
+    Ok(())
+}
+
+#[test]
+#[ignore = "the program that the other tests start and kill"]
+fn saves() -> Result<()> {
+    let file = std::env::var_os(CHECKPOINT).map(PathBuf::from).expect("the tests name a file");
+    loop {
+        forebay_core::io::replace(&file, |out| {
+            println!("step");
+            (0..64).try_for_each(|_| out.write_all(&[7; 1 << 16])).expect("it can be written");
+            Ok(())
+        })?;
+    }
+}
+
+/// A program of this file.
+struct Program {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    file: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Program {
+    /// Starts it, through a shell that begins with `before`, and waits for its first step.
+    fn start(before: &str) -> Self {
+        Self::start_in(tempfile::tempdir().expect("a folder can be made"), before, "trains")
+    }
+
+    fn start_in(folder: tempfile::TempDir, before: &str, name: &str) -> Self {
+        let file = folder.path().join("run.safetensors");
+        let mut child = Command::new("sh")
+            .args(["-c", &format!("{before} exec \"$0\" {name} --exact --ignored --nocapture")])
+            .arg(std::env::current_exe().expect("a test has a program"))
+            .env(CHECKPOINT, &file)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("it can be started");
+        let (input, output) = (child.stdin.take(), child.stdout.take());
+        let (input, output) = (input.expect("piped"), BufReader::new(output.expect("piped")));
+        let mut program = Self { child, input, output, file, folder };
+        program.wait_for("step");
+        program
+    }
+
+    fn wait_for(&mut self, what: &str) {
+        let mut line = String::new();
+        while !line.contains(what) {
+            line.clear();
+            let bytes = self.output.read_line(&mut line).expect("it can be read");
+            assert!(bytes > 0, "the program ended before it said `{what}`");
+        }
+    }
+
+    fn step(&mut self) {
+        self.input.write_all(b"\n").expect("it reads");
+        self.wait_for("step");
+    }
+
+    fn signal(&self, name: &str) {
+        let kill = format!("kill -s {name} {}", self.child.id());
+        assert!(Command::new("sh").args(["-c", &kill]).status().is_ok_and(|s| s.success()), "{name}");
+    }
+
+    /// Lets it run on by itself, and returns all it says and how it ended.
+    fn end(mut self) -> (String, ExitStatus, PathBuf, tempfile::TempDir) {
+        drop(self.input);
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut self.output, &mut said).expect("it can be read");
+        (said, self.child.wait().expect("it was started"), self.file, self.folder)
+    }
+}
+
+#[test]
+fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
+    for name in ["INT", "TERM", "HUP"] {
+        let program = Program::start("");
+        program.signal(name);
+        let (said, status, file, _folder) = program.end();
+        assert!(said.contains("interrupted") && status.success(), "{name}: {said} {status}");
+        let net = Linear::new(3, 2, &Device::null(Default::default()))?;
+        let resumed = trainer(&net).resume(&file)?;
+        assert!((1..STEPS).contains(&resumed.step()), "{name}: stopped after step {}", resumed.step());
+    }
+    Ok(())
+}
+
+#[test]
+fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
+    let mut program = Program::start("trap '' HUP;");
+    if std::fs::metadata("/proc/self/status").is_err() {
+        // This system does not say what is ignored.
+        return;
+    }
+    program.signal("HUP");
+    (0..50).for_each(|_| program.step());
+    program.signal("TERM");
+    let (said, status, file, _folder) = program.end();
+    assert!(said.contains("interrupted") && status.success() && file.exists(), "{said} {status}");
+    assert_eq!(status.signal(), None);
+}
+
+#[test]
+fn writers_that_are_killed_leave_whole_files_and_little_else() -> std::io::Result<()> {
+    let mut folder = tempfile::tempdir()?;
+    let file = folder.path().join("run.safetensors");
+    for turn in 0..10 {
+        let mut program = Program::start_in(folder, "", "saves");
+        // At various places of a save.
+        (0..turn % 4).for_each(|_| program.wait_for("step"));
+        program.signal("KILL");
+        let (_, status, _, kept) = program.end();
+        assert_eq!(status.signal(), Some(9));
+        folder = kept;
+        if let Ok(bytes) = std::fs::read(&file) {
+            assert!(bytes.len() == 64 << 16 && bytes.iter().all(|b| *b == 7), "damaged");
+        }
+        assert!(std::fs::read_dir(folder.path())?.count() <= 2, "more than one leftover");
+    }
+    forebay_core::io::write(&file, b"whole").expect("it can be written");
+    assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
+    Ok(())
+}
