@@ -11,7 +11,7 @@ use forebay::amp::GradScaler;
 use forebay::autograd::no_grad;
 use forebay::backend::null::Profile;
 use forebay::memory::Bytes;
-use forebay::nn::{Gpt, GptOptions};
+use forebay::nn::{Gpt, GptOptions, eval_mode};
 use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, Choice, Plan};
 use forebay::prelude::*;
@@ -123,7 +123,7 @@ fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Re
 /// Goes on from `start` for `n` characters, each drawn by its probability.
 fn write(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
     let _no_grad = no_grad();
-    net.eval();
+    let _eval = eval_mode(net);
     let context = net.context();
     let mut text = start.to_vec();
     for _ in 0..n {
@@ -138,7 +138,6 @@ fn write(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>
         });
         text.push(next.unwrap_or(last.len() - 1) as i64);
     }
-    net.train(true);
     Ok(text)
 }
 

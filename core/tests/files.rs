@@ -127,6 +127,62 @@ fn the_seeds_of_these_tests_are_whole() -> Result<()> {
     Ok(())
 }
 
+/// A file of one header and these bytes.
+fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
+}
+
+#[test]
+fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -> Result<()> {
+    let (device, path) = (device(), temporary("types"));
+    let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[8,10]},"c":{"dtype":"U8","shape":[2],"data_offsets":[10,12]},"d":{"dtype":"NEW_1","shape":[9],"data_offsets":[12,15]}}"#;
+    io::write(&path, file_of(header, &[1; 15]))?;
+    let mut file = safetensors::open(&path)?;
+    assert_eq!(file.keys().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    assert_eq!((file.dtype("b"), file.shape("d")), (Some("F8_E8M0"), Some(&[9][..])));
+    // In any order, and again behind an error.
+    for name in ["c", "a", "b", "a", "d", "c", "e"] {
+        let found = file.get_tensor(name, &device);
+        match name {
+            "a" => assert_eq!(found?.dtype(), DType::F32),
+            "c" => assert_eq!(found?.dtype(), DType::U8),
+            _ => {
+                let error = found.err().map(|e| e.to_string()).unwrap_or_default();
+                assert!(error.contains(&format!("tensor `{name}`")), "{error}");
+            }
+        }
+    }
+    assert_eq!(file.tensors(&device, |name| "ac".contains(name))?.len(), 2);
+    assert!(safetensors::load(&path, &device).is_err());
+    std::fs::remove_file(&path).expect("it is there");
+    Ok(())
+}
+
+#[test]
+fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()> {
+    let (device, path) = (device(), temporary("sparse"));
+    let bytes = 137_u64 << 30;
+    let header = format!(
+        r#"{{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{bytes}]}},"b":{{"dtype":"U8","shape":[2],"data_offsets":[{bytes},{}]}}}}"#,
+        bytes / 4,
+        bytes + 2
+    );
+    let made = std::fs::File::create(&path).and_then(|mut file| {
+        file.write_all(&file_of(&header, &[]))?;
+        file.set_len(8 + header.len() as u64 + bytes + 2)
+    });
+    // Not every file system has files of this size.
+    if made.is_ok() {
+        let mut file = safetensors::open(&path)?;
+        assert_eq!(file.get_tensor("b", &device)?.shape(), [2]);
+        let error = file.get_tensor("a", &device).err().map(|e| e.to_string()).unwrap_or_default();
+        assert!(error.contains("tensor `a`"), "{error}");
+        assert!(safetensors::load(&path, &device).is_err());
+    }
+    std::fs::remove_file(&path).expect("it is there");
+    Ok(())
+}
+
 #[test]
 fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
     let device = device();
@@ -187,7 +243,18 @@ fn messages_say_what_is_wrong() {
         message(&whole[..20]),
         message(&whole[..whole.len() - 3]),
         message(&[0xff; 30]),
-        message(&with(r#"{"t":{"dtype":"I16","shape":[2],"data_offsets":[0,4]}}"#)),
+        message(&with(
+            r#"{"t":{"dtype":"C64","shape":[0],"data_offsets":[0,0]},"u":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#,
+        )),
+        message(&with(
+            r#"{"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"t":{"dtype":"I8","shape":[4],"data_offsets":[0,4]}}"#,
+        )),
+        message(&with(
+            r#"{"__metadata__":{"a":"1","a":"2"},"t":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}"#,
+        )),
+        message(&with(
+            r#"{"t":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},"u":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}"#,
+        )),
         message(&with(r#"{"t":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#)),
         message(&with(r#"{"t":{"dtype":"BOOL","shape":[4],"data_offsets":[0,4]}}"#)),
         message(&with(r#"{"t":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,4]}}"#)),

@@ -13,6 +13,7 @@ use crate::autograd;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::nn::{Sealed, Staged};
 use crate::ops::launch::{self, Params};
 use crate::optim::{Optimizer, clip};
 use crate::tensor::Tensor;
@@ -227,8 +228,13 @@ impl GradScaler {
     /// Goes on from a state of [`state_dict`](Self::state_dict). Waits for the device.
     ///
     /// # Errors
-    /// A name is missing or unexpected; the scale is no finite number above 0.
+    /// A name is missing or unexpected; the scale is no finite number above 0; memory runs out. Nothing is changed then.
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.stage(state)?.commit(self)
+    }
+
+    /// Prepares what [`load_state_dict`](Self::load_state_dict) changes.
+    pub(crate) fn stage(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScale> {
         const OP: &str = "load_state_dict";
         let number = |name: &str| {
             let found = state.get(name).ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
@@ -241,13 +247,16 @@ impl GradScaler {
         if !(scale.is_finite() && scale > 0.0) {
             return Err(Error::argument(OP, format!("a scale is a finite number above 0, not {scale}")));
         }
-        (self.init_scale, self.tracker) = (scale, tracker);
-        self.optimizers.clear();
+        if !(tracker.is_finite() && tracker >= 0.0) {
+            let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
+            return Err(Error::argument(OP, why));
+        }
+        let mut staged = Staged::default();
         // In place: a captured step may look there.
         if let Some(state) = self.state.get() {
-            state.copy_(&self.initial(state.device())?)?;
+            staged.copy(state, &Self::buffer(state.device(), scale, tracker)?)?;
         }
-        Ok(())
+        Ok(StagedScale { scale, tracker, buffer: staged.seal()? })
     }
 
     /// Forgets what was unscaled since the last update: for a step that ran out of memory midway, and is made again.
@@ -283,12 +292,36 @@ impl GradScaler {
 
     /// The buffer at the start, or after loading.
     fn initial(&self, device: &Device) -> Result<Tensor> {
+        Self::buffer(device, self.init_scale, self.tracker)
+    }
+
+    fn buffer(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {
         let _tag = memory::scope::tag(Tag::OptimizerState);
         let mut words = [0.0; WORDS];
-        words[SCALE] = self.init_scale as f32;
-        words[INVERSE] = (1.0 / self.init_scale) as f32;
-        words[TRACKER] = self.tracker as f32;
+        words[SCALE] = scale as f32;
+        words[INVERSE] = (1.0 / scale) as f32;
+        words[TRACKER] = tracker as f32;
         Tensor::from_slice(&words, &[WORDS], device)
+    }
+}
+
+/// State of a scaler that was read, checked and brought to the device.
+pub(crate) struct StagedScale {
+    scale: f64,
+    tracker: f64,
+    buffer: Sealed,
+}
+
+impl StagedScale {
+    /// Gives it to the scaler.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub(crate) fn commit(self, scaler: &mut GradScaler) -> Result<()> {
+        self.buffer.commit()?;
+        (scaler.init_scale, scaler.tracker) = (self.scale, self.tracker);
+        scaler.optimizers.clear();
+        Ok(())
     }
 }
 

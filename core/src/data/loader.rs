@@ -117,8 +117,13 @@ impl<D: Dataset> Loader<D> {
     /// Batches in one epoch.
     #[must_use]
     pub fn batches_per_epoch(&self) -> u64 {
-        let (n, batch) = (self.data.len(), self.batch.max(1));
-        (if self.drop_last { n / batch } else { n.div_ceil(batch) }) as u64
+        self.per_epoch(self.data.len())
+    }
+
+    /// Batches in one epoch of so many samples.
+    pub(crate) fn per_epoch(&self, samples: usize) -> u64 {
+        let batch = self.batch.max(1);
+        (if self.drop_last { samples / batch } else { samples.div_ceil(batch) }) as u64
     }
 
     /// Batches in all epochs; `None` if it never ends.
@@ -127,33 +132,65 @@ impl<D: Dataset> Loader<D> {
         self.epochs.map(|n| n.saturating_mul(self.batches_per_epoch()))
     }
 
+    /// Epochs; `None` if it never ends.
+    pub(crate) fn epochs_asked(&self) -> Option<u64> {
+        self.epochs
+    }
+
+    /// The place where it starts.
+    pub(crate) fn start(&self) -> Cursor {
+        self.start
+    }
+
     /// What determines the batches, in words; a cursor has a meaning only among loaders that say the same.
     #[must_use]
     pub fn description(&self) -> String {
-        let order = self.seed.map_or_else(|| "in order".to_owned(), |seed| format!("shuffled by {seed}"));
-        let last = if self.drop_last { ", whole batches only" } else { "" };
-        format!("{} of {} samples {order}{last}", self.batch, self.data.len())
+        self.describe(self.data.len())
     }
 
-    /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`.
+    pub(crate) fn describe(&self, samples: usize) -> String {
+        let order = self.seed.map_or_else(|| "in order".to_owned(), |seed| format!("shuffled by {seed}"));
+        let last = if self.drop_last { ", whole batches only" } else { "" };
+        format!("{} of {samples} samples {order}{last}", self.batch)
+    }
+
+    /// Asks the data set for its sizes. Its panic is an error.
+    pub(crate) fn sizes(&self) -> Result<Sizes> {
+        Ok(Sizes {
+            samples: guarded("len", || self.data.len())?,
+            input: guarded("input_shape", || self.data.input_shape().to_vec())?,
+            target: guarded("target_shape", || self.data.target_shape().to_vec())?,
+        })
+    }
+
+    /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`. The sizes of the data set are those of
+    /// this moment: one whose length changes is an error of the next epoch, and needs another loop.
     #[must_use]
     pub fn prefetch(&self, device: &Device) -> Batches<D> {
         let (ready, batches) = sync_channel(self.ahead);
         let (recycle, used) = channel();
-        let loader = self.clone();
-        let name = thread::Builder::new().name("forebay-loader".into());
-        let spawned = name.spawn(move || loader.run(&ready, &used));
-        let (thread, problem) = match (self.problem(), spawned) {
-            (Some(problem), thread) => (thread.ok(), Some(problem)),
-            (None, Ok(thread)) => (Some(thread), None),
-            (None, Err(e)) => {
-                (None, Some(Error::argument("prefetch", format!("no thread can be started: {e}"))))
-            }
+        let checked = self.sizes().and_then(|sizes| self.check(&sizes).map(|()| sizes));
+        let (sizes, problem) = match checked {
+            Ok(sizes) => (sizes, None),
+            Err(problem) => (Sizes::default(), Some(problem)),
+        };
+        let per_epoch = self.per_epoch(sizes.samples);
+        let start = || {
+            let (loader, sizes) = (self.clone(), sizes.clone());
+            let name = thread::Builder::new().name("forebay-loader".into());
+            let thread = name.spawn(move || loader.run(&sizes, &ready, &used));
+            thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))
+        };
+        let (thread, problem) = match problem {
+            Some(problem) => (None, Some(problem)),
+            None => start().map_or_else(|e| (None, Some(e)), |thread| (Some(thread), None)),
         };
         Batches {
             device: device.clone(),
-            loader: self.clone(),
-            cursor: self.start.normalized(self.batches_per_epoch()),
+            cursor: self.start.normalized(per_epoch),
+            epochs: self.epochs,
+            per_epoch,
+            sizes,
             problem,
             batches: Some(batches),
             again: None,
@@ -162,72 +199,91 @@ impl<D: Dataset> Loader<D> {
         }
     }
 
-    /// What would make the loop over the batches senseless or endless.
-    fn problem(&self) -> Option<Error> {
-        let (n, batch) = (self.data.len(), self.batch);
+    /// Looks for what would make the loop over the batches senseless or endless.
+    fn check(&self, sizes: &Sizes) -> Result<()> {
+        let (n, batch) = (sizes.samples, self.batch);
         if batch == 0 {
-            return Some(Error::argument("batches", "a batch has at least one sample, not 0"));
+            return Err(Error::argument("batches", "a batch has at least one sample, not 0"));
         }
         if self.seed.is_some() && u32::try_from(n).is_err() {
             let why = format!(
                 "the data set has {n} samples; at most {} are shuffled: take them in order",
                 u32::MAX
             );
-            return Some(Error::argument("shuffle", why));
+            return Err(Error::argument("shuffle", why));
         }
-        let (x, y) = (self.data.input_shape(), self.data.target_shape());
-        if let Some(shape) =
-            [x, y].into_iter().find(|shape| tensor_numel(&[&[batch.min(n)], *shape].concat()).is_none())
+        if let Some(shape) = [&sizes.input, &sizes.target]
+            .into_iter()
+            .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())
         {
             let why =
                 format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
-            return Some(Error::argument("batches", why));
+            return Err(Error::argument("batches", why));
         }
-        if self.batches_per_epoch() > 0 || (n == 0 && self.epochs.is_some()) {
-            return None;
+        if self.per_epoch(n) > 0 || (n == 0 && self.epochs.is_some()) {
+            return Ok(());
         }
         let why = format!("the data set has {n} samples, too few for one batch of {batch}");
-        Some(Error::argument("batches", why))
+        Err(Error::argument("batches", why))
     }
 
-    fn ended(&self, cursor: Cursor) -> bool {
-        self.batches_per_epoch() == 0 || self.epochs.is_some_and(|n| cursor.epoch >= n)
-    }
-
-    /// The loader's thread: assembles batches until there are no more, or nobody takes them.
-    fn run(&self, ready: &SyncSender<Result<Host<D>>>, used: &Receiver<Host<D>>) {
-        if self.problem().is_some() {
-            return;
+    /// The loader's thread: assembles batches until there are no more, or nobody takes them. Every way in which it ends early
+    /// is an error of the loop.
+    fn run(&self, sizes: &Sizes, ready: &SyncSender<Result<Host<D>>>, used: &Receiver<Host<D>>) {
+        let ended = guarded("loader", || self.assemble(sizes, ready, used));
+        if let Err(error) = ended.and_then(|ended| ended) {
+            // Nobody may listen any more.
+            let _ = ready.send(Err(error));
         }
-        let per_epoch = self.batches_per_epoch();
+    }
+
+    fn assemble(
+        &self,
+        sizes: &Sizes,
+        ready: &SyncSender<Result<Host<D>>>,
+        used: &Receiver<Host<D>>,
+    ) -> Result<()> {
+        let per_epoch = self.per_epoch(sizes.samples);
         let mut cursor = self.start.normalized(per_epoch);
         let mut order = None;
-        while !self.ended(cursor) {
+        while !cursor.is_past(per_epoch, self.epochs) {
             let order = match &mut order {
                 Some((epoch, order)) if *epoch == cursor.epoch => order,
                 stale => {
-                    &mut stale.insert((cursor.epoch, Order::new(self.data.len(), self.seed, cursor.epoch))).1
+                    self.same_length(sizes)?;
+                    &mut stale.insert((cursor.epoch, Order::new(sizes.samples, self.seed, cursor.epoch)?)).1
                 }
             };
             let mut host = used.try_recv().unwrap_or_default();
             // A data set is a user's code; its panic is an error of the loop, not a silent end.
-            let filled = catch_unwind(AssertUnwindSafe(|| self.fill(&mut host, cursor.batch, order)))
-                .unwrap_or_else(|panic| Err(panicked(&*panic)));
-            let failed = filled.is_err();
-            if ready.send(filled.map(|()| host)).is_err() || failed {
-                return;
+            guarded("get", || self.fill(sizes, &mut host, cursor.batch, order)).and_then(|filled| filled)?;
+            if ready.send(Ok(host)).is_err() {
+                return Ok(());
             }
             cursor = cursor.next(per_epoch);
         }
+        Ok(())
+    }
+
+    /// A loop is over the samples that there were when it began.
+    fn same_length(&self, sizes: &Sizes) -> Result<()> {
+        let (before, now) = (sizes.samples, guarded("len", || self.data.len())?);
+        if before == now {
+            return Ok(());
+        }
+        let why = format!(
+            "the data set had {before} samples when the loop over its batches began, and has {now} now: begin another loop"
+        );
+        Err(Error::argument("prefetch", why))
     }
 
     /// Writes the samples of one batch.
-    fn fill(&self, host: &mut Host<D>, batch: u64, order: &Order) -> Result<()> {
+    fn fill(&self, sizes: &Sizes, host: &mut Host<D>, batch: u64, order: &Order) -> Result<()> {
         let first = batch as usize * self.batch;
-        host.samples = self.batch.min(self.data.len() - first);
-        let (x, y) = (numel(self.data.input_shape()), numel(self.data.target_shape()));
-        host.inputs.resize(host.samples * x, bytemuck::Zeroable::zeroed());
-        host.targets.resize(host.samples * y, bytemuck::Zeroable::zeroed());
+        host.samples = self.batch.min(sizes.samples - first);
+        let (x, y) = (numel(&sizes.input), numel(&sizes.target));
+        resize(&mut host.inputs, host.samples * x)?;
+        resize(&mut host.targets, host.samples * y)?;
         for i in 0..host.samples {
             let (input, target) =
                 (&mut host.inputs[i * x..(i + 1) * x], &mut host.targets[i * y..(i + 1) * y]);
@@ -237,21 +293,53 @@ impl<D: Dataset> Loader<D> {
     }
 }
 
-/// What a panic of a user's code said, as an error.
-fn panicked(panic: &(dyn Any + Send)) -> Error {
+/// Sizes of a data set, as they were when a loop began.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sizes {
+    pub(crate) samples: usize,
+    input: Vec<usize>,
+    target: Vec<usize>,
+}
+
+/// Makes room for so many elements; memory of the host that is not there is an error.
+fn resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize) -> Result<()> {
+    let more = elements.saturating_sub(list.len());
+    list.try_reserve(more).map_err(|e| {
+        Error::argument(
+            "prefetch",
+            format!("a batch of {elements} elements does not fit the host's memory: {e}"),
+        )
+    })?;
+    list.resize(elements, T::zeroed());
+    Ok(())
+}
+
+/// Calls a data set's code. Its panic becomes an error that names the method.
+fn guarded<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panicked(method, &*panic))
+}
+
+/// An error that says what a panic said.
+fn panicked(method: &str, panic: &(dyn Any + Send)) -> Error {
     let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     let said = said.unwrap_or("without a message");
-    Error::argument("prefetch", format!("the data set's `get` panicked: {said}"))
+    Error::argument("prefetch", format!("the data set's `{method}` panicked: {said}"))
 }
 
 impl Cursor {
     fn next(self, per_epoch: u64) -> Self {
-        Self { batch: self.batch + 1, ..self }.normalized(per_epoch)
+        Self { batch: self.batch.saturating_add(1), ..self }.normalized(per_epoch)
+    }
+
+    /// Reports whether all epochs have been.
+    fn is_past(self, per_epoch: u64, epochs: Option<u64>) -> bool {
+        per_epoch == 0 || epochs.is_some_and(|n| self.epoch >= n)
     }
 
     /// The end of an epoch is the start of the next one.
-    fn normalized(self, per_epoch: u64) -> Self {
-        if self.batch >= per_epoch && per_epoch > 0 { Self { epoch: self.epoch + 1, batch: 0 } } else { self }
+    pub(crate) fn normalized(self, per_epoch: u64) -> Self {
+        let ends = self.batch >= per_epoch && per_epoch > 0;
+        if ends { Self { epoch: self.epoch.saturating_add(1), batch: 0 } } else { self }
     }
 }
 
@@ -275,15 +363,22 @@ enum Order {
 }
 
 impl Order {
-    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Self {
-        let Some(seed) = seed else { return Self::Sequential };
+    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
+        let Some(seed) = seed else { return Ok(Self::Sequential) };
         // Fisher and Yates: each place takes one of the samples that are left.
         let mut random = SplitMix(seed ^ SplitMix(epoch).next());
-        let mut order: Vec<u32> = (0..len as u32).collect();
+        let mut order: Vec<u32> = Vec::new();
+        order.try_reserve_exact(len).map_err(|e| {
+            Error::argument(
+                "shuffle",
+                format!("the order of {len} samples does not fit the host's memory: {e}"),
+            )
+        })?;
+        order.extend(0..len as u32);
         for i in (1..order.len()).rev() {
             order.swap(i, random.below(i as u64 + 1) as usize);
         }
-        Self::Shuffled(order)
+        Ok(Self::Shuffled(order))
     }
 
     fn sample(&self, i: usize) -> usize {
@@ -315,8 +410,10 @@ impl SplitMix {
 /// The batches of a loader, on a device. Dropping it ends the loader's thread.
 pub struct Batches<D: Dataset> {
     device: Device,
-    loader: Loader<D>,
     cursor: Cursor,
+    epochs: Option<u64>,
+    per_epoch: u64,
+    sizes: Sizes,
     problem: Option<Error>,
     batches: Option<Receiver<Result<Host<D>>>>,
     /// A batch that there was no memory for: it is the next one still.
@@ -335,16 +432,28 @@ impl<D: Dataset> Batches<D> {
     /// Batches in one epoch.
     #[must_use]
     pub fn batches_per_epoch(&self) -> u64 {
-        self.loader.batches_per_epoch()
+        self.per_epoch
+    }
+
+    /// The loader's thread has ended: an error if batches were to come.
+    fn end(&mut self) -> Option<Error> {
+        self.batches = None;
+        let joined = self.thread.take().map(JoinHandle::join);
+        if self.cursor.is_past(self.per_epoch, self.epochs) {
+            return None;
+        }
+        Some(match joined {
+            Some(Err(panic)) => panicked("loader", &*panic),
+            _ => Error::argument("prefetch", "the loader's thread ended before its last batch"),
+        })
     }
 
     fn upload(&self, host: &Host<D>) -> Result<(Tensor, Tensor)> {
         let _tag = memory::scope::tag(Tag::Input);
         let batched = |shape: &[usize]| [&[host.samples], shape].concat();
-        let data = self.loader.dataset();
         Ok((
-            Tensor::from_slice(&host.inputs, &batched(data.input_shape()), &self.device)?,
-            Tensor::from_slice(&host.targets, &batched(data.target_shape()), &self.device)?,
+            Tensor::from_slice(&host.inputs, &batched(&self.sizes.input), &self.device)?,
+            Tensor::from_slice(&host.targets, &batched(&self.sizes.target), &self.device)?,
         ))
     }
 }
@@ -362,8 +471,11 @@ impl<D: Dataset> Iterator for Batches<D> {
             Some(host) => host,
             None => match self.batches.as_ref()?.recv() {
                 Ok(Ok(host)) => host,
-                Ok(Err(e)) => return Some(Err(e)),
-                Err(_) => return None,
+                Ok(Err(e)) => {
+                    self.batches = None;
+                    return Some(Err(e));
+                }
+                Err(_) => return self.end().map(Err),
             },
         };
         let tensors = self.upload(&host);
@@ -371,7 +483,7 @@ impl<D: Dataset> Iterator for Batches<D> {
             self.again = Some(host);
             return Some(tensors);
         }
-        self.cursor = self.cursor.next(self.loader.batches_per_epoch());
+        self.cursor = self.cursor.next(self.per_epoch);
         // The loader's thread may have ended by now.
         let _ = self.recycle.send(host);
         Some(tensors)
@@ -430,7 +542,8 @@ mod tests {
     fn hosts(loader: &Loader<Numbers>) -> Vec<Vec<i64>> {
         let (ready, batches) = sync_channel(1024);
         let (_recycle, used) = channel();
-        loader.run(&ready, &used);
+        let sizes = loader.sizes().expect("it does not panic");
+        loader.run(&sizes, &ready, &used);
         drop(ready);
         batches.into_iter().map(|host| host.map_or_else(|_| Vec::new(), |h| h.targets)).collect()
     }
@@ -503,6 +616,81 @@ mod tests {
             let failure = batches.find_map(Result::err).map(|e| e.to_string()).unwrap_or_default();
             assert!(failure.contains(message), "{failure}");
             assert!(batches.next().is_none());
+        }
+    }
+
+    /// Panics, fails or changes where it is told to.
+    struct Hostile {
+        calls: std::sync::atomic::AtomicUsize,
+        bad: fn(usize, &str) -> usize,
+        shape: [usize; 1],
+    }
+
+    impl Dataset for Hostile {
+        type Input = f32;
+        type Target = i64;
+        fn len(&self) -> usize {
+            (self.bad)(self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed), "len")
+        }
+        fn input_shape(&self) -> &[usize] {
+            (self.bad)(0, "input_shape");
+            &self.shape
+        }
+        fn target_shape(&self) -> &[usize] {
+            (self.bad)(0, "target_shape");
+            &[]
+        }
+        fn get(&self, index: usize, _: &mut [f32], _: &mut [i64]) -> Result<()> {
+            (self.bad)(index, "get");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whatever_a_data_set_does_wrong_is_an_error_that_names_it() {
+        let cases: [(fn(usize, &str) -> usize, usize, &str); 7] = [
+            (|_, at| if at == "len" { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
+            // The first call is the caller's, the next ones are of the loader's thread: at the start, and of the second epoch.
+            (|n, at| if at == "len" && n == 1 { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
+            (|n, at| if at == "len" && n == 2 { panic!("lost") } else { 4 }, 2, "`len` panicked: lost"),
+            (|n, at| if at == "len" && n == 2 { 3 } else { 4 }, 2, "had 4 samples when the loop"),
+            (|_, at| if at == "input_shape" { panic!("lost") } else { 4 }, 0, "`input_shape` panicked: lost"),
+            (
+                |_, at| if at == "target_shape" { panic!("lost") } else { 4 },
+                0,
+                "`target_shape` panicked: lost",
+            ),
+            (|n, at| if at == "get" && n == 3 { panic!("lost") } else { 4 }, 1, "`get` panicked: lost"),
+        ];
+        for (bad, good, message) in cases {
+            let data = Hostile { calls: Default::default(), bad, shape: [2] };
+            let mut batches = data.batches(2).epochs(2).prefetch(&device());
+            let mut all: Vec<_> = batches.by_ref().collect();
+            let last = all.pop().and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            assert!(last.contains(message), "{message}: {last}");
+            assert!(all.len() == good && all.iter().all(Result::is_ok), "{message}: {} batches", all.len());
+            assert!(batches.next().is_none(), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_the_host_cannot_hold_is_an_error() {
+        let data = Hostile { calls: Default::default(), bad: |_, _| 1 << 40, shape: [4] };
+        let first = data.batches(1 << 40).prefetch(&device()).next();
+        assert!(first.is_some_and(|b| b.is_err()));
+    }
+
+    #[test]
+    fn a_cursor_from_anywhere_is_no_panic() {
+        for (epoch, batch) in [(u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX), (u64::MAX - 1, 4)] {
+            for epochs in [None, Some(3)] {
+                let loader = Loader { epochs, ..Loader::new(Numbers(5)) }.shuffle(1);
+                let loader = loader.start_at(Cursor { epoch, batch });
+                let taken = loader.prefetch(&device()).take(12).filter(Result::is_ok).count();
+                // The batch past the end of epoch 0 is the first of epoch 1, of three.
+                let expected = if epochs.is_none() { 12 } else { 10 * usize::from(epoch == 0) };
+                assert_eq!(taken, expected, "{epoch} {batch} {epochs:?}");
+            }
         }
     }
 

@@ -40,7 +40,10 @@ pub fn replace(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Res
 ///
 /// # Errors
 /// See [`replace`].
-pub fn replace_cached(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+pub fn replace_cached(
+    path: impl AsRef<Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
     put(path.as_ref(), write, false)
 }
 

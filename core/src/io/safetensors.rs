@@ -16,13 +16,17 @@
 //! ```
 
 use std::collections::BTreeMap;
-use std::io::{BufReader, Read, Write};
-use std::path::Path;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::tensor::TensorInfo;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 
-use super::{file_error, open, replace};
+use super::{file_error, replace};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -32,87 +36,319 @@ use crate::tensor::Tensor;
 const MAX_HEADER: u64 = 100_000_000;
 /// Where the header keeps the strings that are no tensors.
 const METADATA: &str = "__metadata__";
+/// Bytes of a tensor that the host holds at a time.
+const PART: usize = 64 << 20;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
-/// Strings that a file carries beside its tensors.
+/// Strings that a file carries in addition to its tensors.
 pub type Strings = BTreeMap<String, String>;
 
 /// Reads the tensors of a file onto a device.
 ///
+/// Types that this crate does not compute in come as the nearest one that holds all their values: I8, I16 and U16 as i32, U64 as
+/// i64. Files with tensors that no type here holds are read by name, with [`open`].
+///
 /// # Errors
-/// The file cannot be read, is damaged, or holds an element type that this crate has not; memory runs out.
+/// The file cannot be read, is damaged, names a tensor twice, or holds an element type that this crate has not; memory runs out.
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
     Ok(load_with_metadata(path, device)?.0)
 }
 
-/// As [`load`], with the strings that the file carries beside its tensors.
+/// Reads tensors as [`load`] does, and the strings that the file carries in addition.
 ///
 /// # Errors
-/// As [`load`].
+/// See [`load`].
 pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Strings)> {
-    let path = path.as_ref();
-    let file = open(path)?;
-    let length = file.metadata().map_err(|e| file_error(path, format!("cannot be read: {e}")))?.len();
-    read(BufReader::with_capacity(1 << 16, file), length, path, device)
+    let mut reader = open(path)?;
+    Ok((reader.tensors(device, |_| true)?, reader.metadata))
 }
 
-/// As [`load_with_metadata`], from the bytes of a file.
+/// Reads tensors as [`load_with_metadata`] does, from the bytes of a file.
 ///
 /// # Errors
-/// As [`load`]; the messages call the file `<bytes>`.
+/// See [`load`]; the messages call the file `<bytes>`.
 pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Strings)> {
-    read(bytes, bytes.len() as u64, Path::new("<bytes>"), device)
+    let mut reader = Reader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
+    Ok((reader.tensors(device, |_| true)?, reader.metadata))
 }
 
-fn read(mut file: impl Read, length: u64, path: &Path, device: &Device) -> Result<(Tensors, Strings)> {
-    let damaged = |message: String| file_error(path, message);
-    let mut take = |bytes: &mut [u8], what: &str| {
-        file.read_exact(bytes).map_err(|e| damaged(format!("{what} cannot be read: {e}")))
-    };
-    let mut word = [0; 8];
-    if length < 8 {
-        return Err(damaged(format!("has {length} bytes; a safetensors file has at least 8")));
-    }
-    take(&mut word, "the header's length")?;
-    let header = u64::from_le_bytes(word);
-    if header > length - 8 || header > MAX_HEADER {
-        return Err(damaged(format!(
-            "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, \
-             the file has {length}"
-        )));
-    }
-    let mut bytes = vec![0; header as usize];
-    take(&mut bytes, "the header")?;
-    let metadata: Metadata = serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
-    drop(bytes);
-    let (claimed, there) = (metadata.data_len() as u64, length - 8 - header);
-    if claimed != there {
-        return Err(damaged(format!(
-            "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
-        )));
-    }
-    let mut tensors = BTreeMap::new();
-    let mut data = Vec::new();
-    // In the order in which they lie in the file, without gaps: the header was checked for that.
-    for name in metadata.offset_keys() {
-        let Some(TensorInfo { dtype, shape, data_offsets: (start, end) }) = metadata.info(&name) else {
-            continue;
+/// Opens a file, of which only the header is read: PyTorch's users know it as `safe_open`.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// # use forebay_core::{device::Device, dtype::DType, io::safetensors, tensor::Tensor};
+/// # fn main() -> forebay_core::error::Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let path = std::env::temp_dir().join(format!("forebay-doc-open-{}.safetensors", std::process::id()));
+/// # let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+/// # let weights = BTreeMap::from([("body.weight".to_owned(), zeros(&[2, 3])?), ("head.weight".to_owned(), zeros(&[4, 2])?)]);
+/// # safetensors::save(&path, &weights, &BTreeMap::new())?;
+/// let mut file = safetensors::open(&path)?;
+/// assert_eq!(file.keys().collect::<Vec<_>>(), ["body.weight", "head.weight"]);
+/// assert_eq!((file.dtype("head.weight"), file.shape("head.weight")), (Some("F32"), Some(&[4, 2][..])));
+/// let head = file.get_tensor("head.weight", &device)?;
+/// let body = file.tensors(&device, |name| name.starts_with("body."))?;
+/// # assert_eq!((head.shape(), body.len()), (&[4, 2][..], 1));
+/// # std::fs::remove_file(&path).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// The file cannot be read, its header is damaged, or it names a tensor twice.
+pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
+    let path = path.as_ref();
+    let file = super::open(path)?;
+    let length = file.metadata().map_err(|e| file_error(path, format!("cannot be read: {e}")))?.len();
+    Reader::new(BufReader::with_capacity(1 << 16, file), length, path)
+}
+
+/// A file whose tensors are read when they are asked for. [`open`] makes it.
+#[derive(Debug)]
+pub struct Reader<R = BufReader<File>> {
+    source: R,
+    path: PathBuf,
+    /// Where the first tensor's bytes begin.
+    data: u64,
+    /// Where the source stands, if that is known: a seek would drop what it has buffered.
+    position: Option<u64>,
+    entries: BTreeMap<String, Entry>,
+    metadata: Strings,
+}
+
+impl<R: Read + Seek> Reader<R> {
+    fn new(mut source: R, length: u64, path: &Path) -> Result<Self> {
+        let damaged = |message: String| file_error(path, message);
+        let mut take = |bytes: &mut [u8], what: &str| {
+            source.read_exact(bytes).map_err(|e| damaged(format!("{what} cannot be read: {e}")))
         };
-        let dtype = dtype_here(*dtype).ok_or_else(|| {
-            damaged(format!("tensor `{name}` is {dtype}; only the dtypes of this crate are read"))
-        })?;
-        data.resize(end - start, 0);
-        take(&mut data, &format!("tensor `{name}`"))?;
-        if dtype == DType::Bool && data.iter().any(|&b| b > 1) {
-            return Err(damaged(format!("tensor `{name}` is bool and holds bytes other than 0 and 1")));
+        let mut word = [0; 8];
+        if length < 8 {
+            return Err(damaged(format!("has {length} bytes; a safetensors file has at least 8")));
         }
-        let tensor = Tensor::from_bytes(&data, shape, dtype, device)
-            .map_err(|e| e.at(format!("{}, tensor `{name}`", path.display())))?;
-        tensors.insert(name, tensor);
+        take(&mut word, "the header's length")?;
+        let header = u64::from_le_bytes(word);
+        if header > length - 8 || header > MAX_HEADER {
+            return Err(damaged(format!(
+                "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, \
+                 the file has {length}"
+            )));
+        }
+        let mut bytes = vec![0; header as usize];
+        take(&mut bytes, "the header")?;
+        let Header { metadata, entries } =
+            serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
+        let (claimed, there) = (check(&entries).map_err(damaged)?, length - 8 - header);
+        if claimed != there {
+            return Err(damaged(format!(
+                "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
+            )));
+        }
+        Ok(Self {
+            source,
+            path: path.to_owned(),
+            data: 8 + header,
+            position: Some(8 + header),
+            entries,
+            metadata,
+        })
     }
-    let strings = metadata.metadata().iter().flatten().map(|(k, v)| (k.clone(), v.clone())).collect();
-    Ok((tensors, strings))
+
+    /// The names of the tensors, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The strings that the file carries in addition to its tensors.
+    pub fn metadata(&self) -> &Strings {
+        &self.metadata
+    }
+
+    /// A tensor's type as the file calls it, such as `BF16` or `I8`.
+    pub fn dtype(&self, name: &str) -> Option<&str> {
+        self.entries.get(name).map(|entry| entry.dtype.as_str())
+    }
+
+    /// A tensor's extents.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// Reads one tensor onto a device. See [`load`] for the types.
+    ///
+    /// # Errors
+    /// The file has no tensor of this name; its bytes cannot be read; this crate has not its type; memory runs out.
+    pub fn get_tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
+        let Some(entry) = self.entries.get(name) else {
+            return Err(file_error(
+                &self.path,
+                format!("has no tensor `{name}`; `keys` lists those that it has"),
+            ));
+        };
+        let damaged = |message: String| file_error(&self.path, message);
+        let (dtype, cast) = dtype_here(&entry.dtype).ok_or_else(|| {
+            damaged(format!(
+                "tensor `{name}` is {}, a type that this crate has not; read the other tensors by name, with `open`",
+                entry.dtype
+            ))
+        })?;
+        let at = |e: Error| e.at(format!("{}, tensor `{name}`", self.path.display()));
+        let cannot = |e: std::io::Error| damaged(format!("tensor `{name}` cannot be read: {e}"));
+        let (start, end) = entry.data_offsets;
+        if self.position.replace(self.data + start) != Some(self.data + start) {
+            self.source.seek(SeekFrom::Start(self.data + start)).map_err(cannot)?;
+        }
+        let position = self.position.take();
+
+        let elements = entry.shape.iter().product::<usize>();
+        let width = (end - start).checked_div(elements as u64).unwrap_or(0) as usize;
+        let mut part = |elements: usize| -> Result<Vec<u8>> {
+            let mut data = vec![0; elements * width];
+            self.source.read_exact(&mut data).map_err(cannot)?;
+            if dtype == DType::Bool && data.iter().any(|&b| b > 1) {
+                return Err(damaged(format!("tensor `{name}` is bool and holds bytes other than 0 and 1")));
+            }
+            cast(data).map_err(|why| damaged(format!("tensor `{name}` {why}")))
+        };
+        if end - start <= PART as u64 {
+            let data = part(elements)?;
+            self.position = position.map(|at| at + end - start);
+            return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
+        }
+        // Memory of the device first: a tensor that it cannot hold is an error before its bytes are read. The host holds a part.
+        let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
+        let flat = tensor.reshape([elements]).map_err(at)?;
+        let most = PART / width;
+        for first in (0..elements).step_by(most) {
+            let n = most.min(elements - first);
+            let data = part(n)?;
+            let copied = Tensor::from_bytes(&data, &[n], dtype, device)
+                .and_then(|part| flat.narrow(0, first, n)?.copy_(&part));
+            copied.map_err(at)?;
+        }
+        self.position = position.map(|at| at + end - start);
+        Ok(tensor)
+    }
+
+    /// Reads the tensors whose names `wanted` takes onto a device, in the order in which they lie in the file.
+    ///
+    /// # Errors
+    /// See [`get_tensor`](Self::get_tensor).
+    pub fn tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
+        let names = self.entries.iter().filter(|(name, _)| wanted(name));
+        let mut order: Vec<(u64, String)> =
+            names.map(|(name, entry)| (entry.data_offsets.0, name.clone())).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, name)| Ok((name.clone(), self.get_tensor(&name, device)?))).collect()
+    }
+}
+
+/// What a header says of a tensor.
+#[derive(Debug, Deserialize)]
+struct Entry {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+/// A header, in which no name is twice.
+struct Header {
+    metadata: Strings,
+    entries: BTreeMap<String, Entry>,
+}
+
+impl<'de> Deserialize<'de> for Header {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = Header;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+                let (mut metadata, mut entries) = (None, BTreeMap::new());
+                while let Some(name) = map.next_key::<String>()? {
+                    let first = if name == METADATA {
+                        let strings = map.next_value::<Option<UniqueStrings>>()?.unwrap_or_default();
+                        metadata.replace(strings).is_none()
+                    } else {
+                        let entry = map.next_value::<Entry>()?;
+                        entries.insert(name.clone(), entry).is_none()
+                    };
+                    if !first {
+                        return Err(A::Error::custom(format!("`{name}` is there twice")));
+                    }
+                }
+                Ok(Header { metadata: metadata.unwrap_or_default().0, entries })
+            }
+        }
+
+        from.deserialize_map(Names)
+    }
+}
+
+/// Strings by names that are there once.
+#[derive(Default)]
+struct UniqueStrings(Strings);
+
+impl<'de> Deserialize<'de> for UniqueStrings {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = UniqueStrings;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<UniqueStrings, A::Error> {
+                let mut strings = Strings::new();
+                while let Some((name, text)) = map.next_entry::<String, String>()? {
+                    if strings.contains_key(&name) {
+                        return Err(A::Error::custom(format!("`{name}` is there twice in `{METADATA}`")));
+                    }
+                    strings.insert(name, text);
+                }
+                Ok(UniqueStrings(strings))
+            }
+        }
+
+        from.deserialize_map(Names)
+    }
+}
+
+/// Checks that tensors lie behind one another without gaps, each in as many bytes as its shape takes. Returns the bytes of all.
+fn check(entries: &BTreeMap<String, Entry>) -> std::result::Result<u64, String> {
+    let mut order: Vec<(&String, &Entry)> = entries.iter().collect();
+    order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);
+    let mut at = 0;
+    for (name, Entry { dtype, shape, data_offsets: (start, end) }) in order {
+        if *start != at || end < start {
+            return Err(format!(
+                "header: tensor `{name}` lies at {start}..{end}, where byte {at} comes next: tensors have no gaps and share nothing"
+            ));
+        }
+        let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
+        // A type that this release does not know has a size that it does not know.
+        let known = serde_json::from_value::<Dtype>(dtype.as_str().into()).ok();
+        let bits = known.map(|dtype| elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64)));
+        if bits.is_some_and(|bits| bits != (end - start).checked_mul(8)) || elements.is_none() {
+            return Err(format!(
+                "header: tensor `{name}` of {dtype} {shape:?} does not take the {} bytes that it has",
+                end - start
+            ));
+        }
+        at = *end;
+    }
+    Ok(at)
 }
 
 /// Writes tensors and strings to a file, which is replaced as a whole. Waits for the device.
@@ -164,21 +400,43 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Strings) -> Re
     })
 }
 
-fn dtype_here(dtype: Dtype) -> Option<DType> {
-    Some(match dtype {
-        Dtype::F32 => DType::F32,
-        Dtype::F16 => DType::F16,
-        Dtype::BF16 => DType::BF16,
-        Dtype::F64 => DType::F64,
-        Dtype::I32 => DType::I32,
-        Dtype::U32 => DType::U32,
-        Dtype::I64 => DType::I64,
-        Dtype::U8 => DType::U8,
-        Dtype::BOOL => DType::Bool,
-        Dtype::F8_E4M3 => DType::F8E4M3,
-        Dtype::F8_E5M2 => DType::F8E5M2,
-        _ => return None,
-    })
+/// Makes a type's bytes of those of the file.
+type Cast = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
+
+/// The type that holds all values of a file's type, and how they get there.
+fn dtype_here(dtype: &str) -> Option<(DType, Cast)> {
+    let same = |dtype| Some((dtype, Ok as Cast));
+    match dtype {
+        "F32" => same(DType::F32),
+        "F16" => same(DType::F16),
+        "BF16" => same(DType::BF16),
+        "F64" => same(DType::F64),
+        "I32" => same(DType::I32),
+        "U32" => same(DType::U32),
+        "I64" => same(DType::I64),
+        "U8" => same(DType::U8),
+        "BOOL" => same(DType::Bool),
+        "F8_E4M3" => same(DType::F8E4M3),
+        "F8_E5M2" => same(DType::F8E5M2),
+        "I8" => Some((DType::I32, |data| Ok(widened(&data, |b: [u8; 1]| i8::from_le_bytes(b).into())))),
+        "I16" => Some((DType::I32, |data| Ok(widened(&data, |b| i16::from_le_bytes(b).into())))),
+        "U16" => Some((DType::I32, |data| Ok(widened(&data, |b| u16::from_le_bytes(b).into())))),
+        "U64" => Some((DType::I64, |data| {
+            let large = data
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|b| u64::from_le_bytes(*b))
+                .find(|&n| i64::try_from(n).is_err());
+            large.map_or(Ok(data), |n| Err(format!("is U64 and holds {n}, which i64 does not")))
+        })),
+        _ => None,
+    }
+}
+
+/// Each value of `N` bytes as an i32.
+fn widened<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
+    data.as_chunks::<N>().0.iter().flat_map(|b| value(*b).to_le_bytes()).collect()
 }
 
 fn dtype_there(dtype: DType) -> Dtype {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, rename_keys};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -275,12 +275,11 @@ impl Bert {
     /// # Errors
     /// As [`load_state_dict`](Module::load_state_dict).
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
-        let bare = |name: &String| name.strip_prefix("bert.").unwrap_or(name).to_owned();
-        let state: BTreeMap<String, Tensor> = file
-            .iter()
-            .map(|(name, t)| (bare(name), t.clone()))
-            .filter(|(name, _)| name != "embeddings.position_ids" && !name.starts_with("cls."))
-            .collect();
+        let state = rename_keys(file, |name| {
+            let name = name.strip_prefix("bert.").unwrap_or(name);
+            let kept = name != "embeddings.position_ids" && !name.starts_with("cls.");
+            kept.then(|| name.to_owned())
+        })?;
         self.load_state_dict(&state)
     }
 

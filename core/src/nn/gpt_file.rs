@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Gpt, GptOptions, Module};
+use super::{Gpt, GptOptions, Module, rename_keys};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -71,8 +71,9 @@ impl Gpt {
     /// model cannot have.
     pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let (mut state, mut head) = (BTreeMap::new(), None);
-        for (name, tensor) in file {
-            let name = bare(name);
+        let file = rename_keys(file, |name| Some(bare(name).to_owned()))?;
+        for (name, tensor) in &file {
+            let name = name.as_str();
             // Masks, which old files hold beside the weights.
             if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
                 continue;

@@ -27,6 +27,7 @@ mod gpt_file;
 pub mod init;
 mod linear;
 mod loss;
+mod mode;
 mod multihead;
 mod norm;
 mod parametrize;
@@ -36,6 +37,7 @@ mod recurrent;
 mod scope;
 mod shape;
 mod softmax;
+mod staged;
 mod state;
 mod transformer;
 mod upsample;
@@ -58,6 +60,8 @@ pub use forebay_derive::Module;
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
 pub use linear::{Bilinear, Linear};
 pub use loss::*;
+pub(crate) use mode::modes;
+pub use mode::{EvalMode, eval_mode};
 pub use multihead::{Masks, MultiheadAttention, MultiheadOptions};
 pub use norm::{
     BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
@@ -70,8 +74,9 @@ pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell
 pub use scope::ModuleScope;
 pub use shape::*;
 pub use softmax::AdaptiveLogSoftmaxWithLoss;
+pub(crate) use staged::{Sealed, Staged};
 pub use state::{IncompatibleKeys, rename_keys};
-pub(crate) use state::{Named, named};
+pub(crate) use state::{Named, named, stage};
 pub use transformer::{
     Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions,
@@ -161,8 +166,9 @@ pub trait Module {
 
     /// Copies tensors into the parameters and buffers of the same names.
     ///
-    /// Nothing is changed unless all fit. Floats load into floats and integers into integers of another width. A parameter that
-    /// several modules share needs one of its names, and the count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
+    /// Nothing is changed unless all fit, and memory is there for what has to be cast. Floats load into floats and integers into
+    /// integers of another width. A parameter that several modules share (tied weights) needs one of its names, and if it comes
+    /// under several, they have to agree. The count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
     ///
     /// # Errors
     /// One error that lists the names which are missing, unexpected, or of another shape or kind.
@@ -190,7 +196,8 @@ pub trait Module {
         state::load(self, state, false)
     }
 
-    /// Switches to training mode, or with `false` to evaluation mode.
+    /// Switches to training mode, or with `false` to evaluation mode. Modules are made in training mode; [`eval_mode`] switches for
+    /// a while, and restores the mode of each.
     fn train(&self, on: bool) {
         walk(self, &mut |_, slot| {
             if let Slot::Training(switch) = slot {

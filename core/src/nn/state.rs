@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::{Module, Slot, leaf, walk};
+use super::staged::{Place, Sealed, Staged};
+use super::{Module, Slot, walk};
+use crate::autograd;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -84,10 +86,13 @@ pub(crate) fn named<M: Module + ?Sized>(module: &M) -> Vec<Named> {
             Slot::Buffer(t) => (t, false),
             _ => return,
         };
-        // Those that require gradients are known by that; buffers are not shared.
-        let place = leaf(t).map_or(all.len(), |leaf| *known.entry(leaf).or_insert(all.len()));
+        // Tied are those of one memory, whichever way they came to share it.
+        let place = *known.entry(Place::of(t)).or_insert(all.len());
         match all.get_mut(place) {
-            Some(named) => named.names.push(name.to_owned()),
+            Some(named) => {
+                named.names.push(name.to_owned());
+                named.parameter |= parameter;
+            }
             None => all.push(Named { tensor: t.detach(), names: vec![name.to_owned()], parameter }),
         }
     });
@@ -100,6 +105,17 @@ pub(super) fn load<M: Module + ?Sized>(
     state: &BTreeMap<String, Tensor>,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
+    let (sealed, keys) = stage(module, state, strict)?;
+    sealed.commit()?;
+    Ok(keys)
+}
+
+/// Prepares what [`load`] changes.
+pub(crate) fn stage<M: Module + ?Sized>(
+    module: &M,
+    state: &BTreeMap<String, Tensor>,
+    strict: bool,
+) -> Result<(Sealed, IncompatibleKeys)> {
     let own = named(module);
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
     // A shared parameter is there under any of its names: files often keep one. Counts of batches are not asked for: old files have
@@ -112,12 +128,10 @@ pub(super) fn load<M: Module + ?Sized>(
         unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
     };
     let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
-    let given = || {
-        own.iter().flat_map(|Named { tensor, names, .. }| {
-            names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
-        })
-    };
-    let misfits = given().filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
+    let given = own.iter().flat_map(|Named { tensor, names, .. }| {
+        names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
+    });
+    let misfits = given.filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
     let misfits = misfits.map(|(name, t, given)| {
         format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
     });
@@ -132,8 +146,33 @@ pub(super) fn load<M: Module + ?Sized>(
     if !problems.is_empty() {
         return Err(Error::argument("load_state_dict", problems.join("; ")));
     }
-    for (name, tensor, source) in given() {
-        tensor.copy_(&source.detach().to_device(tensor.device())?).map_err(|e| e.at(name))?;
+    let mut staged = Staged::default();
+    for Named { tensor, names, .. } in &own {
+        let mut first: Option<(&String, Tensor)> = None;
+        for (name, source) in names.iter().filter_map(|name| Some((name, state.get(name)?))) {
+            match &first {
+                None => {
+                    let cast = staged.copy(tensor, source).map_err(|e| e.at(name))?;
+                    first = Some((name, cast));
+                }
+                // As the model would hold it: a file may have one of them in another type.
+                Some((other, cast)) if !same(cast, source).map_err(|e| e.at(name))? => {
+                    let why = format!(
+                        "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
+                         one of them, or a model that does not share them"
+                    );
+                    return Err(Error::argument("load_state_dict", why));
+                }
+                Some(_) => {}
+            }
+        }
     }
-    Ok(keys)
+    Ok((staged.seal()?, keys))
+}
+
+/// Reports whether a tensor, cast to the type of another one, has its bits. Waits for the device where memory is not shared.
+fn same(cast: &Tensor, source: &Tensor) -> Result<bool> {
+    let _no_grad = autograd::no_grad();
+    let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;
+    Ok(Place::of(cast) == Place::of(&source) || cast.to_bytes()? == source.to_bytes()?)
 }

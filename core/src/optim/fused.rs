@@ -16,7 +16,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::nn;
+use crate::nn::{self, Staged};
 use crate::ops::launch::{self, GROUP, Params};
 use crate::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
@@ -238,8 +238,8 @@ impl Group {
     }
 
     /// The steps of all members, as the device counts them.
-    fn counted(&self, pace: &Pace, parameters: &[Tensor]) -> Result<Tensor> {
-        let steps: Vec<f32> = self.members.iter().flat_map(|&k| [pace.steps(k) as f32; 2]).collect();
+    fn counted(&self, steps: impl Fn(usize) -> u64, parameters: &[Tensor]) -> Result<Tensor> {
+        let steps: Vec<f32> = self.members.iter().flat_map(|&k| [steps(k) as f32; 2]).collect();
         Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
     }
 
@@ -403,7 +403,7 @@ impl Fused {
     fn count_on_device(&mut self) -> Result<()> {
         let _tag = memory::scope::tag(Tag::OptimizerState);
         for group in self.groups.iter_mut().filter(|group| group.counts.is_none()) {
-            group.counts = Some(group.counted(&self.pace, &self.parameters)?);
+            group.counts = Some(group.counted(|k| self.pace.steps(k), &self.parameters)?);
         }
         Ok(())
     }
@@ -501,25 +501,34 @@ impl Fused {
         rule: &impl Rule,
         given: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
+        let fresh = self.groups.is_empty();
+        let loaded = self.load_or_nothing(rule, given);
+        if loaded.is_err() && fresh {
+            self.groups.clear();
+        }
+        loaded
+    }
+
+    fn load_or_nothing(&mut self, rule: &impl Rule, given: &BTreeMap<String, Tensor>) -> Result<()> {
         self.prepare(rule)?;
         let names = rule.states();
         let mut expected = FxHashSet::default();
         // All is looked at before anything is overwritten.
         let mut steps: Vec<(usize, u64)> = Vec::new();
-        let mut sources: Vec<(Tensor, Option<&Tensor>)> = Vec::new();
+        let mut staged = Staged::default();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
                 let views = group.views(rule, member, self.parameters[k].shape());
                 let step = format!("{k}.step");
                 let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
                 let count = match given.get(&step) {
-                    Some(count) => Some(count.item()? as u64),
+                    Some(count) => Some(whole(&step, count.item()?)?),
                     None => (!rule.counts_steps() && names.iter().any(has)).then_some(1),
                 };
                 let Some(count) = count else {
                     // This parameter had made no step.
                     steps.push((k, 0));
-                    sources.extend(views.into_iter().map(|view| (view, None)));
+                    views.iter().for_each(|view| staged.zero(view));
                     continue;
                 };
                 steps.push((k, count));
@@ -538,7 +547,7 @@ impl Fused {
                         let rule = format!("{name} has the shape that its parameter asks for");
                         return Err(Error::shape("load_state_dict", rule, &[source.shape(), view.shape()]));
                     }
-                    sources.push((view, Some(source)));
+                    staged.copy(&view, source).map_err(|e| e.at(&name))?;
                     expected.insert(name);
                 }
             }
@@ -548,23 +557,27 @@ impl Fused {
         if !strange.is_empty() {
             return Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))));
         }
-        for (view, source) in sources {
-            match source {
-                Some(source) => view.copy_(&source.detach().to_device(view.device())?)?,
-                None => view.zero_()?,
+        // In place: a captured step may count there.
+        let steps_of = |k: usize| steps.iter().find(|(other, _)| *other == k).map_or(0, |(_, count)| *count);
+        for group in &self.groups {
+            if let Some(counts) = &group.counts {
+                staged.copy(counts, &group.counted(steps_of, &self.parameters)?)?;
             }
         }
+        staged.seal()?.commit()?;
         for (k, count) in steps {
             self.pace.set_steps(k, count);
         }
-        for group in &self.groups {
-            // In place: a captured step may count there.
-            if let Some(counts) = &group.counts {
-                counts.copy_(&group.counted(&self.pace, &self.parameters)?)?;
-            }
-        }
         Ok(())
     }
+}
+
+/// A count of steps from a state.
+fn whole(name: &str, count: f64) -> Result<u64> {
+    if count >= 0.0 && count.fract() == 0.0 && count < u64::MAX as f64 {
+        return Ok(count as u64);
+    }
+    Err(Error::argument("load_state_dict", format!("{name} is a count of steps, and cannot be {count}")))
 }
 
 /// Room on the device for the states of two groups, while those of the others are on the host: taken before anything

@@ -12,7 +12,7 @@ use crate::data::Cursor;
 use crate::device::RandomState;
 use crate::error::{Error, Result};
 use crate::io::{file_error, safetensors};
-use crate::nn::Module;
+use crate::nn::{self, Module};
 use crate::optim::Optimizer;
 
 /// Where the header of the file keeps what is no tensor.
@@ -44,6 +44,8 @@ pub struct Checkpoint {
     pub history: History,
     /// How the batches are made ([`Loader::description`](crate::data::Loader::description)); empty if that is not known.
     pub batches: String,
+    /// The epoch with which the present call of [`fit`](super::Trainer::fit) began: 0, unless it is not the run's first.
+    pub first_epoch: u64,
 }
 
 /// What the header holds.
@@ -56,6 +58,8 @@ struct Header {
     offset: u64,
     batches: String,
     history: History,
+    #[serde(default)]
+    first_epoch: u64,
 }
 
 impl Checkpoint {
@@ -101,6 +105,7 @@ impl Checkpoint {
             offset: random.offset,
             batches: self.batches.clone(),
             history: self.history.clone(),
+            first_epoch: self.first_epoch,
         };
         let header = serde_json::to_string(&header).map_err(|e| file_error(path, format!("header: {e}")))?;
         let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
@@ -114,7 +119,8 @@ impl Checkpoint {
     /// Reads the file, and puts model, optimiser and random numbers where they stood.
     ///
     /// # Errors
-    /// The file cannot be read, is damaged or no checkpoint, or does not fit the model or the optimiser.
+    /// The file cannot be read, is damaged or no checkpoint, or does not fit the model or the optimiser; memory runs out. Model,
+    /// optimiser, scaler and random numbers then are as they were.
     pub fn resume(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
@@ -167,14 +173,21 @@ impl Checkpoint {
             }
         }
         let at = |e: Error| e.at(path.display().to_string());
-        model.load_state_dict(&of_model).map_err(at)?;
-        optimizer.load_state_dict(&of_optimizer).map_err(at)?;
-        match scaler {
-            Some(scaler) if !of_scaler.is_empty() => scaler.load_state_dict(&of_scaler).map_err(at)?,
+        // All is prepared before anything changes. The optimiser comes last: its own load changes all or nothing, and what
+        // follows it needs no memory.
+        let (of_model, _) = nn::stage(model, &of_model, true).map_err(at)?;
+        let of_scaler = match &scaler {
+            Some(scaler) if !of_scaler.is_empty() => Some(scaler.stage(&of_scaler).map_err(at)?),
             None if !of_scaler.is_empty() => {
                 log::warn!("{} holds the state of a scaler, and the run has none", path.display());
+                None
             }
-            _ => {}
+            _ => None,
+        };
+        optimizer.load_state_dict(&of_optimizer).map_err(at)?;
+        of_model.commit().map_err(at)?;
+        if let (Some(scaler), Some(staged)) = (scaler, of_scaler) {
+            staged.commit(scaler).map_err(at)?;
         }
         device.set_random_state(RandomState { seed: header.seed, offset: header.offset });
         Ok(Self {
@@ -182,6 +195,7 @@ impl Checkpoint {
             cursor: header.cursor,
             history: header.history,
             batches: header.batches,
+            first_epoch: header.first_epoch,
         })
     }
 }

@@ -22,7 +22,7 @@ use crate::data::{Dataset, Loader};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::nn::Module;
+use crate::nn::{self, Module};
 use crate::tensor::Tensor;
 
 mod checkpoint;
@@ -48,7 +48,8 @@ pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
 }
 
-/// The [`accuracy`] of a model in evaluation mode over all samples of a loader. The model is in training mode afterwards.
+/// The [`accuracy`] of a model in evaluation mode over all samples of a loader. Each module is in the mode that it
+/// had afterwards, also after an error.
 ///
 /// # Errors
 /// Those of the loader and of `forward`; the loader has no samples.
@@ -59,22 +60,21 @@ pub fn evaluate<D: Dataset>(
 ) -> Result<f64> {
     let _no_grad = autograd::no_grad();
     let device = device_of("evaluate", model)?;
-    model.eval();
+    let _eval = nn::eval_mode(model);
     let (mut right, mut all) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
         let (x, y) = batch?;
         right += accuracy(&forward(&x)?, &y)?.item()? * y.numel() as f64;
         all += y.numel() as f64;
     }
-    model.train(true);
     if all == 0.0 {
         return Err(Error::argument("evaluate", "the loader has no samples"));
     }
     Ok(right / all)
 }
 
-/// The mean loss of a model in evaluation mode over all batches of a loader, each weighted by its rows. The model is in training mode
-/// afterwards.
+/// The mean loss of a model in evaluation mode over all batches of a loader, each weighted by its rows. Each module is in
+/// the mode that it had afterwards, also after an error.
 ///
 /// # Errors
 /// Those of the loader and of `loss`; the loader has no samples.
@@ -85,7 +85,7 @@ pub fn mean_loss<D: Dataset>(
 ) -> Result<f64> {
     let _no_grad = autograd::no_grad();
     let device = device_of("mean_loss", model)?;
-    model.eval();
+    let _eval = nn::eval_mode(model);
     let (mut sum, mut all) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
         let (x, y) = batch?;
@@ -93,7 +93,6 @@ pub fn mean_loss<D: Dataset>(
         sum += loss(&x, &y)?.item()? * rows;
         all += rows;
     }
-    model.train(true);
     if all == 0.0 {
         return Err(Error::argument("mean_loss", "the loader has no samples"));
     }

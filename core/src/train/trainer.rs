@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Of;
-use crate::nn::Module;
+use crate::nn::{self, Module};
 use crate::ops::stack;
 use crate::optim::{Optimizer, Schedule, clip_grad_norm_};
 use crate::plan::{Choice, Plan};
@@ -54,7 +54,7 @@ type Validate<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
 pub enum Ended {
     /// It did its steps, or the loader its epochs.
     Finished,
-    /// Ctrl-C. The checkpoint is saved, if there is one.
+    /// A signal: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if there is one.
     Interrupted,
 }
 
@@ -78,6 +78,20 @@ pub struct Trainer<'a, M: ?Sized, O> {
     tokens_per_second: Option<f64>,
     quiet: bool,
     done: Checkpoint,
+    round: Round,
+}
+
+/// Where the last call of `fit` stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// There was none.
+    Fresh,
+    /// It was another process's: a checkpoint tells where it stood.
+    Resumed,
+    /// It ended midway, by a signal or an error.
+    Open,
+    /// It did all that was asked of it.
+    Done,
 }
 
 impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
@@ -101,6 +115,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             tokens_per_second: None,
             quiet: false,
             done: Checkpoint::default(),
+            round: Round::Fresh,
         }
     }
 
@@ -114,7 +129,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { clip: Some(max), ..self }
     }
 
-    /// Makes a step of `n` batches, whose losses are averaged; 0 is 1.
+    /// Makes a step of `n` batches, whose losses are averaged; 0 is 1. Steps go on across epochs. Where the batches end with
+    /// fewer than `n`, those are a step of their own, the mean over them. Each batch has the same weight, also a smaller one, as
+    /// in a loop that divides each batch's loss by their number.
     pub fn accumulate(self, n: u32) -> Self {
         Self { accumulate: n.max(1), ..self }
     }
@@ -146,7 +163,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
-    /// loader has.
+    /// loader has. A second [`fit`](Self::fit) needs a larger number.
     pub fn steps(self, n: u64) -> Self {
         Self { steps: Some(n), ..self }
     }
@@ -174,7 +191,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { replay: if on { Replay::Asked } else { Replay::Off }, ..self }
     }
 
-    /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on Ctrl-C.
+    /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on a signal that ends programs (Ctrl-C, SIGTERM,
+    /// SIGHUP).
     pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
         Self { save: Some((path.into(), every.max(1))), ..self }
     }
@@ -204,6 +222,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.done = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
+        self.round = Round::Resumed;
         Ok(self)
     }
 
@@ -252,10 +271,18 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         self.done.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
 
-    /// Runs the loop: `loss` gets the inputs and the targets of a batch. Ctrl-C ends it after a step.
+    /// Runs the loop: `loss` gets the inputs and the targets of a batch. A signal that ends programs (Ctrl-C, SIGTERM, SIGHUP)
+    /// ends it after a step.
+    ///
+    /// Modules stay in the modes that they have: training, unless the program has switched some to evaluation mode, such as norms
+    /// that it freezes. Validation restores the mode of each.
+    ///
+    /// Called again, it trains again. With a loader that makes the same batches, epochs go on counting, so that each is
+    /// shuffled anew; a call that was interrupted, or ended with an error, is finished first. Another loader begins at its own start.
     ///
     /// # Errors
-    /// Those of the loader, of `loss`, of the optimiser and of saving, with the step in front of them; the batches are
+    /// Those of the loader, of `loss`, of the optimiser and of saving, with the step in front of them; there is nothing to do,
+    /// as the loader has no batches or an earlier call has made all [`steps`](Self::steps); the batches are
     /// made in another way than those of the checkpoint that was resumed; a loss is NaN or infinite (with a scaler, which skips
     /// such steps, fifty in a row), which is noticed where losses are read, and before a checkpoint is written.
     pub fn fit<D: Dataset, L: Into<Outcome>>(
@@ -276,13 +303,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Ended> {
         let device = device_of("fit", self.model)?;
-        self.same_batches(loader)?;
-        let loader = match self.steps {
-            Some(_) => loader.clone().forever(),
-            None => loader.clone(),
-        };
-        let total = self.steps.or_else(|| Some(loader.total_batches()? / u64::from(self.accumulate)));
-        let mut batches = loader.clone().start_at(self.done.cursor).prefetch(&device);
+        let (loader, total) = self.begin(loader)?;
+        let modes = nn::modes(self.model);
+        if !modes.is_empty() && modes.iter().all(|training| !training) {
+            log::warn!(
+                "all modules are in evaluation mode, and are trained so: call `train(true)` on the model before `fit`"
+            );
+        }
+        let mut batches = loader.prefetch(&device);
         let peak = device.info().peak.flops;
         let tokens = self.tokens.map(|tokens| Tokens { peak, ..tokens });
         let mut progress = Progress::new(self.quiet, self.done.step, total, tokens);
@@ -291,7 +319,6 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some((_, bytes)) = self.budget {
             device.pool().set_limit(Some(bytes));
         }
-        self.model.train(true);
         let mut ended = Ended::Finished;
         while total.is_none_or(|n| self.done.step < n) {
             if watch.asked() {
@@ -301,6 +328,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             let step = self.done.step + 1;
             match self.one_step(&mut batches, &mut loss, &mut pending) {
                 Ok(true) => {}
+                // Unless it had no batches at all, the loader has as many as were counted.
                 Ok(false) => break,
                 Err(error) => {
                     // The steps before it stay recorded, as far as they can be read.
@@ -339,7 +367,72 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         if let Some((path, _)) = &self.save {
             self.save(path)?;
         }
+        if ended == Ended::Finished {
+            self.round = Round::Done;
+        }
         Ok(ended)
+    }
+
+    /// Decides where this call's batches begin, and with which step it ends (`None`: with the loader).
+    fn begin<D: Dataset>(&mut self, loader: &Loader<D>) -> Result<(Loader<D>, Option<u64>)> {
+        let sizes = loader.sizes()?;
+        let (per_epoch, batches) = (loader.per_epoch(sizes.samples), loader.describe(sizes.samples));
+        let done = &self.done;
+        let same = batches == done.batches;
+        let (start, zero) = (loader.start(), Cursor::default());
+        if self.round == Round::Resumed && !done.batches.is_empty() && !same && done.cursor != zero {
+            let why = format!(
+                "resumed from batches of {}, but the loader makes {batches}; use the same",
+                done.batches
+            );
+            return Err(Error::argument("fit", why));
+        }
+        let (cursor, first_epoch) = match self.round {
+            Round::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
+            Round::Open if same => (done.cursor, done.first_epoch),
+            // Steps end anywhere in an epoch, which goes on.
+            Round::Done if same && self.steps.is_some() => (done.cursor, done.first_epoch),
+            Round::Done if same => {
+                let first = done.cursor.epoch;
+                (Cursor { epoch: first.saturating_add(start.epoch), ..start }, first)
+            }
+            _ => (start, 0),
+        };
+        let cursor = cursor.normalized(per_epoch);
+        let (loader, total) = match (self.steps, loader.epochs_asked()) {
+            (Some(n), _) => (loader.clone().forever(), Some(n)),
+            (None, None) => (loader.clone(), None),
+            (None, Some(n)) => {
+                let end = first_epoch.saturating_add(n);
+                let epochs = end.saturating_sub(cursor.epoch);
+                let left = epochs.saturating_mul(per_epoch).saturating_sub(cursor.batch);
+                let steps = left.div_ceil(u64::from(self.accumulate));
+                (loader.clone().epochs(end), Some(done.step.saturating_add(steps)))
+            }
+        };
+        match total {
+            Some(n) if self.steps.is_some() && n <= done.step && self.round == Round::Done => {
+                let why = format!(
+                    "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
+                );
+                return Err(Error::argument("fit", why));
+            }
+            Some(n) if n <= done.step && self.round == Round::Resumed => {
+                log::info!(
+                    "the checkpoint is of a run that had ended, after {} steps: nothing is left to do",
+                    done.step
+                );
+            }
+            _ if sizes.samples == 0 => {
+                return Err(Error::argument("fit", "the loader has no batches: its data set has no samples"));
+            }
+            _ => {}
+        }
+        self.done.batches = batches;
+        self.done.cursor = cursor;
+        self.done.first_epoch = first_epoch;
+        self.round = Round::Open;
+        Ok((loader.start_at(cursor), total))
     }
 
     /// One step; `false` if there are no batches left for it.
@@ -368,7 +461,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                         let room = device.pool().room().unwrap_or(step.peak);
                         log::info!("micro-batch {} fits: {}", step.rows, Of(step.peak, room));
                     }
-                    outcomes.iter().for_each(|o| pending.push(o, self.accumulate));
+                    pending.push(&outcomes);
                     return Ok(true);
                 }
                 Ok(None) => return Ok(false),
@@ -385,8 +478,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// A step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there are none
-    /// left for a step.
+    /// Makes a step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there
+    /// are none. The last batches are a step, though they be fewer.
     fn attempt<L: Into<Outcome>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
@@ -394,8 +487,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Option<Vec<Outcome>>> {
         while taken.len() < self.accumulate as usize {
-            let Some(batch) = batches.next() else { return Ok(None) };
+            let Some(batch) = batches.next() else { break };
             taken.push(batch?);
+        }
+        if taken.is_empty() {
+            return Ok(None);
         }
         let device = device_of("fit", self.model)?;
         let mut replay = std::mem::take(&mut self.replay);
@@ -441,9 +537,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Vec<Outcome>> {
         let scale = |loss: &Tensor| {
-            let share = match self.accumulate {
+            let share = match batches.len() {
                 1 => loss.clone(),
-                n => loss.div(f64::from(n))?,
+                n => loss.div(n as f64)?,
             };
             self.scaler.as_ref().map_or(Ok(share.clone()), |scaler| scaler.scale(&share))
         };
@@ -490,67 +586,69 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         );
         Err(Error::argument("fit", why))
     }
-
-    /// A checkpoint goes on only with the batches it was made with.
-    fn same_batches<D: Dataset>(&mut self, loader: &Loader<D>) -> Result<()> {
-        let now = loader.description();
-        let before = std::mem::replace(&mut self.done.batches, now);
-        if before.is_empty() || before == self.done.batches || self.done.cursor == Cursor::default() {
-            return Ok(());
-        }
-        Err(Error::argument(
-            "fit",
-            format!(
-                "resumed from batches of {before}, but the loader makes {}; use the same",
-                self.done.batches
-            ),
-        ))
-    }
 }
 
 /// A loss in evaluation mode, without gradients.
 fn evaluated<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     let _no_grad = autograd::no_grad();
-    model.eval();
-    let found = loss();
-    model.train(true);
-    found
+    let _eval = nn::eval_mode(model);
+    loss()
 }
 
 /// Losses and accuracies that are still on the device.
 #[derive(Default)]
 struct Pending {
-    losses: Vec<Tensor>,
-    accuracies: Vec<Tensor>,
-    micro: usize,
+    losses: Series,
+    accuracies: Series,
+}
+
+/// Scalars, and how many of them each step has.
+#[derive(Default)]
+struct Series {
+    values: Vec<Tensor>,
+    steps: Vec<usize>,
+}
+
+impl Series {
+    fn push(&mut self, values: impl Iterator<Item = Tensor>) {
+        let before = self.values.len();
+        self.values.extend(values);
+        // A loss that came without an accuracy has none to record.
+        self.steps.extend(Some(self.values.len() - before).filter(|&n| n > 0));
+    }
+
+    /// Moves the mean of each step to a list.
+    fn read(&mut self, into: &mut Vec<f32>) -> Result<()> {
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
+            // One by one takes no memory.
+            Err(error) if error.is_out_of_memory() => {
+                self.values.iter().map(Tensor::item).collect::<Result<_>>()?
+            }
+            values => values?,
+        };
+        let mut values = &values[..];
+        for n in std::mem::take(self).steps {
+            let (step, rest) = values.split_at(n);
+            into.push((step.iter().sum::<f64>() / n as f64) as f32);
+            values = rest;
+        }
+        Ok(())
+    }
 }
 
 impl Pending {
-    fn push(&mut self, outcome: &Outcome, micro: u32) {
-        self.micro = micro as usize;
-        self.losses.push(outcome.loss.detach());
-        self.accuracies.extend(outcome.accuracy.as_ref().map(Tensor::detach));
+    /// Takes the outcomes of a step.
+    fn push(&mut self, outcomes: &[Outcome]) {
+        self.losses.push(outcomes.iter().map(|o| o.loss.detach()));
+        self.accuracies.push(outcomes.iter().filter_map(|o| o.accuracy.as_ref().map(Tensor::detach)));
     }
 
     /// Moves all to the history, one number a step.
     fn read(&mut self, history: &mut History) -> Result<()> {
-        for (list, into) in
-            [(&mut self.losses, &mut history.losses), (&mut self.accuracies, &mut history.accuracies)]
-        {
-            if list.is_empty() {
-                continue;
-            }
-            let values = match stack(&list.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
-                // One by one takes no memory.
-                Err(error) if error.is_out_of_memory() => {
-                    list.iter().map(Tensor::item).collect::<Result<_>>()?
-                }
-                values => values?,
-            };
-            list.clear();
-            let means = values.chunks(self.micro).map(|c| (c.iter().sum::<f64>() / c.len() as f64) as f32);
-            into.extend(means);
-        }
-        Ok(())
+        self.losses.read(&mut history.losses)?;
+        self.accuracies.read(&mut history.accuracies)
     }
 }

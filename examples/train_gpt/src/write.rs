@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use forebay::autograd::no_grad;
-use forebay::nn::Gpt;
+use forebay::nn::{Gpt, eval_mode};
 use forebay::prelude::*;
 
 use super::options::Options;
@@ -11,7 +11,7 @@ use super::options::Options;
 pub(crate) fn go_on(net: &Gpt, start: &[u32], known: usize, options: &Options, n: usize) -> Result<Vec<u32>> {
     ensure!(!start.is_empty(), "nothing to go on from: give --prompt some text");
     let _no_grad = no_grad();
-    net.eval();
+    let _eval = eval_mode(net);
     let device = net.wte.weight.device();
     let mut text: Vec<i64> = start.iter().map(|&token| token.into()).collect();
     for _ in 0..n {
@@ -22,7 +22,6 @@ pub(crate) fn go_on(net: &Gpt, start: &[u32], known: usize, options: &Options, n
         let random = Tensor::rand(&[1], DType::F32, device)?.item()?;
         text.push(draw(&last, options.temperature, options.top_k, random) as i64);
     }
-    net.train(true);
     Ok(text[start.len()..].iter().map(|&token| token as u32).collect())
 }
 

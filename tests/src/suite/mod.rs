@@ -27,6 +27,7 @@ mod errors;
 mod factors;
 mod faults;
 mod faulty;
+mod fits;
 mod float8;
 mod fusion;
 mod gpt;
@@ -36,6 +37,7 @@ mod inplace;
 mod linalg;
 mod linear;
 mod long_runs;
+mod loading;
 mod losses;
 mod memory;
 mod minilm;
@@ -114,6 +116,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("minilm", minilm::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
+    ("fits", fits::TESTS),
+    ("loading", loading::TESTS),
     ("wgsl", wgsl::TESTS),
 ];
 
