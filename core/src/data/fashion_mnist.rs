@@ -4,17 +4,34 @@ use std::path::{Path, PathBuf};
 
 use super::{Dataset, find};
 use crate::error::Result;
-use crate::io::{file_error, idx};
+use crate::io::{file_error, idx, idx::Idx};
 
 /// Mean and standard deviation of the training pictures' pixels, of which 255 is 1.
 const MEAN: f32 = 0.286;
 const STD: f32 = 0.353;
 const SIDE: usize = 28;
 
+/// A part that the library carries, for programs on machines without the data set.
+macro_rules! built_in {
+    ($part:literal) => {
+        [
+            include_bytes!(concat!("../../data/fashion-small/", $part, "-images-idx3-ubyte.gz")).as_slice(),
+            include_bytes!(concat!("../../data/fashion-small/", $part, "-labels-idx1-ubyte.gz")).as_slice(),
+        ]
+    };
+}
+/// Stands for a folder where there is none.
+const BUILT_IN: &str = "<built into forebay>";
+
 /// The pictures of Fashion-MNIST, normalised to mean 0 and standard deviation 1, with their classes.
 ///
 /// They are looked for in the folder that `FOREBAY_DATA` names, in `/usr/share/datasets/fashion-mnist` (Debian's package
-/// `dataset-fashion-mnist`), in the project's `.forebay/data`, and at last in the small part that its repository has.
+/// `dataset-fashion-mnist`), and in the project's `.forebay/data`. Where they are not found, and `FOREBAY_DATA` names no folder, a
+/// small part is taken that the library carries (1.9 MB of the program).
+///
+/// Elsewhere than on Debian, all of them are four files from <https://github.com/zalandoresearch/fashion-mnist>:
+/// `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, `t10k-images-idx3-ubyte.gz` and `t10k-labels-idx1-ubyte.gz`. Put
+/// them into one folder, and name it in `FOREBAY_DATA`.
 #[derive(Clone, Debug)]
 pub struct FashionMnist {
     folder: PathBuf,
@@ -43,7 +60,7 @@ impl FashionMnist {
     /// The training pictures: 60,000, or 3,300 of the small part.
     ///
     /// # Errors
-    /// They are nowhere (the message says where they were looked for), or a file is damaged.
+    /// `FOREBAY_DATA` names a folder, and they are nowhere (the message says where they were looked for); or a file is damaged.
     pub fn train() -> Result<Self> {
         Self::found("train")
     }
@@ -58,11 +75,26 @@ impl FashionMnist {
 
     fn found(part: &str) -> Result<Self> {
         let packed = format!("{part}-images-idx3-ubyte.gz");
-        let advice =
-            "install Debian's `dataset-fashion-mnist`, or name a folder with its files in FOREBAY_DATA";
+        let advice = "FOREBAY_DATA names a folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
+                      t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz (gzipped or not), from Debian's package \
+                      `dataset-fashion-mnist` or https://github.com/zalandoresearch/fashion-mnist; where it names none, the small \
+                      part in the library is taken";
         let files = [packed.as_str(), packed.trim_end_matches(".gz")];
-        let path = find::find(&files, &["fashion-mnist", "fashion-small"], advice)?;
-        Self::open(path.parent().unwrap_or(Path::new(".")), part)
+        match find::find(&files, &["fashion-mnist"], advice) {
+            Ok(path) => Self::open(path.parent().unwrap_or(Path::new(".")), part),
+            Err(error) if find::named().is_some() => Err(error),
+            Err(_) => {
+                log::info!("Fashion-MNIST is not installed: the small part in the library is taken");
+                Self::built_in(part)
+            }
+        }
+    }
+
+    /// The small part that the library carries.
+    fn built_in(part: &str) -> Result<Self> {
+        let [pixels, labels] = if part == "train" { built_in!("train") } else { built_in!("t10k") };
+        let path = Path::new(BUILT_IN).to_owned();
+        Self::new(path.clone(), (idx::from_bytes(pixels)?, path.clone()), (idx::from_bytes(labels)?, path))
     }
 
     /// The pictures of one part, `train` or `t10k`, in a folder of files under their original names, gzipped or not.
@@ -77,14 +109,18 @@ impl FashionMnist {
             let path = if plain.is_file() { plain } else { folder.join(format!("{part}-{what}-ubyte.gz")) };
             idx::load(&path).map(|array| (array, path))
         };
-        let (pixels, path) = load("images-idx3")?;
+        Self::new(folder.to_owned(), load("images-idx3")?, load("labels-idx1")?)
+    }
+
+    /// Checks two arrays, each with the path of its file.
+    fn new(folder: PathBuf, (pixels, path): (Idx, PathBuf), labels: (Idx, PathBuf)) -> Result<Self> {
         if pixels.shape.len() != 3 || pixels.shape[1..] != [SIDE, SIDE] {
             return Err(file_error(
                 path,
                 format!("has the shape {:?}, not [n, {SIDE}, {SIDE}]", pixels.shape),
             ));
         }
-        let (labels, path) = load("labels-idx1")?;
+        let (labels, path) = labels;
         if labels.shape != pixels.shape[..1] {
             let n = pixels.shape[0];
             return Err(file_error(
@@ -99,7 +135,7 @@ impl FashionMnist {
             ));
         }
         Ok(Self {
-            folder: folder.into(),
+            folder,
             shape: vec![SIDE * SIDE],
             pixels: pixels.data,
             labels: labels.data,
@@ -113,7 +149,7 @@ impl FashionMnist {
         Self { shape: vec![1, SIDE, SIDE], ..self }
     }
 
-    /// Where the files are.
+    /// Where the files are; `<built into forebay>` for the small part.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -150,14 +186,12 @@ impl Dataset for FashionMnist {
 mod tests {
     use super::*;
 
-    fn small() -> PathBuf {
-        Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/fashion-small")
-    }
-
     #[test]
     fn the_shipped_part_is_whole_and_normalised() -> Result<()> {
-        let train = FashionMnist::open(small(), "train")?.images();
-        let test = FashionMnist::open(small(), "t10k")?;
+        // No folder is asked: this is what a program has that is built anywhere.
+        let train = FashionMnist::built_in("train")?.images();
+        let test = FashionMnist::built_in("t10k")?;
+        assert_eq!(test.folder(), Path::new(BUILT_IN));
         assert_eq!((train.len(), test.len()), (3300, 1000));
         assert_eq!((train.input_shape(), test.input_shape()), (&[1, 28, 28][..], &[784][..]));
         let (mut x, mut y, mut sum, mut squares) = (vec![0.0; 784], [0], 0.0, 0.0);

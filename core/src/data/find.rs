@@ -22,10 +22,14 @@ fn roots() -> Vec<PathBuf> {
     roots
 }
 
+/// The folder that the variable names, if it names one.
+pub(super) fn named() -> Option<PathBuf> {
+    env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
 /// The first of `files` that is there, in folders called `names` (the preferred name first).
 pub(super) fn find(files: &[&str], names: &[&str], advice: &str) -> Result<PathBuf> {
-    let named = env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from);
-    search(named, roots(), files, names, advice)
+    search(named(), roots(), files, names, advice)
 }
 
 fn search(

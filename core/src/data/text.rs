@@ -53,7 +53,8 @@ impl Text {
     /// # Errors
     /// It is nowhere (the message says where it was looked for).
     pub fn shakespeare_file() -> Result<PathBuf> {
-        let advice = "name a folder that has it in FOREBAY_DATA, or open another text with `Text::open`";
+        let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
+                      FOREBAY_DATA, or open another text with `Text::open`";
         find::find(&["shakespeare.txt"], &[""], advice)
     }
 

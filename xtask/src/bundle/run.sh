@@ -41,8 +41,8 @@ export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$logs}
 # A lean bundle lies in a checkout, which has the reference data.
 tests=$here/tests
 [ -d "$tests" ] || tests=$(cd "$here/../../tests" && pwd) || exit 1
-if [ -d "$here/data" ]; then data=$here/data; else data=$tests/data/fashion-small; fi
-export FOREBAY_DATA=${FOREBAY_DATA:-$data}
+# Without a data set the programs take the small part that is built into them.
+if [ -d "$here/data" ]; then export FOREBAY_DATA=${FOREBAY_DATA:-$here/data}; fi
 export FOREBAY_GOLDEN=${FOREBAY_GOLDEN:-$tests/golden}
 # check_memory.sh wants all this, and no steps.
 [ -z "${NO_STEPS:-}" ] || return 0

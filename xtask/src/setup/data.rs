@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn the_shipped_part_is_complete() {
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/fashion-small");
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/data/fashion-small");
         assert!(complete(&shipped));
         assert!(!complete(Path::new("/nonexistent")));
     }

@@ -55,7 +55,7 @@ impl Setup {
         std::fs::create_dir_all(&private).with_context(|| format!("{} cannot be made", private.display()))?;
         let machine = Machine::look();
         let apt = Apt::new(private.join("apt"), machine.root);
-        Ok(Self { machine, apt, private, shipped: workspace.root.join("tests/data") })
+        Ok(Self { machine, apt, private, shipped: workspace.root.join("core/data") })
     }
 
     /// What the programs of the workspace need in order to run here; nothing of it is needed by all of them.
