@@ -1,9 +1,16 @@
 //! Any bytes as an idx file, gzipped if they start so.
 #![no_main]
 
-use forebay_core::io::idx;
+use std::sync::LazyLock;
+
+use forebay_core::device::Device;
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../shared.rs"]
+mod shared;
+
+static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::null(Default::default()));
+
 fuzz_target!(|bytes: &[u8]| {
-    let _ = idx::from_bytes(bytes);
+    let _ = (shared::loader("idx").read)(&DEVICE, bytes);
 });

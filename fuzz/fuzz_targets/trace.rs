@@ -1,10 +1,16 @@
 //! Any bytes as a recorded trace: packed, and as its text.
 #![no_main]
 
-use forebay_core::memory::trace::Trace;
+use std::sync::LazyLock;
+
+use forebay_core::device::Device;
 use libfuzzer_sys::fuzz_target;
 
+#[path = "../shared.rs"]
+mod shared;
+
+static DEVICE: LazyLock<Device> = LazyLock::new(|| Device::null(Default::default()));
+
 fuzz_target!(|bytes: &[u8]| {
-    let _ = Trace::unpack(bytes);
-    let _ = Trace::read(bytes);
+    let _ = (shared::loader("trace").read)(&DEVICE, bytes);
 });
