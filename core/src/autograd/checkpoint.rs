@@ -89,20 +89,20 @@ pub fn checkpoint(
             let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
             let options = Options { retain_graph: true, create_graph: true };
             let (mut found, beyond) = match again.requires_grad() {
-                true => run_down_to(oldest, &[(again, grad.clone())], options, Some(&targets))?,
+                true => run_down_to(oldest, &[(again, grad.clone())], options, Some(&targets), wants.sink)?,
                 false => Default::default(),
             };
             leave(wants, beyond)?;
             compose::take(&leaves, wants, |leaf| found.remove(&leaf))?
         } else {
             if again.requires_grad() {
-                let (_, beyond) = run_down_to(oldest, &[(again, grad.clone())], Options::default(), None)?;
+                let (_, beyond) = run_down_to(oldest, &[(again, grad.clone())], Options::default(), None, wants.sink)?;
                 leave(wants, beyond)?;
             }
             let mut grads = Grads::new();
             for (leaf, &want) in leaves.iter().zip(wants.iter()) {
                 grads.push(match want {
-                    true => Some(take_grad(leaf).map_or_else(|| leaf.zeros_like(), Ok)?),
+                    true => Some(take_grad(leaf, wants.sink).map_or_else(|| leaf.zeros_like(), Ok)?),
                     false => None,
                 });
             }

@@ -56,6 +56,13 @@ impl Hooks {
         lock(&self.0).iter().map(|entry| entry.hook.clone()).collect()
     }
 
+    /// Takes all hooks away.
+    pub(super) fn clear(&self) {
+        let entries = std::mem::take(&mut *lock(&self.0));
+        // What they hold is dropped without the lock.
+        drop(entries);
+    }
+
     /// The gradient as the hooks leave it.
     pub(super) fn see(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
         for hook in self.all() {

@@ -27,6 +27,7 @@ use crate::tensor::Tensor;
 mod anomaly;
 mod checkpoint;
 mod compose;
+mod dispose;
 pub mod functional;
 mod hooks;
 mod inplace;
@@ -40,7 +41,6 @@ pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
 pub use saved::SavedTensor;
-use walk::SINK;
 pub use walk::{GradOptions, backward, grad, grad_allow_unused};
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
@@ -58,6 +58,8 @@ pub struct Wants<'a> {
     again: bool,
     /// Whether another walk may follow.
     kept: bool,
+    /// What takes the gradients of leaves in their place.
+    sink: Option<&'a walk::Sink>,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
     /// The inputs, leaves, whose sums were handed out to be added to.
@@ -119,10 +121,11 @@ impl Wants<'_> {
             return None;
         }
         // In the sink lies what operations have returned, which may be another one's gradient as well; a leaf owns its own.
-        let sunk = SINK.with_borrow(|sink| {
-            sink.as_ref().map(|sink| sink.get(&leaf.id).filter(|sum| sum.is_unique()).cloned())
-        });
-        let sum = sunk.unwrap_or_else(|| lock(&leaf.grad).clone()).filter(Tensor::is_contiguous)?;
+        let sum = match self.sink {
+            Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
+            None => lock(&leaf.grad).clone(),
+        };
+        let sum = sum.filter(Tensor::is_contiguous)?;
         self.handed.borrow_mut().push(input);
         Some(sum)
     }
@@ -162,9 +165,19 @@ pub(crate) struct Node {
     site: Option<&'static std::panic::Location<'static>>,
     id: u64,
     inputs: SmallVec<[Option<Meta>; 4]>,
-    backward: Mutex<Option<Box<Backward>>>,
+    backward: Mutex<Closure>,
     kind: Kind,
     hooks: OnceLock<Arc<Hooks>>,
+}
+
+/// A node's closure, which has what the gradient needs.
+enum Closure {
+    /// It is there.
+    Saved(Arc<Backward>),
+    /// A walk runs it, and frees it.
+    Running,
+    /// It has run.
+    Freed,
 }
 
 /// What is known of an operation's gradient.
@@ -207,26 +220,6 @@ impl fmt::Debug for Leaf {
 impl fmt::Debug for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Node({} {})", self.op, self.id)
-    }
-}
-
-impl Drop for Node {
-    // A long chain would otherwise be dropped by recursion, and overflow the stack.
-    fn drop(&mut self) {
-        let mut stack: Vec<Arc<Node>> = Vec::new();
-        let pull = |node: &mut Node, stack: &mut Vec<Arc<Node>>| {
-            stack.extend(node.inputs.drain(..).flatten().filter_map(|e| match e {
-                Meta::Node(n) => Some(n),
-                Meta::Leaf(_) => None,
-            }));
-        };
-        pull(self, &mut stack);
-        drop(lock(&self.backward).take());
-        while let Some(next) = stack.pop() {
-            if let Some(mut node) = Arc::into_inner(next) {
-                pull(&mut node, &mut stack);
-            }
-        }
     }
 }
 
@@ -361,9 +354,9 @@ fn record(
         return out;
     }
     let edges = inputs.iter().map(|t| t.meta()).collect();
-    let backward: Box<Backward> = match inputs.iter().all(|t| t.is_of_now()) {
-        true => Box::new(backward),
-        false => Box::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
+    let backward: Arc<Backward> = match inputs.iter().all(|t| t.is_of_now()) {
+        true => Arc::new(backward),
+        false => Arc::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
     };
     let node = Node::new(op, edges, kind, backward);
     anomaly::made(&node, &out);
@@ -376,7 +369,7 @@ impl Node {
         op: &'static str,
         inputs: SmallVec<[Option<Meta>; 4]>,
         kind: Kind,
-        backward: Box<Backward>,
+        backward: Arc<Backward>,
     ) -> Arc<Self> {
         Arc::new(Self {
             op,
@@ -384,7 +377,7 @@ impl Node {
             site: memory::scope::current().here().site,
             id: next_id(),
             inputs,
-            backward: Mutex::new(Some(backward)),
+            backward: Mutex::new(Closure::Saved(backward)),
             kind,
             hooks: OnceLock::new(),
         })
@@ -422,31 +415,45 @@ impl Leaf {
     fn add(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
         grad.device().tape().graded(self, slot.as_ref());
-        *slot = Some(match slot.take() {
-            Some(sum) if recorded && sum.shape() == grad.shape() => sum.add(&grad)?,
+        // The gradient stays in its slot until there is another: a sum that fails loses nothing.
+        let made = match &*slot {
+            // The operation has added to it.
+            Some(sum) if handed && !recorded && sum.is_same(&grad) => return Ok(()),
+            Some(sum) => {
+                check_sum(sum, &grad)?;
+                if !recorded {
+                    // A clone the user holds sees the sum grow, as in PyTorch.
+                    return sum.add_(&grad);
+                }
+                sum.add(&grad)?
+            }
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.
             None => {
                 let _scope = memory::scope::tag(Tag::Gradient);
                 grad.copy()?
             }
-            // The operation has added to it.
-            Some(sum) if handed && sum.is_same(&grad) => sum,
-            Some(sum) if sum.shape() == grad.shape() => {
-                // A clone the user holds sees the sum grow, as in PyTorch.
-                sum.add_(&grad)?;
-                sum
-            }
-            Some(sum) => {
-                return Err(Error::Backward(format!(
-                    "a gradient of shape {:?} meets one of shape {:?}",
-                    grad.shape(),
-                    sum.shape()
-                )));
-            }
-        });
+        };
+        let replaced = slot.replace(made);
+        drop(slot);
+        // Without the lock: it may be the last to know of a whole tape.
+        drop(replaced);
         Ok(())
     }
+}
+
+/// Fails where a gradient cannot be added to the one that a leaf has.
+fn check_sum(sum: &Tensor, grad: &Tensor) -> Result<()> {
+    if sum.shape() == grad.shape() && sum.dtype() == grad.dtype() {
+        return sum.same_device("backward", grad);
+    }
+    Err(Error::Backward(format!(
+        "a gradient of {} {:?} meets one of {} {:?}, which the leaf has; take that out (`set_grad(None)`) before the backward pass",
+        grad.dtype(),
+        grad.shape(),
+        sum.dtype(),
+        sum.shape()
+    )))
 }
 
 impl Tensor {

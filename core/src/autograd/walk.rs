@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    Backward, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad,
+    Backward, Closure, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad,
 };
 use crate::amp;
 use crate::error::{Error, Result};
@@ -82,19 +82,19 @@ impl Targets {
 }
 
 /// Gradients by the numbers of leaves or nodes. In order: what is freed in the same order in each step leaves memory alike.
-type Sums = BTreeMap<u64, Tensor>;
+pub(super) type Sums = BTreeMap<u64, Tensor>;
 
-thread_local! {
-    /// While [`grad`] runs: the gradient of every leaf reached, by the leaf's id, instead of the leaf's own. Also what
-    /// a checkpoint reaches inside.
-    pub(super) static SINK: RefCell<Option<Sums>> = const { RefCell::new(None) };
-}
+/// Collects the gradients of leaves for [`grad`], by the leaf's id, in place of the leaves' own. It belongs to one walk and to
+/// the walks inside of that walk's checkpoints. A walk that a hook or a custom gradient starts has none: it fills the leaves.
+pub(super) type Sink = RefCell<Sums>;
 
-/// Takes the gradient that a leaf was given, wherever it went.
-pub(super) fn take_grad(t: &Tensor) -> Option<Tensor> {
+/// Takes the gradient that a walk with this sink has given a leaf.
+pub(super) fn take_grad(t: &Tensor, sink: Option<&Sink>) -> Option<Tensor> {
     let leaf = t.leaf()?;
-    let collected = SINK.with(|s| s.borrow_mut().as_mut()?.remove(&leaf.id));
-    collected.or_else(|| lock(&leaf.grad).take())
+    match sink {
+        Some(sink) => sink.borrow_mut().remove(&leaf.id),
+        None => lock(&leaf.grad).take(),
+    }
 }
 
 /// What is known of the tape before the walk: only where it does not go everywhere, or a leaf has a hook.
@@ -167,6 +167,8 @@ pub(super) type Beyond = Vec<(Arc<Node>, Tensor)>;
 struct Walk<'a> {
     options: Options,
     targets: Option<&'a Targets>,
+    /// Takes the gradients of leaves, if the leaves are not to have them.
+    sink: Option<&'a Sink>,
     ahead: Ahead,
     /// What is older is not walked: it is given back.
     oldest: u64,
@@ -241,20 +243,21 @@ impl Walk<'_> {
     fn finish(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
         let Some(hooks) = leaf.hooks.get() else { return self.collect(leaf, sum, false) };
         self.collect(leaf, hooks.see("a leaf", sum)?, false)?;
-        if SINK.with_borrow(Option::is_some) { Ok(()) } else { hooks.after() }
+        if self.sink.is_some() { Ok(()) } else { hooks.after() }
     }
 
     /// Gives a leaf its gradient, or the sink if there is one.
     fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
+        let Some(sink) = self.sink else { return leaf.add(grad, self.options.create_graph, handed) };
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
-        let before = SINK.with(|s| Some(s.borrow_mut().as_mut()?.remove(&leaf.id)));
-        let Some(before) = before else { return leaf.add(grad, self.options.create_graph, handed) };
+        let before = sink.borrow_mut().remove(&leaf.id);
         let sum = match before {
             Some(sum) if handed && sum.is_same(&grad) => sum,
             Some(sum) => self.accumulate(sum, grad)?,
             None => grad,
         };
-        SINK.with(|s| s.borrow_mut().as_mut().map(|sink| sink.insert(leaf.id, sum)));
+        let replaced = sink.borrow_mut().insert(leaf.id, sum);
+        drop(replaced);
         Ok(())
     }
 
@@ -272,41 +275,33 @@ impl Walk<'_> {
 
     /// The gradients of a node's inputs, and which leaves' sums it was handed.
     fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(Grads, SmallVec<[usize; 2]>)> {
-        let backward = lock(&node.backward).take().ok_or_else(|| {
-            Error::Backward(format!(
-                "`{}` was already walked, and what it saved is freed; use `backward_retain`, or `retain_graph`, for the \
-                 first pass",
-                node.op
-            ))
-        })?;
+        let kept = self.options.retain_graph || self.options.create_graph;
+        let run = Run::of(node, kept)?;
         let wanted: SmallVec<[bool; 4]> =
             node.inputs.iter().map(|edge| edge.as_ref().is_some_and(|edge| self.goes(edge))).collect();
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
         let once = self.options.create_graph && node.kind == Kind::Once;
         let again = self.options.create_graph && !once;
-        let kept = self.options.retain_graph || self.options.create_graph;
         let wants = Wants {
             wanted,
             node,
             again,
             kept,
+            sink: self.sink,
             pending: RefCell::new(&mut self.pending),
             handed: RefCell::default(),
             beyond: RefCell::default(),
         };
         let grads = match once {
-            false => backward(grad, &wants),
+            false => (run.backward)(grad, &wants),
             true => {
                 let _no_grad = no_grad();
-                backward(&grad.detach(), &wants)
+                (run.backward)(&grad.detach(), &wants)
             }
         };
         let (handed, beyond) = (wants.handed.take(), wants.beyond.take());
-        if kept {
-            *lock(&node.backward) = Some(backward);
-        } else {
-            drop(backward);
-        }
+        // What the node has saved is freed here, unless the tape is kept.
+        drop(run);
         let grads = grads?;
         self.take_over(beyond)?;
         let refused = |g: Option<Tensor>| g.map(|g| refused(node, grad, &g));
@@ -367,16 +362,57 @@ impl Walk<'_> {
     }
 }
 
+/// The closure of a node while a walk runs it. Walks that keep the tape share it; a walk that does not has it alone, and frees it.
+struct Run<'a> {
+    backward: Arc<Backward>,
+    /// The node whose closure is freed with this.
+    freed: Option<&'a Node>,
+}
+
+impl<'a> Run<'a> {
+    fn of(node: &'a Node, kept: bool) -> Result<Self> {
+        let mut closure = lock(&node.backward);
+        let why = match &*closure {
+            Closure::Saved(backward) => {
+                let backward = Arc::clone(backward);
+                if !kept {
+                    *closure = Closure::Running;
+                }
+                return Ok(Self { backward, freed: (!kept).then_some(node) });
+            }
+            Closure::Running => {
+                "is being walked by another pass (of another thread, or around this one), which frees what it saved"
+            }
+            Closure::Freed => "was already walked, and what it saved is freed",
+        };
+        Err(Error::Backward(format!(
+            "`{}` {why}; every pass but the last one uses `backward_retain` or `retain_graph`, and the last one comes after the others",
+            node.op
+        )))
+    }
+}
+
+impl Drop for Run<'_> {
+    fn drop(&mut self) {
+        let Some(node) = self.freed else { return };
+        *lock(&node.backward) = Closure::Freed;
+        // No walk comes here again: hooks of a result that hold the result would keep it for ever.
+        if let Some(hooks) = node.hooks.get() {
+            hooks.clear();
+        }
+    }
+}
+
 /// A gradient whose own gradient would be missing a term: an error, if it is asked for.
 fn refused(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
     let edges = std::iter::once(given.meta()).chain(node.inputs.iter().cloned()).collect();
-    let refuse: Box<Backward> = Box::new(|_, wants| Err(wants.node.refusal()));
+    let refuse: Arc<Backward> = Arc::new(|_, wants| Err(wants.node.refusal()));
     grad.with_meta(Some(Meta::Node(Node::new(node.op, edges, Kind::Twice, refuse))))
 }
 
 /// Walks the tape back from `roots` with their gradients, to all leaves.
 pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
-    run_to(roots, options, None).map(|_| ())
+    run_to(roots, options, None, None).map(|_| ())
 }
 
 /// Walks the tape back from `roots` with their gradients; gives the gradients of the targets that are nodes.
@@ -384,8 +420,9 @@ pub(super) fn run_to(
     roots: &[(Tensor, Tensor)],
     options: Options,
     targets: Option<&Targets>,
+    sink: Option<&Sink>,
 ) -> Result<Sums> {
-    run_down_to(0, roots, options, targets).map(|(found, _)| found)
+    run_down_to(0, roots, options, targets, sink).map(|(found, _)| found)
 }
 
 /// As [`run_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
@@ -394,6 +431,7 @@ pub(super) fn run_down_to(
     roots: &[(Tensor, Tensor)],
     options: Options,
     targets: Option<&Targets>,
+    sink: Option<&Sink>,
 ) -> Result<(Sums, Beyond)> {
     let (_no_grad, _grad) = match options.create_graph {
         false => (Some(no_grad()), None),
@@ -405,6 +443,7 @@ pub(super) fn run_down_to(
     let mut walk = Walk {
         options,
         targets,
+        sink,
         ahead: Ahead::default(),
         oldest,
         beyond: Beyond::new(),
@@ -535,10 +574,9 @@ pub fn grad_allow_unused(
     }
     let roots = options.roots(outputs)?;
     let targets = Targets::only(&inputs.iter().collect::<Vec<_>>());
-    let around = SINK.with(|s| s.replace(Some(Sums::new())));
-    let walked = run_to(&roots, options.options(), Some(&targets));
-    let sink = SINK.with(|s| s.replace(around)).unwrap_or_default();
-    let found = walked?;
+    let sink = Sink::default();
+    let found = run_to(&roots, options.options(), Some(&targets), Some(&sink))?;
+    let sink = sink.into_inner();
     Ok(inputs
         .iter()
         .map(|t| match t.meta()? {
@@ -578,7 +616,7 @@ impl Tensor {
 
     fn check_seed(&self, grad: &Tensor) -> Result<()> {
         if grad.shape() == self.shape() && grad.dtype() == self.dtype() {
-            return Ok(());
+            return self.same_device("backward", grad);
         }
         Err(Error::Backward(format!(
             "the gradient is {} {:?}, the tensor {} {:?}",
