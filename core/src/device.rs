@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
 
+use crate::autograd;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::capture::{Draw, Tape};
 use crate::dtype::DType;
@@ -276,12 +277,10 @@ impl Device {
             "set_random_state",
             "random numbers go on from one replay to the next; seed before the capture",
         );
-        self.restore_random(state);
-    }
-
-    /// The same, for who lets numbers that were drawn come again.
-    pub(crate) fn restore_random(&self, state: RandomState) {
-        *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        // A checkpoint that runs its body again draws what it drew before, and leaves the rest alone.
+        if !autograd::is_recomputing() {
+            *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        }
     }
 
     /// Takes the next `blocks` Philox blocks (of four numbers each).
@@ -291,9 +290,16 @@ impl Device {
 
     /// The same, with where they stand.
     pub(crate) fn draw_state(&self, blocks: u64) -> RandomState {
-        let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
-        let taken = *state;
-        state.offset += blocks;
+        if let Some(before) = autograd::drawn_before(self) {
+            return before;
+        }
+        let taken = {
+            let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
+            let taken = *state;
+            state.offset += blocks;
+            taken
+        };
+        autograd::drawn(self, taken);
         taken
     }
 

@@ -8,7 +8,8 @@ use smallvec::SmallVec;
 
 use super::walk::{Beyond, Options, Targets, run_down_to, take_grad};
 use super::{
-    Grads, Kind, SavedTensor, Wants, compose, enable_grad, inplace, next_id, no_grad, record, wanted,
+    Grads, Kind, SavedTensor, Wants, compose, enable_grad, inplace, next_id, no_grad, recompute, record,
+    wanted,
 };
 use crate::amp::Mode;
 use crate::error::{Error, Result};
@@ -37,31 +38,33 @@ pub fn checkpoint(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
 ) -> Result<Tensor> {
-    let Some(device) = inputs.first().map(|t| t.device().clone()) else {
+    if inputs.is_empty() {
         return Err(Error::argument("checkpoint", "takes at least one input"));
-    };
+    }
     if !super::is_enabled() {
         return body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
     }
-    let random = device.random_state();
     let (mode, scope) = (Mode::current(), memory::scope::current());
     let saved: Vec<SavedTensor> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
-    let out = {
+    let (out, first) = {
         let _no_grad = no_grad();
         // Parameters that are cast inside are cast again in the backward pass, and not kept until then.
         let _mode = mode.enter();
-        body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>())?
+        recompute::first(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
     };
     // Captured parameters are invisible here, so the result is recorded even if no listed input wants a gradient:
     // a private leaf stands for them.
     let anchor = if wanted(inputs) { None } else { Some(anchor(&out)?) };
     let mut edges: Vec<&Tensor> = inputs.to_vec();
     edges.extend(anchor.as_ref());
-    let body = Arc::new(body);
+    let first = Arc::new(first);
     let anchored = anchor.is_some();
     Ok(record("checkpoint", out.detach(), &edges, Kind::Checkpoint, move |grad, wants| {
         let _grad = enable_grad();
         let saved = saved.iter().map(|t| t.get(wants)).collect::<Result<Vec<_>>>()?;
+        if !first.is_current() {
+            return Err(inplace::captured(&wants.node.describe()));
+        }
         // What is recorded from here on belongs to the second run; what is older is the walk's around.
         let oldest = next_id();
         // Recorded, the second run is a part of the tape, and its inputs have their histories.
@@ -75,16 +78,12 @@ pub fn checkpoint(
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
-        let now = device.random_state();
-        device.restore_random(random);
         let again = {
             // What is computed again is an activation of its module, as it was the first time.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
-            body(&leaves)
+            recompute::again(&first, || body(&leaves))?
         };
-        device.restore_random(now);
-        let again = again?;
         let mut grads: Grads = if wants.again() {
             let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
             let options = Options { retain_graph: true, create_graph: true };
@@ -96,7 +95,8 @@ pub fn checkpoint(
             compose::take(&leaves, wants, |leaf| found.remove(&leaf))?
         } else {
             if again.requires_grad() {
-                let (_, beyond) = run_down_to(oldest, &[(again, grad.clone())], Options::default(), None, wants.sink)?;
+                let (_, beyond) =
+                    run_down_to(oldest, &[(again, grad.clone())], Options::default(), None, wants.sink)?;
                 leave(wants, beyond)?;
             }
             let mut grads = Grads::new();

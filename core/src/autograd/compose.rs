@@ -101,8 +101,12 @@ pub(super) fn gradients(
     let out = body(&aliases)?.to_dtype(g.dtype())?;
     let targets =
         Targets::up_to(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
-    let mut found =
-        run_to(&[(out, g.clone())], Options { retain_graph: true, create_graph: true }, Some(&targets), None)?;
+    let mut found = run_to(
+        &[(out, g.clone())],
+        Options { retain_graph: true, create_graph: true },
+        Some(&targets),
+        None,
+    )?;
     take(&aliases, wants, |t| found.remove(&t))
 }
 

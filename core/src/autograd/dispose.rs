@@ -20,8 +20,16 @@ use crate::tensor::Tensor;
 
 /// Contents of a node or a leaf that is gone, dropped in this order.
 enum Remains {
-    Node { _backward: Option<Arc<Backward>>, _hooks: Option<Arc<Hooks>>, _inputs: SmallVec<[Option<Meta>; 4]> },
-    Leaf { _grad: Option<Tensor>, _copy: Copy, _hooks: Option<Arc<Hooks>> },
+    Node {
+        _backward: Option<Arc<Backward>>,
+        _hooks: Option<Arc<Hooks>>,
+        _inputs: SmallVec<[Option<Meta>; 4]>,
+    },
+    Leaf {
+        _grad: Option<Tensor>,
+        _copy: Copy,
+        _hooks: Option<Arc<Hooks>>,
+    },
 }
 
 /// Remains that wait on a thread.
@@ -79,10 +87,8 @@ fn dispose(remains: Remains) {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let closure = mem::replace(
-            self.backward.get_mut().unwrap_or_else(PoisonError::into_inner),
-            Closure::Freed,
-        );
+        let closure =
+            mem::replace(self.backward.get_mut().unwrap_or_else(PoisonError::into_inner), Closure::Freed);
         let backward = match closure {
             Closure::Saved(backward) => Some(backward),
             Closure::Running | Closure::Freed => None,

@@ -138,6 +138,24 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
+    /// A tensor keeps its hooks, so a hook that holds its own tensor keeps that alive: until it is removed, and for a result until a backward
+    /// pass frees the tape. A hook that needs its tensor has it by [`downgrade`](Self::downgrade), which keeps nothing:
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[3], DType::F32, &device)?.requires_grad_()?;
+    /// let weak = x.downgrade();
+    /// x.register_hook(move |grad| match weak.upgrade() {
+    ///     Some(x) => grad.add(&x.detach().mul(0.01)?).map(Some), // weight decay
+    ///     None => Ok(None),
+    /// })?;
+    /// x.exp()?.sum_all()?.backward()?;
+    /// drop(x);
+    /// assert_eq!(device.memory().allocated(), 0);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// The tensor requires no gradient.
     pub fn register_hook(
@@ -171,7 +189,8 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
-    /// It is called as long as this handle of the tensor, or a clone of it, is there.
+    /// It is called as long as this handle of the tensor, or a clone of it, is there. It is given the leaf, and need not hold it: one that
+    /// does keeps the leaf alive until it is removed.
     ///
     /// # Errors
     /// The tensor is no leaf that requires a gradient.

@@ -20,9 +20,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::amp::copies::Copy;
+use crate::device::Device;
+use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::Tensor;
+use crate::stream::Access;
+use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
 mod checkpoint;
@@ -31,6 +34,7 @@ mod dispose;
 pub mod functional;
 mod hooks;
 mod inplace;
+mod recompute;
 mod saved;
 mod walk;
 
@@ -40,6 +44,8 @@ pub use compose::{attach_composed, attach_linear, attach_linear_by};
 pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
+pub(crate) use recompute::{drawn, drawn_before, touched, updated};
+pub use recompute::{is_recomputing, update_state};
 pub use saved::SavedTensor;
 pub use walk::{GradOptions, backward, grad, grad_allow_unused};
 
@@ -125,7 +131,7 @@ impl Wants<'_> {
             Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
             None => lock(&leaf.grad).clone(),
         };
-        let sum = sum.filter(Tensor::is_contiguous)?;
+        let sum = sum.filter(|sum| sum.is_contiguous() && leaf.fits(sum))?;
         self.handed.borrow_mut().push(input);
         Some(sum)
     }
@@ -150,6 +156,10 @@ impl Meta {
 /// Where the gradient of a leaf is accumulated.
 pub(crate) struct Leaf {
     id: u64,
+    /// Shape, type and device, which its gradients have as well.
+    shape: Dims,
+    dtype: DType,
+    device: Device,
     grad: Mutex<Option<Tensor>>,
     copy: Mutex<Copy>,
     hooks: OnceLock<Arc<Hooks>>,
@@ -227,7 +237,8 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn next_id() -> u64 {
+/// Numbers nodes, leaves and pieces of memory in the order in which they are made.
+pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
@@ -301,7 +312,8 @@ pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
 
 /// What a leaf has of a 16-bit copy; `None` for other tensors.
 pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
-    t.leaf().map(|leaf| lock(&leaf.copy))
+    // Who reads the copy reads the leaf.
+    t.leaf().inspect(|_| touched(t, Access::Read)).map(|leaf| lock(&leaf.copy))
 }
 
 /// Fails if an input of an operation that has no gradient requires one.
@@ -385,9 +397,12 @@ impl Node {
 }
 
 impl Leaf {
-    pub(crate) fn new() -> Arc<Self> {
+    fn new(of: &Tensor) -> Arc<Self> {
         Arc::new(Self {
             id: next_id(),
+            shape: of.shape().into(),
+            dtype: of.dtype(),
+            device: of.device().clone(),
             grad: Mutex::default(),
             copy: Mutex::default(),
             hooks: OnceLock::new(),
@@ -410,6 +425,29 @@ impl Leaf {
         *lock(&self.grad) = grad;
     }
 
+    /// Whether a tensor can be its gradient.
+    fn fits(&self, grad: &Tensor) -> bool {
+        *self.shape == *grad.shape() && self.dtype == grad.dtype() && self.device == *grad.device()
+    }
+
+    /// Fails for a gradient that is not of its shape, type and device.
+    fn check(&self, grad: &Tensor, verb: &str) -> Result<()> {
+        if self.fits(grad) {
+            return Ok(());
+        }
+        if self.device != *grad.device() {
+            let (left, right) = (self.device.to_string(), grad.device().to_string());
+            return Err(Error::Device { op: "backward", left, right });
+        }
+        Err(Error::Backward(format!(
+            "a leaf of {} {:?} {verb} a gradient of {} {:?}; a gradient has the shape and the type of its tensor",
+            self.dtype,
+            self.shape,
+            grad.dtype(),
+            grad.shape()
+        )))
+    }
+
     /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own. Where the sum was `handed` to
     /// the operation, and comes back, it is there.
     fn add(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
@@ -420,7 +458,7 @@ impl Leaf {
             // The operation has added to it.
             Some(sum) if handed && !recorded && sum.is_same(&grad) => return Ok(()),
             Some(sum) => {
-                check_sum(sum, &grad)?;
+                self.check(sum, "has, by `set_grad`,")?;
                 if !recorded {
                     // A clone the user holds sees the sum grow, as in PyTorch.
                     return sum.add_(&grad);
@@ -442,20 +480,6 @@ impl Leaf {
     }
 }
 
-/// Fails where a gradient cannot be added to the one that a leaf has.
-fn check_sum(sum: &Tensor, grad: &Tensor) -> Result<()> {
-    if sum.shape() == grad.shape() && sum.dtype() == grad.dtype() {
-        return sum.same_device("backward", grad);
-    }
-    Err(Error::Backward(format!(
-        "a gradient of {} {:?} meets one of {} {:?}, which the leaf has; take that out (`set_grad(None)`) before the backward pass",
-        grad.dtype(),
-        grad.shape(),
-        sum.dtype(),
-        sum.shape()
-    )))
-}
-
 impl Tensor {
     /// This tensor as a leaf that accumulates a gradient: a parameter. Shares memory with `self`.
     ///
@@ -469,7 +493,7 @@ impl Tensor {
                 "only floats carry gradients; cast first",
             ));
         }
-        Ok(self.detach().with_meta(Some(Meta::Leaf(Leaf::new()))))
+        Ok(self.detach().with_meta(Some(Meta::Leaf(Leaf::new(self)))))
     }
 
     /// Freezes a leaf, with all clones of its handle, or lets it have gradients again: PyTorch's `requires_grad = False`. What is computed from
@@ -515,6 +539,9 @@ impl Tensor {
     }
 
     /// Replaces the gradient of this leaf; `None` frees it.
+    ///
+    /// A gradient has the shape, the type and the device of its tensor. Any other is an error where it is used: in a backward pass that adds
+    /// to it, in an optimiser's step, or in [`clip_grad_norm_`](crate::optim::clip_grad_norm_).
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(leaf) = self.leaf() {
             leaf.set(grad);

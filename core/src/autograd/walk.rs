@@ -9,7 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    Backward, Closure, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock, no_grad,
+    Backward, Closure, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock,
+    no_grad,
 };
 use crate::amp;
 use crate::error::{Error, Result};
@@ -248,6 +249,7 @@ impl Walk<'_> {
 
     /// Gives a leaf its gradient, or the sink if there is one.
     fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
+        leaf.check(&grad, "gets")?;
         let Some(sink) = self.sink else { return leaf.add(grad, self.options.create_graph, handed) };
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
         let before = sink.borrow_mut().remove(&leaf.id);

@@ -1,6 +1,7 @@
 //! Rows of a table by number.
 
 use super::{Module, ModuleScope, init};
+use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -18,7 +19,7 @@ impl MaxNorm {
     /// Scales the rows that `index` names and that are too long, in place.
     #[track_caller]
     fn hold(self, table: &Tensor, index: &Tensor) -> Result<()> {
-        table.embedding_renorm_(index, self.max_norm, self.p)
+        autograd::update_state(|| table.embedding_renorm_(index, self.max_norm, self.p))
     }
 }
 

@@ -217,8 +217,7 @@ impl BatchNorm {
                 false => x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?,
             };
             if training && let Some(count) = &self.num_batches_tracked {
-                let _no_grad = autograd::no_grad();
-                count.add_(1)?;
+                autograd::update_state(|| count.add_(1))?;
             }
             Ok(out)
         })

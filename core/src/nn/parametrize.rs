@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use smallvec::smallvec;
+
 use super::{Module, Slot, init, join};
 use crate::autograd;
 use crate::dtype::DType;
@@ -221,12 +223,17 @@ impl<L: Weighted> SpectralNorm<L> {
     pub fn weight(&self) -> Result<Tensor> {
         let weight = self.layer.weight();
         let matrix = matrix::<L>(weight)?;
-        if self.training.load(Ordering::Relaxed) {
-            self.follow(&matrix.detach(), self.steps)?;
-        }
-        // Copies: the next pass writes into the buffers, which this one's gradient reads.
-        let (u, v) = (self.u.copy()?, self.v.copy()?);
-        weight.div(&u.dot(&matrix.mv(&v)?)?)
+        let vectors = autograd::updated(|| {
+            if self.training.load(Ordering::Relaxed) {
+                self.follow(&matrix.detach(), self.steps)?;
+            }
+            // Copies: the next pass writes into the buffers, which this one's gradient reads.
+            Ok(smallvec![self.u.copy()?, self.v.copy()?])
+        })?;
+        let [u, v] = &vectors[..] else {
+            return Err(Error::argument("SpectralNorm", "the vectors of the power method are lost"));
+        };
+        weight.div(&u.dot(&matrix.mv(v)?)?)
     }
 
     /// As the layer.

@@ -286,9 +286,11 @@ impl Tensor {
             let x = match (training, running) {
                 (true, running) => {
                     if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
-                        let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
-                        follow(mean, &m, momentum)?;
-                        follow(var, &v, momentum)?;
+                        autograd::update_state(|| {
+                            let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
+                            follow(mean, &m, momentum)?;
+                            follow(var, &v, momentum)
+                        })?;
                     }
                     normalized(&x, &[0, 2], false, eps)?
                 }
@@ -321,6 +323,8 @@ impl Tensor {
                 _ if training && norm.x.numel() == 0 => {
                     Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
                 }
+                // A checkpoint that runs again finds them moved already.
+                _ if training && autograd::is_recomputing() => norm.statistics(None, momentum)?,
                 _ if training => norm.statistics(running, momentum)?,
                 // Running statistics change with the next batch; the tape keeps these.
                 Some((mean, var)) => {

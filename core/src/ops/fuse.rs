@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::launch::{self, GROUP, MAX_RANK, Params};
 use super::recipe::Call;
+use crate::autograd;
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::environment;
@@ -283,6 +284,7 @@ pub(super) fn may_wait(call: &Call, tensors: &[&Tensor], out: &Tensor) -> bool {
 /// Lets an operation wait that [may](may_wait); gives it back if it cannot.
 pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Option<Call>> {
     let device = out.device();
+    tensors.iter().try_for_each(|t| out.same_device(call.op, t))?;
     let queue = device.queue();
     let mut gate = device.gate_of(queue);
     gate.failure()?;
@@ -325,7 +327,10 @@ fn join(
     let mut sources = SmallVec::new();
     for (k, (t, made)) in tensors.iter().zip(marks).enumerate() {
         sources.push(match gate.maker(*made) {
-            Some(step) => Source::Step(step),
+            Some(step) => {
+                autograd::touched(t, Access::Read);
+                Source::Step(step)
+            }
             None => {
                 let Some(slice) = t.bind_in(Access::Read, gate, mark)? else { return Ok(None) };
                 let (dtype, layout) = (call.dtypes[k], call.layouts[k + 1].clone());

@@ -277,6 +277,13 @@ where
     let Some((first, _)) = tensors.clone().into_iter().next() else {
         return Err(Error::argument("launch", "an operation on no tensors"));
     };
+    // Before the memory of one of them is bound: on another device the same place is something else.
+    for (t, _) in tensors.clone() {
+        if t.device() != first.device() {
+            let op = scope::current().op;
+            first.same_device(if op.is_empty() { "launch" } else { op }, t)?;
+        }
+    }
     loop {
         let mut gate = first.device().gate();
         gate.failure()?;

@@ -531,17 +531,18 @@ impl Tensor {
         let (_, n, _) = channels("instance_norm", self)?;
         if let Some((mean, var)) = running {
             same_statistics("instance_norm", self, (mean, var), n)?;
-            let _no_grad = autograd::no_grad();
-            let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
-            let flat = self.detach().to_dtype(wide(self.dtype()))?;
-            // Without space, an instance is one element.
-            let (v, m) = if space.is_empty() {
-                flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
-            } else {
-                flat.var_mean(&space, 1.0, false)?
-            };
-            follow(mean, &m.mean(&[0], false)?, momentum)?;
-            follow(var, &v.mean(&[0], false)?, momentum)?;
+            autograd::update_state(|| {
+                let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
+                let flat = self.detach().to_dtype(wide(self.dtype()))?;
+                // Without space, an instance is one element.
+                let (v, m) = if space.is_empty() {
+                    flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
+                } else {
+                    flat.var_mean(&space, 1.0, false)?
+                };
+                follow(mean, &m.mean(&[0], false)?, momentum)?;
+                follow(var, &v.mean(&[0], false)?, momentum)
+            })?;
         }
         self.norm_groups("instance_norm", n.max(1), [weight, bias], eps)
     }

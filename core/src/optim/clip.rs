@@ -48,7 +48,7 @@ impl Default for ClipNorm {
 /// ```
 ///
 /// # Errors
-/// The gradients are on several devices or of f64; memory runs out.
+/// The gradients are on several devices or of f64, or not of their parameters' shape, type and device; memory runs out.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipNorm::default())
 }
@@ -150,11 +150,14 @@ pub(crate) fn unscale(op: &'static str, parameters: &[Tensor], scaler: &Tensor, 
 fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut seen = FxHashSet::default();
     let mut grads = Vec::new();
-    for p in parameters.iter().filter(|p| nn::leaf(p).is_some_and(|leaf| seen.insert(leaf))) {
-        if let Some(grad) = fused::own_grad(p)?.filter(|g| g.numel() > 0) {
+    for (k, p) in parameters.iter().enumerate() {
+        if let Some(grad) = p.grad() {
+            fused::check_grad(op, k, p, &grad)?;
             fused::check_dtype(op, &grad)?;
-            grads.push(grad);
         }
+    }
+    for p in parameters.iter().filter(|p| nn::leaf(p).is_some_and(|leaf| seen.insert(leaf))) {
+        grads.extend(fused::own_grad(p)?.filter(|g| g.numel() > 0));
     }
     Ok(grads)
 }

@@ -651,16 +651,26 @@ fn grads(group: &Group, parameters: &[Tensor], copies: bool) -> Result<Grads> {
     for (member, &k) in group.members.iter().enumerate() {
         let p = &parameters[k];
         let Some(grad) = p.grad() else { continue };
-        if grad.dtype() != p.dtype() || grad.shape() != p.shape() {
-            let rule = format!("the gradient of parameter {k} is of its shape and type, {}", p.dtype());
-            return Err(Error::shape("step", rule, &[grad.shape(), p.shape()]));
-        }
+        check_grad("step", k, p, &grad)?;
         if p.numel() > 0 {
             let copy = if copies { amp::copies::room(p)? } else { None };
             grads.push(Grad { member, grad: grad.contiguous()?, copy });
         }
     }
     Ok(grads)
+}
+
+/// Fails for a gradient that is not of its parameter's shape, type and device, as `set_grad` may have left one.
+pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
+    if grad.shape() != p.shape() {
+        let rule = format!("the gradient of parameter {k} has its parameter's shape");
+        return Err(Error::shape(op, rule, &[grad.shape(), p.shape()]));
+    }
+    if grad.dtype() != p.dtype() {
+        let rule = format!("the gradient of parameter {k} has its parameter's type, {}", p.dtype());
+        return Err(Error::dtype(op, grad.dtype(), rule));
+    }
+    p.same_device(op, grad)
 }
 
 /// Fails for what a kernel cannot decide by.

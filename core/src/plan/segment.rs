@@ -119,7 +119,8 @@ pub fn segment(
     let plain = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
         body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
     };
-    if !autograd::is_enabled() {
+    // Inside a checkpoint, segments are parts of it, also when it runs again.
+    if !autograd::is_enabled() || autograd::is_recomputing() {
         return plain(&body);
     }
     let Some((saved, backend)) = PASS.with_borrow_mut(|pass| {

@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::{Inner, Tensor};
+use crate::autograd;
 use crate::dtype::DType;
+use crate::stream::Access;
 
 /// Good for as long as nobody writes to the tensor.
 pub(super) struct Beside {
@@ -29,6 +31,7 @@ impl Tensor {
 
     fn beside<R>(&self, take: impl FnOnce(&mut Made) -> Option<R>) -> Option<R> {
         let beside = self.inner.beside.as_ref().filter(|beside| beside.version == self.version())?;
+        autograd::touched(self, Access::Read);
         take(&mut beside.made.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

@@ -63,12 +63,20 @@ impl Inner {
     }
 }
 
-/// A tensor that this does not keep alive.
+/// Handle on a tensor that does not keep it alive: see [`Tensor::downgrade`].
 #[derive(Clone)]
-pub(crate) struct WeakTensor(Weak<Inner>);
+pub struct WeakTensor(Weak<Inner>);
+
+impl fmt::Debug for WeakTensor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WeakTensor")
+    }
+}
 
 impl WeakTensor {
-    pub(crate) fn upgrade(&self) -> Option<Tensor> {
+    /// Gives the tensor, if its handle or a clone of that is still there.
+    #[must_use]
+    pub fn upgrade(&self) -> Option<Tensor> {
         Some(Tensor { inner: self.0.upgrade()? })
     }
 }
@@ -268,8 +276,21 @@ impl Tensor {
             || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
 
-    /// The same tensor, which this does not keep alive.
-    pub(crate) fn downgrade(&self) -> WeakTensor {
+    /// Makes a handle that does not keep the tensor alive. It holds as long as this handle or a clone of it is there, and not other
+    /// tensors over the same memory. Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[3], DType::F32, &device)?;
+    /// let weak = x.downgrade();
+    /// assert!(weak.upgrade().is_some());
+    /// drop(x);
+    /// assert!(weak.upgrade().is_none());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[must_use]
+    pub fn downgrade(&self) -> WeakTensor {
         WeakTensor(Arc::downgrade(&self.inner))
     }
 
@@ -316,6 +337,7 @@ impl Tensor {
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
     pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
+        autograd::touched(self, access);
         self.note(slice);
         Ok(slice)
     }
@@ -331,6 +353,7 @@ impl Tensor {
     /// The same for an operation that waits, and what this is to it.
     pub(crate) fn bind_in(&self, access: Access, gate: &Gate<'_>, mark: Mark) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind_in(access, gate, mark)?;
+        autograd::touched(self, access);
         self.note(slice);
         Ok(slice)
     }
@@ -343,6 +366,11 @@ impl Tensor {
     /// Its memory, which this does not keep.
     pub(crate) fn memory(&self) -> Weak<Storage> {
         Arc::downgrade(&self.inner.storage)
+    }
+
+    /// The number of its memory: larger than that of older memory.
+    pub(crate) fn memory_id(&self) -> u64 {
+        self.inner.storage.id
     }
 
     pub(crate) fn life(&self) -> Life {

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::autograd;
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::error::Result;
@@ -14,6 +15,8 @@ use crate::stream::{Access, Gate, Uses};
 /// A piece of memory, given back when the last tensor over it is dropped.
 pub(crate) struct Storage {
     pub(super) device: Device,
+    /// Larger than that of all memory that is older.
+    pub(super) id: u64,
     bytes: u64,
     /// How many recorded operations have written to it in place.
     pub(super) writes: AtomicU32,
@@ -92,6 +95,7 @@ impl Storage {
         }
         Ok(Self {
             device: device.clone(),
+            id: autograd::next_id(),
             bytes,
             writes: AtomicU32::new(0),
             kept: AtomicU32::new(0),
@@ -111,7 +115,7 @@ impl Storage {
     }
 
     /// How often it was written: the same number, the same contents.
-    pub(super) fn version(&self) -> u64 {
+    pub(crate) fn version(&self) -> u64 {
         self.lock().version
     }
 

@@ -1,0 +1,273 @@
+//! First and second runs of a checkpoint's body: the second one is to do what the first one did, and to change nothing else.
+//!
+//! A first run is recorded: the random numbers that it draws, values that it makes of state which it changes, and the versions of
+//! older tensors that it reads. A second run draws the same numbers, is given the same values, leaves the state of modules alone,
+//! and does not begin if what it reads was changed. The device's random numbers are not touched by it, so other threads, panics and errors
+//! cannot disturb them.
+
+use std::cell::{Cell, RefCell};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use rustc_hash::FxHashMap;
+use smallvec::SmallVec;
+
+use super::next_id;
+use crate::device::{Device, RandomState};
+use crate::error::{Error, Result};
+use crate::stream::Access;
+use crate::tensor::Tensor;
+use crate::tensor::storage::Storage;
+
+type Values = SmallVec<[Tensor; 2]>;
+
+/// A tensor's memory that a first run has read, with its version then.
+struct Read {
+    memory: Weak<Storage>,
+    version: u64,
+    /// Whether the run has written to it as well: then it is the body's own affair.
+    is_written: bool,
+}
+
+/// Record of a first run.
+#[derive(Default)]
+pub(super) struct FirstRun {
+    /// Draws, each with the address of its device.
+    draws: Vec<(usize, RandomState)>,
+    values: Vec<Values>,
+    /// By the memory's id. Empty while the run goes on.
+    read: Vec<(Weak<Storage>, u64)>,
+}
+
+enum Frame {
+    First {
+        run: FirstRun,
+        /// Memory with a smaller id is older than the run.
+        start: u64,
+        reads: FxHashMap<u64, Read>,
+    },
+    Again {
+        run: Arc<FirstRun>,
+        draws: usize,
+        values: usize,
+    },
+    /// Updates of state, which are no part of a run.
+    Update,
+}
+
+/// Frames of all threads: without one, no operation looks for a frame.
+static FRAMES: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Runs and updates that this thread is inside of, the innermost last.
+    static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    /// How many of them are second runs.
+    static AGAIN: Cell<usize> = const { Cell::new(0) };
+}
+
+/// A frame on the stack while this lives.
+struct Entered {
+    depth: usize,
+}
+
+impl Entered {
+    fn new(frame: Frame) -> Self {
+        FRAMES.fetch_add(1, Ordering::Relaxed);
+        AGAIN.set(AGAIN.get() + usize::from(matches!(frame, Frame::Again { .. })));
+        let depth = STACK.with_borrow_mut(|stack| {
+            stack.push(frame);
+            stack.len()
+        });
+        Self { depth }
+    }
+
+    fn pop(&self) -> Option<Frame> {
+        STACK.with_borrow_mut(|stack| if stack.len() == self.depth { stack.pop() } else { None })
+    }
+
+    /// Takes the frame off before its time: what [`Drop`] would drop.
+    fn finish(self) -> Option<Frame> {
+        self.pop().inspect(Self::left)
+    }
+
+    fn left(frame: &Frame) {
+        FRAMES.fetch_sub(1, Ordering::Relaxed);
+        AGAIN.set(AGAIN.get() - usize::from(matches!(frame, Frame::Again { .. })));
+    }
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        // What the frame holds is dropped when the stack is free.
+        drop(self.pop().inspect(Self::left));
+    }
+}
+
+/// Runs the body of a checkpoint for the first time, and records the run.
+pub(super) fn first<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, FirstRun)> {
+    let entered = Entered::new(Frame::First {
+        run: FirstRun::default(),
+        start: next_id(),
+        reads: FxHashMap::default(),
+    });
+    let out = body()?;
+    let Some(Frame::First { mut run, reads, .. }) = entered.finish() else {
+        return Err(Error::argument(
+            "checkpoint",
+            "a checkpoint's body ended on another thread than it began",
+        ));
+    };
+    let unwritten = reads.into_values().filter(|read| !read.is_written);
+    run.read = unwritten.map(|read| (read.memory, read.version)).collect();
+    Ok((out, run))
+}
+
+/// Runs the body of a checkpoint again.
+pub(super) fn again<R>(run: &Arc<FirstRun>, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let _entered = Entered::new(Frame::Again { run: Arc::clone(run), draws: 0, values: 0 });
+    body()
+}
+
+impl FirstRun {
+    /// Whether all that the run has read is as it was then.
+    pub(super) fn is_current(&self) -> bool {
+        self.read
+            .iter()
+            .all(|(memory, version)| memory.upgrade().is_none_or(|memory| memory.version() == *version))
+    }
+}
+
+/// Whether this thread runs the body of a [`checkpoint`](super::checkpoint) again, for its gradient. A module that changes state in its
+/// forward pass leaves that state alone then; [`update_state`] does so.
+///
+/// ```
+/// # use forebay_core::autograd;
+/// assert!(!autograd::is_recomputing());
+/// ```
+#[must_use]
+pub fn is_recomputing() -> bool {
+    FRAMES.load(Ordering::Relaxed) > 0 && AGAIN.get() > 0
+}
+
+/// Runs `update`, which changes state of a module in its forward pass, such as running statistics or a counter; without recording, and not
+/// when a [`checkpoint`](super::checkpoint) runs its body again. A checkpointed model then changes as one without checkpoints does.
+///
+/// ```
+/// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// # let (x, seen) = (Tensor::ones(&[3], DType::F32, &device)?, Tensor::zeros(&[], DType::F32, &device)?);
+/// autograd::update_state(|| seen.add_(&x.detach().sum_all()?))?;
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// As `update`.
+pub fn update_state(update: impl FnOnce() -> Result<()>) -> Result<()> {
+    if is_recomputing() { Ok(()) } else { updating(update) }
+}
+
+/// Does what is no part of the runs of checkpoints around it.
+fn updating<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
+    let _no_grad = super::no_grad();
+    let _entered = Entered::new(Frame::Update);
+    update()
+}
+
+/// As [`update_state`], for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
+pub(crate) fn updated(update: impl FnOnce() -> Result<Values>) -> Result<Values> {
+    if FRAMES.load(Ordering::Relaxed) == 0 {
+        return updating(update);
+    }
+    let known = STACK.with_borrow_mut(|stack| {
+        stack.iter_mut().rev().find_map(|frame| match frame {
+            Frame::Again { run, values, .. } => {
+                *values += 1;
+                Some(run.values.get(*values - 1).cloned())
+            }
+            Frame::First { .. } | Frame::Update => None,
+        })
+    });
+    let values = match known {
+        None => updating(update)?,
+        Some(Some(values)) => values,
+        Some(None) => {
+            return Err(Error::Backward(
+                "the body of a checkpoint took another way when it ran again; it must do the same twice"
+                    .into(),
+            ));
+        }
+    };
+    STACK.with_borrow_mut(|stack| {
+        for run in recorded(stack) {
+            run.values.push(values.clone());
+        }
+    });
+    Ok(values)
+}
+
+/// The first runs that what happens now is a part of: those within the innermost second run.
+fn recorded(stack: &mut [Frame]) -> impl Iterator<Item = &mut FirstRun> {
+    stack.iter_mut().rev().map_while(|frame| match frame {
+        Frame::First { run, .. } => Some(run),
+        Frame::Again { .. } | Frame::Update => None,
+    })
+}
+
+/// The next draw of a second run; `None` outside of one.
+#[inline]
+pub(crate) fn drawn_before(device: &Device) -> Option<RandomState> {
+    if FRAMES.load(Ordering::Relaxed) == 0 {
+        return None;
+    }
+    STACK.with_borrow_mut(|stack| {
+        let state = stack.iter_mut().rev().find_map(|frame| match frame {
+            Frame::First { .. } => None,
+            Frame::Update => Some(None),
+            Frame::Again { run, draws, .. } => {
+                let next = run.draws.get(*draws).filter(|(at, _)| *at == device.address());
+                *draws += usize::from(next.is_some());
+                Some(next.map(|(_, state)| *state))
+            }
+        });
+        let state = state.flatten()?;
+        recorded(stack).for_each(|run| run.draws.push((device.address(), state)));
+        Some(state)
+    })
+}
+
+/// Records a draw.
+#[inline]
+pub(crate) fn drawn(device: &Device, state: RandomState) {
+    if FRAMES.load(Ordering::Relaxed) > 0 {
+        STACK.with_borrow_mut(|stack| {
+            recorded(stack).for_each(|run| run.draws.push((device.address(), state)))
+        });
+    }
+}
+
+/// Records that an operation reads or writes a tensor. It costs one load where no checkpoint runs.
+#[inline]
+pub(crate) fn touched(t: &Tensor, access: Access) {
+    if FRAMES.load(Ordering::Relaxed) > 0 {
+        note(t, access);
+    }
+}
+
+#[cold]
+fn note(t: &Tensor, access: Access) {
+    // A thread that ends has no runs any more.
+    let _ = STACK.try_with(|stack| {
+        let Ok(mut stack) = stack.try_borrow_mut() else { return };
+        let id = t.memory_id();
+        for frame in stack.iter_mut().rev() {
+            match frame {
+                Frame::Update => break,
+                Frame::First { start, reads, .. } if id < *start => {
+                    let seen = || Read { memory: t.memory(), version: t.version(), is_written: false };
+                    reads.entry(id).or_insert_with(seen).is_written |= access == Access::Write;
+                }
+                Frame::First { .. } | Frame::Again { .. } => {}
+            }
+        }
+    });
+}
