@@ -20,6 +20,7 @@ mod amp;
 mod attention;
 mod autograd;
 mod capture;
+mod checkpoints;
 mod convolutions;
 mod costs;
 mod custom;
@@ -58,6 +59,7 @@ mod second;
 mod streams;
 mod tensors;
 mod training;
+mod walks;
 mod wgsl;
 
 /// One test.
@@ -86,6 +88,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("autograd", autograd::TESTS),
     ("second", second::TESTS),
     ("hooks", hooks::TESTS),
+    ("walks", walks::TESTS),
+    ("checkpoints", checkpoints::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),
     ("attention", attention::TESTS),
