@@ -108,3 +108,150 @@ impl Drop for Leaf {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::catch_unwind;
+    use std::thread;
+
+    use smallvec::smallvec;
+
+    use super::super::{attach, attach_twice, checkpoint};
+    use super::*;
+    use crate::device::Device;
+    use crate::dtype::DType;
+    use crate::error::Result;
+
+    const DEPTH: usize = 30_000;
+
+    /// Makes a history of that depth on a thread with a small stack, and drops it there.
+    fn on_a_small_stack(deepen: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static) {
+        let work = move || -> Result<()> {
+            let device = Device::null(Default::default());
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            for _ in 0..DEPTH {
+                t = deepen(&t)?;
+            }
+            drop(t);
+            assert_eq!(device.memory().allocated(), 0);
+            Ok(())
+        };
+        let thread = thread::Builder::new().stack_size(1 << 20).spawn(work).expect("a thread");
+        thread.join().expect("it does not panic").expect("it does not fail");
+    }
+
+    #[test]
+    fn chains_of_operations_are_dropped() {
+        on_a_small_stack(|t| t.reshape([1]));
+    }
+
+    #[test]
+    fn closures_that_hold_results_are_dropped() {
+        on_a_small_stack(|t| {
+            let (held, x) = (t.clone(), t.detach().requires_grad_()?);
+            Ok(attach("own", x.detach(), &[&x], move |g, _| {
+                let _ = &held;
+                Ok(smallvec![Some(g.clone())])
+            }))
+        });
+    }
+
+    #[test]
+    fn checkpoints_that_capture_the_last_one_are_dropped() {
+        on_a_small_stack(|t| {
+            let held = t.clone();
+            checkpoint(&[&t.detach()], move |_| held.reshape([1]))
+        });
+    }
+
+    #[test]
+    fn leaves_with_gradients_that_have_a_history_are_dropped() {
+        on_a_small_stack(|t| {
+            let next = t.detach().requires_grad_()?;
+            next.set_grad(Some(t.reshape([1])?));
+            Ok(next)
+        });
+    }
+
+    #[test]
+    fn leaves_with_leaves_for_gradients_are_dropped() {
+        on_a_small_stack(|t| {
+            let next = t.detach().requires_grad_()?;
+            next.set_grad(Some(t.clone()));
+            Ok(next)
+        });
+    }
+
+    #[test]
+    fn hooks_that_hold_other_tensors_are_dropped() {
+        on_a_small_stack(|t| {
+            let (next, held) = (t.detach().requires_grad_()?, t.clone());
+            next.register_hook(move |_| Ok(Some(held.clone())))?;
+            let (result, held) = (next.reshape([1])?, next);
+            result.register_hook(move |_| Ok(Some(held.clone())))?;
+            Ok(result)
+        });
+    }
+
+    #[test]
+    fn recorded_writes_are_dropped() {
+        on_a_small_stack(|t| {
+            let next = t.detach();
+            next.copy_(t)?;
+            Ok(next)
+        });
+    }
+
+    thread_local! {
+        static LAST: RefCell<Option<Tensor>> = const { RefCell::new(None) };
+    }
+
+    #[test]
+    fn histories_are_dropped_where_a_thread_ends() {
+        let work = || {
+            let device = Device::null(Default::default());
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            for _ in 0..DEPTH {
+                t = t.reshape([1])?;
+            }
+            LAST.set(Some(t));
+            Ok::<_, crate::error::Error>(device)
+        };
+        let thread = thread::Builder::new().stack_size(1 << 20).spawn(work).expect("a thread");
+        let device = thread.join().expect("it does not panic").expect("it does not fail");
+        assert_eq!(device.memory().allocated(), 0);
+    }
+
+    #[test]
+    fn a_destructor_that_panics_loses_nothing_else() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("a destructor");
+            }
+        }
+        let device = Device::null(Default::default());
+        let make = || -> Result<Tensor> {
+            let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
+            for k in 0..10 {
+                let bomb = (k == 5).then(|| Bomb);
+                t = attach_twice("own", t.add(1.0)?.detach(), &[&t], move |g, _| {
+                    let _ = &bomb;
+                    Ok(smallvec![Some(g.clone())])
+                });
+            }
+            Ok(t)
+        };
+        let t = make().expect("it is made");
+        assert!(catch_unwind(AssertUnwindSafe(move || drop(t))).is_err());
+        assert_eq!(device.memory().allocated(), 0);
+        // The queue works as before, also while a panic unwinds.
+        let t = make().expect("it is made");
+        let unwound = catch_unwind(AssertUnwindSafe(move || {
+            let _t = t;
+            panic!("the first panic");
+        }));
+        assert!(unwound.is_err());
+        assert_eq!(device.memory().allocated(), 0);
+    }
+}

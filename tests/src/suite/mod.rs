@@ -24,6 +24,7 @@ mod checkpoints;
 mod convolutions;
 mod costs;
 mod custom;
+mod devices;
 mod errors;
 mod factors;
 mod faults;
@@ -109,6 +110,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("profile", profile::TESTS),
     ("costs", costs::TESTS),
     ("errors", errors::TESTS),
+    ("devices", devices::TESTS),
     ("training", training::TESTS),
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
