@@ -18,11 +18,10 @@ use crate::tensor::Tensor;
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
-/// Parameters and results that `body` captures get their gradients too, when the backward pass runs it again; what it captures is not to
-/// be changed until then. `body` must give
-/// the same result when it is run twice; random numbers drawn inside replay, under the
-/// [`autocast`](crate::amp::autocast) of the first time. Checkpoints nest: an inner one is taken when the outer one
-/// runs again.
+/// Parameters and results that `body` captures get their gradients too, when the backward pass runs it again. A captured tensor that was changed
+/// until then is an error. `body` must give the same result when it is run twice; random numbers drawn inside are the same, under the
+/// [`autocast`](crate::amp::autocast) of the first time. The second run leaves the state of modules alone, such as running statistics; modules of
+/// your own use [`update_state`](super::update_state). Checkpoints nest: an inner one is taken when the outer one runs again.
 ///
 /// ```no_run
 /// # use forebay_core::{autograd::checkpoint, tensor::Tensor, error::Result};

@@ -44,7 +44,7 @@ pub use compose::{attach_composed, attach_linear, attach_linear_by};
 pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
-pub(crate) use recompute::{drawn, drawn_before, touched, updated};
+pub(crate) use recompute::{drawn, drawn_before, mode_of_run, touched, updated};
 pub use recompute::{is_recomputing, update_state};
 pub use saved::SavedTensor;
 pub use walk::{GradOptions, backward, grad, grad_allow_unused};

@@ -35,6 +35,8 @@ pub(super) struct FirstRun {
     /// Draws, each with the address of its device.
     draws: Vec<(usize, RandomState)>,
     values: Vec<Values>,
+    /// Modes of modules, training or evaluation.
+    modes: Vec<bool>,
     /// By the memory's id. Empty while the run goes on.
     read: Vec<(Weak<Storage>, u64)>,
 }
@@ -50,6 +52,7 @@ enum Frame {
         run: Arc<FirstRun>,
         draws: usize,
         values: usize,
+        modes: usize,
     },
     /// Updates of state, which are no part of a run.
     Update,
@@ -124,7 +127,7 @@ pub(super) fn first<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, FirstRun)
 
 /// Runs the body of a checkpoint again.
 pub(super) fn again<R>(run: &Arc<FirstRun>, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let _entered = Entered::new(Frame::Again { run: Arc::clone(run), draws: 0, values: 0 });
+    let _entered = Entered::new(Frame::Again { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
     body()
 }
 
@@ -210,6 +213,26 @@ fn recorded(stack: &mut [Frame]) -> impl Iterator<Item = &mut FirstRun> {
     stack.iter_mut().rev().map_while(|frame| match frame {
         Frame::First { run, .. } => Some(run),
         Frame::Again { .. } | Frame::Update => None,
+    })
+}
+
+/// Gives the mode of a module, which is `now`; in a second run the mode that it had in the first one.
+pub(crate) fn mode_of_run(now: bool) -> bool {
+    if FRAMES.load(Ordering::Relaxed) == 0 {
+        return now;
+    }
+    STACK.with_borrow_mut(|stack| {
+        let known = stack.iter_mut().rev().find_map(|frame| match frame {
+            Frame::First { .. } => None,
+            Frame::Update => Some(None),
+            Frame::Again { run, modes, .. } => {
+                *modes += 1;
+                Some(run.modes.get(*modes - 1).copied())
+            }
+        });
+        let mode = known.flatten().unwrap_or(now);
+        recorded(stack).for_each(|run| run.modes.push(mode));
+        mode
     })
 }
 

@@ -288,7 +288,7 @@ impl Walk<'_> {
             wanted,
             node,
             again,
-            kept,
+            kept: run.is_shared,
             sink: self.sink,
             pending: RefCell::new(&mut self.pending),
             handed: RefCell::default(),
@@ -369,6 +369,8 @@ struct Run<'a> {
     backward: Arc<Backward>,
     /// The node whose closure is freed with this.
     freed: Option<&'a Node>,
+    /// Whether walks that keep the tape run it meanwhile.
+    is_shared: bool,
 }
 
 impl<'a> Run<'a> {
@@ -380,7 +382,9 @@ impl<'a> Run<'a> {
                 if !kept {
                     *closure = Closure::Running;
                 }
-                return Ok(Self { backward, freed: (!kept).then_some(node) });
+                // Nobody else gets it from here on, if this walk frees it: what it has saved is then given away, unless others run it.
+                let is_shared = kept || Arc::strong_count(&backward) > 1;
+                return Ok(Self { backward, freed: (!kept).then_some(node), is_shared });
             }
             Closure::Running => {
                 "is being walked by another pass (of another thread, or around this one), which frees what it saved"

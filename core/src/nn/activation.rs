@@ -171,6 +171,6 @@ impl Rrelu {
     /// The dtype is no float; memory runs out.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.rrelu(self.lower, self.upper, self.training.load(std::sync::atomic::Ordering::Relaxed))
+        x.rrelu(self.lower, self.upper, super::is_training(&self.training))
     }
 }

@@ -32,7 +32,7 @@ macro_rules! dropouts {
             /// `p` is no probability; `x` has other dimensions; memory runs out.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
-                let ($p, $training) = (self.p, self.training.load(Ordering::Relaxed));
+                let ($p, $training) = (self.p, super::is_training(&self.training));
                 self.scope.run(|| $forward)
             }
         }

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::autograd;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -268,6 +269,11 @@ impl Module for Tensor {
             f(path, Slot::Buffer(self));
         }
     }
+}
+
+/// Whether a module trains; in the second run of a checkpoint, whether it did in the first one.
+pub(crate) fn is_training(mode: &AtomicBool) -> bool {
+    autograd::mode_of_run(mode.load(Ordering::Relaxed))
 }
 
 impl Module for AtomicBool {

@@ -236,7 +236,7 @@ impl MultiheadAttention {
     }
 
     fn is_training(&self) -> bool {
-        self.training.load(Ordering::Relaxed)
+        super::is_training(&self.training)
     }
 
     fn dropout(&self) -> f64 {

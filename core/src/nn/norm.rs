@@ -210,7 +210,7 @@ impl BatchNorm {
     fn forward(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
         self.scope.run(|| {
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
-            let training = self.training.load(Ordering::Relaxed) || running.is_none();
+            let training = super::is_training(&self.training) || running.is_none();
             let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
             let out = match relu {
                 true => x.batch_norm_relu(running, weight, bias, training, self.momentum, self.eps)?,
@@ -351,7 +351,7 @@ impl InstanceNorm {
                 return Err(Error::shape(name, rule, &[x.shape()]));
             }
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
-            let training = self.training.load(Ordering::Relaxed);
+            let training = super::is_training(&self.training);
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let space: usize = x.shape()[2..].iter().product();
             let own = training || running.is_none();

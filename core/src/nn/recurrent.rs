@@ -233,7 +233,7 @@ impl Layers {
         let (mut last, mut last_cells) = (Vec::new(), Vec::new());
         for (layer, weights) in self.weights.chunks(directions).enumerate() {
             if layer > 0 {
-                x = x.dropout(options.dropout, self.training.load(Ordering::Relaxed))?;
+                x = x.dropout(options.dropout, super::is_training(&self.training))?;
             }
             let mut outs = Vec::with_capacity(directions);
             for (direction, weights) in weights.iter().enumerate() {

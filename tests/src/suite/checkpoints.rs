@@ -25,6 +25,7 @@ tests![
     a_checkpoint_leaves_statistics_as_a_plain_pass_does,
     passes_before_a_backward_pass_keep_their_own_singular_vectors,
     state_that_a_users_module_updates_moves_once,
+    a_second_run_has_the_mode_of_the_first_one,
     random_numbers_go_on_after_a_second_run_that_fails,
     draws_of_other_threads_do_not_change_a_second_run,
     a_seed_inside_a_checkpoint_counts_once,
@@ -274,6 +275,27 @@ fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     expect(&seen, &[2.0])?;
     expect(&sum, &[2.0, 4.0])?;
     ensure!(!autograd::is_recomputing());
+    Ok(())
+}
+
+fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    for depth in [1, 2] {
+        let drop = Arc::new(Dropout::new(0.5));
+        fn run(drop: &Arc<Dropout>, x: &Tensor, depth: usize) -> CoreResult<Tensor> {
+            let drop = drop.clone();
+            match depth {
+                0 => drop.forward(x),
+                _ => checkpoint(&[x], move |x| run(&drop, &x[0], depth - 1)),
+            }
+        }
+        let y = run(&drop, &x, depth)?;
+        // As a validation between a forward and its backward pass leaves it.
+        drop.eval();
+        y.sum_all()?.backward()?;
+        ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the mask differs");
+        x.set_grad(None);
+    }
     Ok(())
 }
 

@@ -9,8 +9,8 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::{Attention, cat, stack};
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, AdamW, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd, clip_grad_norm_,
-    clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, AdamW, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
+    clip_grad_norm_, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 
@@ -78,7 +78,11 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
             p[1].set_grad(Some(grad.clone()));
             let what = format!("optimiser {at}, gradient {k}");
             let done = make(p.clone()).step();
-            if k == 0 { is_of_devices(done, &what)? } else { ensure!(done.is_err(), "{what}: accepted") }
+            if k == 0 {
+                is_of_devices(done, &what)?
+            } else {
+                ensure!(done.is_err(), "{what}: accepted")
+            }
             unchanged(&p, &what)?;
         }
         let p = parameters()?;
@@ -89,7 +93,11 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
             [clip_grad_norm_(&p, 0.1).map(drop), clip_grad_value_(&p, 0.1), scaler.unscale_(&opt)];
         for (at, done) in all.into_iter().enumerate() {
             let what = format!("clip {at}, gradient {k}");
-            if k == 0 { is_of_devices(done, &what)? } else { ensure!(done.is_err(), "{what}: accepted") }
+            if k == 0 {
+                is_of_devices(done, &what)?
+            } else {
+                ensure!(done.is_err(), "{what}: accepted")
+            }
             unchanged(&p, &what)?;
         }
     }
@@ -110,8 +118,7 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
     is_of_devices(y.backward_with(&seed), "backward_with")?;
     is_of_devices(functional::vjp(|x| x[0].exp(), &[x.detach()], &seed), "vjp")?;
     ensure!(x.grad().is_none());
-    y.sum_all()?.backward()
-        .context("what was refused has walked nothing")
+    y.sum_all()?.backward().context("what was refused has walked nothing")
 }
 
 fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
@@ -180,7 +187,25 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
             Ok([make(0)?, make(1)?, make(2)?])
         };
         // How many operands it takes: the first that may be of another device without an error is not one of them.
-        let operands = if ["add", "mul_", "matmul", "gather", "index_select", "masked_fill", "conv1d", "cross_entropy", "embedding", "lerp", "cdist"].contains(name) { 2 } else { 3 };
+        let operands = if [
+            "add",
+            "mul_",
+            "matmul",
+            "gather",
+            "index_select",
+            "masked_fill",
+            "conv1d",
+            "cross_entropy",
+            "embedding",
+            "lerp",
+            "cdist",
+        ]
+        .contains(name)
+        {
+            2
+        } else {
+            3
+        };
         let before = device.memory().allocated();
         for _ in 0..2 {
             let (foreign, trains) = (numbers.below(operands), numbers.below(2) == 1);
