@@ -1,6 +1,6 @@
 //! Dropout as layers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope};
 use crate::error::{Error, Result};

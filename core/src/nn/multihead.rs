@@ -1,6 +1,6 @@
 //! Attention over several heads, with PyTorch's parameters.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
 use crate::device::Device;

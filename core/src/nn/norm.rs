@@ -1,6 +1,6 @@
 //! Normalisation layers.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
 use crate::autograd;

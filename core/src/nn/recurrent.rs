@@ -1,6 +1,6 @@
 //! Recurrent layers, with PyTorch's parameters.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, Slot, init, join};
 use crate::device::Device;
