@@ -272,6 +272,7 @@ impl CudaBackend {
                 max_groups: 65_535,
                 subgroup_size: (warp, warp),
                 max_params: MAX_PARAMS as u32,
+                max_turns: u32::MAX,
             },
             peak: peak(device, arch),
         };

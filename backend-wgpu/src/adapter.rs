@@ -130,6 +130,15 @@ pub(crate) fn enumerate() -> Vec<Found> {
 
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
+    let mut backend = open_probed(index)?;
+    if backend.info_mut().software && !probe::finishes_long_loops(&backend)? {
+        backend.info_mut().limits.max_turns = probe::FEW_TURNS;
+    }
+    Ok(backend)
+}
+
+/// Opens an adapter, and tries the types that its driver offers.
+fn open_probed(index: usize) -> Result<WgpuBackend> {
     let instance = instance();
     let found = candidates(&instance);
     let refuse = |reason: String| Error::NoDevice { asked: format!("wgpu:{index}"), reason };
@@ -251,6 +260,8 @@ fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
         max_groups: limits.max_compute_workgroups_per_dimension,
         subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
         max_params: u32::try_from(limits.max_uniform_buffer_binding_size).unwrap_or(u32::MAX).min(MAX_PARAMS),
+        // Programs that play a GPU are asked by a kernel.
+        max_turns: u32::MAX,
     }
 }
 

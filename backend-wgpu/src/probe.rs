@@ -127,3 +127,33 @@ pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Featur
     }
     Ok(backend.free_segment(segment)?)
 }
+
+/// Turns that drivers which end loops early let all loops of an invocation take together (Mesa's `LP_MAX_TGSI_LOOP_ITERATIONS`).
+pub(crate) const FEW_TURNS: u32 = 65_535;
+
+/// Counts the turns of a loop of more than [`FEW_TURNS`], by a recurrence that no compiler has a formula for. True if all were taken.
+pub(crate) fn finishes_long_loops(backend: &WgpuBackend) -> Result<bool> {
+    const TURNS: u32 = FEW_TURNS + 1000;
+    let next = |value: u32| (value ^ (value >> 7)).wrapping_mul(5).wrapping_add(1);
+    let wgsl = "
+        @group(0) @binding(0) var<storage, read_write> x: array<u32>;
+        @compute @workgroup_size(1)
+        fn main() {
+            let turns = x[0];
+            var value = x[1];
+            for (var turn = 0u; turn < turns; turn++) { value = (value ^ (value >> 7u)) * 5u + 1u; }
+            x[1] = value;
+        }";
+    let label = "a probe of long loops";
+    let kernel =
+        backend.compile(&KernelSource { label, wgsl, entry: "main", overrides: &[], zeroed: true })?;
+    let segment = backend.alloc_segment(backend.limits().alignment)?;
+    let slice = Slice { segment, offset: 0, bytes: 8 };
+    backend.upload(slice, &[TURNS, 0].map(u32::to_le_bytes).concat())?;
+    backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] })?;
+    let mut found = [0; 8];
+    backend.download(slice, &mut found)?;
+    backend.free_segment(segment)?;
+    let expected = (0..TURNS).fold(0, |value, _| next(value));
+    Ok(found[4..] == expected.to_le_bytes())
+}

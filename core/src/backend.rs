@@ -94,6 +94,9 @@ pub struct Limits {
     pub subgroup_size: (u32, u32),
     /// Bytes of parameters for one launch.
     pub max_params: u32,
+    /// Turns that all loops of one invocation may take together; `u32::MAX` where nothing ends them. Mesa's software driver ends
+    /// loops after 65,535 turns without an error, and the results are wrong.
+    pub max_turns: u32,
 }
 
 /// A range of a segment: what a kernel binds and a copy touches.

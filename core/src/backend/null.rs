@@ -99,6 +99,7 @@ impl Default for Profile {
                 max_groups: 65_535,
                 subgroup_size: (32, 32),
                 max_params: 4096,
+                max_turns: u32::MAX,
             },
             config: Config::default(),
             speed: Speed { flops: 67e12, half_flops: 990e12, bytes: 3.35e12, launches: 250e3, host: 50e9 },

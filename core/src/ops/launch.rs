@@ -30,11 +30,13 @@ pub(crate) struct Params {
     words: Vec<u32>,
     /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
     wide: bool,
+    /// Turns that all loops of one invocation take together, at most.
+    turns: usize,
 }
 
 impl Params {
     pub(crate) fn new() -> Self {
-        Self { words: Vec::with_capacity(80), wide: false }
+        Self { words: Vec::with_capacity(80), wide: false, turns: 0 }
     }
 
     /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
@@ -63,6 +65,13 @@ impl Params {
             self.wide |= extent > u32::MAX as usize;
         }
         self.words.extend_from_slice(&words);
+        self
+    }
+
+    /// States how many turns all loops of one invocation take together, at most. The number is no parameter: a launch with more turns
+    /// than the device finishes is an error. Every kernel whose loops grow with its operands states it.
+    pub(crate) fn turns(mut self, turns: usize) -> Self {
+        self.turns = self.turns.max(turns);
         self
     }
 
@@ -213,7 +222,22 @@ pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, group
         let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
         return Err(Error::argument(scope::current().op, why));
     }
+    if let Some(first) = tensors.first()
+        && params.turns > first.device().info().limits.max_turns as usize
+    {
+        return Err(too_many_turns(first.device(), params.turns));
+    }
     enqueue_words(kernel, tensors, &params.align().words, groups)
+}
+
+/// The error of a kernel whose loops the device's driver would end early, without a word.
+#[cold]
+fn too_many_turns(device: &Device, turns: usize) -> Error {
+    let most = device.info().limits.max_turns;
+    let reason = format!(
+        "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
+    );
+    Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
 
 /// The same with the words of the uniform block, a multiple of four of them.
@@ -329,7 +353,29 @@ fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::fold;
+    use super::{Params, fold, launch};
+    use crate::backend::null::Profile;
+    use crate::device::Device;
+    use crate::dtype::DType;
+    use crate::tensor::Tensor;
+    use forebay_shaders::KernelSpec;
+
+    #[test]
+    fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
+        let mut profile = Profile::default();
+        profile.limits.max_turns = 1000;
+        let device = Device::null(profile);
+        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let spec = KernelSpec::new("matmul_sum").def("T", "f32").def("dtype", "f32");
+        let run = |turns| launch(&spec, &[&sums, &result], Params::new().size(8).size(2).turns(turns), 1);
+        assert!(run(1000).is_ok());
+        let error = run(1001).expect_err("too many").to_string();
+        assert!(
+            error.contains("a loop would take 1001 turns, and its driver ends loops after 1000"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn a_long_grid_is_folded_and_covers_every_group() {
