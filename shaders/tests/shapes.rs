@@ -45,7 +45,10 @@ fn distances() {
         for dtype in ["f32", "f64"] {
             for pass in ["forward", "backward"] {
                 if norm != "zero" || pass == "forward" {
-                    valid(&KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm).def("pass", pass));
+                    for parts in [false, true] {
+                        let spec = KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm);
+                        valid(&spec.def("pass", pass).def("parts", parts));
+                    }
                 }
             }
         }
@@ -57,9 +60,17 @@ fn pools() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
         for kind in ["max", "avg"] {
             for pass in ["forward", "backward"] {
-                for adaptive in [false, true] {
-                    let spec = KernelSpec::new("pool").def("dtype", dtype).def("kind", kind);
-                    valid(&spec.def("adaptive", adaptive).def("pass", pass));
+                for stage in ["each", "whole", "parts", "join"] {
+                    for (adaptive, large) in [(false, false), (true, false), (true, true)] {
+                        let spec = KernelSpec::new("pool").def("dtype", dtype).def("kind", kind);
+                        valid(
+                            &spec
+                                .def("adaptive", adaptive)
+                                .def("large", large)
+                                .def("pass", pass)
+                                .def("stage", stage),
+                        );
+                    }
                 }
             }
         }

@@ -4,6 +4,7 @@ Distances between all rows of a and all rows of b, in batches; any strides.
 dtype: f32 or f64 · norm: `zero`, `one`, `two`, `max` or `power`, whose exponent is p.power and, of f64, what f32 leaves of it
 pass: `forward`, a tile of 16 x 16 distances a workgroup, whose rows come through workgroup memory in pieces of 16
       `backward`, the gradient of a: one invocation an element sums over the rows of b
+parts: `forward`, of the widths' parts, and `backward`, of parts of the rows of b, sums (or maxima) are written, to [splits, ..]
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -23,8 +24,9 @@ struct Params {
     width: u32,
     power: f32,
     power_rest: f32,
-    unused1: u32,
-    unused2: u32,
+    // Parts of a sum, and the terms of one.
+    splits: u32,
+    chunk: u32,
     // Of the operands in the order of their bindings: where they start, and how far batches, rows and columns are apart.
     offsets: vec4<u32>,
     batch_strides: vec4<u32>,
@@ -62,8 +64,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let number = group_index(group, groups);
     let b_tiles = (p.b_rows + 15u) / 16u;
     let a_tiles = (p.a_rows + 15u) / 16u;
-    let batch = number / (a_tiles * b_tiles);
-    if batch >= p.batch { return; }
+    let number_of_all = number / (a_tiles * b_tiles);
+    if number_of_all >= p.batch * p.splits { return; }
+    let batch = number_of_all % p.batch;
+    let part_start = number_of_all / p.batch * p.chunk;
+    let part_end = min(part_start + p.chunk, p.width);
     let a_first = (number / b_tiles % a_tiles) * 16u;
     let b_first = (number % b_tiles) * 16u;
     let row = lane / 16u;
@@ -71,12 +76,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let a_row = p.offsets.x + batch * p.batch_strides.x + min(a_first + row, p.a_rows - 1u) * p.row_strides.x;
     let b_row = p.offsets.y + batch * p.batch_strides.y + min(b_first + row, p.b_rows - 1u) * p.row_strides.y;
     var total = {{ T }}(0);
-    for (var start = 0u; start < p.width; start += 16u) {
+    for (var start = part_start; start < part_end; start += 16u) {
         // Beyond the width both are zero, and so is their difference.
         let k = start + col;
         var a_value = {{ T }}(0);
         var b_value = {{ T }}(0);
-        if k < p.width {
+        if k < part_end {
             a_value = a_at(a_row + k * p.col_strides.x);
             b_value = b_at(b_row + k * p.col_strides.y);
         }
@@ -93,8 +98,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         workgroupBarrier();
     }
     if a_first + row < p.a_rows && b_first + col < p.b_rows {
-        let at = (batch * p.a_rows + a_first + row) * p.b_rows + b_first + col;
-        {% if norm == "two" %}
+        let at = (number_of_all * p.a_rows + a_first + row) * p.b_rows + b_first + col;
+        {% if parts %}
+        out_put(at, total);
+        {% elif norm == "two" %}
         out_put(at, sqrt(total));
         {% elif norm == "power" %}
         out_put(at, {{ pow }}(total, 1.0 / exponent()));
@@ -111,8 +118,11 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
-    let i = group_index(group, groups) * 256u + lane;
-    if i >= p.batch * p.a_rows * p.width { return; }
+    let number = group_index(group, groups) * 256u + lane;
+    let elements = p.batch * p.a_rows * p.width;
+    if number / elements >= p.splits { return; }
+    let i = number % elements;
+    let first = number / elements * p.chunk;
     let k = i % p.width;
     let row = i / p.width % p.a_rows;
     let start = p.offsets + (i / (p.width * p.a_rows)) * p.batch_strides;
@@ -122,7 +132,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let distance_start = start.w + row * p.row_strides.w;
     var total = {{ T }}(0);
     var part = {{ T }}(0);
-    for (var j = 0u; j < p.b_rows; j++) {
+    for (var j = first; j < min(first + p.chunk, p.b_rows); j++) {
         let difference = own - b_at(b_start + j * p.row_strides.y);
         let far = distance_at(distance_start + j * p.col_strides.w);
         let slope = g_at(g_start + j * p.col_strides.z);
@@ -148,6 +158,6 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             part = {{ T }}(0);
         }
     }
-    out_put(i, total + part);
+    out_put(number, total + part);
 }
 {% endif %}

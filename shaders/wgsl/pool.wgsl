@@ -1,41 +1,74 @@
 {#-
-Pooling of planes, element by element (of less than 32 bits by fours): of the result (`forward`), or of the input (`backward`, which gathers
-from every window that covers it, so that no two invocations write one place).
+Pooling of planes: of the result (`forward`), or of the input (`backward`, which gathers from every window that covers an element, so that
+no two invocations write one place).
 
 dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, whatever its extents · pass
+large: adaptive, and products of extents may reach 2^32
+stage: `each`: an invocation makes an element, of less than 32 bits four. Where windows are long, a workgroup makes an element instead:
+`whole`, or one of the `p.splits` parts of it (`parts`), which the stage `join` puts together, in the order of the window
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(dtype) -%}
 {%- set lanes = 4 if dtype in ["f16", "bf16", "u8"] else 1 -%}
-{%- set whole = dtype in ["i32", "u32", "i64", "u8"] -%}
+{%- set whole_numbers = dtype in ["i32", "u32", "i64", "i64w", "u8"] -%}
+{%- set largest = kind == "max" and pass == "forward" -%}
+{%- set source = V if stage == "join" else dtype -%}
+{%- set target = V if stage == "parts" else dtype -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {
     n: u32,
     count_include_pad: u32,
     divisor: f32,
-    unused0: u32,
+    // Parts of an element, and how many elements of a window are in one.
+    splits: u32,
     // Height and width of the input, then of the result.
     extents: vec4<u32>,
     kernel_stride: vec4<u32>,
     pad_dilation: vec4<u32>,
+    chunk: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{% if pass == "forward" %}
-{{ t.input(0, "input", dtype) }}
-{{ t.output(1, "out", dtype, "packed") }}
-{% if kind == "max" %}@group(0) @binding(2) var<storage, read_write> places: array<i32>;{% endif %}
-{% else %}
-{{ t.input(0, "grad", dtype) }}
-{{ t.output(1, "out", dtype, "packed") }}
-{% if kind == "max" %}@group(0) @binding(2) var<storage, read> places: array<i32>;{% endif %}
+{% set input = "input" if pass == "forward" else "grad" %}
+{{ t.input(0, input, source) }}
+{{ t.output(1, "out", target, "packed" if stage == "each" else "scattered") }}
+{% if largest %}
+@group(0) @binding(2) var<storage, read_write> places: array<i32>;
+{% elif kind == "max" and stage != "join" %}
+@group(0) @binding(2) var<storage, read> places: array<i32>;
+{% endif %}
+{% if largest and stage == "join" %}
+@group(0) @binding(3) var<storage, read> part_places: array<i32>;
+{% endif %}
+
+{% if adaptive %}
+// The quotient of a * b and c, and whether something is left over; a <= c.
+fn shared_out(a: u32, b: u32, c: u32) -> vec2<u32> {
+    {% if large %}
+    // The product may need 64 bits: it is made and divided bit by bit.
+    let rest = b % c;
+    var quotient = 0u;
+    var left = 0u;
+    for (var bit = 32u; bit > 0u; bit--) {
+        quotient = quotient << 1u;
+        left = left << 1u;
+        if left >= c { left -= c; quotient += 1u; }
+        left += ((a >> (bit - 1u)) & 1u) * rest;
+        if left >= c { left -= c; quotient += 1u; }
+    }
+    return vec2<u32>(a * (b / c) + quotient, min(left, 1u));
+    {% else %}
+    return vec2<u32>((a * b) / c, min((a * b) % c, 1u));
+    {% endif %}
+}
 {% endif %}
 
 // First index, end, and end before it is cut at the edge, of window `o` along one axis of the input.
 fn window(o: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec3<i32> {
     {% if adaptive %}
-    let first = i32((o * extent) / outs);
-    let end = i32(((o + 1u) * extent + outs - 1u) / outs);
+    let first = i32(shared_out(o, extent, outs).x);
+    let last = shared_out(o + 1u, extent, outs);
+    let end = i32(last.x + last.y);
     return vec3<i32>(first, end, end);
     {% else %}
     let first = i32(o * stride) - i32(pad);
@@ -58,12 +91,19 @@ fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> f32 {
     return f32((rows.y - max(rows.x, 0)) * (cols.y - max(cols.x, 0)));
 }
 
-{% if pass == "backward" %}
+{% if pass == "forward" %}
+// The first index of a window inside the plane, and how many there are.
+fn inside(window: vec3<i32>, dilation: u32) -> vec2<u32> {
+    let step = i32(dilation);
+    let first = select(window.x, window.x + (step - 1 - window.x) / step * step, window.x < 0);
+    return vec2<u32>(u32(first), u32(max(window.y - first + step - 1, 0) / step));
+}
+{% else %}
 // The windows along one axis that may cover index `i`: first and end.
 fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec2<u32> {
     {% if adaptive %}
     // Conservative by one at each end; the caller looks closely.
-    let first = (i * outs) / extent;
+    let first = shared_out(i, outs, extent).x;
     return vec2<u32>(select(first - 1u, 0u, first == 0u), min(first + 2u + outs / extent, outs));
     {% else %}
     let reach = (kernel - 1u) * dilation;
@@ -74,60 +114,165 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
 }
 {% endif %}
 
-fn value_at(i: u32) -> {{ V }} {
+{#- What is known of element `i`, before its window is gone through: `base`, and (first, count) of both axes. -#}
+{% macro prepare() %}
     {% if pass == "forward" %}
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
     let rows = rows_of((i / p.extents.w) % p.extents.z);
     let cols = cols_of(i % p.extents.w);
-    var best = {{ V }}(0);
+    let over_rows = inside(rows, p.pad_dilation.z);
+    let over_cols = inside(cols, p.pad_dilation.w);
     var place = -1;
-    for (var y = rows.x; y < rows.y; y += i32(p.pad_dilation.z)) {
-        if y < 0 { continue; }
-        for (var x = cols.x; x < cols.y; x += i32(p.pad_dilation.w)) {
-            if x < 0 { continue; }
-            let at = u32(y) * p.extents.y + u32(x);
-            let v = input_at(base + at);
-            {% if kind == "max" %}
-            if place < 0 || v > best{{ "" if whole else " || m_isnan(f32(v))" }} {
-                best = v;
-                place = i32(at);
-            }
-            {% else %}
-            best += v;
-            {% endif %}
-        }
-    }
-    {% if kind == "max" %}
-    places[i] = place;
-    return best;
-    {% else %}
-    return best / {{ V }}(divisor_of(rows, cols));
-    {% endif %}
     {% else %}
     let base = (i / (p.extents.x * p.extents.y)) * p.extents.z * p.extents.w;
     let y = (i / p.extents.y) % p.extents.x;
     let x = i % p.extents.y;
-    let over_rows = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
-    let over_cols = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
-    var sum = {{ V }}(0);
-    for (var oy = over_rows.x; oy < over_rows.y; oy++) {
+    let ends_y = windows_over(y, p.extents.x, p.extents.z, p.kernel_stride.x, p.kernel_stride.z, p.pad_dilation.x, p.pad_dilation.z);
+    let ends_x = windows_over(x, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
+    let over_rows = vec2<u32>(ends_y.x, max(ends_y.y, ends_y.x) - ends_y.x);
+    let over_cols = vec2<u32>(ends_x.x, max(ends_x.y, ends_x.x) - ends_x.x);
+    {% endif %}
+    var value = {{ V }}(0);
+{% endmacro %}
+{#- What line `row` of the window has, before element `col` of it: both are counted from its first. -#}
+{% macro line() %}
+        {% if pass == "forward" %}
+        let line = (over_rows.x + row * p.pad_dilation.z) * p.extents.y + over_cols.x;
+        {% else %}
+        let oy = over_rows.x + row;
         {% if kind == "avg" %}
         let rows = rows_of(oy);
-        if i32(y) < rows.x || i32(y) >= rows.y { continue; }
+        let covers = i32(y) >= rows.x && i32(y) < rows.y;
         {% endif %}
-        for (var ox = over_cols.x; ox < over_cols.y; ox++) {
+        {% endif %}
+{% endmacro %}
+{% macro element() %}
+            {% if pass == "forward" %}
+            let at = line + col * p.pad_dilation.w;
+            let v = input_at(base + at);
+            {% if kind == "max" %}
+            if place < 0 || v > value{{ "" if whole_numbers else " || m_isnan(f32(v))" }} {
+                value = v;
+                place = i32(at);
+            }
+            {% else %}
+            value += v;
+            {% endif %}
+            {% else %}
+            let ox = over_cols.x + col;
             let at = base + oy * p.extents.w + ox;
             {% if kind == "max" %}
-            if places[at] == i32(y * p.extents.y + x) { sum += grad_at(at); }
+            if places[at] == i32(y * p.extents.y + x) { value += grad_at(at); }
             {% else %}
             let cols = cols_of(ox);
-            if i32(x) < cols.x || i32(x) >= cols.y { continue; }
-            sum += grad_at(at) / {{ V }}(divisor_of(rows, cols));
+            if covers && i32(x) >= cols.x && i32(x) < cols.y { value += grad_at(at) / {{ V }}(divisor_of(rows, cols)); }
             {% endif %}
+            {% endif %}
+{% endmacro %}
+{#- The largest number of a window that lies wholly in the padding is the smallest of the type. -#}
+{% set smallest = {"i32": "(-0x7fffffffi - 1i)", "i64": "(i64(-0x7fffffff - 1) << 32u)", "u32": "0u", "u8": "0u", "f64": "f64(m_from_bits(0xff800000u))"} %}
+{% set lowest = smallest[dtype] if dtype in smallest else "m_from_bits(0xff800000u)" %}
+{% macro finished(value, place) -%}
+{% if largest %}select({{ value }}, {{ lowest }}, {{ place }} < 0)
+{%- elif pass == "forward" %}{{ value }} / {{ V }}(divisor_of(rows, cols))
+{%- else %}{{ value }}
+{%- endif %}
+{%- endmacro %}
+
+{% if stage == "each" %}
+fn value_at(i: u32) -> {{ V }} {
+{{ prepare() }}
+    for (var row = 0u; row < over_rows.y; row++) {
+{{ line() }}
+        for (var col = 0u; col < over_cols.y; col++) {
+{{ element() }}
         }
     }
-    return sum;
+    {% if largest %}
+    places[i] = place;
     {% endif %}
+    return {{ finished("value", "place") }};
 }
 
 {{ t.each_output("value_at", V, lanes) }}
+{% else %}
+var<workgroup> values: array<{{ V }}, 256>;
+{% if largest %}
+var<workgroup> at_places: array<i32, 256>;
+
+// Whether the second of two maxima counts: the last NaN, else the first of the largest. Without a place there is none.
+fn second(a: {{ V }}, a_place: i32, b: {{ V }}, b_place: i32) -> bool {
+    if b_place < 0 || a_place < 0 { return b_place >= 0; }
+    {% if not whole_numbers %}
+    let a_nan = m_isnan(f32(a));
+    let b_nan = m_isnan(f32(b));
+    if a_nan || b_nan { return b_nan && (!a_nan || b_place > a_place); }
+    {% endif %}
+    return b > a || (b == a && b_place < a_place);
+}
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let number = group_index(group, groups);
+    let i = number % p.n;
+    {% if stage == "join" %}
+    let live = number < p.n;
+    var value = {{ V }}(0);
+    {% if largest %}
+    var place = -1;
+    {% elif pass == "forward" %}
+    let rows = rows_of((i / p.extents.w) % p.extents.z);
+    let cols = cols_of(i % p.extents.w);
+    {% endif %}
+    for (var part = lane; part < p.splits; part += 256u) {
+        {% if largest %}
+        let v = {{ input }}_at(part * p.n + i);
+        let at = part_places[part * p.n + i];
+        if second(value, place, v, at) {
+            value = v;
+            place = at;
+        }
+        {% else %}
+        value += {{ input }}_at(part * p.n + i);
+        {% endif %}
+    }
+    {% else %}
+    let live = number < p.n * p.splits;
+{{ prepare() }}
+    let begin = (number / p.n) * p.chunk;
+    let end = select(0u, min(begin + p.chunk, over_rows.y * over_cols.y), live);
+    for (var e = begin + lane; e < end; e += 256u) {
+        let row = e / over_cols.y;
+        let col = e % over_cols.y;
+{{ line() }}
+{{ element() }}
+    }
+    {% endif %}
+    values[lane] = value;
+    {% if largest %}
+    at_places[lane] = place;
+    {% endif %}
+    workgroupBarrier();
+    for (var reach = 128u; reach > 0u; reach = reach / 2u) {
+        if lane < reach {
+            {% if largest %}
+            if second(values[lane], at_places[lane], values[lane + reach], at_places[lane + reach]) {
+                values[lane] = values[lane + reach];
+                at_places[lane] = at_places[lane + reach];
+            }
+            {% else %}
+            values[lane] += values[lane + reach];
+            {% endif %}
+        }
+        workgroupBarrier();
+    }
+    if live && lane == 0u {
+        {% if largest %}
+        places[number] = at_places[0];
+        {% endif %}
+        out_put(number, {{ "values[0]" if stage == "parts" else finished("values[0]", "at_places[0]") }});
+    }
+}
+{% endif %}

@@ -8,7 +8,7 @@ use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
@@ -16,6 +16,9 @@ const OP: &str = "cdist";
 
 /// Distances in a tile of one workgroup, along each side.
 const TILE: usize = 16;
+
+/// Columns from which on several workgroups share a distance.
+const LONG: usize = 1 << 13;
 
 fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
     let norm = match p {
@@ -29,7 +32,7 @@ fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
 }
 
 /// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
-fn params(p: f64, operands: &[&Tensor]) -> Params {
+fn params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> Params {
     let (a, b) = (operands[0].shape(), operands[1].shape());
     let sizes = [a[0], a[1], b[1], a[2]];
     let mut params = sizes
@@ -37,7 +40,8 @@ fn params(p: f64, operands: &[&Tensor]) -> Params {
         .fold(Params::new(), Params::size)
         .f32(p as f32)
         .f32((p - f64::from(p as f32)) as f32)
-        .align();
+        .size(splits)
+        .size(chunk);
     params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
     for d in 0..3 {
         params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
@@ -47,10 +51,31 @@ fn params(p: f64, operands: &[&Tensor]) -> Params {
 
 fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
-    let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
+    let width = a.shape()[2];
     let groups = batch * rows.div_ceil(TILE) * cols.div_ceil(TILE);
-    launch::launch(&spec("forward", p, a.dtype()), &[a, b, &out], params(p, &[a, b]), groups)?;
-    Ok(out)
+    // Long rows in parts, for many workgroups, and of at most 2,048 tiles.
+    let wanted = if width < LONG { 1 } else { (1024 / groups.max(1)).min(width / (LONG / 2)) };
+    let splits = wanted.max(width.div_ceil(2048 * TILE)).max(1);
+    let chunk = width.div_ceil(splits).next_multiple_of(TILE);
+    let splits = width.div_ceil(chunk.max(1)).max(1);
+    let params = params(p, &[a, b], (splits, chunk)).turns(chunk / TILE * (TILE + 1) + 32);
+    let spec = spec("forward", p, a.dtype()).def("parts", splits > 1);
+    if splits == 1 {
+        let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
+        launch::launch(&spec, &[a, b, &out], params, groups)?;
+        return Ok(out);
+    }
+    let parts = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
+    };
+    launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
+    match p {
+        0.0 | 1.0 => parts.sum(&[0], false),
+        2.0 => parts.sum(&[0], false)?.sqrt(),
+        f64::INFINITY => parts.amax(&[0], false),
+        p => parts.sum(&[0], false)?.pow(1.0 / p),
+    }
 }
 
 /// The gradient of a, from that of the distances.
@@ -58,10 +83,24 @@ fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Re
     if p == 0.0 {
         return Tensor::zeros(a.shape(), a.dtype(), a.device());
     }
-    let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
-    let (spec, params) = (spec("backward", p, a.dtype()), params(p, &[a, b, g, distance]));
-    launch::launch(&spec, &[a, b, g, distance, &out], params, out.numel().div_ceil(GROUP))?;
-    Ok(out)
+    let (rows, elements) = (b.shape()[1], a.numel());
+    // Many rows of b in parts, that loops end.
+    let splits = rows.div_ceil(2 * LONG).max(1);
+    let chunk = rows.div_ceil(splits);
+    let params = params(p, &[a, b, g, distance], (splits, chunk)).turns(chunk + 32);
+    let spec = spec("backward", p, a.dtype()).def("parts", splits > 1);
+    if splits == 1 {
+        let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
+        launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(GROUP))?;
+        return Ok(out);
+    }
+    let parts = {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        let shape: Dims = std::iter::once(splits).chain(a.shape().iter().copied()).collect();
+        Tensor::empty(&shape, a.dtype(), a.device())?
+    };
+    launch::launch(&spec, &[a, b, g, distance, &parts], params, (elements * splits).div_ceil(GROUP))?;
+    parts.sum(&[0], false)
 }
 
 impl Tensor {

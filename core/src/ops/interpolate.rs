@@ -249,8 +249,60 @@ fn turned(spans: &[Span], from: usize) -> Vec<Span> {
     back
 }
 
+/// Elements of the input that one of the result is made of at a time: more are summed axis by axis, and along an axis in parts of as many.
+const SPAN: usize = 512;
+
+/// Spans of parts of long spans, and the spans of the parts that make one.
+fn in_parts(spans: &[Span]) -> (Vec<Span>, Vec<Span>) {
+    let (mut parts, mut sums) = (Vec::new(), Vec::new());
+    for span in spans {
+        let first = parts.len();
+        parts.extend(
+            span.weights
+                .chunks(SPAN)
+                .enumerate()
+                .map(|(k, weights)| Span { first: span.first + k * SPAN, weights: weights.into() }),
+        );
+        sums.push(Span { first, weights: smallvec![1.0; parts.len() - first] });
+    }
+    (parts, sums)
+}
+
+/// As [`resample`], where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
+/// the end.
+fn resample_long(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let lead = x.rank() - axes.len();
+    let mut out = x.to_dtype(wide)?;
+    for (d, axis) in axes.iter().enumerate() {
+        let mut rest = axis.clone();
+        loop {
+            let long = rest.iter().any(|span| span.weights.len() > SPAN);
+            let (now, next) = if long { in_parts(&rest) } else { (rest, Vec::new()) };
+            let same = |k: usize| {
+                let one = |first| Span { first, weights: smallvec![1.0] };
+                (0..out.shape()[lead + k]).map(one).collect()
+            };
+            let alone: Vec<Vec<Span>> =
+                (0..axes.len()).map(|k| if k == d { now.clone() } else { same(k) }).collect();
+            out = resample(&out, &alone, true)?;
+            if !long {
+                break;
+            }
+            rest = next;
+        }
+    }
+    out.to_dtype(x.dtype())
+}
+
 /// Planes of a tensor resampled by the spans of each axis, the first axis first.
 fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
+    let counts =
+        axes.iter().map(|spans| spans.iter().map(|span| span.weights.len()).max().unwrap_or(0).max(1));
+    let terms: usize = counts.product();
+    if terms > 8 * SPAN || (terms > SPAN && axes.len() == 1) {
+        return resample_long(x, axes);
+    }
     let lead = x.rank() - axes.len();
     let shape: Dims = x.shape()[..lead].iter().copied().chain(axes.iter().map(Vec::len)).collect();
     let n = numel(&shape);
@@ -281,6 +333,8 @@ fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
     params = starts.iter().fold(params.align(), |params, &start| params.size(start));
     let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
     let groups = n.div_ceil(lanes * GROUP);
+    // A turn of the inner loop for each term, and at most as many of those around it.
+    let params = params.turns(lanes * (3 * terms + 1));
     if weighted {
         let weights = weight_table(&weights, x.dtype(), x.device())?;
         launch::launch(&spec, &[&x, &spans, &weights, &out], params, groups)?;

@@ -1,14 +1,19 @@
 //! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. 16-bit floats are computed in f32.
 
 use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
 
 use super::launch::{self, GROUP, Params};
 use super::reduce::dense;
+use super::spread::shared;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Tensor};
+
+/// Elements of a window from which on a workgroup, not a thread, goes through it.
+const LONG: usize = 1024;
 
 /// The window of a pooling operation over `N` dimensions, in their order. `Pool2d { stride: [1, 1], ..Pool2d::new(3) }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +74,33 @@ impl<const N: usize> Pool<N> {
             count_include_pad: self.count_include_pad,
             divisor_override: self.divisor_override,
         }
+    }
+
+    /// For each window of a plane of `extents` the place that PyTorch gives if no element of the window is in it: that of the first element
+    /// that does not lie before the plane. `None` where all windows have an element, as all without gaps do.
+    pub(super) fn places_of_empty(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
+        if self.dilation == [1; N] {
+            return None;
+        }
+        let mut empty = false;
+        let mut places = vec![0];
+        for axis in 0..N {
+            let (k, s, p, d) =
+                (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
+            let firsts: Vec<usize> = (0..outs[axis])
+                .map(|o| {
+                    let skipped = p.saturating_sub(o * s).div_ceil(d);
+                    let first = o * s + skipped * d - p;
+                    empty |= skipped >= k || first >= extents[axis];
+                    first
+                })
+                .collect();
+            places = places
+                .iter()
+                .flat_map(|place| firsts.iter().map(move |at| place * extents[axis] + at))
+                .collect();
+        }
+        empty.then(|| places.into_iter().map(|place| i32::try_from(place).unwrap_or(i32::MAX)).collect())
     }
 
     fn out(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
@@ -163,28 +195,117 @@ impl Plan {
         Ok(Self { op, kind, window, input: x.shape().into(), output })
     }
 
-    fn launch(&self, pass: &'static str, from: &Tensor, to: &Tensor, places: Option<&Tensor>) -> Result<()> {
-        let spec = KernelSpec::new("pool")
-            .def("dtype", launch::shader_dtype(to.dtype(), to.device()))
-            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
-            .def("adaptive", self.kind.is_adaptive())
-            .def("pass", pass);
+    /// Rows and columns of the input, then of the result.
+    fn extents(&self) -> [usize; 4] {
         let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
+        let ([h, w], [oh, ow]) = (plane(&self.input), plane(&self.output));
+        [h, w, oh, ow]
+    }
+
+    /// Rows and columns that one element of a pass is made of, at most.
+    fn gathered(&self, forward: bool) -> [usize; 2] {
+        let [h, w, oh, ow] = self.extents();
+        [(0, h, oh), (1, w, ow)].map(|(axis, from, to)| {
+            let (k, s, d) = (self.window.kernel[axis], self.window.stride[axis], self.window.dilation[axis]);
+            match (forward, self.kind.is_adaptive()) {
+                (true, true) => from.min(from.div_ceil(to.max(1)) + 1),
+                (true, false) => k.min(from.div_ceil(d)),
+                (false, true) => to.min(to / from.max(1) + 3),
+                (false, false) => to.min((k - 1) * d / s + 1),
+            }
+        })
+    }
+
+    /// See [`Pool::places_of_empty`].
+    fn places_of_empty(&self) -> Option<Vec<i32>> {
+        let [height, width, oh, ow] = self.extents();
+        let window = self.window;
+        if self.kind.is_max() && !self.kind.is_adaptive() {
+            window.places_of_empty([height, width], [oh, ow])
+        } else {
+            None
+        }
+    }
+
+    fn launch(&self, pass: &'static str, from: &Tensor, to: &Tensor, places: Option<&Tensor>) -> Result<()> {
+        let forward = pass == "forward";
+        let [rows, cols] = self.gathered(forward);
+        let (n, steps) = (to.numel(), rows * cols);
+        let [h, w, oh, ow] = self.extents();
+        let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
+        // Where products of extents need 64 bits, the windows over an element are found in 32 turns each.
+        let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
+        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
+        if steps * each <= LONG {
+            let (params, groups) = (self.params(n, 1, 0), n.div_ceil(lanes * GROUP));
+            let params = params.turns(lanes * (steps * each + rows * each + fixed));
+            return self.stage(pass, "each", large, from, to, places, None, params, groups);
+        }
+        let (splits, chunk) = shared(n, steps, GROUP, each);
+        let params = self.params(n, splits, chunk).turns(chunk.div_ceil(GROUP) * each + fixed);
+        if splits == 1 {
+            return self.stage(pass, "whole", large, from, to, places, None, params, n);
+        }
+        let kept = match to.dtype() {
+            DType::F16 | DType::BF16 => DType::F32,
+            DType::U8 => DType::U32,
+            other => other,
+        };
+        let part = |dtype| {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[splits, n], dtype, to.device())
+        };
+        let parts = part(kept)?;
+        let part_places = match forward && self.kind.is_max() {
+            true => Some(part(DType::I32)?),
+            false => None,
+        };
+        let of_parts = part_places.as_ref().or(places);
+        self.stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
+        let params = self.params(n, splits, 0).turns(splits.div_ceil(GROUP) + fixed);
+        let places = places.filter(|_| forward);
+        self.stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
+    }
+
+    fn params(&self, n: usize, splits: usize, chunk: usize) -> Params {
         let w = &self.window;
+        let [h, width, oh, ow] = self.extents();
         let mut params = Params::new()
-            .size(to.numel())
+            .size(n)
             .u32(w.count_include_pad.into())
             .f32(w.divisor_override.unwrap_or(0) as f32)
-            .u32(0);
-        for pair in [plane(&self.input), plane(&self.output), w.kernel, w.stride, w.padding, w.dilation] {
+            .size(splits);
+        for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
             params = params.size(pair[0]).size(pair[1]);
         }
-        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
-        let groups = to.numel().div_ceil(lanes * GROUP);
-        match places {
-            Some(places) => launch::launch(&spec, &[from, to, places], params, groups),
-            None => launch::launch(&spec, &[from, to], params, groups),
-        }
+        params.size(chunk)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
+    fn stage(
+        &self,
+        pass: &'static str,
+        stage: &'static str,
+        large: bool,
+        from: &Tensor,
+        to: &Tensor,
+        places: Option<&Tensor>,
+        part_places: Option<&Tensor>,
+        params: Params,
+        groups: usize,
+    ) -> Result<()> {
+        // The type of the elements, whatever type the parts have.
+        let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
+        let spec = KernelSpec::new("pool")
+            .def("dtype", launch::shader_dtype(dtype, to.device()))
+            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
+            .def("adaptive", self.kind.is_adaptive())
+            .def("large", large)
+            .def("pass", pass)
+            .def("stage", stage);
+        let tensors: SmallVec<[&Tensor; 4]> =
+            [from, to].into_iter().chain(places).chain(part_places).collect();
+        launch::launch(&spec, &tensors, params, groups)
     }
 
     /// The result, and where each maximum was.
@@ -203,15 +324,20 @@ impl Plan {
         let kept = places.clone();
         let (op, plan) = (self.op, self.clone());
         let places_again = places.clone();
+        let gaps = self.kind.is_max() && self.places_of_empty().is_some();
         // Which elements are the largest is settled: what takes them is linear.
         let forward = move |x: &Tensor| {
             let x = dense(x)?;
             if let Some(places) = &places_again {
                 let planes: usize = plan.output[..plan.output.len() - 2].iter().product();
                 let lines = x.reshape([planes, x.numel() / planes.max(1)])?;
-                return lines
-                    .gather(1, &places.reshape([planes, places.numel() / planes.max(1)])?)?
-                    .reshape(&plan.output[..]);
+                let places = places.reshape([planes, places.numel() / planes.max(1)])?;
+                if !gaps {
+                    return lines.gather(1, &places)?.reshape(&plan.output[..]);
+                }
+                // Nothing flows to a window without an element.
+                let taken = lines.gather(1, &places.clamp_min(0)?)?;
+                return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output[..]);
             }
             let out = Tensor::empty(&plan.output, x.dtype(), x.device())?;
             plan.launch("forward", &x, &out, None)?;
@@ -226,21 +352,40 @@ impl Plan {
         Ok((out, places))
     }
 
-    /// The result, and the place of each maximum in its plane, as i64.
+    /// The result, and the place of each maximum in its plane, as i32; -1 for a window without an element.
     #[track_caller]
-    fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn run_with_places(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let op = self.op;
         let (out, places) = self.run(x)?;
         // invariant: a maximum has places
         let places = places.ok_or_else(|| Error::argument(op, "no places were kept"))?;
+        Ok((out, places))
+    }
+
+    /// The result, and the place of each maximum in its plane, as i64.
+    #[track_caller]
+    fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let of_empty = self.places_of_empty();
+        let (out, places) = self.run_with_places(x)?;
+        let Some(of_empty) = of_empty else { return Ok((out, places.to_dtype(DType::I64)?)) };
+        let rank = out.rank();
+        let of_empty = Tensor::constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
+        let places = of_empty.broadcast_to(places.shape())?.where_(&places.lt(0)?, &places)?;
         Ok((out, places.to_dtype(DType::I64)?))
     }
+}
+
+/// As [`Tensor::max_pool2d_with_indices`] with i32, and -1 for windows without an element.
+#[track_caller]
+pub(super) fn max_places(x: &Tensor, window: Pool2d) -> Result<(Tensor, Tensor)> {
+    Plan::new("max_pool2d", Kind::Max, x, window, None)?.run_with_places(x)
 }
 
 const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
 
 impl Tensor {
-    /// The largest element of each window.
+    /// The largest element of each window, NaN if one is. Gaps of a dilation can put all of a window into the padding: its maximum is minus
+    /// infinity, or the smallest integer, and no gradient flows.
     ///
     /// # Errors
     /// A window does not fit; the dtype is bool.
@@ -249,7 +394,8 @@ impl Tensor {
         Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
     }
 
-    /// As [`max_pool2d`](Self::max_pool2d), with the place of each maximum in its plane, as i64.
+    /// As [`max_pool2d`](Self::max_pool2d), with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
+    /// ones. A window without an element has the place where PyTorch begins to look, which may lie behind the plane.
     ///
     /// # Errors
     /// As [`max_pool2d`](Self::max_pool2d).

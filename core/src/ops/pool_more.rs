@@ -1,7 +1,7 @@
 //! Pooling of signals and volumes, and by a power: made of the pooling of images, to which maxima and means of windows come down one
 //! dimension after the other.
 
-use super::pool::{Pool, Pool1d, Pool2d, Pool3d};
+use super::pool::{Pool, Pool1d, Pool2d, Pool3d, max_places};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -91,13 +91,13 @@ impl Tensor {
         const OP: &str = "max_pool3d_with_indices";
         let mut in_image = None;
         let images = |x: &Tensor| {
-            let (out, places) = x.max_pool2d_with_indices(window.part(IMAGE))?;
+            let (out, places) = max_places(x, window.part(IMAGE))?;
             in_image = Some(places);
             Ok(out)
         };
         let mut in_depth = None;
         let depth = |x: &Tensor| {
-            let (out, places) = x.max_pool2d_with_indices(window.part(DEPTH))?;
+            let (out, places) = max_places(x, window.part(DEPTH))?;
             in_depth = Some(places);
             Ok(out)
         };
@@ -111,12 +111,21 @@ impl Tensor {
         }
         // The place among all columns of the pooled images says the depth, and where the image's own place stands.
         let columns = in_depth.shape()[2] as i64;
-        let in_depth = in_depth.to_dtype(DType::I32)?;
         let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
-        let in_image = in_image.to_dtype(DType::I32)?.reshape([in_depth.shape()[0], places])?;
-        let place = in_image.gather(1, &in_depth.flatten(1, -1)?)?.reshape(in_depth.shape())?;
-        let place = in_depth.floor_divide(columns)?.mul(area as i64)?.add(&place)?;
-        Ok((out.clone(), place.reshape(out.shape())?.to_dtype(DType::I64)?))
+        let in_image = in_image.reshape([in_depth.shape()[0], places])?;
+        let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
+        let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
+        let of_empty = window.places_of_empty(extents, outs);
+        let chosen = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
+        let in_image = in_image.gather(1, &chosen.flatten(1, -1)?)?.reshape(in_depth.shape())?;
+        let mut place =
+            chosen.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
+        if let Some(of_empty) = of_empty {
+            let of_empty = Tensor::constant(&of_empty, &outs, out.device())?.broadcast_to(place.shape())?;
+            let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(place.shape())?;
+            place = of_empty.where_(&none, &place)?;
+        }
+        Ok((out, place.to_dtype(DType::I64)?))
     }
 
     /// The average of each window of volumes \[batch, channels, depth, height, width\], or without the batch.

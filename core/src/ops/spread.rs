@@ -7,6 +7,20 @@ use crate::dtype::DType;
 /// Workgroups that keep a large device busy.
 const ENOUGH: usize = 1024;
 
+/// Turns of a loop at which one thread's work is shared with other workgroups, whatever else is to do: some drivers end longer loops, and on
+/// all devices they are slow. Kernels have few loops, one after the other.
+pub(super) const LONGEST: usize = 1 << 13;
+
+/// Workgroups that share each of `outputs` results of `extent` steps, and the steps of one of them. `lanes` threads take steps side by
+/// side, and a step takes `turns` turns of loops.
+pub(super) fn shared(outputs: usize, extent: usize, lanes: usize, turns: usize) -> (usize, usize) {
+    let wanted = (ENOUGH / outputs.div_ceil(GROUP / lanes).max(1)).min(extent / (16 * lanes));
+    let most = (LONGEST / turns).max(1) * lanes;
+    let splits = wanted.max(extent.div_ceil(most)).max(1);
+    let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
+    (extent.div_ceil(chunk.max(1)).max(1), chunk)
+}
+
 /// Neighbours that one aligned access reads.
 pub(super) const QUAD: usize = 4;
 
@@ -54,6 +68,8 @@ impl Spread {
         };
         // Few workgroups with much to do each share it; each part keeps at least two turns of reads.
         let splits = if groups * 2 <= ENOUGH { (ENOUGH / groups).min(turns / 16).max(1) } else { 1 };
+        // More workgroups than would keep the device busy where a thread's loop would grow too long; each read may take several turns.
+        let splits = splits.max(steps.div_ceil(LONGEST * lanes));
         let chunk = steps.div_ceil(splits).next_multiple_of(lanes * unroll);
         Self { lanes, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
     }
@@ -101,7 +117,9 @@ impl Held {
 
     /// Workgroups that take all rows in turns, when each has something to write of its own at the end.
     pub(super) fn few_groups(&self, rows: usize) -> usize {
-        self.groups(rows).min(ENOUGH / 2)
+        // A turn of their loop holds those of sums over the threads of a row.
+        let turns = 1024 * (GROUP / self.lanes);
+        self.groups(rows).min((ENOUGH / 2).max(rows.div_ceil(turns)))
     }
 }
 
@@ -125,6 +143,23 @@ mod tests {
                     assert!(s.chunk * s.splits >= steps && s.chunk * (s.splits - 1) < steps, "{s:?}");
                     assert!(GROUP.is_multiple_of(s.lanes) && s.splits <= ENOUGH, "{s:?}");
                     assert!(s.splits == 1 || steps / s.splits >= 8 * s.lanes, "{steps}: {s:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shared_results_cover_their_steps_in_loops_of_few_turns() {
+        for outputs in [0, 1, 7, 512, 1025, 1 << 20] {
+            for extent in [0, 1, 255, 4096, 100_000, 20_000_000, u32::MAX as usize] {
+                for lanes in [32, GROUP] {
+                    let (splits, chunk) = shared(outputs, extent, lanes, 1);
+                    assert!(
+                        chunk * splits >= extent && (splits == 1 || chunk * (splits - 1) < extent),
+                        "{outputs} of {extent}"
+                    );
+                    assert!(chunk.div_ceil(lanes) <= LONGEST + 4 && splits.div_ceil(lanes) <= LONGEST);
+                    assert!(extent >= 16 * lanes || splits == 1);
                 }
             }
         }

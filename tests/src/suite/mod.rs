@@ -40,6 +40,7 @@ mod linalg;
 mod linear;
 mod loading;
 mod long_runs;
+mod long_rows;
 mod losses;
 mod memory;
 mod minilm;
@@ -48,6 +49,7 @@ mod optim;
 mod order;
 mod plan;
 mod pointwise;
+mod pools;
 mod products;
 mod profile;
 mod random;
@@ -84,6 +86,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
     ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),
+    ("pools", pools::TESTS),
     ("random", random::TESTS),
     ("records", records::TESTS),
     ("autograd", autograd::TESTS),
@@ -115,6 +118,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("rows", rows::TESTS),
     ("resize", resize::TESTS),
     ("convolutions", convolutions::TESTS),
+    ("long_rows", long_rows::TESTS),
     ("losses", losses::TESTS),
     ("long_runs", long_runs::TESTS),
     ("optim", optim::TESTS),

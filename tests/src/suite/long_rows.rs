@@ -1,0 +1,269 @@
+//! Rows, columns and sums of more elements than one thread may go through: drivers end long loops without an error, and workgroups share them.
+
+use anyhow::{Context, Result, ensure};
+use forebay::autograd::{self, GradOptions};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::ops::{CrossEntropy, Interpolate, InterpolateMode};
+use forebay::tensor::Tensor;
+
+use super::host::{close, expect};
+use super::tests;
+
+tests![
+    a_layer_norm_of_a_row_of_millions,
+    group_norms_of_long_rows_and_their_gradients,
+    softmax_of_long_rows_and_columns,
+    special_numbers_in_long_rows_are_those_of_short_ones,
+    cross_entropy_of_many_classes,
+    areas_and_gradients_of_scaling_by_thousands,
+    distances_of_long_rows_and_gradients_of_many,
+    products_of_long_vectors,
+    gradients_of_overlapping_views_of_many_windows,
+    reductions_of_long_rows_and_columns,
+];
+
+fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
+    let x = x.detach().requires_grad_()?;
+    let y = call(&x)?;
+    y.backward_with(&y.ones_like()?)?;
+    x.grad().context("no gradient")
+}
+
+/// A row of which every fourth element is 3 and the others are -1: mean 0, variance 3.
+fn fours(shape: &[usize], device: &Device) -> Result<Tensor> {
+    let n: usize = shape.iter().product();
+    let four = Tensor::from_slice(&[3.0f32, -1.0, -1.0, -1.0], &[1, 4], device)?;
+    Ok(four.broadcast_to(&[n.div_ceil(4), 4])?.reshape([-1isize])?.narrow(0, 0, n)?.reshape(shape)?)
+}
+
+fn a_layer_norm_of_a_row_of_millions(device: &Device) -> Result<()> {
+    // Three loops over a row by 256 threads: above 5.6 million elements they have more than 65,535 turns.
+    let n = 6_000_000;
+    let x = fours(&[1, n], device)?.add(10.0)?;
+    let y = x.layer_norm(&[n], None, None, 0.0)?;
+    let root = 3.0f64.sqrt();
+    for at in [0, 1, 2_999_999, n - 4, n - 1] {
+        let expected = if at % 4 == 0 { root } else { -1.0 / root };
+        close(&y.narrow(1, at, 1)?.to_f64s()?, &[expected], 1e-4, 0.0)?;
+    }
+    close(&y.square()?.mean_all()?.to_f64s()?, &[1.0], 1e-4, 0.0)?;
+    let rms = x.sub(10.0)?.rms_norm(&[n], None, Some(0.0))?;
+    close(&rms.narrow(1, n - 4, 4)?.to_f64s()?, &[root, -1.0 / root, -1.0 / root, -1.0 / root], 1e-4, 0.0)
+}
+
+fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
+    // Rows above the length from which on workgroups share them, against tensor operations.
+    for (batch, channels, space, groups) in [(2, 4, 40_000, 2), (1, 6, 70_001, 3), (1, 200_000, 1, 2)] {
+        let shape = [batch, channels, space];
+        let x = Tensor::rand(&shape, DType::F32, device)?.add(3.0)?;
+        let weight = Tensor::rand(&[channels], DType::F32, device)?;
+        let bias = Tensor::rand(&[channels], DType::F32, device)?;
+        let seed = Tensor::rand(&shape, DType::F32, device)?.sub(0.5)?;
+        let leaves = [x, weight, bias].map(|t| t.requires_grad_());
+        let [x, w, b] = &leaves;
+        let (x, w, b) =
+            (x.as_ref().ok().context("x")?, w.as_ref().ok().context("w")?, b.as_ref().ok().context("b")?);
+        let made = x.group_norm(groups, Some(w), Some(b), 1e-5)?;
+        let flat = x.reshape([batch * groups, channels / groups * space])?;
+        let away = flat.sub(&flat.mean(&[1], true)?)?;
+        let normed = away.mul(&away.square()?.mean(&[1], true)?.add(1e-5)?.rsqrt()?)?.reshape(&shape[..])?;
+        let expected = normed.mul(&w.reshape([channels, 1])?)?.add(&b.reshape([channels, 1])?)?;
+        close(&made.to_f64s()?, &expected.to_f64s()?, 1e-3, 1e-4)?;
+        let (options, inputs) = (
+            GradOptions { retain_graph: Some(true), ..GradOptions::default() },
+            [x, w, b].map(Tensor::clone),
+        );
+        let grads = |y: &Tensor| autograd::grad(&[y.mul(&seed)?.sum_all()?], &inputs, &options);
+        for (k, (got, expected)) in grads(&made)?.iter().zip(grads(&expected)?).enumerate() {
+            let bound = if k == 0 { 1e-3 } else { 2e-1 };
+            close(&got.to_f64s()?, &expected.to_f64s()?, 1e-3, bound)
+                .with_context(|| format!("{shape:?}: {k}"))?;
+        }
+    }
+    Ok(())
+}
+
+fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
+    for shape in [[2, 3_000_001, 1], [1, 1_500_000, 2]] {
+        let n = shape[1];
+        let x = Tensor::zeros(&shape, DType::F32, device)?;
+        // One element as large as all others together.
+        x.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(((n - 1) as f64).ln())?;
+        let y = x.softmax(1)?;
+        close(&y.sum(&[1], false)?.to_f64s()?, &[1.0; 2], 1e-4, 0.0)?;
+        let half = y.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?;
+        close(&half, &[0.5; 2], 1e-4, 0.0)?;
+        let log = x.log_softmax(1)?;
+        let rest = -(2.0 * (n - 1) as f64).ln();
+        close(&log.narrow(1, n - 1, 1)?.to_f64s()?, &[rest; 2], 1e-5, 0.0)?;
+        close(&log.amax(&[1], false)?.to_f64s()?, &[0.5f64.ln(); 2], 1e-4, 0.0)?;
+        // Of the element that has half: y (g - Σ g y) with g = 1 there.
+        let seed = Tensor::zeros(&shape, DType::F32, device)?;
+        seed.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(1.0)?;
+        let leaf = x.requires_grad_()?;
+        leaf.softmax(1)?.backward_with(&seed)?;
+        let grad = leaf.grad().context("no gradient")?;
+        close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.25; 2], 1e-4, 0.0)?;
+        close(&grad.sum(&[1], false)?.to_f64s()?, &[0.0; 2], 0.0, 1e-4)?;
+        let leaf = leaf.detach().requires_grad_()?;
+        leaf.log_softmax(1)?.backward_with(&seed)?;
+        let grad = leaf.grad().context("no gradient")?;
+        close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.5; 2], 1e-4, 0.0)?;
+    }
+    Ok(())
+}
+
+fn special_numbers_in_long_rows_are_those_of_short_ones(device: &Device) -> Result<()> {
+    let (nan, inf) = (f64::NAN, f64::INFINITY);
+    for n in [100, 200_000] {
+        let x = Tensor::full(&[5, n], -inf, DType::F32, device)?;
+        x.narrow(0, 1, 1)?.narrow(1, n / 2, 1)?.fill_(nan)?;
+        x.narrow(0, 2, 1)?.narrow(1, n - 1, 1)?.fill_(inf)?;
+        x.narrow(0, 3, 1)?.narrow(1, n / 3, 1)?.fill_(2.0)?;
+        x.narrow(0, 4, 1)?.narrow(1, 3, 2)?.fill_(2.0)?;
+        for (y, zero) in [(x.softmax(1)?, 0.0), (x.log_softmax(1)?, -inf)] {
+            let one = if zero == 0.0 { [1.0, 0.5] } else { [0.0, 0.5f64.ln()] };
+            expect(&y.narrow(1, 0, 1)?, &[nan, nan, nan, zero, zero])?;
+            close(&y.narrow(0, 3, 1)?.narrow(1, n / 3, 1)?.to_f64s()?, &[one[0]], 1e-6, 0.0)?;
+            close(&y.narrow(0, 4, 1)?.narrow(1, 3, 1)?.to_f64s()?, &[one[1]], 1e-6, 0.0)?;
+        }
+        expect(&x.amax(&[1], false)?, &[-inf, nan, inf, 2.0, 2.0])?;
+        let (value, place) = x.max(1, false)?;
+        expect(&value, &[-inf, nan, inf, 2.0, 2.0])?;
+        let places = [0, n / 2, n - 1, n / 3, 3].map(|at| at as f64);
+        expect(&place, &places)?;
+        expect(&x.argmax(Some(1), false)?, &places)?;
+        expect(&x.argmin(Some(1), false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
+        let sums = x.logsumexp(&[1], false)?.to_f64s()?;
+        ensure!(sums[0] == -inf && sums[1].is_nan() && sums[2] == inf, "{sums:?}");
+    }
+    Ok(())
+}
+
+fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
+    // Rows and, with another dimension behind the classes, columns.
+    for shape in [[2, 2_500_000, 1], [1, 2_500_000, 2]] {
+        let n = shape[1];
+        let x = Tensor::zeros(&shape, DType::F32, device)?;
+        x.narrow(1, n - 1, 1)?.fill_(((n - 1) as f64).ln())?;
+        let x = x.requires_grad_()?;
+        let target = Tensor::from_slice(&[0i64, n as i64 - 1], &[shape[0], shape[2]], device)?;
+        for smoothing in [0.0, 0.5] {
+            let options = CrossEntropy { label_smoothing: smoothing, ..CrossEntropy::default() };
+            x.set_grad(None);
+            let loss = x.cross_entropy_with(&target, &options)?;
+            let (large, rest) = (0.5f64.ln(), -(2.0 * (n - 1) as f64).ln());
+            let spread = -(large + rest * (n - 1) as f64) / n as f64;
+            let plain = -(large + rest) / 2.0;
+            close(&loss.to_f64s()?, &[(1.0 - smoothing) * plain + smoothing * spread], 1e-4, 0.0)?;
+            loss.backward()?;
+            let grad = x.grad().context("no gradient")?;
+            let share = smoothing / n as f64;
+            let last = grad.narrow(1, n - 1, 1)?.to_f64s()?;
+            let expected = [0.5 - share, 0.5 - share - (1.0 - smoothing)].map(|g| g / 2.0);
+            close(&last, &expected, 1e-4, 1e-7)?;
+            close(&grad.sum_all()?.to_f64s()?, &[0.0], 0.0, 1e-4)?;
+        }
+    }
+    Ok(())
+}
+
+fn areas_and_gradients_of_scaling_by_thousands(device: &Device) -> Result<()> {
+    let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1, 1]) };
+    let x = Tensor::ones(&[1, 1, 300, 300], DType::F32, device)?;
+    x.narrow(2, 299, 1)?.fill_(301.0)?;
+    close(&x.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
+    let line = x.reshape([1, 1, 90_000])?;
+    let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1]) };
+    close(&line.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
+    let small = Tensor::ones(&[1, 1, 2], DType::F32, device)?;
+    for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
+        let grad = gradient(&small, |x| x.interpolate(&Interpolate { mode, ..Interpolate::to(&[200_000]) }))?;
+        close(&grad.to_f64s()?, &[100_000.0; 2], 1e-4, 0.0)?;
+    }
+    let half = gradient(&small.to_dtype(DType::F16)?, |x| {
+        x.interpolate(&Interpolate { mode: InterpolateMode::Nearest, ..Interpolate::to(&[20_000]) })
+    })?;
+    expect(&half, &[10_000.0; 2])
+}
+
+fn distances_of_long_rows_and_gradients_of_many(device: &Device) -> Result<()> {
+    let n = 70_000;
+    let x = Tensor::ones(&[2, n], DType::F32, device)?;
+    x.narrow(0, 1, 1)?.fill_(3.0)?;
+    x.narrow(0, 1, 1)?.narrow(1, n - 1, 1)?.fill_(6.0)?;
+    let y = Tensor::ones(&[1, n], DType::F32, device)?;
+    let few = (n - 1) as f64;
+    for (p, expected) in [
+        (0.0, n as f64),
+        (1.0, 2.0 * few + 5.0),
+        (2.0, (4.0 * few + 25.0).sqrt()),
+        (f64::INFINITY, 5.0),
+        (3.0, (8.0 * few + 125.0).powf(1.0 / 3.0)),
+    ] {
+        close(&x.cdist(&y, p)?.to_f64s()?, &[0.0, expected], 1e-4, 0.0)
+            .with_context(|| format!("p = {p}"))?;
+    }
+    // One point, and many to which it has distance 2.
+    let many = Tensor::zeros(&[70_000, 1], DType::F32, device)?;
+    let point = Tensor::full(&[1, 1], 2.0, DType::F32, device)?;
+    for p in [1.0, 2.0, 3.0] {
+        expect(&gradient(&point, |x| x.cdist(&many, p))?, &[70_000.0]).with_context(|| format!("p = {p}"))?;
+    }
+    Ok(())
+}
+
+fn products_of_long_vectors(device: &Device) -> Result<()> {
+    for n in [1_000_000, 4_000_001] {
+        let (x, y) = (fours(&[n], device)?, fours(&[n], device)?);
+        let whole = (n / 4 * 12 + if n % 4 == 0 { 0 } else { 9 }) as f64;
+        close(&x.dot(&y)?.to_f64s()?, &[whole], 1e-5, 0.0)?;
+    }
+    let n = 300_000;
+    let a = fours(&[1, n], device)?.broadcast_to(&[33, n])?.copy()?;
+    let b = fours(&[n, 1], device)?;
+    close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 33], 1e-5, 0.0)?;
+    let b = b.broadcast_to(&[n, 20])?.copy()?;
+    close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 660], 1e-5, 0.0)
+}
+
+fn gradients_of_overlapping_views_of_many_windows(device: &Device) -> Result<()> {
+    // Each element is in up to 1,000 windows; the one window of all of another has many.
+    let x = Tensor::zeros(&[5000], DType::F32, device)?;
+    let grad = gradient(&x, |x| x.unfold(0, 1000, 1))?.to_f64s()?;
+    let windows = |at: usize| (at + 1).min(5000 - at).min(1000).min(4001) as f64;
+    ensure!((0..5000).all(|at| grad[at] == windows(at)), "{:?}", &grad[..10]);
+    Ok(())
+}
+
+fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
+    let n = 2_000_000;
+    for shape in [[1, n], [n, 1], [2, n / 2], [n / 4, 4]] {
+        let x = fours(&shape, device)?;
+        let dim = if shape[0] > shape[1] { 0 } else { 1 };
+        let transposed = shape == [n / 4, 4];
+        let kept = shape[1 - dim as usize];
+        let sums = x.sum(&[dim], false)?.to_f64s()?;
+        let expected: Vec<f64> = match transposed {
+            true => [3.0, -1.0, -1.0, -1.0].map(|v| v * (n / 4) as f64).to_vec(),
+            false => vec![0.0; kept],
+        };
+        close(&sums, &expected, 1e-5, 0.0)?;
+        let var = x.var(&[dim], 0.0, false)?.to_f64s()?;
+        close(&var, &vec![if transposed { 0.0 } else { 3.0 }; kept], 1e-4, 1e-6)?;
+        expect(
+            &x.gt(0.0)?.any(&[dim], false)?.to_dtype(DType::F32)?.sum_all()?,
+            &[if transposed { 1.0 } else { kept as f64 }],
+        )?;
+        expect(&x.gt(0.0)?.count_nonzero(&[])?, &[(n / 4) as f64])?;
+    }
+    // A column of a matrix whose rows lie across.
+    let x = Tensor::ones(&[3, 100_000, 40], DType::F32, device)?;
+    expect(&x.sum(&[1], false)?, &[100_000.0; 120])?;
+    expect(&x.narrow(2, 0, 3)?.sum(&[0, 1], false)?, &[300_000.0; 3])?;
+    close(&x.norm(2.0, &[], false)?.to_f64s()?, &[12_000_000.0f64.sqrt()], 1e-5, 0.0)?;
+    x.narrow(1, 99_999, 1)?.fill_(2.0)?;
+    expect(&x.argmax(Some(1), false)?, &[99_999.0; 120])?;
+    expect(&x.amax(&[0, 1], false)?, &[2.0; 40])
+}
