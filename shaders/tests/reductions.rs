@@ -131,7 +131,12 @@ fn softmax() {
                         .def("across", across)
                         .def("width", width)
                         .def("hold", hold);
-                    valid(&spec);
+                    valid(&spec.clone().def("stage", "whole"));
+                    if hold == 0 {
+                        valid(&spec.clone().def("stage", "parts"));
+                        valid(&spec.clone().def("stage", "apply"));
+                        valid(&spec.def("stage", "finish").def("pass", "forward").def("width", 1usize));
+                    }
                 }
             }
         }
@@ -200,7 +205,12 @@ fn normalisations() {
                         .def("lanes", lanes)
                         .def("across", across)
                         .def("width", width);
-                    valid(&spec);
+                    for stage in ["whole", "parts", "apply"] {
+                        valid(&spec.clone().def("stage", stage));
+                    }
+                    if pass == "forward" && !across {
+                        valid(&spec.def("stage", "finish").def("width", 1usize));
+                    }
                     let spec = KernelSpec::new("norm_weight")
                         .def("dtype", dtype)
                         .def("rms", rms)

@@ -4,6 +4,9 @@ said by numbers, so that one kernel serves layer, group, instance and RMS normal
   element e of row r lies at r * row_stride + (e / run) * step + e % run,
   and has weight (r % weight_rows) * weight_row + (e / run) * weight_step + (e % run) * weight_inner.
 
+stage: `whole`, a row by its threads in one go. Long rows are made in `p.splits` parts: `parts` writes two sums for each, partial
+[parts, 2, rows]: of the elements and of the squares of their distances from the part's mean, or backward what `sums` [2, rows] are
+sums of; `finish` makes mean and rstd of them; `apply` makes the elements
 pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: their dtypes, or ""
 rms: no mean is taken off
 flat: a row is one run, so that nothing is divided · lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
@@ -23,15 +26,23 @@ struct Params {
     weight_step: u32,
     weight_inner: u32,
     eps: f32,
+    splits: u32,
+    chunk: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set next = namespace(binding=0) %}
-{% if pass == "backward" %}
+{% set forward = pass == "forward" %}
+{% if stage == "finish" %}
+{{ t.input(next.binding, "partial", "f32") }}
+{% set next.binding = next.binding + 1 %}
+{% else %}
+{% if not forward %}
 {{ t.input(next.binding, "g", dtype) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
 {{ t.input(next.binding, "x", dtype) }}
 {% set next.binding = next.binding + 1 %}
+{% endif %}
 {% if weight %}
 {{ t.input(next.binding, "weight", weight) }}
 {% set next.binding = next.binding + 1 %}
@@ -40,8 +51,9 @@ struct Params {
 {{ t.input(next.binding, "bias", bias) }}
 {% set next.binding = next.binding + 1 %}
 {% endif %}
-{% set stored = pass == "forward" %}
-{% for name in (["rstd"] if rms else ["mean", "rstd"]) %}
+{% set stored = forward and stage in ["whole", "finish"] %}
+{% set statistics = ["rstd"] if rms else ["mean", "rstd"] %}
+{% for name in statistics if stage != "parts" or not forward %}
 {% if stored %}
 {{ t.output(next.binding, name, "f32") }}
 {% else %}
@@ -49,7 +61,15 @@ struct Params {
 {% endif %}
 {% set next.binding = next.binding + 1 %}
 {% endfor %}
+{% if stage == "parts" %}
+{{ t.output(next.binding, "partial", "f32") }}
+{% elif stage != "finish" %}
+{% if stage == "apply" and not forward %}
+{{ t.input(next.binding, "sums", "f32") }}
+{% set next.binding = next.binding + 1 %}
+{% endif %}
 {{ t.output(next.binding, "result", dtype, "packed" if width == 4 else "scattered") }}
+{% endif %}
 {{ rows.functions(lanes, across) }}
 
 {% if flat %}
@@ -67,22 +87,52 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let index = row_of(group_index(group, groups), thread);
     let row = index % p.rows;
-    let live = index < p.rows;
     // Threads without a row stay for the barriers.
-    let end = select(0u, p.extent, live);
+    {% if stage in ["parts", "apply"] %}
+    let part = index / p.rows;
+    let live = part < p.splits;
+    let begin = part * p.chunk;
+    let end = select(0u, min(begin + p.chunk, p.extent), live);
+    let first = begin + lane_of(thread) * {{ width }}u;
+    {% else %}
+    let live = index < p.rows;
+    let end = select(0u, {{ "p.splits" if stage == "finish" else "p.extent" }}, live);
     let first = lane_of(thread) * {{ width }}u;
-    let n = f32(p.extent);
-    {% if stored %}
-    {% if not rms %}
+    {% endif %}
+    let n = f32({{ "max(end, begin + 1u) - begin" if stage == "parts" else "p.extent" }});
+    {% if stage == "finish" %}
+    {% if rms %}
+    let mean = 0.0;
+    {% else %}
+    var sum = 0.0;
+    for (var e = first; e < end; e += {{ lanes }}u) { sum += partial_at(e * 2u * p.rows + row); }
+    let mean = row_sum(sum, thread) / n;
+    {% endif %}
+    // The squares of a part are those around its own mean.
+    var squares = 0.0;
+    for (var e = first; e < end; e += {{ lanes }}u) {
+        let at = e * 2u * p.rows + row;
+        {% if rms %}
+        squares += partial_at(at + p.rows);
+        {% else %}
+        let count = f32(min(p.chunk, p.extent - e * p.chunk));
+        let away = partial_at(at) / count - mean;
+        squares += partial_at(at + p.rows) + count * (away * away);
+        {% endif %}
+    }
+    {% elif forward and stage != "apply" %}
+    {% if rms %}
+    let total = 0.0;
+    let mean = 0.0;
+    {% else %}
     var sum = 0.0;
     for (var e = first; e < end; e += {{ lanes * width }}u) {
         {% for k in range(width) %}
         sum += x_at(place(row, e + {{ k }}u));
         {% endfor %}
     }
-    let mean = row_sum(sum, thread) / n;
-    {% else %}
-    let mean = 0.0;
+    let total = row_sum(sum, thread);
+    let mean = total / n;
     {% endif %}
     var squares = 0.0;
     for (var e = first; e < end; e += {{ lanes * width }}u) {
@@ -91,6 +141,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         squares += d{{ k }} * d{{ k }};
         {% endfor %}
     }
+    {% endif %}
+    {% if stage == "parts" and forward %}
+    let all = row_sum(squares, thread);
+    if live && lane_of(thread) == 0u {
+        partial_put(part * 2u * p.rows + row, total);
+        partial_put((part * 2u + 1u) * p.rows + row, all);
+    }
+    {% elif stored %}
     let rstd = m_rsqrt(row_sum(squares, thread) / n + p.eps);
     if live && lane_of(thread) == 0u {
         {% if not rms %}
@@ -102,7 +160,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let mean = {{ "0.0" if rms else "mean_at(row)" }};
     let rstd = rstd_at(row);
     {% endif %}
-    {% if pass == "backward" %}
+    {% if not forward and stage == "apply" %}
+    let mean_plain = {{ "0.0" if rms else "sums_at(row) / n" }};
+    let mean_scaled = sums_at(p.rows + row) / n;
+    {% elif not forward %}
     var plain = 0.0;
     var scaled = 0.0;
     for (var e = first; e < end; e += {{ lanes * width }}u) {
@@ -113,9 +174,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         scaled += gw{{ k }} * ((x_at(i{{ k }}) - mean) * rstd);
         {% endfor %}
     }
+    {% if stage == "parts" %}
+    let both = row_sums(vec2<f32>(plain, scaled), thread);
+    if live && lane_of(thread) == 0u {
+        partial_put(part * 2u * p.rows + row, both.x);
+        partial_put((part * 2u + 1u) * p.rows + row, both.y);
+    }
+    {% else %}
     let mean_plain = {{ "0.0" if rms else "row_sum(plain, thread) / n" }};
     let mean_scaled = row_sum(scaled, thread) / n;
     {% endif %}
+    {% endif %}
+    {% if stage in ["whole", "apply"] %}
     for (var e = first; e < end; e += {{ lanes * width }}u) {
         {% if width == 4 %}
         var quad: array<f32, 4>;
@@ -126,7 +196,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% if weight or bias %}
         let w{{ k }} = weight_place(row, e + {{ k }}u);
         {% endif %}
-        {% if pass == "forward" %}
+        {% if forward %}
         let r{{ k }} = z{{ k }}{{ " * weight_at(w" ~ k ~ ")" if weight else "" }}{{ " + bias_at(w" ~ k ~ ")" if bias else "" }};
         {% else %}
         let h{{ k }} = g_at(at{{ k }}){{ " * weight_at(w" ~ k ~ ")" if weight else "" }};
@@ -142,4 +212,5 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         result_put4(at0, quad, at0 + 4u);
         {% endif %}
     }
+    {% endif %}
 }

@@ -3,6 +3,9 @@ Softmax or log-softmax along one dimension, forward and backward; a row is every
 once: a thread holds its part of the row, up to `hold` steps of it. Longer rows are read twice, the first time for the
 largest and the sum at once.
 
+stage: `whole`, a row by its threads in one go. Few rows that are very long are made in `p.splits` parts: `parts` writes for each the largest
+and the sum of the exponentials, or backward the sum alone, to partial [parts, 1 or 2, rows]; `finish` makes those of rows of them; `apply`
+makes the elements
 pass: `forward`: y from x; `backward`: the gradient of x from g and y · log · dtype: of all buffers
 x and g have any strides, y and the results are contiguous · lanes, across: see rows
 width: elements of a step, 4 where rows are contiguous and in aligned fours, else 1
@@ -30,18 +33,32 @@ struct Params {
     rank: u32,
     offset: u32,
     stride: u32,
-    unused0: u32,
-    unused1: u32,
+    splits: u32,
+    chunk: u32,
     // The other dimensions of x or g.
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
+{% set forward = pass == "forward" %}
+{% if stage == "finish" %}
+{{ t.input(0, "partial", T) }}
+{{ t.output(1, "statistics", T) }}
+{% else %}
 {{ rows.input(0, "input", dtype, width) }}
-{% if pass == "backward" %}
+{% if not forward %}
 {{ rows.input(1, "y", dtype, width) }}
 {% endif %}
-{{ rows.output(1 if pass == "forward" else 2, "result", dtype, width) }}
+{% set next = 1 if forward else 2 %}
+{% if stage == "parts" %}
+{{ t.output(next, "partial", T) }}
+{% else %}
+{% if stage == "apply" %}
+{{ t.input(next, "statistics", T) }}
+{% endif %}
+{{ rows.output(next + (1 if stage == "apply" else 0), "result", dtype, width) }}
+{% endif %}
+{% endif %}
 {{ rows.functions(lanes, across, T) }}
 {{ rows.steps(width, T) }}
 {{ rows.each("step_exp", "m_exp64" if T == "f64" else "m_exp", width) }}
@@ -54,10 +71,38 @@ fn anchor(m: {{ T }}) -> {{ T }} { return select(m, 0.0, m_bits(f32({{ "m * 0x1p
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let index = row_of(group_index(group, groups), thread);
-    // Threads without a row stay for the barriers; they do the last one again, and write nothing.
+    // Threads without a row stay for the barriers, and write nothing.
+    {% if stage == "whole" %}
     let live = index < p.rows;
     let row = min(index, p.rows - 1u);
     let first = lane_of(thread) * {{ width }}u;
+    let end = p.extent;
+    {% elif stage == "finish" %}
+    let live = index < p.rows;
+    let row = min(index, p.rows - 1u);
+    var largest = {{ T }}(m_from_bits(0xff800000u));
+    for (var part = lane_of(thread); part < p.splits; part += {{ lanes }}u) {
+        largest = {{ max }}(largest, partial_at(part * 2u * p.rows + row));
+    }
+    let m = row_max(largest, thread);
+    var sum = {{ T }}(0.0);
+    for (var part = lane_of(thread); part < p.splits; part += {{ lanes }}u) {
+        let at = part * 2u * p.rows + row;
+        sum += partial_at(at + p.rows) * {{ exp_down }}(anchor(partial_at(at)) - anchor(m));
+    }
+    let total = row_sum(sum, thread);
+    if live && lane_of(thread) == 0u {
+        statistics_put(row, m);
+        statistics_put(p.rows + row, total);
+    }
+    {% else %}
+    let part = index / p.rows;
+    let row = index % p.rows;
+    let live = part < p.splits;
+    let first = part * p.chunk + lane_of(thread) * {{ width }}u;
+    let end = select(0u, min((part + 1u) * p.chunk, p.extent), live);
+    {% endif %}
+    {% if stage != "finish" %}
     var base = p.offset;
     var left = row;
     {{ t.walk([("base", "strides")]) }}
@@ -115,9 +160,17 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var largest = {{ T }}(m_from_bits(0xff800000u));
     {% endif %}
     var sum = {{ T }}(0.0);
-    for (var at = first; at < p.extent; at += {{ reach * turn }}u) {
+    {% if stage == "apply" %}
+    {% if forward %}
+    let m = statistics_at(row);
+    let total = statistics_at(p.rows + row);
+    {% else %}
+    let total = statistics_at(row);
+    {% endif %}
+    {% else %}
+    for (var at = first; at < end; at += {{ reach * turn }}u) {
         {% for k in range(turn) %}
-        let in{{ k }} = at + {{ k * reach }}u < p.extent;
+        let in{{ k }} = at + {{ k * reach }}u < end;
         let near{{ k }} = select(at, at + {{ k * reach }}u, in{{ k }});
         let x{{ k }} = input_step(base + near{{ k }}{{ stride }});
         {% if pass == "backward" and not log %}
@@ -143,16 +196,29 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if pass == "forward" %}
     let m = row_max(largest, thread);
     let total = row_sum(sum * {{ exp_down }}(anchor(largest) - anchor(m)), thread);
+    {% else %}
+    let total = row_sum(sum, thread);
+    {% endif %}
+    {% endif %}
+    {% if stage == "parts" %}
+    if live && lane_of(thread) == 0u {
+        {% if forward %}
+        partial_put(part * 2u * p.rows + row, m);
+        partial_put((part * 2u + 1u) * p.rows + row, total);
+        {% else %}
+        partial_put(part * p.rows + row, total);
+        {% endif %}
+    }
+    {% else %}
+    {% if forward %}
     {% if log %}
     let norm = select({{ T }}(m_nan()), {{ log_of }}(total), {{ isfinite }}(m));
     {% else %}
     let scale = select({{ T }}(m_nan()), 1.0 / total, {{ isfinite }}(m));
     {% endif %}
-    {% else %}
-    let total = row_sum(sum, thread);
     {% endif %}
     if live {
-        for (var at = first; at < p.extent; at += {{ reach }}u) {
+        for (var at = first; at < end; at += {{ reach }}u) {
             let x = input_step(base + at{{ stride }});
             {% if pass == "backward" %}
             let y = y_step(dense + at{{ inner }});
@@ -163,5 +229,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
             result_put_step(dense + at{{ inner }}, r);
         }
     }
+    {% endif %}
+    {% endif %}
     {% endif %}
 }

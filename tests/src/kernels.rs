@@ -177,6 +177,7 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
     chains(&device)?;
     windows(&device)?;
     many_classes(&device)?;
+    long_rows(&device)?;
     layers_in_bytes(&device)?;
     train(&device)?;
     Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
@@ -241,6 +242,30 @@ fn many_classes(device: &Device) -> Result<()> {
             let target = Tensor::zeros(&[2], DType::I32, device)?;
             x?.linear_cross_entropy(&weight?, &target, &CrossEntropy::default())?.backward()?;
         }
+    }
+    Ok(())
+}
+
+/// Rows that many workgroups share.
+fn long_rows(device: &Device) -> Result<()> {
+    let n = 1 << 17;
+    for dtype in [DType::F32, DType::BF16, DType::F16] {
+        let row = || Tensor::zeros(&[1, n], dtype, device)?.requires_grad_();
+        let of = |y: Tensor| y.backward_with(&y.ones_like()?);
+        of(row()?.softmax(1)?)?;
+        of(row()?.log_softmax(1)?)?;
+        of(row()?.layer_norm(&[n], None, None, 1e-5)?)?;
+        of(row()?.rms_norm(&[n], None, None)?)?;
+        of(row()?.adaptive_avg_pool1d(1)?)?;
+        of(row()?.adaptive_max_pool1d(1)?)?;
+        of(row()?.narrow(1, 0, 1)?.adaptive_avg_pool1d(n)?)?;
+        of(row()?.narrow(1, 0, 1)?.adaptive_max_pool1d(n)?)?;
+    }
+    for p in [0.0, 1.0, 2.0, 3.0, f64::INFINITY] {
+        let [few, many] = [[1, n], [n, 1]].map(|shape| Tensor::zeros(&shape, DType::F32, device));
+        let (few, many) = (few?.requires_grad_()?, many?);
+        few.cdist(&few.detach(), p)?.sum_all()?.backward()?;
+        few.narrow(1, 0, 1)?.cdist(&many, p)?.sum_all()?.backward()?;
     }
     Ok(())
 }

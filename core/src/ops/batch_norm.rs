@@ -92,7 +92,9 @@ impl BatchNorm {
             .def("across", self.across());
         let tensors = self.tensors(g, statistics, relu, relu, &[&partial]);
         let groups = (self.channels * parts.splits).div_ceil(GROUP / parts.lanes);
-        launch::launch(&spec, &tensors, self.params(parts.splits, parts.chunk, 0.0), groups)?;
+        let turns = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
+        let params = self.params(parts.splits, parts.chunk, 0.0).turns(turns);
+        launch::launch(&spec, &tensors, params, groups)?;
         drop(tensors);
         Ok((partial, parts))
     }
@@ -121,7 +123,7 @@ impl BatchNorm {
         let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
         let plain = running.map(|(mean, var)| Ok::<_, Error>((dense(mean)?, dense(var)?))).transpose()?;
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
-        let lanes = lanes(parts.splits, false).min(32);
+        let lanes = lanes(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { GROUP });
         let spec = KernelSpec::new("batch_norm")
             .def("pass", "finish")
             .def("mean", name(plain.as_ref().map(|p| &p.0)))
@@ -133,6 +135,7 @@ impl BatchNorm {
             tensors.extend([mean, var]);
         }
         let params = self.params(parts.splits, parts.chunk, momentum);
+        let params = params.turns(2 * parts.splits.div_ceil(lanes) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(GROUP / lanes))?;
         drop(tensors);
         if let (Some((mean, var)), Some(plain)) = (running, plain) {

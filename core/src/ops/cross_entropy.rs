@@ -133,7 +133,10 @@ impl Example {
         let share = self.smoothing / rows.extent as f64;
         let params =
             rows.params(&self.x, [self.first, self.total]).u32(self.ignore as u32).size(scale_stride);
-        let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32);
+        // Logits are read at most twice, in fours of steps, and one by one where each class has a share.
+        let shares = if self.soft || self.smoothing > 0.0 { 2 * rows.extent.div_ceil(lanes) } else { 0 };
+        let turns = 2 * rows.extent.div_ceil(4 * lanes * held.width) + shares + 128;
+        let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32).turns(turns);
         launch::launch(&spec, &tensors, params, groups)
     }
 
@@ -151,6 +154,11 @@ impl Example {
         grad.mul(&weight.reshape(&per_class[..])?)?.to_dtype(self.target.dtype())
     }
 }
+
+/// Classes from which on a row is shared by many workgroups where there are few rows, and wherever that is.
+const LONG: usize = 1 << 17;
+const FEW: usize = 64;
+const MANY: usize = 1 << 21;
 
 /// The loss of operations that have gradients of gradients.
 struct Again {
@@ -287,15 +295,16 @@ impl Tensor {
         self.cross_entropy_with(target, &CrossEntropy::default())
     }
 
-    /// By tensor operations, which f64 has.
-    fn cross_entropy_in_double(
+    /// By tensor operations, which f64 has, and whose sums many workgroups share.
+    fn cross_entropy_of_operations(
         &self,
         target: &Tensor,
         options: &CrossEntropy<'_>,
         soft: bool,
         examples: &[usize],
     ) -> Result<Tensor> {
-        let number = |n: usize| Tensor::full(&[], n as f64, DType::F64, self.device());
+        let dtype = wide(self.dtype());
+        let number = |n: usize| Tensor::full(&[], n as f64, dtype, self.device());
         let divisor = match options.reduction {
             Reduction::None | Reduction::Sum => None,
             Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
@@ -306,9 +315,9 @@ impl Tensor {
                 let weights = match options.weight {
                     Some(weight) => {
                         let rows = classes.masked_fill(&left_out, 0)?.reshape([-1])?;
-                        weight.to_dtype(DType::F64)?.index_select(0, &rows)?.reshape(examples)?
+                        weight.to_dtype(dtype)?.index_select(0, &rows)?.reshape(examples)?
                     }
-                    None => Tensor::ones(examples, DType::F64, self.device())?,
+                    None => Tensor::ones(examples, dtype, self.device())?,
                 };
                 Some(weights.masked_fill(&left_out, 0.0)?.sum_all()?)
             }
@@ -335,8 +344,9 @@ impl Tensor {
         let mut examples: Dims = self.shape().into();
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
-        if self.dtype() == DType::F64 {
-            return self.cross_entropy_in_double(target, options, soft, &examples);
+        let classes = self.numel() / rows.max(1);
+        if self.dtype() == DType::F64 || classes >= MANY || (classes >= LONG && rows <= FEW) {
+            return self.cross_entropy_of_operations(target, options, soft, &examples)?.to_dtype(result);
         }
         let example = Example {
             x: self.detach(),

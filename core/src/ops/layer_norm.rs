@@ -204,7 +204,10 @@ impl RowNorm {
             let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
             tensors.extend(residual);
             tensors.extend(others.iter().copied());
-            launch::launch(&spec, &tensors, self.params(groups * (GROUP / held.lanes)), groups)?;
+            let step = groups * (GROUP / held.lanes);
+            // Each turn sums over the threads of a row: by few of them, and then by all.
+            let params = self.params(step).turns(33 * self.rows.div_ceil(step) + 64);
+            launch::launch(&spec, &tensors, params, groups)?;
         }
         let mut summed = partial.as_ref().map(part_sums).transpose()?.into_iter().flatten();
         let (scaled, plain, given) = (summed.next(), summed.next(), summed.next());

@@ -12,6 +12,7 @@ use super::layer_norm::{RowNorm, rounding_unit};
 use super::reduce::dense;
 use super::shape::PadMode;
 use super::softmax::{check_float, lanes};
+use super::spread::shared;
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
@@ -104,12 +105,25 @@ struct Statistics {
     rstd: Tensor,
 }
 
+/// Elements of a row from which on several workgroups share it, if there are few rows.
+const LONG: usize = 1 << 16;
+
 /// Parts of a long row that are worked on side by side.
 fn parts(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
     let groups = outputs.div_ceil(GROUP / lanes);
     let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
     (extent.div_ceil(chunk).max(1), chunk)
+}
+
+/// How threads and workgroups share rows.
+#[derive(Clone, Copy)]
+struct Stage {
+    lanes: usize,
+    across: bool,
+    width: usize,
+    /// Parts of a row, and their elements.
+    parts: (usize, usize),
 }
 
 /// One normalisation of one tensor, with what all of its kernels need.
@@ -137,13 +151,67 @@ impl Norm {
         let lanes = lanes(at.extent, across);
         let fours = [at.run, at.step, at.row_stride].iter().all(|n| n.is_multiple_of(4));
         let width = if x.dtype().size() == 2 && fours && !across { 4 } else { 1 };
-        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
-        let bias = if g.is_some() { None } else { self.bias.as_ref() };
+        let stage = Stage { lanes, across, width, parts: (1, at.extent) };
+        let (splits, chunk) = shared(at.rows, at.extent, lanes, 3);
+        if at.extent < LONG || splits == 1 {
+            // Three loops over the row, and those of sums over its threads.
+            let turns = 3 * at.extent.div_ceil(lanes * width) + 128;
+            self.launch("whole", stage, g, Some(statistics), None, &out, turns)?;
+            return Ok(out);
+        }
+        let stage = Stage { parts: (splits, chunk), ..stage };
+        let turns = 2 * chunk.div_ceil(lanes * width) + 128;
+        let partial = {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            Tensor::empty(&[splits, 2, at.rows], DType::F32, x.device())?
+        };
+        let given = g.map(|_| statistics);
+        self.launch("parts", stage, g, given, None, &partial, turns)?;
+        let sums = match g {
+            Some(_) => Some(partial.sum(&[0], false)?),
+            None => {
+                let stage = Stage { lanes: GROUP, across: false, width: 1, parts: (splits, chunk) };
+                self.launch(
+                    "finish",
+                    stage,
+                    None,
+                    Some(statistics),
+                    Some(&partial),
+                    &out,
+                    2 * splits.div_ceil(GROUP) + 128,
+                )?;
+                None
+            }
+        };
+        self.launch("apply", stage, g, Some(statistics), sums.as_ref(), &out, turns)?;
+        Ok(out)
+    }
+
+    /// One stage of `norm.wgsl`. `more`: the sums of the parts, or in the stage `finish` the parts themselves, and there is no `out`.
+    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
+    fn launch(
+        &self,
+        name: &'static str,
+        stage: Stage,
+        g: Option<&Tensor>,
+        statistics: Option<&Statistics>,
+        more: Option<&Tensor>,
+        out: &Tensor,
+        turns: usize,
+    ) -> Result<()> {
+        let Self { geometry: at, x, .. } = self;
+        let Stage { lanes, across, width, parts: (splits, chunk) } = stage;
+        let finish = name == "finish";
+        let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
+        // What is read of an element: statistics need no weights.
+        let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
+        let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
         let spec = KernelSpec::new("norm")
+            .def("stage", name)
             .def("pass", if g.is_some() { "backward" } else { "forward" })
-            .def("dtype", name(Some(x)))
-            .def("weight", name(self.weight.as_ref()))
-            .def("bias", name(bias))
+            .def("dtype", dtype(Some(x)))
+            .def("weight", dtype(weight))
+            .def("bias", dtype(bias))
             .def("rms", self.rms)
             .def("flat", at.run >= at.extent)
             .def("lanes", lanes)
@@ -152,18 +220,26 @@ impl Norm {
         let [weight_row, weight_step, weight_inner] = at.weight_of;
         let params = Params::new().size(at.rows).size(at.extent).size(at.run).size(at.step);
         let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
-        let params = params.size(weight_inner).f32(self.eps as f32);
-        let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
-        tensors.extend(g);
-        tensors.push(x);
-        tensors.extend(self.weight.as_ref());
+        let params = params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).turns(turns);
+        let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
+        if finish {
+            tensors.extend(more);
+        } else {
+            tensors.extend(g);
+            tensors.push(x);
+        }
+        tensors.extend(weight);
         tensors.extend(bias);
-        tensors.extend(statistics.mean.as_ref());
-        tensors.push(&statistics.rstd);
-        tensors.push(&out);
-        launch::launch(&spec, &tensors, params, at.rows.div_ceil(GROUP / lanes))?;
-        drop(tensors);
-        Ok(out)
+        if let Some(statistics) = statistics {
+            tensors.extend(statistics.mean.as_ref());
+            tensors.push(&statistics.rstd);
+        }
+        if !finish {
+            tensors.extend(more);
+            tensors.push(out);
+        }
+        let rows = if finish { at.rows } else { at.rows * splits };
+        launch::launch(&spec, &tensors, params, rows.div_ceil(GROUP / lanes))
     }
 
     /// The sums over the elements of each weight, of g times the normalised x and of g, as f32 of [2, weights].
@@ -188,7 +264,7 @@ impl Norm {
         let [row_step, row_weights, row_inner] = at.row_of;
         let params = Params::new().size(at.weights).size(at.shared).size(at.weight_run).size(at.weight_step);
         let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
-        let params = params.size(splits).size(chunk);
+        let params = params.size(splits).size(chunk).turns(chunk.div_ceil(lanes) + 128);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
         tensors.extend(statistics.mean.as_ref());
         tensors.push(&partial);

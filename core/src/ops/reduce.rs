@@ -209,6 +209,10 @@ impl Stage<'_> {
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let mut params = Params::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
+        // Turns over reads, and over the dimensions of each that are not merged; and those that find the output.
+        let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
+        let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
+        params = params.turns(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         for arg in self.extra.args {
             params = params.f32(arg);
         }

@@ -4,13 +4,13 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
-use super::spread::{Held, QUAD, has_quads};
+use super::spread::{Held, QUAD, has_quads, shared};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::Identity;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory;
+use crate::memory::{self, Tag};
 use crate::tensor::layout::{collapse_one, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
@@ -108,12 +108,26 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     let rows = Rows::new(op, input, dim)?;
     let held = rows.held(input, if y.is_some() { 8 } else { 16 });
     let (dtype, log) = (launch::shader_dtype(input.dtype(), input.device()), op == "log_softmax");
+    let (splits, chunk) = shared(rows.rows, rows.extent, held.lanes, 2);
+    // Of what threads hold, nothing is gained by more workgroups.
+    if held.hold == 0 && rows.extent >= LONG && splits > 1 {
+        return run_in_parts(
+            &rows,
+            held,
+            (splits, chunk),
+            [input, y.unwrap_or(input)],
+            log,
+            y.is_some(),
+            out,
+        );
+    }
     let mut identity = Identity::new("softmax");
     identity.word(dtype);
     identity.flags(&[y.is_some(), log, rows.across]);
     identity.number(held.lanes | held.width << 16 | held.hold << 32);
     let spec = || {
         KernelSpec::new("softmax")
+            .def("stage", "whole")
             .def("pass", if y.is_some() { "backward" } else { "forward" })
             .def("log", log)
             .def("dtype", dtype)
@@ -127,8 +141,67 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
         tensors.push(y);
     }
     tensors.push(&out);
-    launch::launch_of(&identity, spec, &tensors, rows.params(input, [0, 0]), held.groups(rows.rows))?;
+    // Read in fours, written one by one, and the loops of sums over the threads of a row.
+    let turns = if held.hold > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
+    let params = rows.params(input, [0, 0]).turns(turns);
+    launch::launch_of(&identity, spec, &tensors, params, held.groups(rows.rows))?;
     drop(tensors);
+    Ok(out)
+}
+
+/// Elements of a row from which on several workgroups share it, if there are few rows.
+const LONG: usize = 1 << 16;
+
+/// Few rows that are very long, each by several workgroups. `tensors`: x, or g and y.
+fn run_in_parts(
+    rows: &Rows,
+    held: Held,
+    (splits, chunk): (usize, usize),
+    [input, y]: [&Tensor; 2],
+    log: bool,
+    backward: bool,
+    out: Tensor,
+) -> Result<Tensor> {
+    let device = input.device();
+    let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let scratch = |shape: &[usize]| {
+        let _tag = memory::scope::tag(Tag::Workspace);
+        Tensor::empty(shape, sums, device)
+    };
+    let spec = |stage: &'static str, held: Held, across: bool| {
+        KernelSpec::new("softmax")
+            .def("stage", stage)
+            .def("pass", if backward { "backward" } else { "forward" })
+            .def("log", log)
+            .def("dtype", launch::shader_dtype(input.dtype(), device))
+            .def("lanes", held.lanes)
+            .def("across", across)
+            .def("width", held.width)
+            .def("hold", 0usize)
+    };
+    let params = |turns: usize| rows.params(input, [splits, chunk]).turns(turns + 128);
+    let step = held.lanes * held.width;
+    let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
+    let groups = held.groups(rows.rows * splits);
+    let inputs = [Some(input), backward.then_some(y)];
+    let reading = chunk.div_ceil(4 * step);
+    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&partial]).collect();
+    launch::launch(&spec("parts", held, rows.across), &bound, params(reading), groups)?;
+    drop(bound);
+    let statistics = match backward {
+        true => partial.sum(&[0], false)?,
+        false => {
+            let statistics = scratch(&[2, rows.rows])?;
+            let whole = Held { lanes: GROUP, width: 1, hold: 0 };
+            let params = params(2 * splits.div_ceil(GROUP));
+            launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
+            statistics
+        }
+    };
+    let writing = chunk.div_ceil(step);
+    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&statistics, &out]).collect();
+    launch::launch(&spec("apply", held, rows.across), &bound, params(writing), groups)?;
+    drop(bound);
     Ok(out)
 }
 

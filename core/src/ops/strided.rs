@@ -46,6 +46,29 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     dims.sort_by_key(|&[_, stride, _]| std::cmp::Reverse(stride));
     let reaches: Dims =
         (0..dims.len()).map(|d| dims[d + 1..].iter().map(|&[n, stride, _]| (n - 1) * stride).sum()).collect();
+    // Indices of a dimension that may lead to one element.
+    let within = |d: usize| dims[d][0].min(reaches[d] / dims[d][1].max(1) + 2);
+    let lanes = if g.dtype().size() == 2 { 4 } else { 1 };
+    let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
+        let inner = inner.saturating_mul(within(d));
+        (all.saturating_add(inner), inner)
+    });
+    let turns = around.saturating_mul(lanes) + 4;
+    let longest = (0..layout.rank()).max_by_key(|&d| layout.shape()[d]).filter(|&d| layout.shape()[d] > 1);
+    if let Some(d) = longest
+        && turns > g.device().info().limits.max_turns as usize
+    {
+        // Half of the windows after the other.
+        let half = layout.shape()[d] / 2;
+        let part = |first: usize, count: usize| {
+            let mut shape: Dims = layout.shape().into();
+            shape[d] = count;
+            let offset = layout.offset() + first * layout.strides()[d];
+            let layout = Layout::new(shape, Dims::from_slice(layout.strides()), offset);
+            strided_sum(op, &g.detach().narrow(d as isize, first, count)?, &layout, start, len)
+        };
+        return part(0, half)?.add(&part(half, layout.shape()[d] - half)?);
+    }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
     let spec = KernelSpec::new("strided_sum")
         .def("dtype", launch::shader_dtype(g.dtype(), g.device()))
@@ -58,8 +81,8 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         .dims(&column(0))
         .dims(&column(1))
         .dims(&reaches)
-        .dims(&column(2));
-    let lanes = if g.dtype().size() == 2 { 4 } else { 1 };
+        .dims(&column(2))
+        .turns(turns);
     launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * GROUP))?;
     Ok(out)
 }

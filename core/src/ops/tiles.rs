@@ -70,6 +70,8 @@ pub(super) struct Costs {
     near: usize,
     /// An element of a tensor.
     far: usize,
+    /// Turns that the loops of an invocation may take; sums of more are split.
+    turns: usize,
 }
 
 impl Costs {
@@ -77,10 +79,11 @@ impl Costs {
     pub(super) fn new(device: &Device, gathered: bool) -> Self {
         let far = if gathered { 2 } else { 1 };
         // A program that plays a GPU runs on few cores and loads one lane at a time: measured on lavapipe.
+        let turns = device.info().limits.max_turns as usize / 2;
         if device.info().software {
-            Self { units: 1, pieces: 8, near: 20, far: 30 * far }
+            Self { units: 1, pieces: 8, near: 20, far: 30 * far, turns }
         } else {
-            Self { units: 256, pieces: 512, near: 2, far: 4 * far }
+            Self { units: 256, pieces: 512, near: 2, far: 4 * far, turns }
         }
     }
 }
@@ -92,6 +95,19 @@ enum Way {
     Simple {
         lanes: usize,
     },
+}
+
+impl Way {
+    /// So many terms of a sum take so many turns of loops.
+    fn turns(self) -> (usize, usize) {
+        match self {
+            Self::Tiled(tile) => {
+                let loads = (tile.depth * (tile.height() + tile.width() / 4)).div_ceil(GROUP);
+                (tile.depth, 2 + tile.depth + loads)
+            }
+            Self::Simple { lanes } => (8 * lanes, 9),
+        }
+    }
 }
 
 /// Which kernel multiplies, and how the work is cut.
@@ -127,7 +143,7 @@ impl Plan {
 
     fn of_tiles(e: Extents, tile: Tile, costs: Costs) -> Self {
         let groups = e.m.div_ceil(tile.height()) * e.n.div_ceil(tile.width()) * e.batch;
-        Self::cut(e, Way::Tiled(tile), groups, Self::share(e, groups, costs))
+        Self::cut(e, Way::Tiled(tile), groups, Self::share(e, groups, costs), costs)
     }
 
     fn simple(e: Extents, costs: Costs) -> Self {
@@ -142,7 +158,7 @@ impl Plan {
             GROUP => Self::share(e, groups, costs).min(e.k.div_ceil(32 * GROUP)),
             _ => 1,
         };
-        Self::cut(e, Way::Simple { lanes }, groups, splits)
+        Self::cut(e, Way::Simple { lanes }, groups, splits, costs)
     }
 
     /// Into how many pieces sums are split, so that there is work for the whole device.
@@ -150,7 +166,9 @@ impl Plan {
         (costs.pieces / groups.max(1)).min(e.k / PIECE).clamp(1, 256)
     }
 
-    fn cut(extents: Extents, way: Way, groups: usize, splits: usize) -> Self {
+    fn cut(extents: Extents, way: Way, groups: usize, splits: usize, costs: Costs) -> Self {
+        let (k, turns) = way.turns();
+        let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.turns.max(1)));
         // Pieces are whole tiles, so that none but the last is half empty.
         let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
         Self { extents, way, groups, splits, chunk }
@@ -204,7 +222,9 @@ impl Plan {
     /// The first six words of the kernel's parameters.
     pub(super) fn params(&self) -> Params {
         let Extents { m, n, k, batch } = self.extents;
-        Params::new().size(m).size(n).size(k).size(batch).size(self.chunk).size(self.splits)
+        let (terms, turns) = self.way.turns();
+        let turns = self.chunk.div_ceil(terms) * turns + 16;
+        Params::new().size(m).size(n).size(k).size(batch).size(self.chunk).size(self.splits).turns(turns)
     }
 
     /// Runs the kernel over `inputs` into the contiguous `out`, and the second stage where pieces of sums remain.
@@ -233,7 +253,8 @@ impl Plan {
         let spec = KernelSpec::new("matmul_sum")
             .def("T", sums.name())
             .def("dtype", launch::shader_dtype(out.dtype(), out.device()));
-        launch::launch(&spec, &[&parts, out], Params::new().size(n).size(self.splits), n.div_ceil(4 * GROUP))
+        let params = Params::new().size(n).size(self.splits).turns(4 * (self.splits + 1));
+        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * GROUP))
     }
 }
 
@@ -243,8 +264,8 @@ mod tests {
 
     #[test]
     fn every_plan_covers_its_product() {
-        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 4 };
-        let software = Costs { units: 1, pieces: 8, near: 20, far: 30 };
+        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 4, turns: usize::MAX };
+        let software = Costs { units: 1, pieces: 8, near: 20, far: 30, turns: 32_767 };
         for m in [1, 5, 16, 64, 100, 1000, 9000] {
             for n in [1, 10, 17, 64, 300, 9000] {
                 for k in [1, 16, 100, 5000, 1 << 20] {
@@ -265,7 +286,7 @@ mod tests {
 
     #[test]
     fn a_long_sum_of_few_elements_is_split_between_tiles() {
-        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 8 };
+        let gpu = Costs { units: 256, pieces: 512, near: 2, far: 8, turns: usize::MAX };
         // The weight's gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
         let plan = Plan::new(Extents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
         assert!(plan.tiled() && plan.splits > 16, "{plan:?}");

@@ -104,7 +104,11 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
         launch::launch(&spec, &tensors, params, groups)?;
     }
     let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
-    let params = Params::new().size(count).f32(max_norm as f32).f32((1.0 / power) as f32);
+    let params = Params::new()
+        .size(count)
+        .f32(max_norm as f32)
+        .f32((1.0 / power) as f32)
+        .turns(count.div_ceil(256) + 64);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
     if options.error_if_nonfinite {
         let found = norm.item()?;
