@@ -146,7 +146,6 @@ fn run(
     if longest <= LONG {
         launch::launch(&spec("whole"), &joined(&inputs, &outputs), params, groups)?;
     } else {
-        launch::check_loop(OP, lanes * (2 * chunk + longest / chunk), device)?;
         let chunks = samples / chunk;
         let parts = {
             let _tag = memory::scope::tag(Tag::Workspace);
@@ -160,7 +159,7 @@ fn run(
         launch::launch(
             &spec("joined"),
             &joined(&inputs, &[Some(&parts), out, bag_of, more]),
-            params,
+            params.turns(lanes * (2 * chunk + longest / chunk)),
             groups,
         )?;
     }

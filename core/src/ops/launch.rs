@@ -114,20 +114,6 @@ pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> 
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
 }
 
-/// Turns that all loops of a thread may take together on drivers that end them; Mesa's lavapipe is one, and does not say so.
-const TURNS: usize = 65_535;
-
-/// Fails where a thread's loops take more turns than the device is known to let them.
-pub(crate) fn check_loop(op: &'static str, turns: usize, device: &Device) -> Result<()> {
-    if turns < TURNS || !device.info().software {
-        return Ok(());
-    }
-    let reason = format!(
-        "a thread would loop {turns} times, and software drivers end loops of {TURNS}; go through it in parts"
-    );
-    Err(Error::Unsupported { op, device: device.to_string(), reason })
-}
-
 /// Fails for a tensor of a type that is only stored.
 pub(crate) fn check_stored(op: &'static str, t: &Tensor) -> Result<()> {
     if !t.dtype().is_stored() {
