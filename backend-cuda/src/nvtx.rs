@@ -199,7 +199,9 @@ impl Ranges for Tool {
         thread_local! {
             static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        NAME.with_borrow_mut(|bytes| {
+        // Without a name where the thread ends: a guard of a program may be dropped after this buffer.
+        let named = NAME.try_with(|bytes| {
+            let bytes = &mut *bytes.borrow_mut();
             bytes.clear();
             // A name ends at its first null.
             bytes.extend(name.bytes().take_while(|&byte| byte != 0));
@@ -209,6 +211,10 @@ impl Ranges for Tool {
                 unsafe { (self.push)(name.as_ptr()) };
             }
         });
+        if named.is_err() {
+            // SAFETY: the tool's function, with a string that ends. `pop` ends this range, too.
+            unsafe { (self.push)(c"".as_ptr()) };
+        }
     }
 
     fn pop(&self) {

@@ -4,9 +4,9 @@
 //! autocast suspended, so that what it is made of runs in one type. Operations that are not listed run in the type that
 //! their inputs have, by the usual promotion; so do operations in place, and all of them in the backward pass.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::collections::BTreeMap;
-use std::marker::PhantomData;
+use std::sync::Weak;
 
 use smallvec::smallvec;
 
@@ -14,7 +14,9 @@ use super::{copies, fp8};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::Tensor;
+use crate::local::{Get, InPlace, Kept, Local, Scoped};
+use crate::tensor::storage::Storage;
+use crate::tensor::{Layout, Tensor};
 
 /// In which type autocast runs an operation. f64, integers and truth values are never cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -132,41 +134,68 @@ impl Policy {
 }
 
 /// The casts of leaves, by leaf and type. In order: they are freed in the same one in each step, so that steps leave memory alike.
-type Casts = BTreeMap<(u64, DType), Tensor>;
+type Casts = BTreeMap<(u64, DType), Known>;
+
+/// The cast of a leaf, and what it is a cast of: it is good while the leaf is that.
+struct Known {
+    cast: Tensor,
+    /// The cast's own: an operation may give it to the program as its result, which may be changed.
+    written: u64,
+    memory: Weak<Storage>,
+    layout: Layout,
+    dtype: DType,
+    version: u64,
+}
+
+impl Known {
+    /// Notes what `leaf` is, before it is cast: a write of another thread meanwhile makes the cast outdated.
+    fn of(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
+        let version = leaf.version();
+        let (memory, layout, dtype) = (leaf.memory(), leaf.layout().clone(), leaf.dtype());
+        let cast = cast()?;
+        Ok(Self { written: cast.version(), cast, memory, layout, dtype, version })
+    }
+
+    fn is_of(&self, leaf: &Tensor) -> bool {
+        self.version == leaf.version()
+            && self.written == self.cast.version()
+            && self.dtype == leaf.dtype()
+            && self.memory.ptr_eq(&leaf.memory())
+            && self.layout == *leaf.layout()
+    }
+}
 
 thread_local! {
     /// The 16-bit type; `None` while operations run as they are given.
-    static DTYPE: Cell<Option<DType>> = const { Cell::new(None) };
-    /// Scopes around this point. The casts live as long as the outermost.
-    static DEPTH: Cell<u32> = const { Cell::new(0) };
-    static CASTS: RefCell<Casts> = RefCell::default();
+    static DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
+    /// The casts live as long as any scope does.
+    static CASTS: Local<Kept<Casts>> = const { Local::new(Kept::new(BTreeMap::new())) };
 }
 
-/// While it lives, operations of this thread choose their types; see [`autocast`].
+/// While it lives, operations of this thread choose their types; see [`autocast`]. Guards may be dropped in any order: the innermost
+/// one that lives counts.
 #[derive(Debug)]
 pub struct Autocast {
-    before: Option<DType>,
-    /// The scope is a thread's.
-    _thread: PhantomData<*const ()>,
+    dtype: Option<Scoped<Cell<Option<DType>>>>,
 }
 
 impl Autocast {
     fn enter(dtype: Option<DType>) -> Self {
-        DEPTH.with(|d| d.set(d.get() + 1));
-        Self { before: DTYPE.with(|d| d.replace(dtype)), _thread: PhantomData }
+        Self { dtype: Some(Scoped::new(&DTYPE, dtype)) }
     }
 }
 
 impl Drop for Autocast {
     fn drop(&mut self) {
-        DTYPE.with(|d| d.set(self.before));
-        let depth = DEPTH.with(|d| {
-            d.set(d.get() - 1);
-            d.get()
-        });
-        if depth == 0 {
-            clear_autocast_cache();
-        }
+        self.dtype = None;
+        left();
+    }
+}
+
+/// Frees the casts where no scope is left.
+fn left() {
+    if DTYPE.with(Local::is_outside) {
+        clear_autocast_cache();
     }
 }
 
@@ -178,9 +207,9 @@ impl Drop for Autocast {
 /// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost,
 /// unless a [`GradScaler`](super::GradScaler) scales the loss.
 ///
-/// A parameter that is used several times is cast once: the casts are kept until the outermost scope ends, or an optimiser
-/// of this thread steps. Who changes a parameter in another way, within a
-/// scope, calls [`clear_autocast_cache`].
+/// A parameter that is used several times is cast once: casts are kept until the outermost scope ends. A cast is used while its
+/// parameter is unchanged. A parameter that was written, by an optimiser, `load_state_dict`, `copy_` or through another tensor of its
+/// memory, is cast again.
 ///
 /// ```
 /// use forebay_core::{amp::{autocast, no_autocast}, device::Device, dtype::DType, tensor::Tensor};
@@ -214,7 +243,7 @@ pub fn no_autocast() -> Autocast {
 /// The 16-bit type that operations of this thread are cast to; `None` outside of [`autocast`].
 #[must_use]
 pub fn autocast_dtype() -> Option<DType> {
-    DTYPE.with(Cell::get)
+    DTYPE.now()
 }
 
 /// Whether operations of this thread choose their types.
@@ -223,10 +252,12 @@ pub fn is_autocast_enabled() -> bool {
     autocast_dtype().is_some()
 }
 
-/// Forgets the casts of parameters that this thread's [`autocast`] scopes keep.
+/// Frees the casts of parameters that this thread's [`autocast`] scopes keep. Results do not depend on it: a cast of a parameter that
+/// was changed is never used.
 pub fn clear_autocast_cache() {
     // Taken out first: what drops a tensor must not find the map borrowed.
-    drop(CASTS.with(RefCell::take));
+    let casts = CASTS.change(std::mem::take);
+    drop(casts);
 }
 
 /// Autocast, with [`fp8`](fp8::fp8), of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
@@ -245,10 +276,9 @@ impl Mode {
     /// through this one must not use up, and what is cast here must not outlive the closure.
     pub(crate) fn enter(self) -> Entered {
         Entered {
-            casts: CASTS.with(RefCell::take),
-            depth: DEPTH.with(|d| d.replace(1)),
-            dtype: DTYPE.with(|d| d.replace(self.dtype)),
-            fp8: fp8::set(self.fp8),
+            _casts: Scoped::new(&CASTS, Casts::new()),
+            _dtype: Scoped::new(&DTYPE, self.dtype),
+            _fp8: fp8::set(self.fp8),
         }
     }
 }
@@ -256,33 +286,27 @@ impl Mode {
 /// While it lives, a [`Mode`] is that of the thread.
 #[derive(Debug)]
 pub(crate) struct Entered {
-    dtype: Option<DType>,
-    fp8: bool,
-    depth: u32,
-    casts: Casts,
-}
-
-impl Drop for Entered {
-    fn drop(&mut self) {
-        DTYPE.with(|d| d.set(self.dtype));
-        DEPTH.with(|d| d.set(self.depth));
-        fp8::set(self.fp8);
-        drop(CASTS.with(|c| c.replace(std::mem::take(&mut self.casts))));
-    }
+    _dtype: Scoped<Cell<Option<DType>>>,
+    _fp8: fp8::Fp8,
+    _casts: Scoped<Kept<Casts>>,
 }
 
 /// While it lives, operations run as they are given, and scopes are as they were.
 #[derive(Debug)]
-pub(crate) struct Suspended(Option<DType>);
+pub(crate) struct Suspended {
+    dtype: Option<Scoped<Cell<Option<DType>>>>,
+}
 
 impl Drop for Suspended {
     fn drop(&mut self) {
-        DTYPE.with(|d| d.set(self.0));
+        self.dtype = None;
+        // A scope may have ended meanwhile.
+        left();
     }
 }
 
 pub(crate) fn suspend() -> Suspended {
-    Suspended(DTYPE.with(Cell::take))
+    Suspended { dtype: Some(Scoped::new(&DTYPE, None)) }
 }
 
 /// What becomes of the operands of an operation that is listed. While it lives, autocast is suspended.
@@ -329,13 +353,18 @@ impl Cast {
             return Ok(kept);
         }
         let key = (leaf, self.to);
-        if let Some(known) = CASTS.with_borrow(|casts| casts.get(&key).cloned()) {
+        let known =
+            CASTS.read(|casts| Some(casts.get(&key).filter(|known| known.is_of(&plain))?.cast.clone()));
+        if let Some(known) = known {
             return Ok(known);
         }
-        let made = plain.to_dtype(self.to)?;
-        let replaced = CASTS.with_borrow_mut(|casts| casts.insert(key, made.clone()));
+        // Freed first: the next cast can take its memory.
+        drop(CASTS.change(|casts| casts.remove(&key)));
+        let made = Known::of(&plain, || plain.to_dtype(self.to))?;
+        let cast = made.cast.clone();
+        let replaced = CASTS.change(|casts| casts.insert(key, made));
         drop(replaced);
-        Ok(made)
+        Ok(cast)
     }
 }
 

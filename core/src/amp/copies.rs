@@ -22,16 +22,35 @@ pub(crate) enum Copy {
     None,
     /// It was cast: an optimiser may make the next one.
     Asked(DType),
-    /// As it was when so much had been written.
-    Kept { numbers: Tensor, version: u64 },
+    /// The copy, of the leaf as `of` says.
+    Kept { numbers: Tensor, of: Moment },
+}
+
+/// The leaf that a copy was made of, and the copy, by their memory and how often each was written.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    memory: Weak<Storage>,
+    leaf: u64,
+    numbers: u64,
+}
+
+impl Moment {
+    fn of(leaf: &Tensor, numbers: &Tensor) -> Self {
+        Self { memory: leaf.memory(), leaf: leaf.version(), numbers: numbers.version() }
+    }
+
+    /// Reports that neither was written since.
+    fn is_now(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
+        self.leaf == leaf.version() && self.numbers == numbers.version() && self.memory.ptr_eq(&leaf.memory())
+    }
 }
 
 /// The copy that an optimiser has made of a leaf as it is. If there is none, it is asked for one.
 pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
     let mut copy = autograd::copy_of(leaf)?;
     match &*copy {
-        Copy::Kept { numbers, version } if numbers.dtype() == to => {
-            let good = *version == leaf.version();
+        Copy::Kept { numbers, of } if numbers.dtype() == to => {
+            let good = of.is_now(leaf, numbers);
             if good {
                 leaf.device().tape().copied(leaf, numbers);
             }
@@ -65,7 +84,8 @@ pub(crate) fn room(parameter: &Tensor) -> Result<Option<Tensor>> {
 /// The copy has been written, with the parameter.
 pub(crate) fn keep(parameter: &Tensor, numbers: Tensor) {
     if let Some(mut copy) = autograd::copy_of(parameter) {
-        *copy = Copy::Kept { numbers, version: parameter.version() };
+        let of = Moment::of(parameter, &numbers);
+        *copy = Copy::Kept { numbers, of };
     }
 }
 
@@ -74,8 +94,8 @@ pub(crate) fn keep(parameter: &Tensor, numbers: Tensor) {
 pub(crate) struct Taken {
     leaf: Tensor,
     numbers: Tensor,
-    /// The leaf that it is a copy of, as it was when so much had been written.
-    version: u64,
+    /// The leaf as it is a copy of it.
+    of: Moment,
     /// Whether the step leaves a copy of what it leaves of the leaf.
     kept: bool,
 }
@@ -84,25 +104,26 @@ impl Taken {
     /// The copy of a leaf that was read while a step was recorded, in that memory, when the step is over.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::copy_of(&leaf).and_then(|copy| match &*copy {
-            Copy::Kept { numbers, version } if numbers.memory().ptr_eq(memory) => {
-                Some((numbers.clone(), *version))
+            Copy::Kept { numbers, of } if numbers.memory().ptr_eq(memory) => {
+                Some((numbers.clone(), of.clone()))
             }
             _ => None,
         });
-        let Some((numbers, version)) = found else {
+        let Some((numbers, of)) = found else {
             let reason = "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter";
             return Err(Error::Capture { op: "capture", reason: reason.to_owned() });
         };
-        let kept = version == leaf.version();
-        Ok(Self { leaf, numbers, version, kept })
+        let kept = of.is_now(&leaf, &numbers);
+        Ok(Self { leaf, numbers, of, kept })
     }
 
     /// Before a replay: casts, if others have changed the leaf.
     pub(crate) fn refresh(&mut self) -> Result<()> {
-        let version = self.leaf.version();
-        if self.version != version {
+        if !self.of.is_now(&self.leaf, &self.numbers) {
+            // As of before the cast: a write meanwhile is another change.
+            let leaf = self.leaf.version();
             self.numbers.copy_(&self.leaf.detach())?;
-            self.version = version;
+            self.of = Moment { leaf, ..Moment::of(&self.leaf, &self.numbers) };
         }
         Ok(())
     }
@@ -110,14 +131,14 @@ impl Taken {
     /// With a replay, while nobody else writes: what the copy is of.
     pub(crate) fn note(&mut self) {
         if self.kept {
-            self.version = self.leaf.version();
+            self.of = Moment::of(&self.leaf, &self.numbers);
         }
     }
 
     /// Behind a replay: eager steps take the copy too.
     pub(crate) fn lend(&self) {
         if let Some(mut copy) = autograd::copy_of(&self.leaf).filter(|_| self.kept) {
-            *copy = Copy::Kept { numbers: self.numbers.clone(), version: self.version };
+            *copy = Copy::Kept { numbers: self.numbers.clone(), of: self.of.clone() };
         }
     }
 }

@@ -1,18 +1,17 @@
 //! The scope in which linear layers multiply in 8 bits.
 
 use std::cell::Cell;
-use std::thread::LocalKey;
 
-use crate::local::Scoped;
+use crate::local::{Get, Local, Scoped};
 
 thread_local! {
-    static ON: Cell<bool> = const { Cell::new(false) };
+    static ON: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
 }
 
-/// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`].
+/// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`]. Guards may be dropped in any order.
 #[derive(Debug)]
 pub struct Fp8 {
-    _on: Scoped<LocalKey<Cell<bool>>>,
+    _on: Scoped<Cell<bool>>,
 }
 
 /// Lets [`linear`](crate::tensor::Tensor::linear), and [`mlp`](crate::tensor::Tensor::mlp), which is made of it then, multiply 8-bit
@@ -44,16 +43,16 @@ pub struct Fp8 {
 /// ```
 #[must_use = "layers multiply in 8 bits only while the guard lives"]
 pub fn fp8() -> Fp8 {
-    Fp8 { _on: Scoped::new(&ON, true) }
+    set(true)
 }
 
 /// Whether linear layers of this thread multiply in 8 bits.
 #[must_use]
 pub fn is_fp8_enabled() -> bool {
-    ON.with(Cell::get)
+    ON.now()
 }
 
-/// Sets it, and says what it was.
-pub(super) fn set(on: bool) -> bool {
-    ON.with(|cell| cell.replace(on))
+/// Turns it on or off until the guard is dropped.
+pub(super) fn set(on: bool) -> Fp8 {
+    Fp8 { _on: Scoped::new(&ON, on) }
 }

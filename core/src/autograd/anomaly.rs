@@ -1,50 +1,53 @@
 //! Looking for the operation that made the first NaN.
 
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::LocalKey;
 
 use super::{Node, no_grad};
 use crate::error::{Error, Result};
-use crate::local::Scoped;
+use crate::local::{Get, InPlace, Kept, Local, Scoped};
 use crate::tensor::Tensor;
 
 /// For all threads.
 static EVERYWHERE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// What is looked at on this thread: gradients, and results of the forward pass.
-    static LOOK: Cell<(bool, bool)> = const { Cell::new((false, false)) };
+    /// Looks at the gradients of this thread.
+    static GRADIENTS: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    /// Looks at results of the forward pass, too.
+    static FORWARD: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
     /// The operation that made the first value that is not finite.
-    static FIRST: RefCell<Option<String>> = const { RefCell::new(None) };
+    static FIRST: Local<Kept<Option<String>>> = const { Local::new(Kept::new(None)) };
 }
 
-/// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`].
+/// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`]. Guards may be dropped in any order.
 #[derive(Debug)]
 pub struct DetectAnomaly {
-    look: Scoped<LocalKey<Cell<(bool, bool)>>>,
+    _gradients: Scoped<Cell<bool>>,
+    forward: Option<Scoped<Cell<bool>>>,
 }
 
 impl DetectAnomaly {
     /// Also looks at what recorded operations give in the forward pass: a backward pass of a loss behind one that gave infinities
     /// or NaN is an error that names it.
     #[must_use = "nothing is looked for after the guard is dropped"]
-    pub fn with_forward(self) -> Self {
-        LOOK.set((true, true));
+    pub fn with_forward(mut self) -> Self {
+        self.forward.get_or_insert_with(|| Scoped::new(&FORWARD, true));
         self
     }
 
     /// The first operation that gave a value that is not finite since [`with_forward`](Self::with_forward), and where it was asked for.
     #[must_use]
     pub fn first(&self) -> Option<String> {
-        FIRST.with_borrow(Clone::clone)
+        FIRST.read(Clone::clone)
     }
 }
 
 impl Drop for DetectAnomaly {
     fn drop(&mut self) {
-        if self.look.before().is_some_and(|(_, forward)| !forward) {
-            FIRST.take();
+        self.forward = None;
+        if !FORWARD.now() {
+            forget();
         }
     }
 }
@@ -64,12 +67,18 @@ impl Drop for DetectAnomaly {
 /// ```
 #[must_use = "nothing is looked for after the guard is dropped"]
 pub fn detect_anomaly() -> DetectAnomaly {
-    DetectAnomaly { look: Scoped::new(&LOOK, (true, LOOK.get().1)) }
+    DetectAnomaly { _gradients: Scoped::new(&GRADIENTS, true), forward: None }
 }
 
 /// As [`detect_anomaly`] for all threads, until it is called again.
 pub fn set_detect_anomaly(on: bool) {
     EVERYWHERE.store(on, Ordering::Relaxed);
+}
+
+/// Forgets the first value that was not finite.
+fn forget() {
+    let first = FIRST.change(Option::take);
+    drop(first);
 }
 
 fn holds(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<bool> {
@@ -79,21 +88,22 @@ fn holds(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<bool> {
 
 /// An operation of the forward pass has given `out`.
 pub(super) fn made(node: &Node, out: &Tensor) {
-    if !LOOK.get().1 || FIRST.with_borrow(Option::is_some) {
+    if !FORWARD.now() || FIRST.read(Option::is_some) {
         return;
     }
     // What cannot be looked at is no anomaly; the error comes again where it matters.
     if holds(out, |t| t.isfinite()?.logical_not()).unwrap_or(false) {
-        FIRST.set(Some(node.describe()));
+        let first = node.describe();
+        FIRST.change(|slot| *slot = Some(first));
     }
 }
 
 /// Whether gradients are looked at; an error if the forward pass has failed before.
 pub(super) fn looks() -> Result<bool> {
-    if !LOOK.get().0 && !EVERYWHERE.load(Ordering::Relaxed) {
+    if !GRADIENTS.now() && !EVERYWHERE.load(Ordering::Relaxed) {
         return Ok(false);
     }
-    match FIRST.with_borrow(Clone::clone) {
+    match FIRST.read(Clone::clone) {
         None => Ok(true),
         Some(first) => Err(Error::Anomaly(format!(
             "in the forward pass, {first} gave the first value that is not finite"

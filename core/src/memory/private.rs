@@ -2,12 +2,12 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::heap::{RETIRED, SHARED};
 use super::pool::{Pool, Shared};
+use crate::local::{Get, Local, Scoped};
 
 /// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
 ///
@@ -42,28 +42,20 @@ impl fmt::Debug for PrivatePool {
 }
 
 thread_local! {
-    static CURRENT: Cell<u16> = const { Cell::new(SHARED) };
+    static CURRENT: Local<Cell<u16>> = const { Local::new(Cell::new(SHARED)) };
 }
 
 /// The private pool that this thread is inside of.
 #[inline]
 pub(super) fn current() -> u16 {
-    CURRENT.get()
+    CURRENT.now()
 }
 
 /// While it lives, what this thread allocates comes from a private pool.
 #[derive(Debug)]
 #[must_use = "a private pool serves only while the guard lives"]
 pub struct Inside {
-    before: u16,
-    // The scope belongs to this thread.
-    here: PhantomData<*const ()>,
-}
-
-impl Drop for Inside {
-    fn drop(&mut self) {
-        CURRENT.set(self.before);
-    }
+    _number: Scoped<Cell<u16>>,
 }
 
 impl Pool {
@@ -84,7 +76,7 @@ impl Pool {
 impl PrivatePool {
     /// From here on this thread allocates from it, until the guard is dropped.
     pub fn enter(&self) -> Inside {
-        Inside { before: CURRENT.replace(self.number), here: PhantomData }
+        Inside { _number: Scoped::new(&CURRENT, self.number) }
     }
 
     /// Bytes that it holds of the device's memory.

@@ -17,7 +17,6 @@
 
 use std::cell::Cell;
 use std::fmt;
-use std::marker::PhantomData;
 use std::panic::Location;
 use std::sync::{LazyLock, PoisonError, RwLock};
 
@@ -25,6 +24,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::ranges::Range;
+use crate::local::{Get, Local, Scoped};
 
 /// What a block of memory holds. Set when it is allocated, never guessed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -167,67 +167,81 @@ impl Scope {
     }
 }
 
+/// The operation, and the line that called the outermost one.
+type Op = (&'static str, Option<&'static Location<'static>>);
+
 thread_local! {
-    static CURRENT: Cell<Scope> =
-        const { Cell::new(Scope::NONE) };
+    static TAG: Local<Cell<Tag>> = const { Local::new(Cell::new(Scope::NONE.tag)) };
+    static MODULE: Local<Cell<ModulePath>> = const { Local::new(Cell::new(Scope::NONE.module)) };
+    static OP: Local<Cell<Op>> = const { Local::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
 }
 
 /// What the scopes of this thread say now.
 #[must_use]
 #[inline]
 pub fn current() -> Scope {
-    CURRENT.get()
+    let (op, site) = OP.now();
+    Scope { tag: TAG.now(), module: MODULE.now(), op, site }
 }
 
-/// Puts the fields back that were there before a scope.
+/// Ends a scope when it is dropped: each field has the value of the innermost scope that lives and sets it. Guards may be dropped in
+/// any order.
 #[derive(Debug)]
 #[must_use = "a scope ends when its guard is dropped"]
 pub struct Guard {
-    before: Scope,
+    _tag: Option<Scoped<Cell<Tag>>>,
+    _module: Option<Scoped<Cell<ModulePath>>>,
+    _op: Option<Scoped<Cell<Op>>>,
     range: Range,
-    // The scope belongs to this thread.
-    here: PhantomData<*const ()>,
 }
 
 impl Drop for Guard {
     #[inline]
     fn drop(&mut self) {
-        CURRENT.set(self.before);
         self.range.end();
     }
 }
 
-fn enter(change: impl FnOnce(&mut Scope)) -> Guard {
-    let before = CURRENT.get();
-    let mut now = before;
-    change(&mut now);
-    CURRENT.set(now);
-    Guard { before, range: Range::enter(&before, &now), here: PhantomData }
+impl Guard {
+    #[inline]
+    fn new(tag: Option<Tag>, module: Option<ModulePath>, op: Option<Op>) -> Self {
+        let before = current();
+        let (named, site) = op.unwrap_or((before.op, before.site));
+        let now = Scope {
+            tag: tag.unwrap_or(before.tag),
+            module: module.unwrap_or(before.module),
+            op: named,
+            site,
+        };
+        Self {
+            _tag: tag.map(|tag| Scoped::new(&TAG, tag)),
+            _module: module.map(|module| Scoped::new(&MODULE, module)),
+            _op: op.map(|op| Scoped::new(&OP, op)),
+            range: Range::enter(&before, &now),
+        }
+    }
 }
 
 /// Tags what is allocated until the guard is dropped.
 pub fn tag(tag: Tag) -> Guard {
-    enter(|scope| scope.tag = tag)
+    Guard::new(Some(tag), None, None)
 }
 
 /// Enters a child of the current module.
 pub fn module(name: &str) -> Guard {
-    enter(|scope| scope.module = scope.module.child(name))
+    Guard::new(None, Some(MODULE.now().child(name)), None)
 }
 
 /// Names the operation that runs. The caller's line is remembered, if no operation or module runs around it.
 #[track_caller]
 pub fn op(name: &'static str) -> Guard {
-    let site = Location::caller();
-    enter(|scope| {
-        scope.op = name;
-        scope.site = scope.site.or(Some(site));
-    })
+    let site = OP.now().1.or(Some(Location::caller()));
+    Guard::new(None, None, Some((name, site)))
 }
 
 /// Enters a scope that was read elsewhere: on the thread that recorded an operation, for its gradient.
 pub fn enter_scope(scope: Scope) -> Guard {
-    enter(|now| *now = scope)
+    Guard::new(Some(scope.tag), Some(scope.module), Some((scope.op, scope.site)))
 }
 
 #[cfg(test)]
@@ -252,6 +266,22 @@ mod tests {
         assert_eq!(current().tag, Tag::Other);
         drop(outer);
         assert!(current().module.is_root());
+    }
+
+    #[test]
+    fn scopes_dropped_out_of_order_keep_what_the_others_set() {
+        let parameter = tag(Tag::Parameter);
+        let net = module("ordered");
+        let gradient = tag(Tag::Gradient);
+        let op = op("matmul");
+        drop(parameter);
+        drop(net);
+        let now = current();
+        assert_eq!((now.tag, now.module, now.op), (Tag::Gradient, ModulePath::ROOT, "matmul"));
+        drop(gradient);
+        assert_eq!((current().tag, current().op), (Tag::Other, "matmul"));
+        drop(op);
+        assert_eq!(current(), Scope::NONE);
     }
 
     #[test]

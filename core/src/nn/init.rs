@@ -2,25 +2,24 @@
 //! random ones draw from its device's stream.
 
 use std::cell::Cell;
-use std::thread::LocalKey;
 
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::local::Scoped;
+use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
 use crate::ops::range_of;
 use crate::tensor::Tensor;
 
 thread_local! {
-    static DTYPE: Cell<Option<DType>> = const { Cell::new(None) };
+    static DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
 }
 
 /// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
 #[derive(Debug)]
 #[must_use = "the type counts while the guard lives"]
 pub struct DTypeGuard {
-    _type: Scoped<LocalKey<Cell<Option<DType>>>>,
+    _type: Scoped<Cell<Option<DType>>>,
 }
 
 /// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
@@ -55,7 +54,7 @@ pub fn dtype(dtype: DType) -> Result<DTypeGuard> {
 pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = buffer(|| {
         let made = make()?;
-        match DTYPE.get() {
+        match DTYPE.now() {
             Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
             _ => Ok(made),
         }

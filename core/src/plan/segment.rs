@@ -3,12 +3,11 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
-use std::thread::LocalKey;
 
 use crate::autograd::{self, checkpoint};
 use crate::backend::null::NullBackend;
 use crate::error::Result;
-use crate::local::Scoped;
+use crate::local::{InPlace, Kept, Local, Scoped};
 use crate::tensor::Tensor;
 use crate::tensor::offload::Away;
 
@@ -55,14 +54,14 @@ struct Probe {
 }
 
 thread_local! {
-    static PASS: RefCell<Option<Pass>> = const { RefCell::new(None) };
+    static PASS: Local<Kept<Option<Pass>>> = const { Local::new(Kept::new(None)) };
 }
 
-/// Puts back what was before; a plan holds while it lives.
+/// While it lives, a plan says what becomes of segments. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "segments are computed again only while the guard lives"]
 pub struct Segments {
-    _pass: Scoped<LocalKey<RefCell<Option<Pass>>>>,
+    _pass: Scoped<Kept<Option<Pass>>>,
 }
 
 impl Segments {
@@ -73,7 +72,7 @@ impl Segments {
     /// From here on this becomes of segments, in the order in which a forward pass meets them.
     pub(super) fn enter(saved: Arc<[Saved]>) -> Self {
         // A step may enter its choice by itself: the planner measures it all the same.
-        let probe = PASS.with_borrow(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
+        let probe = PASS.read(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
         Self::set(Some(Pass { saved, probe, ..Pass::default() }))
     }
 
@@ -84,7 +83,7 @@ impl Segments {
 
     /// What was measured since [`measure`](Self::measure), or the last call of this.
     pub(super) fn measured(&self) -> Vec<Part> {
-        PASS.with_borrow(|pass| {
+        PASS.read(|pass| {
             let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
             probe.map(|p| p.seen.take()).unwrap_or_default()
         })
@@ -123,7 +122,7 @@ pub fn segment(
     if !autograd::is_enabled() || autograd::is_recomputing() {
         return plain(&body);
     }
-    let Some((saved, backend)) = PASS.with_borrow_mut(|pass| {
+    let Some((saved, backend)) = PASS.change(|pass| {
         let pass = pass.as_mut()?;
         let saved = pass.saved.get(pass.next).copied().unwrap_or_default();
         pass.next = (pass.next + 1) % pass.saved.len().max(1);
@@ -148,7 +147,7 @@ pub fn segment(
     let out = plain(&whole)?;
     let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
     let part = Part { bytes, seconds: backend.work().seconds - spent };
-    PASS.with_borrow(|pass| {
+    PASS.read(|pass| {
         if let Some(probe) = pass.as_ref().and_then(|p| p.probe.as_ref()) {
             probe.seen.borrow_mut().push(part);
         }
@@ -158,12 +157,12 @@ pub fn segment(
 
 /// Whether a plan decides here what becomes of segments.
 pub(crate) fn is_planned() -> bool {
-    autograd::is_enabled() && PASS.with_borrow(Option::is_some)
+    autograd::is_enabled() && PASS.read(Option::is_some)
 }
 
 /// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
 fn settle() {
-    let leaving = PASS.with_borrow_mut(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
+    let leaving = PASS.change(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
     if let Some(away) = leaving {
         away.leave();
     }
@@ -182,7 +181,7 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
     settle();
     away.send()?;
     let away = Arc::new(away);
-    let before = PASS.with_borrow_mut(|pass| {
+    let before = PASS.change(|pass| {
         let pass = pass.as_mut()?;
         pass.leaving = Some(Arc::clone(&away));
         Some(std::mem::replace(&mut pass.before, Arc::downgrade(&away)))

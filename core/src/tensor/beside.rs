@@ -7,7 +7,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::stream::Access;
 
-/// Good for as long as nobody writes to the tensor.
+/// Good for as long as nobody writes to the tensor, and each by-product for as long as nobody writes to it.
 pub(super) struct Beside {
     version: u64,
     made: Mutex<Made>,
@@ -15,14 +15,18 @@ pub(super) struct Beside {
 
 #[derive(Default)]
 struct Made {
-    low: Option<Tensor>,
-    column_sums: Option<Tensor>,
+    low: Option<(Tensor, u64)>,
+    column_sums: Option<(Tensor, u64)>,
 }
 
 impl Tensor {
     /// The same tensor with what was made besides: itself in another type, and the sums over all dimensions but the last.
     pub(crate) fn with_beside(&self, low: Option<Tensor>, column_sums: Option<Tensor>) -> Self {
-        let made = Mutex::new(Made { low, column_sums });
+        let noted = |t: Tensor| {
+            let version = t.version();
+            (t, version)
+        };
+        let made = Mutex::new(Made { low: low.map(noted), column_sums: column_sums.map(noted) });
         let Inner { storage, layout, dtype, meta, base, .. } = &*self.inner;
         let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
         inner.beside = Some(Arc::new(Beside { version: self.version(), made }));
@@ -37,11 +41,13 @@ impl Tensor {
 
     /// The tensor in another type, if it was made besides; it is given once.
     pub(crate) fn take_low(&self, dtype: DType) -> Option<Tensor> {
-        self.beside(|made| made.low.take_if(|low| low.dtype() == dtype))
+        let (low, version) = self.beside(|made| made.low.take_if(|(low, _)| low.dtype() == dtype))?;
+        (low.version() == version).then_some(low)
     }
 
     /// The sums over all dimensions but the last, if they were made besides.
     pub(crate) fn column_sums_beside(&self) -> Option<Tensor> {
-        self.beside(|made| made.column_sums.clone())
+        let (sums, version) = self.beside(|made| made.column_sums.clone())?;
+        (sums.version() == version).then_some(sums)
     }
 }

@@ -1,22 +1,22 @@
 //! Tensors whose memory leaves the device for a while.
 
-use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use super::{Storage, Tensor};
 use crate::error::Result;
+use crate::local::{InPlace, Kept, Local, Scoped};
 
 /// Smaller pieces stay: a copy costs more than they take.
 const SMALLEST: u64 = 16 << 10;
 
 thread_local! {
     /// What was allocated since a collection began, if one is under way.
-    static MADE: RefCell<Option<Vec<Weak<Storage>>>> = const { RefCell::new(None) };
+    static MADE: Local<Kept<Option<Vec<Weak<Storage>>>>> = const { Local::new(Kept::new(None)) };
 }
 
 /// Notes a new storage, for the collection that is under way.
 pub(super) fn made(storage: &Arc<Storage>) {
-    MADE.with_borrow_mut(|made| {
+    MADE.change(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
         }
@@ -38,17 +38,10 @@ impl std::fmt::Debug for Away {
 impl Away {
     /// Runs `body`, and collects what it has allocated.
     pub(crate) fn collect<T>(body: impl FnOnce() -> T) -> (T, Self) {
-        /// Puts an outer collection back, also after a panic.
-        struct Outer(Option<Vec<Weak<Storage>>>);
-        impl Drop for Outer {
-            fn drop(&mut self) {
-                MADE.set(self.0.take());
-            }
-        }
-        let outer = Outer(MADE.replace(Some(Vec::new())));
+        let collecting = Scoped::new(&MADE, Some(Vec::new()));
         let value = body();
-        let storages = MADE.take().unwrap_or_default();
-        drop(outer);
+        let storages = MADE.change(Option::take).unwrap_or_default();
+        drop(collecting);
         (value, Self { storages })
     }
 

@@ -21,6 +21,7 @@ mod attention;
 mod autograd;
 mod capture;
 mod checkpoints;
+mod casts;
 mod convolutions;
 mod costs;
 mod custom;
@@ -58,6 +59,7 @@ mod resize;
 mod rows;
 mod runs;
 mod scaler;
+mod scopes;
 mod second;
 mod streams;
 mod tensors;
@@ -96,6 +98,8 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("checkpoints", checkpoints::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),
+    ("casts", casts::TESTS),
+    ("scopes", scopes::TESTS),
     ("attention", attention::TESTS),
     ("scaler", scaler::TESTS),
     ("factors", factors::TESTS),
