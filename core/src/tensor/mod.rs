@@ -381,10 +381,13 @@ impl Tensor {
     pub(crate) fn with_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
         let bound = launch::bind_bytes([(self, access)])?;
         let slice = bound[0];
-        let _pinned = self.inner.storage.pin(bound.gate());
+        let pinned = self.inner.storage.pin(access, bound.gate());
         drop(bound);
         let done = work(slice);
-        self.inner.storage.enqueued(access)?;
+        // Its order first: memory that leaves the device when it is pinned no more waits for it there.
+        let ordered = self.inner.storage.enqueued(access);
+        drop(pinned);
+        ordered?;
         done
     }
 

@@ -36,6 +36,10 @@ struct State {
     version: u64,
     /// Captured steps that count on it to be where it is.
     held: u32,
+    /// Copies that read or write it without the gate: it stays until they end.
+    pinned: u32,
+    /// It was to leave the device while it was pinned.
+    leaves: bool,
 }
 
 /// Where the contents are.
@@ -61,15 +65,38 @@ impl Drop for HostBlock {
     }
 }
 
-/// A block that stays where it is.
+/// Memory that stays on the device, and where it is, for a copy that holds no gate.
 pub(super) struct Pinned<'a> {
-    pool: &'a Pool,
+    storage: &'a Storage,
+    access: Access,
     block: Block,
 }
 
 impl Drop for Pinned<'_> {
     fn drop(&mut self) {
-        self.pool.unpin(&self.block);
+        let Self { storage, access, block } = self;
+        storage.device.pool().unpin(block);
+        let leaves = {
+            let state = &mut *storage.lock();
+            state.pinned = state.pinned.saturating_sub(1);
+            if *access == Access::Write {
+                state.change();
+            }
+            state.pinned == 0 && std::mem::take(&mut state.leaves)
+        };
+        if leaves {
+            storage.leave();
+        }
+    }
+}
+
+impl State {
+    /// The memory on the device is written: a copy on the host is outdated, and so is what others made of the contents.
+    fn change(&mut self) {
+        if let Place::Both(block, _) = &self.place {
+            self.place = Place::Here(*block);
+        }
+        self.version += 1;
     }
 }
 
@@ -106,6 +133,8 @@ impl Storage {
                 mark: Mark::default(),
                 version: 0,
                 held: 0,
+                pinned: 0,
+                leaves: false,
             }),
         })
     }
@@ -129,9 +158,7 @@ impl Storage {
         let state = &mut *self.lock();
         let Some(block) = self.locate(state, gate) else { return Ok(None) };
         if access == Access::Write {
-            // What the host has is not the same any more.
-            state.place = Place::Here(block);
-            state.version += 1;
+            state.change();
         }
         if self.device.streams() {
             self.device.order(gate, &mut state.uses, access, self.device.queue())?;
@@ -164,11 +191,14 @@ impl Storage {
         Some(*block)
     }
 
-    /// Keeps the memory on the device where it is, from when the gate is held until the guard is dropped.
-    pub(super) fn pin(&self, gate: &Gate<'_>) -> Option<Pinned<'_>> {
-        let block = self.locate(&mut self.lock(), gate)?;
+    /// Keeps the memory on the device where it is, from when the gate is held until the guard is dropped: compaction does not move
+    /// it, and [`leave`](Self::leave) waits. A write counts again when it ends: what was copied meanwhile may be of before.
+    pub(super) fn pin(&self, access: Access, gate: &Gate<'_>) -> Option<Pinned<'_>> {
+        let state = &mut *self.lock();
+        let block = self.locate(state, gate)?;
         self.device.pool().pin(&block);
-        Some(Pinned { pool: self.device.pool(), block })
+        state.pinned += 1;
+        Some(Pinned { storage: self, access, block })
     }
 
     /// An operation that was enqueued without the gate has been given to its queue by now.
@@ -211,7 +241,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Gives the block on the device back, if its contents are on the host and nothing has changed it since.
+    /// Gives the block on the device back, if its contents are on the host and nothing has changed it since. While a copy without
+    /// the gate uses it, that copy's end does.
     pub(crate) fn leave(&self) {
         // What waits may read the block.
         let _gate = self.device.gate();
@@ -220,6 +251,10 @@ impl Storage {
             return;
         }
         let Place::Both(block, _) = &state.place else { return };
+        if state.pinned > 0 {
+            state.leaves = true;
+            return;
+        }
         let block = *block;
         let scope = self.device.pool().scope_of(&block);
         free(&self.device, self.device.pool(), block, &state.uses);
@@ -238,6 +273,7 @@ impl Storage {
                 Place::Here(_) => return Ok(()),
                 Place::Both(block, _) => {
                     state.place = Place::Here(*block);
+                    state.leaves = false;
                     return Ok(());
                 }
                 Place::Away(_, scope) => *scope,
@@ -276,6 +312,8 @@ impl Storage {
             seen: now,
             mark: Mark::default(),
             held: 0,
+            pinned: 0,
+            leaves: false,
             version: state.version,
         };
         Ok(())
