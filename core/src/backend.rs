@@ -17,6 +17,7 @@ pub use crate::memory::source::{
 };
 
 pub(crate) mod command;
+pub(crate) mod handle;
 pub mod null;
 
 pub use command::{Command, Owned, Prepared};

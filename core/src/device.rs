@@ -7,6 +7,7 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashMap;
 
 use crate::autograd;
+use crate::backend::handle::Handle;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::capture::{Draw, Tape};
 use crate::dtype::DType;
@@ -30,6 +31,8 @@ struct Inner {
     pool: Pool,
     host: OnceLock<Pool>,
     backend: Arc<dyn Backend>,
+    /// The backend as programs are given it.
+    handle: OnceLock<Arc<dyn Backend>>,
     lanes: Arc<Lanes>,
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     /// By their identities.
@@ -45,7 +48,14 @@ struct Inner {
 }
 
 /// A handle that keeps no device open.
+#[derive(Clone)]
 pub(crate) struct WeakDevice(Weak<Inner>);
+
+impl fmt::Debug for WeakDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakDevice({})", if self.0.strong_count() > 0 { "open" } else { "closed" })
+    }
+}
 
 impl WeakDevice {
     /// The device, if it is open.
@@ -175,6 +185,7 @@ impl Device {
             pool,
             host: OnceLock::new(),
             backend,
+            handle: OnceLock::new(),
             lanes,
             kernels: RwLock::default(),
             known: RwLock::default(),
@@ -206,9 +217,21 @@ impl Device {
         self.inner.backend.info()
     }
 
-    /// Its backend.
+    /// Its backend, which knows segments and kernels, and no tensors. A device holds elementwise operations back, to run several as one
+    /// kernel; each call of this handle that submits or waits launches them before. To wait for the device, take
+    /// [`synchronize`](Self::synchronize) or [`fence`](Self::fence).
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
+        let inner = &self.inner;
+        inner.handle.get_or_init(|| {
+            let device = WeakDevice(Arc::downgrade(inner));
+            Arc::new(Handle::new(device, Arc::clone(&inner.backend)))
+        })
+    }
+
+    /// The backend itself, for who holds the gate or need not.
+    #[inline]
+    pub(crate) fn raw(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
     }
 

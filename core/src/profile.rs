@@ -104,7 +104,7 @@ impl Profiler {
         device.settle()?;
         drop(self);
         let raws = std::mem::take(&mut *device.recording().lock());
-        let times = device.backend().read_stamps()?;
+        let times = device.raw().read_stamps()?;
         let time = |stamp: Stamp| times.get(stamp.0 as usize).copied().unwrap_or(0.0);
         let first = raws.iter().filter_map(|raw| Some(time(raw.stamps?.0))).fold(f64::INFINITY, f64::min);
         let mut ends = [f64::NEG_INFINITY; 256];

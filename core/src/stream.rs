@@ -9,14 +9,13 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::thread::LocalKey;
 
 use smallvec::SmallVec;
 
-use crate::backend::{Backend, Event, MAX_QUEUES, Slice};
+use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::device::{Device, WeakDevice};
 use crate::error::Result;
-use crate::local::Scoped;
+use crate::local::{Get, Local, Scoped};
 use crate::memory::compact::{Held, Move, Mover};
 use crate::ops::fuse::Group;
 
@@ -63,14 +62,14 @@ impl fmt::Debug for Stream {
 
 thread_local! {
     /// The device, by its address, and the queue of the stream that this thread has entered.
-    static CURRENT: Cell<(usize, u8)> = const { Cell::new((0, 0)) };
+    static CURRENT: Local<Cell<(usize, u8)>> = const { Local::new(Cell::new((0, 0))) };
 }
 
 /// While it lives, operations of this thread run on a stream.
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
 pub struct OnStream {
-    _queue: Scoped<LocalKey<Cell<(usize, u8)>>>,
+    _queue: Scoped<Cell<(usize, u8)>>,
     // Keeps the address from being another device's.
     _stream: Stream,
 }
@@ -254,7 +253,7 @@ impl Lanes {
         if !gate.is_empty()
             && let Some(device) = self.device.get().and_then(WeakDevice::upgrade)
         {
-            device.flush(&mut gate);
+            device.flush_pending(&mut gate);
         }
         gate
     }
@@ -299,14 +298,74 @@ impl Mover for Copies {
     }
 }
 
+/// A point behind everything that a device was asked for, on all its streams: see [`Device::fence`].
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::ones(&[256, 256], DType::F32, &device)?;
+/// let y = x.add(&x)?.exp()?;
+/// let fence = device.fence()?;
+/// // The host does other things meanwhile.
+/// if !fence.is_ready()? {
+///     fence.wait()?;
+/// }
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[must_use = "a fence is there to be asked or waited for"]
+pub struct Fence {
+    device: Device,
+    fence: backend::Fence,
+}
+
+impl Fence {
+    /// Reports whether the device has done all that the fence stands behind. Never blocks. PyTorch's `Event.query`.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn is_ready(&self) -> Result<bool> {
+        Ok(self.device.raw().fence_done(self.fence)?)
+    }
+
+    /// Blocks until the device has done all that the fence stands behind. PyTorch's `Event.synchronize`.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn wait(&self) -> Result<()> {
+        Ok(self.device.raw().fence_wait(self.fence)?)
+    }
+}
+
 impl Device {
+    /// Hands everything that was asked for so far to the device, operations that wait to run as one kernel among it. Waits for nothing.
+    ///
+    /// # Errors
+    /// The device was lost, or an earlier launch failed.
+    pub fn flush(&self) -> Result<()> {
+        self.settle()?;
+        self.raw().flush()?;
+        self.lanes().backends.iter().filter_map(OnceLock::get).try_for_each(|queue| queue.flush())
+    }
+
+    /// Marks the point behind everything that was asked for so far, on all streams: [`Fence::is_ready`] asks whether the device has passed
+    /// it, and [`Fence::wait`] waits until then. Operations that wait to run as one kernel are launched before.
+    ///
+    /// # Errors
+    /// The device was lost, or an earlier launch failed.
+    pub fn fence(&self) -> Result<Fence> {
+        self.flush()?;
+        let fence = self.raw().fence()?;
+        Ok(Fence { device: self.clone(), fence })
+    }
+
     /// The queue that operations of this thread run on.
     #[inline]
     pub(crate) fn queue(&self) -> u8 {
         if !self.streams() {
             return 0;
         }
-        let (device, queue) = CURRENT.get();
+        let (device, queue) = CURRENT.now();
         if device == self.address() { queue } else { 0 }
     }
 
@@ -318,7 +377,7 @@ impl Device {
 
     /// The backend of a queue.
     pub(crate) fn lane(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
-        self.lanes().lane(self.backend(), queue)
+        self.lanes().lane(self.raw(), queue)
     }
 
     /// The queues of copies to the host and from it; from here on they count as in use.
@@ -336,7 +395,7 @@ impl Device {
     #[inline]
     pub(crate) fn gate(&self) -> Gate<'_> {
         let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
-        self.flush(&mut gate);
+        self.flush_pending(&mut gate);
         gate
     }
 
@@ -345,7 +404,7 @@ impl Device {
     pub(crate) fn gate_of(&self, queue: u8) -> Gate<'_> {
         let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
         if gate.is_of_another(queue) {
-            self.flush(&mut gate);
+            self.flush_pending(&mut gate);
         }
         gate
     }
@@ -353,10 +412,10 @@ impl Device {
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
     pub(crate) fn order(&self, _gate: &Gate<'_>, uses: &mut Uses, access: Access, queue: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        order.join(self.backend(), queue, uses.written)?;
+        order.join(self.raw(), queue, uses.written)?;
         if access == Access::Write {
             for moment in uses.read.drain(..) {
-                order.join(self.backend(), queue, moment)?;
+                order.join(self.raw(), queue, moment)?;
             }
         }
         let now = order.next(queue);
@@ -385,14 +444,14 @@ impl Device {
     pub(crate) fn follow(&self, _gate: &Gate<'_>, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
         let moment = order.next(other);
-        order.join(self.backend(), queue, moment)
+        order.join(self.raw(), queue, moment)
     }
 
     /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
     pub(crate) fn mark(&self, _gate: &Gate<'_>, queue: u8) -> Result<()> {
         if self.streams() {
             let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-            order.mark(self.backend(), queue)?;
+            order.mark(self.raw(), queue)?;
         }
         Ok(())
     }

@@ -253,7 +253,7 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // The bias of the projection wants the sums of the columns. Kernels that may make them besides are where products are.
             let rows = length.div_ceil(AttentionGradients::SUMMED_ROWS as usize);
-            let partial = (g.device().backend().multiplies() && g.dtype().size() == 2).then(|| {
+            let partial = (g.device().raw().multiplies() && g.dtype().size() == 2).then(|| {
                 let _tag = memory::scope::tag(Tag::Workspace);
                 Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
             });

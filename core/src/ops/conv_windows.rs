@@ -479,7 +479,7 @@ impl Device {
     #[must_use]
     pub fn windows(&self) -> u64 {
         match self.windows_switch().0.load(Ordering::Relaxed) {
-            DEFAULT if self.backend().multiplies() => CHUNK,
+            DEFAULT if self.raw().multiplies() => CHUNK,
             DEFAULT => 0,
             told => told,
         }

@@ -294,7 +294,7 @@ pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Opt
     }
     let marks: SmallVec<[Mark; 4]> = tensors.iter().map(|t| t.mark(&gate)).collect();
     if !gate.takes(&call, tensors, &marks, out) {
-        device.flush(&mut gate);
+        device.flush_pending(&mut gate);
         gate.failure()?;
     }
     gate.queue = queue;
@@ -375,7 +375,7 @@ impl Device {
     }
 
     /// Launches what waits, behind the gate. An error waits for [`Group::failure`].
-    pub(crate) fn flush(&self, gate: &mut Gate<'_>) {
+    pub(crate) fn flush_pending(&self, gate: &mut Gate<'_>) {
         self.flush_leaving(gate, None);
     }
 

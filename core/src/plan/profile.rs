@@ -135,7 +135,7 @@ impl Profile {
     /// What a device at hand is: a dry run of it takes the device's own bytes.
     #[must_use]
     pub fn of(device: &Device) -> Self {
-        let (info, backend) = (device.info(), device.backend());
+        let (info, backend) = (device.info(), device.raw());
         let known = KNOWN.iter().find(|card| info.name == card.1);
         let speed = known.and_then(|card| Self::card(card.0).ok()).unwrap_or_default().speed;
         let profile = Self {

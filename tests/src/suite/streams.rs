@@ -18,6 +18,8 @@ tests![
     an_offload_waits_for_what_writes_and_a_write_for_the_offload,
     offloads_in_a_loop_hold_what_they_say,
     small_operations_keep_their_order,
+    a_fence_stands_behind_operations_that_wait,
+    what_one_thread_reads_does_not_leave_while_another_offloads_it,
 ];
 
 /// Products of so many rows are long enough on a GPU that whoever does not wait for them reads what was there before.
@@ -262,5 +264,80 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
         ensure!(tensor.to_vec::<i32>()? == *expected, "tensor {k} is not what was computed");
     }
     ensure!(wide.to_vec::<i32>()? == wide_expected, "the large tensor is not what was computed");
+    Ok(())
+}
+
+fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
+    let device = Device::with_config(device.backend().clone(), Config::default());
+    device.set_fusion(Some(0));
+    let x = Tensor::ones(&[1024], DType::F32, &device)?;
+    let backend = device.backend().clone();
+    // A fence has the number of the work in front of it.
+    let raw = || -> Result<_> { Ok(backend.fence()?) };
+    let before = raw()?;
+    ensure!(raw()? == before, "nothing new was submitted");
+    let y = x.mul(3.0)?.add(&x)?.neg()?;
+    let behind = raw()?;
+    ensure!(behind != before, "the chain still waits");
+    backend.fence_wait(behind)?;
+    ensure!(backend.fence_done(behind)?);
+    let z = y.mul(2.0)?.add(1.0)?;
+    let fence = device.fence()?;
+    let now = raw()?;
+    ensure!(now != behind, "the fence is in front of the chain");
+    fence.wait()?;
+    ensure!(fence.is_ready()? && backend.fence_done(now)?);
+    let _later = z.add(1.0)?.exp()?;
+    device.flush()?;
+    let flushed = raw()?;
+    ensure!(flushed != now && raw()? == flushed, "the chain waits behind a flush");
+    ensure!(z.to_vec::<f32>()? == [-7.0; 1024]);
+    Ok(())
+}
+
+fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Device) -> Result<()> {
+    need_host(device)?;
+    const ELEMENTS: usize = 6000;
+    let value = |k: usize| (k + 1) as f32;
+    let all = (0..4)
+        .map(|k| Tensor::full(&[ELEMENTS], value(k).into(), DType::F32, device))
+        .collect::<Result<Vec<_>, _>>()?;
+    let rounds = if device.info().software { 800 } else { 2000 };
+    std::thread::scope(|threads| -> Result<()> {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                threads.spawn(|| -> Result<()> {
+                    for round in 0..rounds {
+                        let k = round % all.len();
+                        let read = all[k].to_vec::<f32>()?;
+                        ensure!(
+                            read.iter().all(|&v| v == value(k)),
+                            "round {round}: {k} reads as {}",
+                            read[0]
+                        );
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        let away = threads.spawn(|| -> Result<()> {
+            for round in 0..rounds {
+                all[round % all.len()].offload_()?;
+                // What has left is given to others, who write it over.
+                let other = Tensor::full(&[ELEMENTS], -1.0, DType::F32, device)?;
+                drop(other);
+            }
+            Ok(())
+        });
+        for thread in readers.into_iter().chain([away]) {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        Ok(())
+    })?;
+    // An offload that a read has put off was made when that ended.
+    for (k, t) in all.iter().enumerate() {
+        t.offload_()?;
+        ensure!(t.is_offloaded() && t.to_vec::<f32>()? == [value(k); ELEMENTS], "{k} is lost");
+    }
     Ok(())
 }

@@ -1,0 +1,160 @@
+//! The backend that a device gives out: it launches what the device holds back before each call that submits or waits.
+
+use std::sync::Arc;
+
+use super::{
+    AttentionCall, Backend, Command, DeviceInfo, Event, Fence, KernelId, KernelSource, Launch, MatmulCall,
+    Prepared, SegmentId, Slice, Stamp,
+};
+use crate::device::WeakDevice;
+use crate::error::Result;
+use crate::memory::source::{DeviceMemory, Piece, Process, SegmentSource, SourceError, SourceLimits};
+
+/// A backend, or one of its queues, behind the operations that a device has not launched yet.
+#[derive(Debug)]
+pub(crate) struct Handle {
+    device: WeakDevice,
+    inner: Arc<dyn Backend>,
+}
+
+impl Handle {
+    pub(crate) fn new(device: WeakDevice, inner: Arc<dyn Backend>) -> Self {
+        Self { device, inner }
+    }
+
+    /// The backend, after all that was asked of the device.
+    fn behind(&self) -> &dyn Backend {
+        if let Some(device) = self.device.upgrade() {
+            // An error of that launch is told to the device's next operation.
+            drop(device.gate());
+        }
+        &*self.inner
+    }
+}
+
+impl SegmentSource for Handle {
+    fn limits(&self) -> SourceLimits {
+        self.inner.limits()
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        self.inner.device_memory()
+    }
+    fn library_bytes(&self) -> u64 {
+        self.inner.library_bytes()
+    }
+    fn is_real(&self) -> bool {
+        self.inner.is_real()
+    }
+    fn processes(&self) -> Vec<Process> {
+        self.inner.processes()
+    }
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.alloc_segment(bytes)
+    }
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_segment(segment)
+    }
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve(bytes)
+    }
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.unreserve(segment)
+    }
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.map(segment, offset, bytes)
+    }
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.unmap(segment, offset, bytes)
+    }
+    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+        self.inner.unmap_pieces(segment, offset, pieces)
+    }
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.inner.arrange(pieces)
+    }
+    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.behind().arrange_behind(pieces)
+    }
+    fn holds_back(&self) -> bool {
+        self.inner.holds_back()
+    }
+    fn queues(&self) -> u8 {
+        self.inner.queues()
+    }
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        self.behind().record(queue)
+    }
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        self.behind().wait_event(queue, event)
+    }
+    fn fence(&self) -> Result<Fence, SourceError> {
+        self.behind().fence()
+    }
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.inner.fence_done(fence)
+    }
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        self.inner.fence_wait(fence)
+    }
+}
+
+impl Backend for Handle {
+    fn info(&self) -> &DeviceInfo {
+        self.inner.info()
+    }
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        self.inner.compile(source)
+    }
+    fn compiled(&self, kernel: KernelId) -> Result<()> {
+        self.inner.compiled(kernel)
+    }
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.behind().launch(launch)
+    }
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.behind().upload(dst, data)
+    }
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.behind().download(src, data)
+    }
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.behind().copy(dst, src)
+    }
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.behind().fill(dst, word)
+    }
+    fn flush(&self) -> Result<()> {
+        self.behind().flush()
+    }
+    fn stamp(&self) -> Result<Option<Stamp>> {
+        self.behind().stamp()
+    }
+    fn read_stamps(&self) -> Result<Vec<f64>> {
+        self.behind().read_stamps()
+    }
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        let queue = self.inner.queue(number)?;
+        Ok(queue.map(|inner| Arc::new(Self::new(self.device.clone(), inner)) as Arc<dyn Backend>))
+    }
+    fn reaches_host(&self) -> bool {
+        self.inner.reaches_host()
+    }
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.alloc_host(bytes)
+    }
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_host(segment)
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        self.behind().matmul(call)
+    }
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        self.behind().attention(call)
+    }
+    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+        self.inner.prepare(commands)
+    }
+    fn multiplies(&self) -> bool {
+        self.inner.multiplies()
+    }
+}
