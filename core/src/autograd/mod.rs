@@ -11,7 +11,6 @@
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -23,6 +22,7 @@ use crate::amp::copies::Copy;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
 use crate::stream::Access;
 use crate::tensor::{Dims, Tensor};
@@ -244,18 +244,14 @@ pub(crate) fn next_id() -> u64 {
 }
 
 thread_local! {
-    /// How many guards stop recording: it records from 0 down, where one that was paused is gone before what paused it.
-    static NO_GRAD: Cell<i32> = const { Cell::new(0) };
+    /// Recording is stopped.
+    static NO_GRAD: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
 }
 
-/// While it lives, operations of this thread are not recorded.
+/// While it lives, operations of this thread are not recorded. Guards may be dropped in any order: the innermost one that lives counts.
 #[derive(Debug)]
-pub struct NoGrad(PhantomData<*const ()>);
-
-impl Drop for NoGrad {
-    fn drop(&mut self) {
-        NO_GRAD.with(|n| n.set(n.get() - 1));
-    }
+pub struct NoGrad {
+    _off: Scoped<Cell<bool>>,
 }
 
 /// Stops recording on this thread until the guard is dropped.
@@ -269,34 +265,25 @@ impl Drop for NoGrad {
 /// ```
 #[must_use = "recording stops only while the guard lives"]
 pub fn no_grad() -> NoGrad {
-    NO_GRAD.with(|n| n.set(n.get() + 1));
-    NoGrad(PhantomData)
+    NoGrad { _off: Scoped::new(&NO_GRAD, true) }
 }
 
 /// While it lives, operations of this thread are recorded, also inside [`no_grad`].
 #[derive(Debug)]
 pub struct EnableGrad {
-    paused: i32,
-    // It must be dropped where it was made.
-    here: PhantomData<*const ()>,
-}
-
-impl Drop for EnableGrad {
-    fn drop(&mut self) {
-        NO_GRAD.with(|n| n.set(n.get() + self.paused));
-    }
+    _on: Scoped<Cell<bool>>,
 }
 
 /// Records on this thread until the guard is dropped, whatever [`no_grad`] stands around it.
 #[must_use = "recording goes on only while the guard lives"]
 pub fn enable_grad() -> EnableGrad {
-    EnableGrad { paused: NO_GRAD.with(|n| n.replace(0)), here: PhantomData }
+    EnableGrad { _on: Scoped::new(&NO_GRAD, false) }
 }
 
 /// Whether operations of this thread are recorded.
 #[must_use]
 pub fn is_enabled() -> bool {
-    NO_GRAD.with(|n| n.get() <= 0)
+    !NO_GRAD.now()
 }
 
 /// Whether the result of an operation on these inputs must carry a gradient.
@@ -544,6 +531,10 @@ impl Tensor {
     /// to it, in an optimiser's step, or in [`clip_grad_norm_`](crate::optim::clip_grad_norm_).
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(leaf) = self.leaf() {
+            // A captured step gives the leaf this gradient at each replay.
+            if grad.is_some() {
+                self.device().tape().graded(leaf, leaf.grad().as_ref());
+            }
             leaf.set(grad);
         }
     }

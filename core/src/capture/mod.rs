@@ -8,8 +8,13 @@
 //!
 //! What a replay takes anew: contents of tensors that the step reads, the learning rate and the steps of the optimisers here, and random
 //! numbers, which go on. Everything else of the host is as it was when the step was recorded: branches, numbers that are given to
-//! operations, shapes. What cannot be recorded is an error when the step is captured ([`Error::Capture`]): contents read from the device or
-//! uploaded, other streams, memory that moves to the host, tensors that one step makes in place of those that it read.
+//! operations, shapes, and which tensors it uses. What cannot be recorded is an error when the step is captured ([`Error::Capture`]), also
+//! where the step itself ignores the error of its operation: contents read from the device or uploaded, other streams, memory that moves to
+//! the host.
+//!
+//! A state that goes from one step to the next is a tensor that the step changes in place (`state.copy_(&new)?`). A tensor that the step
+//! makes, and that the program keeps without getting it from the step, is an error, because the next replay would read the old one. Two
+//! buffers that trade places at each step are not noticed: copy instead.
 //!
 //! Memory that only the step uses is planned ahead and lies in an arena that the [`Captured`] owns: kernels and products whose results nobody
 //! needs are dropped, and pieces share a place when they are never needed at once. All else that it touches (parameters, state, inputs, outputs) it
@@ -37,7 +42,7 @@
 //! ```
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
@@ -68,15 +73,29 @@ pub trait Outputs: Clone {
     /// The same without history.
     #[must_use]
     fn detached(&self) -> Self;
+
+    /// Its tensors. With them, a capture finds tensors that a step makes and the program keeps by another way, which is an error.
+    /// `None` if they are not known.
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        None
+    }
 }
 
 impl Outputs for () {
     fn detached(&self) -> Self {}
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some(Vec::new())
+    }
 }
 
 impl Outputs for Tensor {
     fn detached(&self) -> Self {
         self.detach()
+    }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some(vec![self.clone()])
     }
 }
 
@@ -84,11 +103,19 @@ impl<T: Outputs> Outputs for Vec<T> {
     fn detached(&self) -> Self {
         self.iter().map(T::detached).collect()
     }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some(self.iter().map(T::tensors).collect::<Option<Vec<_>>>()?.concat())
+    }
 }
 
 impl<T: Outputs> Outputs for Option<T> {
     fn detached(&self) -> Self {
         self.as_ref().map(T::detached)
+    }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        self.as_ref().map_or(Some(Vec::new()), T::tensors)
     }
 }
 
@@ -96,11 +123,19 @@ impl<A: Outputs, B: Outputs> Outputs for (A, B) {
     fn detached(&self) -> Self {
         (self.0.detached(), self.1.detached())
     }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some([self.0.tensors()?, self.1.tensors()?].concat())
+    }
 }
 
 impl<A: Outputs, B: Outputs, C: Outputs> Outputs for (A, B, C) {
     fn detached(&self) -> Self {
         (self.0.detached(), self.1.detached(), self.2.detached())
+    }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some([self.0.tensors()?, self.1.tensors()?, self.2.tensors()?].concat())
     }
 }
 
@@ -273,15 +308,54 @@ impl Device {
     }
 }
 
+/// The memory of a step's outputs, if they are known.
+fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
+    Some(outputs.tensors()?.iter().map(Tensor::memory).collect())
+}
+
+/// Fails where a step makes a tensor in place of one that it reads: each replay would read the one that it read when it was recorded.
+///
+/// A tensor of the step that is there beyond it is an output, or a gradient of a leaf. Any other one is the program's, which has put it
+/// somewhere. So is an output of the run before that this run uses and does not give: this run gives another one in its place.
+fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Weak<Storage>>>) -> Result<()> {
+    let Some(outputs) = outputs else { return Ok(()) };
+    let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
+    let grads: Vec<Weak<Storage>> =
+        record.leaves.iter().filter_map(|(leaf, _)| Some(leaf.grad()?.memory())).collect();
+    for memory in &record.memories {
+        let storage = &memory.storage;
+        if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {
+            continue;
+        }
+        let advice = "change a state in place (`state.copy_(&new)`), so that the next replay reads what this one leaves";
+        if memory.born {
+            let reason = format!(
+                "the program keeps {memory} that the step makes and does not return. If it is to be seen behind a replay, return it \
+                 from the step; {advice}"
+            );
+            return Err(captured("capture", &reason));
+        }
+        if is_among(first, storage) {
+            let reason = format!(
+                "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
+                 read the old one again; {advice}"
+            );
+            return Err(captured("capture", &reason));
+        }
+    }
+    Ok(())
+}
+
 impl<O: Outputs> Captured<O> {
     /// A step that runs once before it is recorded.
     fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
         device.tape().refuse("capture", NESTED)?;
-        {
+        let first = {
             let _fused = Fused::new(device);
-            drop(step()?);
-        }
-        Self::recorded(device, inputs, step)?.1
+            let outputs = step()?;
+            memories(&outputs)
+        };
+        Self::recorded(device, inputs, &first.unwrap_or_default(), step)?.1
     }
 
     /// Makes a step, on copies of its inputs, and records it. What it gives is there even if it cannot be captured.
@@ -291,12 +365,14 @@ impl<O: Outputs> Captured<O> {
         mut step: impl FnMut(&[Tensor]) -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
         let own = device.own("record_with", inputs)?;
-        Self::recorded(device, own.clone(), || step(&own))
+        Self::recorded(device, own.clone(), &[], || step(&own))
     }
 
+    /// Records a step. `first` is the memory of what it gave when it ran before.
     fn recorded(
         device: &Device,
         inputs: Vec<Tensor>,
+        first: &[Weak<Storage>],
         mut step: impl FnMut() -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
         device.tape().refuse("capture", NESTED)?;
@@ -315,6 +391,7 @@ impl<O: Outputs> Captured<O> {
         let captured = running.finish().and_then(|record| {
             let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
             let random = (record.random, drawn);
+            check_state(&record, first, memories(&outputs))?;
             Self::planned(device, inputs, outputs.clone(), random, record)
         });
         Ok((outputs, captured))
@@ -337,7 +414,7 @@ impl<O: Outputs> Captured<O> {
             .zip(&storages)
             .map(|(m, storage)| Piece { bytes: m.bytes.next_multiple_of(16), stays: storage.is_some() })
             .collect();
-        let source = device.backend().limits();
+        let source = device.raw().limits();
         let touches = touched.iter().map(SmallVec::as_slice);
         let Plan { runs, places, arenas } =
             plan::plan(touches, &pieces, source.alignment.max(16), source.max_segment);

@@ -4,6 +4,7 @@
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -16,14 +17,16 @@ use crate::backend::command::Touch;
 use crate::backend::{Command, Owned, SegmentId, Slice};
 use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
-use crate::memory::scope::{self, Scope};
+use crate::local::{Get, Local, Scoped};
+use crate::memory::Bytes;
+use crate::memory::scope::{self, ModulePath, Scope};
 use crate::ops::launch::Params;
 use crate::tensor::Tensor;
 use crate::tensor::storage::Storage;
 
 thread_local! {
     /// The tape, by its address, that this thread records on.
-    static HERE: Cell<usize> = const { Cell::new(0) };
+    static HERE: Local<Cell<usize>> = const { Local::new(Cell::new(0)) };
 }
 
 /// Where a device records, if it does.
@@ -64,8 +67,22 @@ pub(super) struct Memory {
     pub(super) bytes: u64,
     /// Whether it was allocated by the step.
     pub(super) born: bool,
-    /// The operation that touched it first.
+    /// The operation that touched it first, and its module.
     pub(super) op: &'static str,
+    module: ModulePath,
+}
+
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.op {
+            "" => f.write_str("a tensor")?,
+            op => write!(f, "a tensor of `{op}`")?,
+        }
+        if !self.module.is_root() {
+            write!(f, " in {}", self.module)?;
+        }
+        write!(f, " ({})", Bytes(self.bytes))
+    }
 }
 
 /// A command that is kept. Its places name a memory by its number, as their segment, and count from its start.
@@ -76,19 +93,7 @@ pub(super) struct Recorded {
 }
 
 /// While it lives, this thread records on another tape, or on none.
-struct Turn(usize);
-
-impl Turn {
-    fn to(tape: usize) -> Self {
-        Self(HERE.replace(tape))
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        HERE.set(self.0);
-    }
-}
+type Turn = Scoped<Cell<usize>>;
 
 /// Ends a recording, also where the step fails or panics.
 pub(super) struct Running<'a> {
@@ -131,7 +136,7 @@ impl Tape {
     /// Whether what this thread does is recorded.
     #[inline]
     pub(crate) fn takes(&self) -> bool {
-        self.is_active() && HERE.get() == self.address()
+        self.is_active() && HERE.now() == self.address()
     }
 
     /// Begins to record what this thread does on a queue.
@@ -160,28 +165,32 @@ impl Tape {
             failed: None,
         });
         self.active.store(true, Ordering::Release);
-        Ok(Running { tape: self, _turn: Turn::to(self.address()) })
+        Ok(Running { tape: self, _turn: Turn::new(&HERE, self.address()) })
     }
 
     /// Does something that is not recorded.
     pub(crate) fn outside<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _turn = Turn::to(0);
+        let _turn = Turn::new(&HERE, 0);
         work()
     }
 
     /// Records what this thread does for the one that records.
     pub(crate) fn for_recorder<T>(&self, work: impl FnOnce() -> T) -> T {
-        let _turn = self.is_active().then(|| Turn::to(self.address()));
+        let _turn = self.is_active().then(|| Turn::new(&HERE, self.address()));
         work()
     }
 
-    /// Fails where a step is recorded that does this.
+    /// Fails where a step is recorded that does this. So does the capture at its end, also where the step goes on after the error.
     #[inline]
     pub(crate) fn refuse(&self, op: &'static str, reason: &str) -> Result<()> {
-        if self.takes() { Err(captured(op, reason)) } else { Ok(()) }
+        if !self.takes() {
+            return Ok(());
+        }
+        self.forbid(op, reason);
+        Err(captured(op, reason))
     }
 
-    /// The same where nothing can fail: the capture does, at its end.
+    /// Lets the capture fail at its end, for what cannot fail itself.
     pub(crate) fn forbid(&self, op: &'static str, reason: &str) {
         self.with(|record| {
             record.failed.get_or_insert_with(|| captured(op, reason));
@@ -249,10 +258,8 @@ impl Tape {
         let mut record = self.lock();
         let Some(record) = &mut *record else { return Ok(()) };
         if queue != record.queue {
-            return Err(captured(
-                "capture",
-                "the step runs on several streams; a captured one runs on the stream that is current where it is captured",
-            ));
+            let reason = "the step runs on several streams; a captured one runs on the stream that is current where it is captured";
+            return Err(record.fail(reason));
         }
         record.peak = record.peak.max(allocated);
         let written = match command {
@@ -270,10 +277,7 @@ impl Tape {
             None => strange = true,
         });
         if strange {
-            return Err(captured(
-                "capture",
-                "a command uses memory that belongs to no tensor of this thread",
-            ));
+            return Err(record.fail("a command uses memory that belongs to no tensor of this thread"));
         }
         record.commands.push(Recorded { kind, scope, live: None });
         record.touched.push(touched);
@@ -296,11 +300,18 @@ impl Record {
         self.peak - self.before
     }
 
+    /// Notes that a command could not be recorded, which has run: the capture fails, whatever the step does with the error.
+    fn fail(&mut self, reason: &str) -> Error {
+        self.failed.get_or_insert_with(|| captured("capture", reason));
+        captured("capture", reason)
+    }
+
     fn number(&mut self, storage: &Arc<Storage>, born: bool) -> u32 {
         // The weak handle keeps the address from being another one's.
         *self.numbers.entry(Arc::as_ptr(storage).addr()).or_insert_with(|| {
             let (storage, bytes) = (Arc::downgrade(storage), storage.bytes());
-            self.memories.push(Memory { storage, bytes, born, op: scope::current().op });
+            let Scope { op, module, .. } = scope::current();
+            self.memories.push(Memory { storage, bytes, born, op, module });
             self.memories.len() as u32 - 1
         })
     }

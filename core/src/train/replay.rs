@@ -26,6 +26,10 @@ impl Outputs for Outcome {
     fn detached(&self) -> Self {
         Self { loss: self.loss.detach(), accuracy: self.accuracy.detached() }
     }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some([self.loss.tensors()?, self.accuracy.tensors()?].concat())
+    }
 }
 
 impl Outcome {

@@ -36,6 +36,8 @@ tests![
     constants_stay,
     other_threads_are_not_recorded,
     sixteen_bit_copies_are_never_stale,
+    a_state_that_is_changed_in_place_goes_on,
+    a_gradient_that_the_step_sets_is_there_after_each_replay,
 ];
 
 const STEPS: usize = 6;
@@ -380,6 +382,44 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
     refused("inside a step", &mut || Ok(device.capture(|| x.add(1.0))?.outputs()))?;
     let mut inner = device.capture(|| x.add(1.0))?;
     refused("replay", &mut || inner.replay())?;
+    // Also where the step goes on after the error.
+    refused("read", &mut || {
+        let _ignored = x.to_vec::<f32>();
+        x.mul(2.0)
+    })?;
+    refused("upload", &mut || {
+        let two = Tensor::from_slice(&[2_f32], &[1], device).or_else(|_| x.narrow(0, 0, 1))?;
+        x.mul(&two)
+    })?;
+    refused("inside a step", &mut || {
+        let _ignored = device.capture(|| x.add(1.0));
+        x.mul(2.0)
+    })?;
+    // A state that is replaced while the program keeps the old one.
+    let (mut state, mut old) = (x.copy()?, Vec::new());
+    refused("change a state in place", &mut || {
+        old.push(state.clone());
+        state = state.add(1.0)?;
+        state.mul(2.0)
+    })?;
+    let (mut state, mut old) = (x.copy()?, Vec::new());
+    refused("change a state in place", &mut || {
+        old.push(state.clone());
+        state = state.add(1.0)?;
+        Ok(state.clone())
+    })?;
+    let mut kept = None;
+    refused("return it from the step", &mut || {
+        let h = x.add(1.0)?;
+        kept = Some(h.clone());
+        h.mul(2.0)
+    })?;
+    if let Ok(()) = x.offload_() {
+        refused("offload", &mut || {
+            let _ignored = x.offload_();
+            x.mul(2.0)
+        })?;
+    }
     let mut carried = x.copy()?;
     refused("was there before the step", &mut || {
         carried = carried.add(1.0)?;
@@ -603,5 +643,39 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
     };
     let (with, without) = (commands(true)?, commands(false)?);
     ensure!(with < without, "{with} commands with copies, {without} without");
+    Ok(())
+}
+
+fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
+    let state = Tensor::zeros(&[16], DType::F32, device)?;
+    let x = Tensor::ones(&[16], DType::F32, device)?;
+    let mut step = device.capture(|| {
+        let new = state.mul(0.5)?.add(&x)?;
+        state.copy_(&new)?;
+        Ok(new)
+    })?;
+    let mut expected = 0.0;
+    for k in 0..5 {
+        expected = expected * 0.5 + 1.0;
+        if k > 1 {
+            ensure!(step.replay()?.to_vec::<f32>()? == [expected; 16]);
+        }
+    }
+    ensure!(state.to_vec::<f32>()? == [expected; 16]);
+    Ok(())
+}
+
+fn a_gradient_that_the_step_sets_is_there_after_each_replay(device: &Device) -> Result<()> {
+    let w = Tensor::ones(&[16], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::full(&[16], 3.0, DType::F32, device)?;
+    let mut step = device.capture(|| {
+        w.set_grad(Some(x.mul(2.0)?));
+        Ok(())
+    })?;
+    w.set_grad(None);
+    x.copy_(&x.add(1.0)?)?;
+    step.replay()?;
+    let grad = w.grad().context("no gradient")?;
+    ensure!(grad.to_vec::<f32>()? == [8.0; 16], "{:?}", grad.to_vec::<f32>()?);
     Ok(())
 }
