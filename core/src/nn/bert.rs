@@ -1,10 +1,11 @@
 //! BERT: an encoder that reads both ways, and what sentence embeddings are made with.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde::Deserialize;
 
-use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, rename_keys};
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -13,6 +14,7 @@ use crate::tensor::Tensor;
 
 /// The sizes of a [`Bert`], under the names of the `config.json` beside its weights.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default)]
 pub struct BertOptions {
     /// Different tokens.
     pub vocab_size: usize,
@@ -31,10 +33,78 @@ pub struct BertOptions {
     /// Added to the norms' variances.
     pub layer_norm_eps: f64,
     /// The part of values that is dropped in training.
-    #[serde(default)]
     pub hidden_dropout_prob: f64,
-    /// What is computed between the layers; `gelu` is what there is.
+    /// The part of the attention's weights that is dropped in training.
+    pub attention_probs_dropout_prob: f64,
+    /// The deviation of initial weights.
+    pub initializer_range: f64,
+    /// The token of padding, whose row of the table is zero at first and gets no gradient; `None` if there is none.
+    pub pad_token_id: Option<usize>,
+    /// The function between the layers: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu` (or `swish`).
     pub hidden_act: String,
+}
+
+impl Default for BertOptions {
+    /// Those of the published `bert-base-uncased`, which count for what a `config.json` leaves out.
+    fn default() -> Self {
+        Self {
+            vocab_size: 30_522,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            hidden_size: 768,
+            intermediate_size: 3072,
+            layer_norm_eps: 1e-12,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            initializer_range: 0.02,
+            pad_token_id: Some(0),
+            hidden_act: "gelu".to_owned(),
+        }
+    }
+}
+
+/// Settings of a `config.json` that make another model, with the only value that is there.
+const FIXED: &[(&str, &str)] = &[
+    ("model_type", "\"bert\""),
+    ("position_embedding_type", "\"absolute\""),
+    ("is_decoder", "false"),
+    ("add_cross_attention", "false"),
+    ("pruned_heads", "{}"),
+];
+
+/// The function between the layers.
+#[derive(Clone, Copy, Debug)]
+enum Activation {
+    Gelu,
+    GeluTanh,
+    Relu,
+    Silu,
+}
+
+impl Activation {
+    fn of(name: &str) -> Result<Self> {
+        Ok(match name {
+            "gelu" => Self::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => Self::GeluTanh,
+            "relu" => Self::Relu,
+            "silu" | "swish" => Self::Silu,
+            other => {
+                let why = format!("the activation is `{other}`; there are gelu, gelu_new, relu and silu");
+                return Err(Error::argument("Bert", why));
+            }
+        })
+    }
+
+    fn run(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Gelu => x.gelu(),
+            Self::GeluTanh => x.gelu_tanh(),
+            Self::Relu => x.relu(),
+            Self::Silu => x.silu(),
+        }
+    }
 }
 
 impl BertOptions {
@@ -49,15 +119,70 @@ impl BertOptions {
     /// ```
     ///
     /// # Errors
-    /// The text is no such file; the activation is another one than `gelu`.
+    /// The text is no such file; a size is missing; a setting makes another model than this one, such as relative positions, a decoder,
+    /// or an activation that is not there.
     pub fn from_config(text: &str) -> Result<Self> {
-        let options: Self = serde_json::from_str(text)
-            .map_err(|e| Error::argument("Bert", format!("this is no configuration of a BERT: {e}")))?;
-        if options.hidden_act != "gelu" {
-            let why = format!("the activation is `{}`; only `gelu` is there", options.hidden_act);
+        let wrong = |e| Error::argument("Bert", format!("this is no configuration of a BERT: {e}"));
+        let config: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        let sizes =
+            ["vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"];
+        if let Some(missing) = sizes.iter().find(|name| !config.contains_key(**name)) {
+            return Err(wrong(format!("missing field `{missing}`")));
+        }
+        for &(name, only) in FIXED {
+            let found = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
+            if let Some(found) = found.filter(|found| found != only) {
+                let why = format!("`{name}` is {found}, which makes another model; {only} is what there is");
+                return Err(Error::argument("Bert", why));
+            }
+        }
+        let options: Self = serde_json::from_value(config.into()).map_err(|e| wrong(e.to_string()))?;
+        options.check()?;
+        Ok(options)
+    }
+
+    /// Fails for what no model can have.
+    fn check(&self) -> Result<Activation> {
+        let probabilities = [
+            ("hidden_dropout_prob", self.hidden_dropout_prob),
+            ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+        ];
+        if let Some((name, p)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+            return Err(Error::argument(
+                "Bert",
+                format!("`{name}` is a probability between 0 and 1, not {p}"),
+            ));
+        }
+        let range = self.initializer_range;
+        if !(range.is_finite() && range >= 0.0) {
+            let why = format!("`initializer_range` is a deviation of 0 or more, not {range}");
             return Err(Error::argument("Bert", why));
         }
-        Ok(options)
+        Activation::of(&self.hidden_act)
+    }
+
+    /// A layer with weights of the deviation, and a bias of zeros.
+    #[track_caller]
+    fn linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
+        let weight = self.normal(&[outputs, inputs], device)?;
+        let bias = init::parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+        Linear::from_parameters(weight, Some(bias))
+    }
+
+    #[track_caller]
+    fn normal(&self, shape: &[usize], device: &Device) -> Result<Tensor> {
+        init::parameter(|| Tensor::normal(shape, 0.0, self.initializer_range, DType::F32, device))
+    }
+
+    #[track_caller]
+    fn embedding(&self, entries: usize, device: &Device) -> Result<Embedding> {
+        Ok(Embedding::from_parameter(self.normal(&[entries, self.hidden_size], device)?))
+    }
+
+    #[track_caller]
+    fn norm(&self, device: &Device) -> Result<LayerNorm> {
+        Ok(LayerNorm::new(&[self.hidden_size], device)?.eps(self.layer_norm_eps))
     }
 }
 
@@ -106,9 +231,8 @@ pub struct BertOutput {
 
 impl BertOutput {
     fn new(inputs: usize, options: &BertOptions, device: &Device) -> Result<Self> {
-        let mut norm = LayerNorm::new(&[options.hidden_size], device)?;
-        norm.eps = options.layer_norm_eps;
-        let dense = Linear::new(inputs, options.hidden_size, device)?;
+        let norm = options.norm(device)?;
+        let dense = options.linear(inputs, options.hidden_size, device)?;
         Ok(Self { dense, norm, dropout: Dropout::new(options.hidden_dropout_prob) })
     }
 
@@ -128,6 +252,9 @@ pub struct BertAttention {
     /// The heads' results to the sum.
     pub output: BertOutput,
     heads: usize,
+    /// The part of the weights that is dropped in training.
+    dropout: f64,
+    training: AtomicBool,
     scope: ModuleScope,
 }
 
@@ -141,7 +268,8 @@ impl BertAttention {
                 layer.forward(x)?.reshape([batch, length, self.heads, width / self.heads])?.transpose(1, 2)
             };
             let BertProjections { query, key, value } = &self.projections;
-            let options = Attention { attn_mask: seen, ..Attention::default() };
+            let dropout_p = if self.training.load(Ordering::Relaxed) { self.dropout } else { 0.0 };
+            let options = Attention { attn_mask: seen, dropout_p, ..Attention::default() };
             let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
             self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
         })
@@ -166,22 +294,29 @@ pub struct BertLayer {
     pub intermediate: BertIntermediate,
     /// And back.
     pub output: BertOutput,
+    #[module(skip)]
+    activation: Activation,
     scope: ModuleScope,
 }
 
 impl BertLayer {
     fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let width = options.hidden_size;
-        let linear = || Linear::new(width, width, device);
+        let linear = || options.linear(width, width, device);
         Ok(Self {
             attention: BertAttention {
                 projections: BertProjections { query: linear()?, key: linear()?, value: linear()? },
                 output: BertOutput::new(width, options, device)?,
                 heads: options.num_attention_heads,
+                dropout: options.attention_probs_dropout_prob,
+                training: AtomicBool::new(true),
                 scope: ModuleScope::new(),
             },
-            intermediate: BertIntermediate { dense: Linear::new(width, options.intermediate_size, device)? },
+            intermediate: BertIntermediate {
+                dense: options.linear(width, options.intermediate_size, device)?,
+            },
             output: BertOutput::new(options.intermediate_size, options, device)?,
+            activation: options.check()?,
             scope: ModuleScope::new(),
         })
     }
@@ -189,7 +324,7 @@ impl BertLayer {
     fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let x = self.attention.forward(x, seen)?;
-            self.output.forward(&self.intermediate.dense.forward(&x)?.gelu()?, &x)
+            self.output.forward(&self.activation.run(&self.intermediate.dense.forward(&x)?)?, &x)
         })
     }
 }
@@ -217,7 +352,7 @@ pub struct BertPooler {
 /// # let device = Device::null(Default::default());
 /// let sizes = BertOptions {
 ///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2, num_attention_heads: 4,
-///     hidden_size: 32, intermediate_size: 64, layer_norm_eps: 1e-12, hidden_dropout_prob: 0.1, hidden_act: "gelu".into(),
+///     hidden_size: 32, intermediate_size: 64, ..Default::default()
 /// };
 /// let model = Bert::new(&sizes, &device)?;
 /// let tokens = Tensor::from_slice(&[5i64, 7, 2, 9, 1, 0], &[2, 3], &device)?;
@@ -239,23 +374,27 @@ pub struct Bert {
 }
 
 impl Bert {
-    /// A model of these sizes, with the initial numbers of its layers.
+    /// A model of these sizes, initialised as the published one: weights and tables are normal of deviation `initializer_range`, biases
+    /// are zero, and so is the row of padding.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// The features do not divide by the heads; an option is out of its range; memory runs out.
     #[track_caller]
     pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let (width, heads) = (options.hidden_size, options.num_attention_heads);
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(Error::argument("Bert", format!("{width} features do not divide by {heads} heads")));
         }
-        let mut norm = LayerNorm::new(&[width], device)?;
-        norm.eps = options.layer_norm_eps;
+        options.check()?;
+        let words = options.embedding(options.vocab_size, device)?;
         let embeddings = BertEmbeddings {
-            word_embeddings: Embedding::new(options.vocab_size, width, device)?,
-            position_embeddings: Embedding::new(options.max_position_embeddings, width, device)?,
-            token_type_embeddings: Embedding::new(options.type_vocab_size, width, device)?,
-            norm,
+            word_embeddings: match options.pad_token_id {
+                Some(row) => words.with_padding(row)?,
+                None => words,
+            },
+            position_embeddings: options.embedding(options.max_position_embeddings, device)?,
+            token_type_embeddings: options.embedding(options.type_vocab_size, device)?,
+            norm: options.norm(device)?,
             dropout: Dropout::new(options.hidden_dropout_prob),
             scope: ModuleScope::new(),
         };
@@ -263,7 +402,7 @@ impl Bert {
         Ok(Self {
             embeddings,
             encoder: BertEncoder { layer: layers.collect::<Result<_>>()? },
-            pooler: BertPooler { dense: Linear::new(width, width, device)? },
+            pooler: BertPooler { dense: options.linear(width, width, device)? },
             scope: ModuleScope::new(),
         })
     }

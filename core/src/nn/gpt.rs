@@ -162,11 +162,11 @@ impl GptBlock {
     fn open(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {
-                Some(added) => self.ln_1.forward_add(added, x)?,
+                Some(added) => self.ln_1.forward_add_low(added, x)?,
                 None => (x.clone(), self.ln_1.forward(x)?),
             };
             let seen = self.attn.forward(&normed)?;
-            let (x, normed) = self.ln_2.forward_add(&seen, &x)?;
+            let (x, normed) = self.ln_2.forward_add_low(&seen, &x)?;
             Ok((x, self.mlp.forward(&normed)?))
         })
     }
@@ -285,7 +285,7 @@ impl Gpt {
             for block in &self.h {
                 (x, added) = block.open(&x, Some(&added))?;
             }
-            return Ok(self.ln_f.forward_add(&added, &x)?.1);
+            return Ok(self.ln_f.forward_add_low(&added, &x)?.1);
         }
         x = x.add(&positions)?;
         // What is computed again keeps one tensor a block.

@@ -76,6 +76,17 @@ impl LayerNorm {
         let (shape, weight) = (self.weight.shape(), Some(&self.weight));
         self.scope.run(|| x.add_layer_norm(residual, shape, weight, self.bias.as_ref(), self.eps))
     }
+
+    /// [`forward_add`](Self::forward_add) where only products take what is normalised, as in blocks that normalise their input
+    /// (`norm_first`): under [`autocast`](crate::amp::autocast) it is written in the 16-bit type that these would cast it to. The sum,
+    /// which is the residual stream, keeps its type.
+    ///
+    /// # Errors
+    /// As [`forward_add`](Self::forward_add).
+    #[track_caller]
+    pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| x.add_layer_norm_low(residual, &self.weight, self.bias.as_ref(), self.eps))
+    }
 }
 
 /// Divides the last dimensions by the root of their mean of squares, then scales.
@@ -123,6 +134,15 @@ impl RmsNorm {
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
+    }
+
+    /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low`].
+    ///
+    /// # Errors
+    /// As [`forward_add`](Self::forward_add).
+    #[track_caller]
+    pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| x.add_rms_norm_low(residual, &self.weight, self.eps))
     }
 }
 

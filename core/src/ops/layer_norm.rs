@@ -262,6 +262,20 @@ impl RowNorm {
     }
 }
 
+/// The operations that take what a normalisation of a sum gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Any: it may be the residual stream, which autocast keeps in f32.
+    Any,
+    /// Products alone, which would cast it: under autocast it is written in 16 bits at once.
+    Products,
+}
+
+/// Under autocast, the type that [`Tensor::layer_norm`] gives.
+fn full_or(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
 /// Under autocast, the type of what a normalisation gives if it is to meet products next.
 fn low_or(dtype: DType) -> DType {
     amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
@@ -276,6 +290,7 @@ impl Tensor {
         shape: &[usize],
         parameters: [Option<&Tensor>; 2],
         eps: Option<f64>,
+        next: Next,
     ) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::op(op);
         check_float(op, self)?;
@@ -292,8 +307,12 @@ impl Tensor {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
         }
         let dtype = self.dtype().promote(residual.dtype());
-        let result = low_or(dtype);
         let rms = op == "add_rms_norm";
+        let result = match next {
+            Next::Any if amp::is_autocast_enabled() && !rms => full_or(dtype),
+            Next::Any => dtype,
+            Next::Products => low_or(dtype),
+        };
         let eps = eps.unwrap_or_else(|| rounding_unit(dtype));
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
@@ -333,8 +352,9 @@ impl Tensor {
     /// `normalized_shape` normalised: `x.add(&residual)` and [`layer_norm`](Self::layer_norm) in one pass over memory,
     /// and in one pass back.
     ///
-    /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it
-    /// comes in the 16-bit type, to which the product after it would cast it. Inside, all is f32.
+    /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it is f32, as
+    /// that of `layer_norm`: where blocks normalise the sum behind them, it is the residual stream. Inside, all is f32. Where only products
+    /// follow, [`LayerNorm::forward_add_low`](crate::nn::LayerNorm::forward_add_low) writes it in 16 bits at once.
     ///
     /// For the backward pass the sum is kept, or, where the residual is f32 and kept by another gradient anyway (in a stream of blocks, that
     /// of the norm before) and `self` has 16 bits, the two: half as much.
@@ -362,7 +382,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm("add_layer_norm", residual, normalized_shape, [weight, bias], Some(eps))
+        self.add_norm("add_layer_norm", residual, normalized_shape, [weight, bias], Some(eps), Next::Any)
     }
 
     /// As [`add_layer_norm`](Self::add_layer_norm) with [`rms_norm`](Self::rms_norm).
@@ -377,7 +397,31 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm("add_rms_norm", residual, normalized_shape, [weight, None], eps)
+        self.add_norm("add_rms_norm", residual, normalized_shape, [weight, None], eps, Next::Any)
+    }
+
+    /// [`add_layer_norm`](Self::add_layer_norm) before products.
+    #[track_caller]
+    pub(crate) fn add_layer_norm_low(
+        &self,
+        residual: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        let parameters = [Some(weight), bias];
+        self.add_norm("add_layer_norm", residual, weight.shape(), parameters, Some(eps), Next::Products)
+    }
+
+    /// [`add_rms_norm`](Self::add_rms_norm) before products.
+    #[track_caller]
+    pub(crate) fn add_rms_norm_low(
+        &self,
+        residual: &Tensor,
+        weight: &Tensor,
+        eps: Option<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm("add_rms_norm", residual, weight.shape(), [Some(weight), None], eps, Next::Products)
     }
 }
 

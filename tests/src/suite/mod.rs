@@ -51,6 +51,7 @@ mod order;
 mod plan;
 mod pointwise;
 mod pools;
+mod postnorm;
 mod products;
 mod profile;
 mod random;
@@ -128,6 +129,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("optim", optim::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
+    ("postnorm", postnorm::TESTS),
     ("order", order::TESTS),
     ("runs", runs::TESTS),
     ("fits", fits::TESTS),
