@@ -1,8 +1,14 @@
 //! `forebay plan`: how to train a model within given bytes, without a GPU.
 
-use anyhow::Result;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use forebay::backend::null::Profile;
+use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
 use forebay::memory::Bytes;
@@ -10,12 +16,25 @@ use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::plan::{self, Budget, CARDS, Choice};
 use forebay::tensor::Tensor;
+use serde_json::Value;
 
 #[derive(Args)]
 pub(crate) struct Plan {
-    /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b.
+    /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file of a model of that form.
     #[arg(long, default_value = "gpt2-124m")]
     model: String,
+    /// Blocks; with this and the four below, a GPT of any size. What is not given is the model's.
+    #[arg(long, value_parser = some)]
+    layers: Option<usize>,
+    /// Features of a token.
+    #[arg(long, value_parser = some)]
+    width: Option<usize>,
+    /// Heads of a block's attention; of 64 features if only the width is given.
+    #[arg(long, value_parser = some)]
+    heads: Option<usize>,
+    /// Different tokens.
+    #[arg(long, value_parser = some)]
+    vocab: Option<usize>,
     /// Passages in a step.
     #[arg(long, default_value_t = 8, value_parser = some)]
     batch: usize,
@@ -40,6 +59,40 @@ pub(crate) struct Plan {
     /// Only the choices up to the one that fits; else all of them are measured.
     #[arg(long)]
     quick: bool,
+    /// All choices that were measured; else those of which none is better in both memory and time.
+    #[arg(long)]
+    all: bool,
+}
+
+/// Bytes of a header at most; the format's own limit.
+const HEADER: u64 = 100_000_000;
+
+/// The sizes of the model in a safetensors file, by the shapes in its header: its tensors are not read.
+fn sizes_of(path: &Path) -> Result<GptOptions> {
+    let mut file = File::open(path)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).context("it is cut short")?;
+    let length = u64::from_le_bytes(length);
+    ensure!(length <= HEADER, "it is no safetensors file: its header would take {length} bytes");
+    let mut header = Vec::new();
+    file.take(length).read_to_end(&mut header)?;
+    ensure!(
+        header.len() as u64 == length,
+        "it is cut short: {} of {length} bytes of its header",
+        header.len()
+    );
+    let header: BTreeMap<String, Value> = serde_json::from_slice(&header).context("its header")?;
+    let device = Device::null(Profile::default());
+    let mut shapes = BTreeMap::new();
+    for (name, info) in header {
+        // Only their shapes count, on a device without contents; a table tells its sizes, a norm that there is a block.
+        let Some(shape) = info["shape"].as_array() else { continue };
+        let shape: Vec<usize> = shape.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).collect();
+        if ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)) {
+            shapes.insert(name, Tensor::empty(&shape, DType::U8, &device)?);
+        }
+    }
+    Ok(GptOptions::of_gpt2(&shapes)?)
 }
 
 fn half(name: &str) -> Result<DType, String> {
@@ -60,18 +113,46 @@ fn some(text: &str) -> Result<usize, String> {
 
 impl Plan {
     pub(crate) fn run(self) -> Result<()> {
-        let (card, context, plan) = self.made()?;
+        let (card, options, context, plan) = self.made()?;
+        let GptOptions { layers, width, heads, vocabulary, .. } = options;
         println!(
-            "{}, {} passages of {context} tokens a step, AdamW, on {}",
+            "{} ({layers} layers, width {width}, {heads} heads, {vocabulary} tokens), {} passages of {context} tokens a step, AdamW, on {}",
             self.model, self.batch, card.name
         );
-        println!("{plan}");
+        if self.all {
+            println!("{plan:#}")
+        } else {
+            println!("{plan}\n--all has every choice")
+        }
         Ok(())
     }
 
+    /// The sizes of the model: those of its name or file, and what is given in place of them.
+    fn sizes(&self) -> Result<GptOptions> {
+        let path = Path::new(&self.model);
+        let mut options = if path.extension().is_some_and(|end| end == "safetensors") {
+            sizes_of(path).with_context(|| format!("`{}`", path.display()))?
+        } else {
+            GptOptions::preset(&self.model)?
+        };
+        options.layers = self.layers.unwrap_or(options.layers);
+        options.vocabulary = self.vocab.unwrap_or(options.vocabulary);
+        if let Some(width) = self.width {
+            options.width = width;
+            options.heads = (width / 64).max(1);
+        }
+        options.heads = self.heads.unwrap_or(options.heads);
+        let GptOptions { width, heads, .. } = options;
+        ensure!(
+            width.is_multiple_of(heads),
+            "a width of {width} is not a multiple of {heads} heads; give `--heads` that divides it"
+        );
+        Ok(options)
+    }
+
     /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
-    fn made(&self) -> Result<(Profile, usize, plan::Plan)> {
-        let options = GptOptions::preset(&self.model)?;
+    fn made(&self) -> Result<(Profile, GptOptions, usize, plan::Plan)> {
+        let options = self.sizes()?;
         let context = self.context.unwrap_or(options.context);
         let options = GptOptions { context: context.max(options.context), ..options };
         let mut card = Profile::card(&self.card)?;
@@ -114,7 +195,7 @@ impl Plan {
             Error::Budget { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
             error => error.into(),
         });
-        Ok((card, context, plan?))
+        Ok((card, options, context, plan?))
     }
 }
 
@@ -133,7 +214,7 @@ mod tests {
     #[test]
     fn a_plan_is_of_the_step_that_training_makes() -> Result<()> {
         let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
-        let (_, _, plan) = Command::try_parse_from(given)?.plan.made()?;
+        let (_, _, _, plan) = Command::try_parse_from(given)?.plan.made()?;
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
         assert!(peak.is_some_and(|mib| (3_950..4_100).contains(&mib)), "{peak:?} MiB");
@@ -141,6 +222,78 @@ mod tests {
             let wrong = Command::try_parse_from(nothing).err().map(|e| e.to_string()).unwrap_or_default();
             assert!(wrong.contains("expected a whole number of at least 1"), "{wrong}");
         }
+        Ok(())
+    }
+
+    fn made(given: &[&str]) -> Result<(GptOptions, usize, plan::Plan)> {
+        let (_, options, context, plan) =
+            Command::try_parse_from(["plan"].iter().chain(given))?.plan.made()?;
+        Ok((options, context, plan))
+    }
+
+    const SMALL: [&str; 12] = [
+        "--layers",
+        "2",
+        "--width",
+        "128",
+        "--vocab",
+        "500",
+        "--context",
+        "64",
+        "--batch",
+        "4",
+        "--budget",
+        "64MiB",
+    ];
+
+    #[test]
+    fn the_choice_comes_first_and_then_what_no_other_one_beats() -> Result<()> {
+        let (options, context, plan) = made(&SMALL)?;
+        assert_eq!((options.layers, options.width, options.heads, options.vocabulary), (2, 128, 2, 500));
+        assert_eq!(context, 64);
+        let (few, all) = (plan.to_string(), format!("{plan:#}"));
+        for text in [&few, &all] {
+            let mut lines = text.lines();
+            let first = lines.next().unwrap_or_default();
+            assert!(first.starts_with("within 64.0 MiB on ") && first.contains("rows, f32"), "{text}");
+            assert!(lines.next().is_some_and(|line| line.starts_with("  peak ")), "{text}");
+        }
+        let measured = plan.table.iter().filter(|e| e.peak.is_some()).count();
+        assert_eq!(all.lines().count(), measured + 4, "{all}");
+        let front = plan.pareto();
+        assert_eq!(few.lines().count(), front.len() + 4, "{few}");
+        assert!(front.len() < measured);
+        for (k, one) in front.iter().enumerate() {
+            let beaten = |by: &&plan::Estimate| by.seconds <= one.seconds && by.peak < one.peak;
+            assert!(!plan.table.iter().any(|by| by.peak.is_some() && beaten(&by)), "row {k} of {few}");
+        }
+        let wrong = made(&["--width", "100", "--heads", "3"]).err().map(|e| e.to_string());
+        assert!(wrong.is_some_and(|e| e.contains("`--heads`")));
+        Ok(())
+    }
+
+    #[test]
+    fn a_saved_model_has_the_sizes_of_its_file() -> Result<()> {
+        let path = std::env::temp_dir().join(format!("forebay-plan-{}.safetensors", std::process::id()));
+        let header = r#"{"__metadata__":{"format":"pt"},
+            "transformer.wte.weight":{"dtype":"F32","shape":[300,128],"data_offsets":[0,153600]},
+            "transformer.wpe.weight":{"dtype":"F32","shape":[32,128],"data_offsets":[153600,169984]},
+            "transformer.h.0.ln_1.weight":{"dtype":"F32","shape":[128],"data_offsets":[169984,170496]},
+            "transformer.h.1.ln_1.weight":{"dtype":"F32","shape":[128],"data_offsets":[170496,171008]}}"#;
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header.as_bytes());
+        std::fs::write(&path, &bytes)?;
+        let name = path.display().to_string();
+        let found = made(&["--model", &name, "--batch", "2", "--quick"]);
+        std::fs::write(&path, &bytes[..60])?;
+        let cut = made(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        std::fs::remove_file(&path)?;
+        let (options, context, _) = found?;
+        assert_eq!((options.layers, options.width, options.heads), (2, 128, 2));
+        assert_eq!((options.vocabulary, options.context, context), (300, 32, 32));
+        assert!(cut.contains("cut short"), "{cut}");
+        let none = made(&["--model", &name]).err().map(|e| format!("{e:#}")).unwrap_or_default();
+        assert!(none.contains(&name), "{none}");
         Ok(())
     }
 }

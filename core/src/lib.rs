@@ -8,6 +8,7 @@ pub mod amp;
 pub mod autograd;
 pub mod backend;
 pub mod capture;
+pub(crate) mod check;
 pub mod data;
 pub mod device;
 pub mod dtype;

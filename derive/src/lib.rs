@@ -8,7 +8,7 @@
 //!   field stand under the module's own name, for a layer around a layer;
 //! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
 
-use proc_macro2::TokenStream;
+use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
 use syn::spanned::Spanned;
 use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Path, Result, Token, Variant};
@@ -37,22 +37,25 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     let root = root(&input.attrs)?;
     let nn = quote!(#root::nn);
     let mut seen: Vec<&syn::Type> = Vec::new();
-    let body = match &input.data {
+    let (body, paths) = match &input.data {
         Data::Struct(data) => {
-            let visits = visited(&data.fields)?.into_iter().map(|Kept { k, field, name }| {
+            let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
+            for Kept { k, field, name } in visited(&data.fields)? {
                 seen.push(&field.ty);
                 let member = member(k, field);
-                visit(&nn, &quote!(&self.#member), &name)
-            });
-            visits.collect::<TokenStream>()
+                visits.extend(visit(&nn, &quote!(&self.#member), &name));
+                paths.extend(path(&nn, &quote!(&self.#member), &name));
+            }
+            (visits, paths)
         }
         Data::Enum(data) => {
-            let arms = data
-                .variants
-                .iter()
-                .map(|variant| arm(&nn, variant, &mut seen))
-                .collect::<Result<TokenStream>>()?;
-            quote!(match self { #arms })
+            let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
+            for variant in &data.variants {
+                let (visit, path) = arm(&nn, variant, &mut seen)?;
+                visits.extend(visit);
+                paths.extend(path);
+            }
+            (quote!(match self { #visits }), quote!(match self { #paths }))
         }
         Data::Union(data) => {
             return Err(Error::new(data.union_token.span, "a union cannot be a module; use a struct"));
@@ -75,8 +78,56 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
                 let _ = (path, &f);
                 #body
             }
+
+            fn module_path(&self) -> #root::memory::scope::ModulePath {
+                #paths
+                #root::memory::scope::ModulePath::ROOT
+            }
         }
     })
+}
+
+/// Enters the module whose method this is while the method runs: `nn::enter` in front of its body. Memory reports and out-of-memory errors
+/// name the module then, for operations of its own between those of its layers.
+///
+/// ```text
+/// #[nn::forward]
+/// fn forward(&self, x: &Tensor) -> Result<Tensor> { .. }
+/// ```
+#[proc_macro_attribute]
+pub fn forward(args: proc_macro::TokenStream, method: proc_macro::TokenStream) -> proc_macro::TokenStream {
+    entered(args.into(), method.into()).unwrap_or_else(Error::into_compile_error).into()
+}
+
+fn entered(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
+    let mut root = quote!(::forebay);
+    if !args.is_empty() {
+        let named = |input: syn::parse::ParseStream<'_>| {
+            input.parse::<Token![crate]>()?;
+            input.parse::<Token![=]>()?;
+            Path::parse_mod_style(input)
+        };
+        root = syn::parse::Parser::parse2(named, args)?.to_token_stream();
+    }
+    let mut trees: Vec<TokenTree> = method.into_iter().collect();
+    let body = match trees.pop() {
+        Some(TokenTree::Group(body)) if body.delimiter() == Delimiter::Brace => body.stream(),
+        other => {
+            let span = other.map_or_else(Span::call_site, |tree| tree.span());
+            return Err(Error::new(span, "`forward` goes on a method with a body"));
+        }
+    };
+    let takes_self = |tree: &TokenTree| match tree {
+        TokenTree::Group(group) if group.delimiter() == Delimiter::Parenthesis => {
+            group.stream().into_iter().any(|tree| matches!(tree, TokenTree::Ident(name) if name == "self"))
+        }
+        _ => false,
+    };
+    if !trees.iter().any(takes_self) {
+        return Err(Error::new(Span::call_site(), "`forward` goes on a method of a module, with `&self`"));
+    }
+    let head: TokenStream = trees.into_iter().collect();
+    Ok(quote!(#head { let _scope = #root::nn::enter(self); #body }))
 }
 
 /// The crate where `nn` is.
@@ -144,7 +195,22 @@ fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
     quote!(#nn::Module::visit(#place, &#nn::join(path, #name), f);)
 }
 
-fn arm<'a>(nn: &TokenStream, variant: &'a Variant, seen: &mut Vec<&'a syn::Type>) -> Result<TokenStream> {
+/// Returns the path of the module that has this field, if the field knows it.
+fn path(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
+    quote! {
+        let path = #nn::Module::parent_path(#place, #name);
+        if !path.is_root() {
+            return path;
+        }
+    }
+}
+
+/// The arms of a variant: in the walk, and in the search for its path.
+fn arm<'a>(
+    nn: &TokenStream,
+    variant: &'a Variant,
+    seen: &mut Vec<&'a syn::Type>,
+) -> Result<(TokenStream, TokenStream)> {
     let name = &variant.ident;
     let kept = visited(&variant.fields)?;
     seen.extend(kept.iter().map(|kept| &kept.field.ty));
@@ -153,14 +219,19 @@ fn arm<'a>(nn: &TokenStream, variant: &'a Variant, seen: &mut Vec<&'a syn::Type>
         let (member, bound) = (member(*k, field), bound(*k));
         quote!(#member: #bound,)
     });
+    let patterns = patterns.collect::<TokenStream>();
     let alone = variant.fields.len() == 1 && matches!(variant.fields, Fields::Unnamed(_));
-    let visits = kept.iter().map(|Kept { k, name, .. }| {
-        let bound = bound(*k);
+    let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
+    for Kept { k, name, .. } in &kept {
+        let bound = bound(*k).to_token_stream();
         if alone {
-            quote!(#nn::Module::visit(#bound, path, f);)
+            visits.extend(quote!(#nn::Module::visit(#bound, path, f);));
+            paths.extend(path(nn, &bound, ""));
         } else {
-            visit(nn, &bound.to_token_stream(), name)
+            visits.extend(visit(nn, &bound, name));
+            paths.extend(path(nn, &bound, name));
         }
-    });
-    Ok(quote!(Self::#name { #(#patterns)* .. } => { #(#visits)* }))
+    }
+    let arm = |body: TokenStream| quote!(Self::#name { #patterns .. } => { #body });
+    Ok((arm(visits), arm(paths)))
 }

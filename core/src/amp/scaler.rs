@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use forebay_shaders::KernelSpec;
 
 use crate::autograd;
+use crate::check;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -286,8 +287,19 @@ impl GradScaler {
         if let Some(state) = self.state.get() {
             return Ok(state);
         }
+        self.check_options()?;
         let made = self.initial(device)?;
         Ok(self.state.get_or_init(|| made))
+    }
+
+    /// Fails for an option that is out of its range: before the first scale is made.
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "GradScaler";
+        check::positive(OP, "init_scale", self.init_scale)?;
+        check::at_least_one(OP, "growth_factor", self.growth_factor)?;
+        check::positive(OP, "backoff_factor", self.backoff_factor)?;
+        check::unit(OP, "backoff_factor", self.backoff_factor)?;
+        check::count(OP, "growth_interval", self.growth_interval.into())
     }
 
     /// The buffer at the start, or after loading.

@@ -358,6 +358,10 @@ fn record(
         false => Arc::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
     };
     let node = Node::new(op, edges, kind, backward);
+    // In no scope that says more: the tape keeps it for the backward pass.
+    if memory::scope::current().tag == Tag::Other && !inputs.iter().any(|t| t.shares_storage(&out)) {
+        out.retag(Tag::Activation);
+    }
     anomaly::made(&node, &out);
     out.with_meta(Some(Meta::Node(node)))
 }

@@ -91,13 +91,15 @@ struct Tally {
     current: u64,
     added: u64,
     peak: u64,
+    /// The peak before the last block.
+    before: u64,
     /// `current` at the last reset of the accumulated figures.
     base: u64,
 }
 
 impl Tally {
     fn read(&self) -> Stat {
-        let Self { current, added, peak, base } = *self;
+        let Self { current, added, peak, base, .. } = *self;
         Stat { current, peak, allocated: added, freed: added + base - current }
     }
 }
@@ -221,6 +223,22 @@ pub(super) struct Counters {
 }
 
 impl Counters {
+    /// A block that is held has another tag, as if from the start.
+    pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
+        let tally = &mut self.tags[from as usize];
+        if tally.peak == tally.current {
+            // Of the newest block: the peak is what it was before.
+            tally.peak = tally.before.max(tally.current - size).min(tally.peak);
+        }
+        tally.current -= size;
+        tally.added = tally.added.saturating_sub(size);
+        let tally = &mut self.tags[to as usize];
+        tally.current += size;
+        tally.added += size;
+        tally.before = tally.peak;
+        raise(&mut tally.peak, tally.current);
+    }
+
     #[inline]
     pub(super) fn hold(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
         let pool = usize::from(small);
@@ -243,6 +261,7 @@ impl Counters {
         let tally = &mut self.tags[tag as usize];
         tally.current += size;
         tally.added += size;
+        tally.before = tally.peak;
         raise(&mut tally.peak, tally.current);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);

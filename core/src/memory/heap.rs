@@ -3,7 +3,6 @@
 //! Nothing here calls the source or allocates per operation. A free block next to a free block of the same segment does not
 //! exist: they are merged at once.
 
-use super::Block;
 use super::bins::{Bins, Entry};
 use super::counters::{Counters, Parts};
 use super::record::{Action, Recorder};
@@ -11,6 +10,7 @@ use super::scope::Scope;
 use super::slab::Slab;
 pub(super) use super::slab::{MIN_BLOCK, NONE, Slot, State};
 use super::source::{Event, Piece, SegmentId};
+use super::{Block, Tag};
 
 /// Blocks that are larger than a request by up to this part of it are as good as a best fit.
 const NEAR: u64 = 8;
@@ -333,6 +333,21 @@ impl Heap {
         }
         let segment = self.segment(segment).id;
         Block { segment, offset, bytes: need.requested, size, queue, slot: at, generation }
+    }
+
+    /// Changes the tag of a block that is held, if it is `from`: as if it had been allocated with the other one.
+    pub(super) fn retag(&mut self, at: u32, from: Tag, to: Tag) {
+        let slot = &mut self.slab[at];
+        if slot.tag != from {
+            return;
+        }
+        slot.tag = to;
+        let (segment, offset, size) = (slot.segment, slot.offset, slot.size);
+        self.counters.retag(size, from, to);
+        let segment = self.segment(segment).id;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.retag(segment, offset, to);
+        }
     }
 
     /// The slot of a block that is held; `None` for a stale handle.

@@ -244,6 +244,14 @@ impl Pool {
         })
     }
 
+    /// Changes the tag of a block that was just allocated, if it is [`Tag::Other`].
+    pub(crate) fn retag(&self, block: &Block, tag: Tag) {
+        let mut state = self.shared.lock();
+        if let Some(slot) = state.heap.find(block) {
+            state.heap.retag(slot, Tag::Other, tag);
+        }
+    }
+
     /// Statistics of now; fences that have passed are counted first.
     #[must_use]
     pub fn stats(&self) -> Stats {

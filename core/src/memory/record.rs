@@ -98,6 +98,9 @@ pub(super) struct Holder {
     pub(super) site: Site,
 }
 
+/// Events of one operation at most, from its result's allocation to where it is recorded.
+const RECENT: usize = 256;
+
 /// One event.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
@@ -166,6 +169,15 @@ impl Recorder {
             self.next = 0;
         }
         self.total += 1;
+    }
+
+    /// A block that was lent a few events ago has another tag.
+    pub(super) fn retag(&mut self, segment: SegmentId, offset: u64, tag: Tag) {
+        let (newer, older) = self.ring.split_at_mut(self.next);
+        let lent = |r: &&mut Record| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
+        if let Some(record) = older.iter_mut().chain(newer).rev().take(RECENT).find(lent) {
+            record.holder.tag = tag;
+        }
     }
 
     fn newest(&mut self) -> Option<&mut Record> {

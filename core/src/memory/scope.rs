@@ -113,8 +113,24 @@ impl ModulePath {
             _ => name.to_owned(),
         };
         paths.names.push(full);
+        paths.parents.push(self.0);
         paths.children.entry(self.0).or_default().insert(name.to_owned(), id);
         Self(id)
+    }
+
+    /// The path of the module whose child of this name it is: `encoder` of `encoder.fc1` and `fc1`. The root if it is called otherwise.
+    #[must_use]
+    pub fn parent_of(self, name: &str) -> Self {
+        let paths = PATHS.read().unwrap_or_else(PoisonError::into_inner);
+        let mut at = self.0 as usize;
+        for part in name.rsplit('.').filter(|part| !part.is_empty()) {
+            let full = paths.names.get(at).map_or("", String::as_str);
+            if full.rsplit('.').next() != Some(part) {
+                return Self::ROOT;
+            }
+            at = paths.parents.get(at).map_or(0, |&parent| parent as usize);
+        }
+        Self(at as u32)
     }
 
     /// Whether this is no module.
@@ -134,11 +150,13 @@ impl fmt::Display for ModulePath {
 /// Every path that was ever entered; a program has as many as it has modules.
 struct Paths {
     names: Vec<String>,
+    parents: Vec<u32>,
     children: FxHashMap<u32, FxHashMap<String, u32>>,
 }
 
-static PATHS: LazyLock<RwLock<Paths>> =
-    LazyLock::new(|| RwLock::new(Paths { names: vec![String::new()], children: FxHashMap::default() }));
+static PATHS: LazyLock<RwLock<Paths>> = LazyLock::new(|| {
+    RwLock::new(Paths { names: vec![String::new()], parents: vec![0], children: FxHashMap::default() })
+});
 
 /// What the scopes of this thread say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -294,5 +312,20 @@ mod tests {
             current().module
         });
         assert_eq!(there.join().ok(), Some(path));
+    }
+
+    #[test]
+    fn a_path_knows_its_parent_by_the_childs_name() {
+        let path = |text: &str| text.split('.').fold(ModulePath::ROOT, ModulePath::child);
+        for (full, name, parent) in [
+            ("a.b.c", "c", "a.b"),
+            ("a.b.c", "b.c", "a"),
+            ("a.b.c", "", "a.b.c"),
+            ("a", "a", ""),
+            ("a.b", "x", ""),
+            ("a.bc", "c", ""),
+        ] {
+            assert_eq!(path(full).parent_of(name).to_string(), parent, "{full} without {name}");
+        }
     }
 }

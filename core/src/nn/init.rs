@@ -3,6 +3,7 @@
 
 use std::cell::Cell;
 
+use crate::check;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -106,9 +107,10 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
 /// Normal numbers.
 ///
 /// # Errors
-/// The dtype is no float; memory runs out.
+/// `std` is negative or not finite; the dtype is no float; memory runs out.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
+    check::non_negative("normal_", "std", std)?;
     replace(t, |shape, dtype, device| Tensor::normal(shape, mean, std, dtype, device))
 }
 
@@ -165,6 +167,7 @@ pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
 /// As [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
+    check::non_negative("xavier_uniform_", "gain", gain)?;
     let (fan_in, fan_out) = fans(t)?;
     let bound = gain * (6.0 / (fan_in + fan_out) as f64).sqrt();
     uniform_(t, -bound, bound)
@@ -176,6 +179,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
 /// As [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
+    check::non_negative("xavier_normal_", "gain", gain)?;
     let (fan_in, fan_out) = fans(t)?;
     normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
 }

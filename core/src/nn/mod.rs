@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::autograd;
 use crate::error::Result;
+use crate::memory::scope::ModulePath;
 use crate::tensor::Tensor;
 
 mod activation;
@@ -57,7 +58,7 @@ pub use conv::{
 };
 pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
 pub use embedding::{Embedding, EmbeddingBag};
-pub use forebay_derive::Module;
+pub use forebay_derive::{Module, forward};
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
 pub use linear::{Bilinear, Linear};
 pub use loss::*;
@@ -72,7 +73,7 @@ pub use parametrize::{SpectralNorm, WeightNorm, Weighted};
 pub use pool::*;
 pub use positions::{RotaryEmbedding, SinusoidalEmbedding};
 pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
-pub use scope::ModuleScope;
+pub use scope::{ModuleScope, enter};
 pub use shape::*;
 pub use softmax::AdaptiveLogSoftmaxWithLoss;
 pub(crate) use staged::{Sealed, Staged};
@@ -134,6 +135,18 @@ pub trait Module {
     ///
     /// The order is that of declaration, and the same in every walk.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>));
+
+    /// The path that walks of the model have told it, or its children; the root until then. [`enter`] uses it.
+    #[must_use]
+    fn module_path(&self) -> ModulePath {
+        ModulePath::ROOT
+    }
+
+    /// The path of the module that has it as a child of this name.
+    #[doc(hidden)]
+    fn parent_path(&self, name: &str) -> ModulePath {
+        self.module_path().parent_of(name)
+    }
 
     /// The tensors to train, each once, also if several modules share it.
     fn parameters(&self) -> Vec<Tensor> {
@@ -239,9 +252,23 @@ pub trait Module {
         self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
     }
 
-    /// How many numbers are trained.
+    /// How many numbers the parameters have, each once, frozen ones included: PyTorch's `sum(p.numel() for p in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
+    }
+
+    /// How many of them are trained: those of parameters that require a gradient.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, nn::{Linear, Module}};
+    /// # let device = Device::null(Default::default());
+    /// let net = (Linear::new(8, 4, &device)?, Linear::new(4, 2, &device)?);
+    /// net.0.requires_grad_(false);
+    /// assert_eq!((net.num_parameters(), net.num_trainable_parameters()), (46, 10));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    fn num_trainable_parameters(&self) -> usize {
+        self.parameters().iter().filter(|p| p.requires_grad()).map(Tensor::numel).sum()
     }
 }
 
@@ -288,6 +315,14 @@ impl<M: Module> Module for Option<M> {
             module.visit(path, f);
         }
     }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_ref().map_or(ModulePath::ROOT, Module::module_path)
+    }
+
+    fn parent_path(&self, name: &str) -> ModulePath {
+        self.as_ref().map_or(ModulePath::ROOT, |module| module.parent_path(name))
+    }
 }
 
 macro_rules! pointers {
@@ -296,10 +331,23 @@ macro_rules! pointers {
             fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
                 (**self).visit(path, f);
             }
+
+            fn module_path(&self) -> ModulePath {
+                (**self).module_path()
+            }
+
+            fn parent_path(&self, name: &str) -> ModulePath {
+                (**self).parent_path(name)
+            }
         }
     )*};
 }
 pointers!(Box, Arc);
+
+/// The first path that is known.
+fn known(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
+    paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
+}
 
 impl<M: Module> Module for [M] {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
@@ -307,17 +355,29 @@ impl<M: Module> Module for [M] {
             module.visit(&join(path, &k.to_string()), f);
         }
     }
+
+    fn module_path(&self) -> ModulePath {
+        known(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
+    }
 }
 
 impl<M: Module> Module for Vec<M> {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
         self.as_slice().visit(path, f);
     }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_slice().module_path()
+    }
 }
 
 impl<M: Module, const N: usize> Module for [M; N] {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
         self.as_slice().visit(path, f);
+    }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_slice().module_path()
     }
 }
 
@@ -327,6 +387,10 @@ impl<M: Module> Module for BTreeMap<String, M> {
             module.visit(&join(path, name), f);
         }
     }
+
+    fn module_path(&self) -> ModulePath {
+        known(self.iter().map(|(name, module)| module.parent_path(name)))
+    }
 }
 
 macro_rules! tuples {
@@ -334,6 +398,10 @@ macro_rules! tuples {
         impl<$($m: Module),+> Module for ($($m,)+) {
             fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
                 $(self.$k.visit(&join(path, stringify!($k)), f);)+
+            }
+
+            fn module_path(&self) -> ModulePath {
+                known([$(self.$k.parent_path(stringify!($k))),+].into_iter())
             }
         }
     )*};

@@ -38,13 +38,7 @@ impl ModuleScope {
     /// Memory allocated until the guard is dropped is this module's; what has no tag yet is an activation.
     #[track_caller]
     pub fn enter(&self) -> Guard {
-        let now = scope::current();
-        let path = self.path();
-        scope::enter_scope(scope::Scope {
-            module: if path.is_root() { now.module } else { path },
-            tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
-            ..now.here()
-        })
+        enter_path(self.path())
     }
 
     /// Runs `body` in this scope, and puts the module's path in front of its error.
@@ -78,9 +72,55 @@ impl fmt::Debug for ModuleScope {
     }
 }
 
+/// Enters a module until the guard is dropped, as [`ModuleScope::enter`] does, without a field of it: its path is what walks have told its
+/// children. `#[forward]` on a method puts this in front of its body.
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result, nn::{self, Linear, Module}, tensor::Tensor};
+/// #[derive(Module)]
+/// # #[module(crate = forebay_core)]
+/// struct Mlp {
+///     up: Linear,
+///     down: Linear,
+/// }
+///
+/// impl Mlp {
+/// # /*
+///     #[nn::forward]
+/// # */
+/// #   #[nn::forward(crate = forebay_core)]
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         let x = self.up.forward(x)?;
+///         self.down.forward(&x.mul(&x.sigmoid()?)?) // the products are the Mlp's
+///     }
+/// }
+/// ```
+#[track_caller]
+pub fn enter<M: Module + ?Sized>(module: &M) -> Guard {
+    enter_path(module.module_path())
+}
+
+#[track_caller]
+fn enter_path(path: ModulePath) -> Guard {
+    let now = scope::current();
+    scope::enter_scope(scope::Scope {
+        module: if path.is_root() { now.module } else { path },
+        tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
+        ..now.here()
+    })
+}
+
 impl Module for ModuleScope {
     /// Names the module that the field is in, not the field.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
         f(path.rsplit_once('.').map_or("", |(module, _)| module), Slot::Scope(self));
+    }
+
+    fn module_path(&self) -> ModulePath {
+        self.path()
+    }
+
+    fn parent_path(&self, _: &str) -> ModulePath {
+        self.path()
     }
 }

@@ -13,6 +13,7 @@ use super::shape::cat;
 use super::softmax::lanes;
 use super::spread::QUAD;
 use crate::autograd::{self, Grads, SavedTensor};
+use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -271,6 +272,8 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
+        check::unit(op, "momentum", momentum)?;
+        check::non_negative(op, "eps", eps)?;
         let double = in_double(op, self)?;
         let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
         if let Some(running) = running {

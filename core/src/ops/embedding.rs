@@ -1,6 +1,7 @@
 //! Rows of a table by number.
 
 use crate::autograd;
+use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -71,6 +72,8 @@ impl Tensor {
     pub fn embedding_renorm_(&self, index: &Tensor, max_norm: f64, p: f64) -> Result<()> {
         const OP: &str = "embedding_renorm_";
         let _op = memory::scope::op(OP);
+        check::bound(OP, "max_norm", max_norm)?;
+        check::bound(OP, "norm_type", p)?;
         let &[entries, _] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };

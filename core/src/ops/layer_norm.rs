@@ -13,6 +13,7 @@ use super::softmax::check_float;
 use super::spread::{Held, QUAD};
 use crate::amp;
 use crate::autograd::{self, Grads, SavedTensor};
+use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -293,6 +294,7 @@ impl Tensor {
         next: Next,
     ) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::op(op);
+        check::non_negative(op, "eps", eps.unwrap_or(0.0))?;
         check_float(op, self)?;
         check_float(op, residual)?;
         self.same_device(op, residual)?;

@@ -15,6 +15,7 @@ use super::softmax::{check_float, lanes};
 use super::spread::shared;
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
+use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -439,6 +440,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
+        check::non_negative(op, "eps", eps)?;
         let double = in_double(op, self)?;
         if shape.is_empty() || !self.shape().ends_with(shape) {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
@@ -531,6 +533,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
+        check::non_negative(op, "eps", eps)?;
         let double = in_double(op, self)?;
         let (batch, channels, space) = channels(op, self)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
@@ -604,6 +607,8 @@ impl Tensor {
         if !use_input_stats {
             return self.batch_norm(running, weight, bias, false, momentum, eps);
         }
+        check::unit("instance_norm", "momentum", momentum)?;
+        check::non_negative("instance_norm", "eps", eps)?;
         let (_, n, _) = channels("instance_norm", self)?;
         if let Some((mean, var)) = running {
             same_statistics("instance_norm", self, (mean, var), n)?;

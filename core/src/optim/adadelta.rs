@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Adadelta: the running mean of squared steps over that of squared gradients.
@@ -43,6 +45,13 @@ optimizer!(Adadelta {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Adadelta";
+        check::unit(OP, "rho", self.rho)?;
+        check::non_negative(OP, "eps", self.eps)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim").def("algorithm", "adadelta").def("maximize", self.maximize);
         Some(kernel)

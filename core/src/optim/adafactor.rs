@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::composed::{After, At};
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
 use crate::error::Result;
 use crate::ops::rounding_unit;
 use crate::tensor::Dims;
@@ -52,6 +53,15 @@ optimizer!(Adafactor {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Adafactor";
+        check::non_positive(OP, "beta2_decay", self.beta2_decay)?;
+        check::non_negative(OP, "eps.0", self.eps.0.unwrap_or(0.0))?;
+        check::non_negative(OP, "eps.1", self.eps.1)?;
+        check::at_least_one(OP, "d", self.d)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)
+    }
+
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }

@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Adagrad: gradients divided by the root of the sum of all their squares.
@@ -52,6 +54,14 @@ optimizer!(Adagrad {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Adagrad";
+        check::non_negative(OP, "lr_decay", self.lr_decay)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)?;
+        check::non_negative(OP, "initial_accumulator_value", self.initial_accumulator_value)?;
+        check::non_negative(OP, "eps", self.eps)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim").def("algorithm", "adagrad").def("maximize", self.maximize);
         Some(kernel)

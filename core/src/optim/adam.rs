@@ -6,6 +6,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// How the mean of gradients and their size become a step.
@@ -125,6 +127,15 @@ adams! {
 }
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: [&str; 4] = ["Adam", "Adamax", "NAdam", "RAdam"];
+        let op = OP[self.variant as usize];
+        check::betas(op, self.betas)?;
+        check::non_negative(op, "eps", self.eps)?;
+        check::non_negative(op, "weight_decay", self.weight_decay)?;
+        check::non_negative(op, "momentum_decay", self.momentum_decay)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let algorithm = match self.variant {
             Variant::Adam => "adam",

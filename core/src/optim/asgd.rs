@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Descent whose parameters are averaged beside: the state `ax` is the average. A rate that is changed counts from the next step on, as in
@@ -47,6 +49,14 @@ optimizer!(Asgd {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Asgd";
+        check::non_negative(OP, "lambd", self.lambd)?;
+        check::finite(OP, "alpha", self.alpha)?;
+        check::non_negative(OP, "t0", self.t0)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim").def("algorithm", "asgd").def("maximize", self.maximize);
         Some(kernel)

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::autograd;
-use crate::dtype::DType;
+use crate::check;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn::{self, Module, Named};
@@ -145,9 +145,25 @@ impl AveragedModel {
         const OP: &str = "AveragedModel::swap";
         let _op = memory::scope::op(OP);
         let _no_grad = autograd::no_grad();
-        for (Named { tensor, .. }, average) in self.pairs(OP, model)? {
-            let kept = tensor.copy()?;
-            tensor.copy_(&average)?;
+        let pairs = self.pairs(OP, model)?;
+        // All that takes memory comes first: one place for each type, as large as the largest tensor of it.
+        let mut places: Vec<Tensor> = Vec::new();
+        let mut sorted: Vec<&Tensor> = pairs.iter().map(|(named, _)| &named.tensor).collect();
+        sorted.sort_by_key(|t| std::cmp::Reverse(t.numel()));
+        let fits = |place: &&Tensor, t: &Tensor| place.dtype() == t.dtype() && place.device() == t.device();
+        {
+            let _tag = memory::scope::tag(Tag::Workspace);
+            for t in sorted {
+                if !places.iter().any(|place| fits(&place, t)) {
+                    places.push(Tensor::empty(&[t.numel()], t.dtype(), t.device())?);
+                }
+            }
+        }
+        for (Named { tensor, .. }, average) in &pairs {
+            let Some(place) = places.iter().find(|place| fits(place, tensor)) else { continue };
+            let kept = place.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
+            kept.copy_(tensor)?;
+            tensor.copy_(average)?;
             average.copy_(&kept)?;
         }
         Ok(())
@@ -189,7 +205,8 @@ impl AveragedModel {
                 format!("takes a state with `{COUNT}`, one integer: of an AveragedModel, not of a model");
             return Err(Error::argument("AveragedModel::load_state_dict", why));
         };
-        let count = count.to_dtype(DType::F32)?.item()?;
+        let count = count.item()?;
+        check::non_negative("AveragedModel::load_state_dict", COUNT, count)?;
         let values = nn::rename_keys(state, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
         self.values.load_state_dict(&values)?;
         self.updates = count as u64;

@@ -5,6 +5,7 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, CHUNK};
+use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -14,6 +15,9 @@ use crate::tensor::Tensor;
 
 /// Elements whose squares one workgroup sums.
 const PART: usize = 4096;
+
+/// The largest bound of a norm: the kernel divides it by at least 1e-6, which f32 holds.
+const LARGEST: f64 = 1e32;
 
 /// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
 ///
@@ -48,7 +52,7 @@ impl Default for ClipNorm {
 /// ```
 ///
 /// # Errors
-/// The gradients are on several devices or of f64, or not of their parameters' shape, type and device; memory runs out.
+/// `max_norm` is negative or NaN; the gradients are on several devices or of f64, or do not fit their parameters; memory runs out.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipNorm::default())
 }
@@ -59,6 +63,7 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
 /// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
 pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipNorm) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm_";
+    check::bound(OP, "max_norm", max_norm)?;
     let power = options.norm_type;
     if power.is_nan() || power <= 0.0 {
         return Err(Error::argument(
@@ -106,7 +111,7 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
     let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
     let params = Params::new()
         .size(count)
-        .f32(max_norm as f32)
+        .f32(max_norm.min(LARGEST) as f32)
         .f32((1.0 / power) as f32)
         .turns(count.div_ceil(256) + 64);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
@@ -120,21 +125,27 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
             return Err(Error::argument(OP, rule));
         }
     }
-    change(&grads, Change::Scale(&factor))?;
+    // An infinite bound leaves the gradients as they are, also where the norm is infinite or NaN.
+    if max_norm < f64::INFINITY {
+        change(&grads, Change::Scale(&factor))?;
+    }
     Ok(norm)
 }
 
 /// Holds every element of the gradients of `parameters` between -`value` and `value`, in place.
 ///
 /// # Errors
-/// A gradient is of f64; `value` is negative.
+/// A gradient is of f64 or does not fit its parameter; `value` is negative or NaN.
 pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value_";
     let _op = memory::scope::op(OP);
-    if value.is_nan() || value < 0.0 {
-        return Err(Error::argument(OP, format!("takes a value of at least 0, got {value}")));
+    check::bound(OP, "clip_value", value)?;
+    let grads = grads(OP, parameters)?;
+    if value == f64::INFINITY {
+        return Ok(());
     }
-    change(&grads(OP, parameters)?, Change::Clamp([-value as f32, value as f32]))
+    let value = value.min(f32::MAX.into()) as f32;
+    change(&grads, Change::Clamp([-value, value]))
 }
 
 /// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
@@ -154,14 +165,15 @@ pub(crate) fn unscale(op: &'static str, parameters: &[Tensor], scaler: &Tensor, 
 fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut seen = FxHashSet::default();
     let mut grads = Vec::new();
+    // All are checked before the first is changed, or replaced by a contiguous one.
     for (k, p) in parameters.iter().enumerate() {
-        if let Some(grad) = p.grad() {
-            fused::check_grad(op, k, p, &grad)?;
-            fused::check_dtype(op, &grad)?;
-        }
+        p.grad().map_or(Ok(()), |grad| fused::check_grad(op, k, p, &grad))?;
     }
     for p in parameters.iter().filter(|p| nn::leaf(p).is_some_and(|leaf| seen.insert(leaf))) {
-        grads.extend(fused::own_grad(p)?.filter(|g| g.numel() > 0));
+        if let Some(grad) = fused::own_grad(p)?.filter(|g| g.numel() > 0) {
+            fused::check_dtype(op, &grad)?;
+            grads.push(grad);
+        }
     }
     Ok(grads)
 }

@@ -72,7 +72,10 @@ pub(super) fn step(
                 None => Ok(new),
             };
             for (view, new) in states.into_iter().zip(moved) {
-                writes.push((kept(new, &view)?, view));
+                // A state that this parameter does not use is handed back as it was: it is no write.
+                if view.numel() > 0 && !new.shares_storage(&view) {
+                    writes.push((kept(new, &view)?, view));
+                }
             }
             let after = kept(after, &before)?.to_dtype(p.dtype())?;
             if let Some(copy) = &grad.copy {

@@ -1,22 +1,23 @@
 //! One kernel for several parameters: how they are grouped, where their state lies, how a step is launched.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_shaders::KernelSpec;
-use rustc_hash::FxHashSet;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 
 use super::composed::{self, After, At};
+use super::room::{self, Room};
 use crate::amp;
 use crate::autograd;
 use crate::capture::Now;
+use crate::check;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::nn::{self, Staged};
+use crate::nn;
 use crate::ops::launch::{self, GROUP, Params};
 use crate::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
@@ -44,6 +45,8 @@ pub(super) trait Rule: Copy + Send + Sync + 'static {
         let _ = parameter;
         Ok(())
     }
+    /// Fails for an option that is out of its range. Called before each step.
+    fn check_options(&self) -> Result<()>;
     /// The names of the numbers kept for each element, in the kernel's order.
     fn states(&self) -> SmallVec<[&'static str; 3]>;
     /// Other names in PyTorch's state of it: numbers that follow from the count of steps, which are passed over.
@@ -143,11 +146,19 @@ impl Settings {
 /// The parameters of an optimiser and their state.
 #[derive(Debug)]
 pub(super) struct Fused {
-    parameters: Vec<Tensor>,
+    pub(super) parameters: Vec<Tensor>,
     /// The first parameter of each group, and what its parameters have of their own.
     settings: SmallVec<[(usize, Settings); 2]>,
-    pace: Arc<Pace>,
-    groups: Vec<Group>,
+    /// The learning rate as it was set; captured steps have the last one that is in its range.
+    lr: f64,
+    pub(super) pace: Arc<Pace>,
+    pub(super) groups: Vec<Group>,
+    /// Parameters that are in no group yet, since they had no gradient to step by: they have no state.
+    unplaced: Vec<usize>,
+    /// The states of the groups there are.
+    names: SmallVec<[&'static str; 3]>,
+    /// Whether the parameters were checked.
+    checked: bool,
     /// Whether the state is on the host between steps.
     away: bool,
     /// Whether 16-bit copies of parameters are written too.
@@ -172,7 +183,7 @@ impl Pace {
         f64::from_bits(self.lr.load(Ordering::Relaxed))
     }
 
-    fn steps(&self, parameter: usize) -> u64 {
+    pub(super) fn steps(&self, parameter: usize) -> u64 {
         self.steps[parameter].load(Ordering::Relaxed)
     }
 
@@ -181,7 +192,7 @@ impl Pace {
         self.steps[parameter].fetch_add(1, Ordering::Relaxed)
     }
 
-    fn set_steps(&self, parameter: usize, steps: u64) {
+    pub(super) fn set_steps(&self, parameter: usize, steps: u64) {
         self.steps[parameter].store(steps, Ordering::Relaxed);
     }
 }
@@ -195,7 +206,7 @@ pub(super) struct Group {
     /// Where the state of each starts, in elements.
     offsets: Vec<usize>,
     /// The state of all; `None` where the rule keeps none.
-    state: Option<Tensor>,
+    pub(super) state: Option<Tensor>,
     /// Steps that each member has made, twice: a step reads one number and writes the other. `None` while the host knows.
     pub(super) counts: Option<Tensor>,
 }
@@ -238,7 +249,7 @@ impl Group {
     }
 
     /// The steps of all members, as the device counts them.
-    fn counted(&self, steps: impl Fn(usize) -> u64, parameters: &[Tensor]) -> Result<Tensor> {
+    pub(super) fn counted(&self, steps: impl Fn(usize) -> u64, parameters: &[Tensor]) -> Result<Tensor> {
         let steps: Vec<f32> = self.members.iter().flat_map(|&k| [steps(k) as f32; 2]).collect();
         Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
     }
@@ -265,12 +276,18 @@ fn padded(shape: &[usize]) -> usize {
 
 impl Fused {
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let mut seen = FxHashSet::default();
-        let parameters: Vec<Tensor> =
-            parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
-        let settings = smallvec![(0, Settings::default())];
-        let pace = Arc::new(Pace::new(lr, parameters.len()));
-        Self { parameters, settings, pace, groups: Vec::new(), away: false, copies: false }
+        Self {
+            settings: smallvec![(0, Settings::default())],
+            lr,
+            pace: Arc::new(Pace::new(lr, parameters.len())),
+            groups: Vec::new(),
+            unplaced: (0..parameters.len()).collect(),
+            names: SmallVec::new(),
+            checked: false,
+            away: false,
+            copies: false,
+            parameters,
+        }
     }
 
     /// More parameters, with a learning rate or a weight decay of their own.
@@ -283,6 +300,8 @@ impl Fused {
             );
         }
         let lr = self.lr();
+        check::non_negative(OP, "lr", group.lr.unwrap_or(0.0))?;
+        check::non_negative(OP, "weight_decay", group.weight_decay.unwrap_or(0.0))?;
         let ratio = group.lr.map(|own| own / lr);
         if ratio.is_some_and(|ratio| !ratio.is_finite()) {
             return error(
@@ -295,6 +314,8 @@ impl Fused {
         }
         self.settings.push((self.parameters.len(), Settings { ratio, weight_decay: group.weight_decay }));
         self.parameters.extend(group.parameters);
+        self.unplaced = (0..self.parameters.len()).collect();
+        self.checked = false;
         self.pace = Arc::new(Pace::new(lr, self.parameters.len()));
         Ok(())
     }
@@ -318,11 +339,18 @@ impl Fused {
     }
 
     pub(super) fn lr(&self) -> f64 {
-        self.pace.lr()
+        self.lr
     }
 
     pub(super) fn set_lr(&mut self, lr: f64) {
-        self.pace.lr.store(lr.to_bits(), Ordering::Relaxed);
+        self.lr = lr;
+        if check::non_negative("set_lr", "lr", lr).is_ok() {
+            self.pace.lr.store(lr.to_bits(), Ordering::Relaxed);
+        } else {
+            log::warn!(
+                "the learning rate {lr} is refused by the next step; captured steps keep the last one"
+            );
+        }
     }
 
     /// Sends the state to the host, or brings it back, with the next step.
@@ -335,28 +363,78 @@ impl Fused {
         self.copies = on;
     }
 
-    /// Groups the parameters and allocates their state, once.
-    fn prepare(&mut self, rule: &impl Rule) -> Result<()> {
-        if !self.groups.is_empty() {
-            return Ok(());
+    /// Fails for options out of range, and once for parameters that cannot be trained.
+    pub(super) fn check(&mut self, rule: &impl Rule) -> Result<()> {
+        for (_, settings) in &self.settings {
+            check::non_negative("step", "lr", settings.lr(self.lr))?;
+        }
+        rule.check_options()?;
+        if !self.groups.is_empty() && self.names != rule.states() {
+            let (kept, now) = (self.names.join(", "), rule.states().join(", "));
+            let why =
+                format!("the states are [{kept}] and would be [{now}]; set options before the first step");
+            return Err(Error::argument("step", why));
+        }
+        if !self.checked {
+            self.check_parameters(rule)?;
+            self.checked = true;
+        }
+        Ok(())
+    }
+
+    /// Fails for parameters that cannot be trained, or not by this rule.
+    fn check_parameters(&self, rule: &impl Rule) -> Result<()> {
+        const OP: &str = "optimizer";
+        if self.parameters.is_empty() {
+            let why = "got an empty parameter list; pass `model.parameters()`";
+            return Err(Error::argument(OP, why));
+        }
+        let mut seen = FxHashMap::default();
+        for (k, p) in self.parameters.iter().enumerate() {
+            let refuse =
+                |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
+            let Some(leaf) = nn::leaf(p) else {
+                return refuse(if p.requires_grad() {
+                    "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
+                } else {
+                    "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
+                });
+            };
+            if let Some(first) = seen.insert(leaf, k) {
+                return refuse(&format!("is parameter {first} again; pass each once"));
+            }
+            check_dtype("step", p)?;
+            if !p.is_contiguous() {
+                return refuse("is not contiguous; make it from a copy");
+            }
+            rule.check(p)?;
+        }
+        Ok(())
+    }
+
+    /// Groups those parameters that `trains` and allocates their state, once for each: what never has a gradient has no state.
+    pub(super) fn place(
+        &mut self,
+        rule: &impl Rule,
+        trains: impl Fn(usize, &Tensor) -> Result<bool>,
+    ) -> Result<()> {
+        let mut new: Vec<usize> = Vec::new();
+        for &k in &self.unplaced {
+            if trains(k, &self.parameters[k])? {
+                new.push(k);
+            }
         }
         let states = rule.states();
-        if let Some(p) = self.parameters.first().filter(|_| !states.is_empty()) {
+        let Some(&first) = new.first() else { return Ok(()) };
+        if !states.is_empty() {
             let reason = "every replay would begin with new state; make one step before one is recorded";
-            p.device().tape().refuse("step", reason)?;
+            self.parameters[first].device().tape().refuse("step", reason)?;
         }
         let _tag = memory::scope::tag(Tag::OptimizerState);
         let mut groups: Vec<Group> = Vec::new();
         let mut sizes: Vec<usize> = Vec::new();
-        for (k, p) in self.parameters.iter().enumerate() {
-            check_dtype("step", p)?;
-            if !p.is_contiguous() {
-                return Err(Error::argument(
-                    "step",
-                    format!("parameter {k} of shape {:?} is not contiguous; make it from a copy", p.shape()),
-                ));
-            }
-            rule.check(p)?;
+        for &k in &new {
+            let p = &self.parameters[k];
             let size = states.iter().map(|&name| padded(&rule.state_shape(name, p.shape()))).sum::<usize>();
             let most = per_launch(p.device(), each(self.copies), usize::from(!states.is_empty()));
             // A binding's bytes, and a tensor's elements.
@@ -395,7 +473,10 @@ impl Fused {
                 group.state = Some(state);
             }
         }
-        self.groups = groups;
+        // In order, as they were found.
+        self.unplaced.retain(|k| new.binary_search(k).is_err());
+        self.names = states;
+        self.groups.extend(groups);
         Ok(())
     }
 
@@ -412,15 +493,13 @@ impl Fused {
     #[track_caller]
     pub(super) fn step(&mut self, rule: &impl Rule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::op("optimizer_step");
-        if let Some(lr) = self.lrs().into_iter().find(|lr| !(lr.is_finite() && *lr >= 0.0)) {
-            return Err(Error::argument(
-                "step",
-                format!("the learning rate is {lr}; it is a finite number of 0 or more"),
-            ));
-        }
+        self.check(rule)?;
         // Casts of the parameters as they were.
         amp::clear_autocast_cache();
-        self.prepare(rule)?;
+        self.place(rule, |k, p| match p.grad().filter(|_| p.numel() > 0) {
+            Some(grad) => check_grad("step", k, p, &grad).map(|()| true),
+            None => Ok(false),
+        })?;
         if let Some(skip) = skip {
             check_skip(skip, &self.parameters)?;
             self.count_on_device()?;
@@ -457,6 +536,7 @@ impl Fused {
             // No step was made, whatever was counted on the way.
             before.iter().enumerate().for_each(|(k, &steps)| self.pace.set_steps(k, steps));
         })?;
+        // No write takes memory: values have the type of what they replace, and memory of their own.
         writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
         for (group, grads) in self.groups.iter().zip(grads) {
             for grad in grads {
@@ -465,169 +545,11 @@ impl Fused {
                 }
             }
             if let Some(state) = group.state.as_ref().filter(|_| self.away) {
-                state.offload_()?;
+                state.offload_().unwrap_or_else(|error| room::stays(&error));
             }
         }
         Ok(())
     }
-
-    pub(super) fn state_dict(&self, rule: &impl Rule) -> Result<BTreeMap<String, Tensor>> {
-        let mut found = BTreeMap::new();
-        for group in &self.groups {
-            for (member, &k) in group.members.iter().enumerate() {
-                let p = &self.parameters[k];
-                let steps = self.pace.steps(k);
-                if steps == 0 {
-                    continue;
-                }
-                let step = match &group.counts {
-                    Some(counts) => {
-                        let at = Group::count(member, steps);
-                        counts.select(0, at as isize)?.to_dtype(DType::I64)?
-                    }
-                    None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
-                };
-                found.insert(format!("{k}.step"), step);
-                let views = group.views(rule, member, p.shape());
-                found
-                    .extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
-            }
-        }
-        Ok(found)
-    }
-
-    pub(super) fn load_state_dict(
-        &mut self,
-        rule: &impl Rule,
-        given: &BTreeMap<String, Tensor>,
-    ) -> Result<()> {
-        let fresh = self.groups.is_empty();
-        let loaded = self.load_or_nothing(rule, given);
-        if loaded.is_err() && fresh {
-            self.groups.clear();
-        }
-        loaded
-    }
-
-    fn load_or_nothing(&mut self, rule: &impl Rule, given: &BTreeMap<String, Tensor>) -> Result<()> {
-        self.prepare(rule)?;
-        let names = rule.states();
-        let mut expected = FxHashSet::default();
-        // All is looked at before anything is overwritten.
-        let mut steps: Vec<(usize, u64)> = Vec::new();
-        let mut staged = Staged::default();
-        for group in &self.groups {
-            for (member, &k) in group.members.iter().enumerate() {
-                let views = group.views(rule, member, self.parameters[k].shape());
-                let step = format!("{k}.step");
-                let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
-                let count = match given.get(&step) {
-                    Some(count) => Some(whole(&step, count.item()?)?),
-                    None => (!rule.counts_steps() && names.iter().any(has)).then_some(1),
-                };
-                let Some(count) = count else {
-                    // This parameter had made no step.
-                    steps.push((k, 0));
-                    views.iter().for_each(|view| staged.zero(view));
-                    continue;
-                };
-                steps.push((k, count));
-                expected.insert(step);
-                expected.extend(rule.derived().iter().map(|name| format!("{k}.{name}")));
-                for (name, view) in names.iter().zip(views) {
-                    let name = format!("{k}.{name}");
-                    if view.numel() == 0 && !given.contains_key(&name) {
-                        // PyTorch's state has only what this parameter uses.
-                        continue;
-                    }
-                    let source = given
-                        .get(&name)
-                        .ok_or_else(|| Error::argument("load_state_dict", format!("missing: {name}")))?;
-                    if source.shape() != view.shape() {
-                        let rule = format!("{name} has the shape that its parameter asks for");
-                        return Err(Error::shape("load_state_dict", rule, &[source.shape(), view.shape()]));
-                    }
-                    staged.copy(&view, source).map_err(|e| e.at(&name))?;
-                    expected.insert(name);
-                }
-            }
-        }
-        let strange: Vec<&str> =
-            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
-        if !strange.is_empty() {
-            return Err(Error::argument("load_state_dict", format!("unexpected: {}", strange.join(", "))));
-        }
-        // In place: a captured step may count there.
-        let steps_of = |k: usize| steps.iter().find(|(other, _)| *other == k).map_or(0, |(_, count)| *count);
-        for group in &self.groups {
-            if let Some(counts) = &group.counts {
-                staged.copy(counts, &group.counted(steps_of, &self.parameters)?)?;
-            }
-        }
-        staged.seal()?.commit()?;
-        for (k, count) in steps {
-            self.pace.set_steps(k, count);
-        }
-        Ok(())
-    }
-}
-
-/// A count of steps from a state.
-fn whole(name: &str, count: f64) -> Result<u64> {
-    if count >= 0.0 && count.fract() == 0.0 && count < u64::MAX as f64 {
-        return Ok(count as u64);
-    }
-    Err(Error::argument("load_state_dict", format!("{name} is a count of steps, and cannot be {count}")))
-}
-
-/// Room on the device for the states of two groups, while those of the others are on the host: taken before anything
-/// changes, and lent to one group after the other.
-#[derive(Default)]
-struct Room {
-    /// `None` while a group has it. Empty where states stay on the device.
-    places: SmallVec<[Option<Tensor>; 2]>,
-}
-
-impl Room {
-    fn new(groups: &[Group], away: bool) -> Result<Self> {
-        if !away {
-            return Ok(Self::default());
-        }
-        // What is on the device, as after loading, leaves first.
-        groups.iter().filter_map(|g| g.state.as_ref()).try_for_each(Tensor::offload_)?;
-        let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
-            return Ok(Self::default());
-        };
-        let place = |_| Tensor::empty(&[largest(groups)], DType::F32, device).map(Some);
-        Ok(Self { places: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
-    }
-
-    /// Starts to bring a group's state over.
-    fn enter(&mut self, groups: &[Group], at: usize) -> Result<()> {
-        let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
-        let n = self.places.len();
-        if n > 0 {
-            self.places[at % n] = None;
-        }
-        state.prefetch_()
-    }
-
-    /// Sends it back.
-    fn leave(&mut self, groups: &[Group], at: usize) {
-        let n = self.places.len();
-        let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
-        match state.offload_() {
-            Ok(()) => {
-                self.places[at % n] = Tensor::empty(&[largest(groups)], DType::F32, state.device()).ok();
-            }
-            Err(error) => log::warn!("the state of an optimiser stays on the device: {error}"),
-        }
-    }
-}
-
-/// Elements of the largest state.
-fn largest(groups: &[Group]) -> usize {
-    groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
 /// What steps a member of a group.
@@ -645,6 +567,19 @@ fn each(copies: bool) -> usize {
     2 + usize::from(copies)
 }
 
+/// Fails for a gradient that is not of its parameter's shape, type and device, as `set_grad` takes any.
+pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
+    if grad.shape() != p.shape() {
+        let rule = format!("the gradient of parameter {k} has the parameter's shape");
+        return Err(Error::shape(op, rule, &[grad.shape(), p.shape()]));
+    }
+    if grad.dtype() != p.dtype() {
+        let rule = format!("the gradient of parameter {k} has the parameter's type, {}", p.dtype());
+        return Err(Error::dtype(op, grad.dtype(), rule));
+    }
+    p.same_device(op, grad).map_err(|error| error.at(format!("the gradient of parameter {k}")))
+}
+
 /// The gradients of those members of a group that have any.
 fn grads(group: &Group, parameters: &[Tensor], copies: bool) -> Result<Grads> {
     let mut grads = Grads::new();
@@ -658,19 +593,6 @@ fn grads(group: &Group, parameters: &[Tensor], copies: bool) -> Result<Grads> {
         }
     }
     Ok(grads)
-}
-
-/// Fails for a gradient that is not of its parameter's shape, type and device, as `set_grad` may have left one.
-pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
-    if grad.shape() != p.shape() {
-        let rule = format!("the gradient of parameter {k} has its parameter's shape");
-        return Err(Error::shape(op, rule, &[grad.shape(), p.shape()]));
-    }
-    if grad.dtype() != p.dtype() {
-        let rule = format!("the gradient of parameter {k} has its parameter's type, {}", p.dtype());
-        return Err(Error::dtype(op, grad.dtype(), rule));
-    }
-    p.same_device(op, grad)
 }
 
 /// Fails for what a kernel cannot decide by.

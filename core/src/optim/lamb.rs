@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::composed::{After, At};
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -46,6 +47,13 @@ optimizer!(Lamb {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Lamb";
+        check::betas(OP, self.betas)?;
+        check::non_negative(OP, "eps", self.eps)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)
+    }
+
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }

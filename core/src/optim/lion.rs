@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Lion: steps of one size, by the sign of gradient and momentum. One number is kept for each element.
@@ -40,6 +42,12 @@ optimizer!(Lion {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Lion";
+        check::betas(OP, self.betas)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim").def("algorithm", "lion").def("maximize", self.maximize);
         Some(kernel)

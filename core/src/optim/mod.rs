@@ -25,9 +25,11 @@ mod lion;
 mod muon;
 mod plateau;
 mod rmsprop;
+mod room;
 mod rprop;
 pub mod schedule;
 mod sgd;
+mod state;
 
 pub use adadelta::Adadelta;
 pub use adafactor::Adafactor;

@@ -5,6 +5,7 @@ use smallvec::{SmallVec, smallvec};
 use super::composed::{After, At};
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
 use crate::dtype::DType;
 use crate::error::Error;
 use crate::error::Result;
@@ -97,6 +98,22 @@ impl Options {
 }
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Muon";
+        check::unit(OP, "momentum", self.momentum)?;
+        let (a, b, c) = self.ns_coefficients;
+        [a, b, c].into_iter().try_for_each(|x| check::finite(OP, "ns_coefficients", x))?;
+        check::non_negative(OP, "eps", self.eps)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)?;
+        if self.ns_steps >= 100 {
+            return Err(Error::argument(
+                OP,
+                format!("`ns_steps` is {}, expected fewer than 100", self.ns_steps),
+            ));
+        }
+        Ok(())
+    }
+
     fn counts_steps(&self) -> bool {
         false
     }

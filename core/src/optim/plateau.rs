@@ -3,6 +3,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
+use super::schedule::in_range;
+use crate::check;
+use crate::error::Result;
 
 /// Multiplies the learning rate by a factor after so many values in a row that were no better: PyTorch's `ReduceLROnPlateau`.
 ///
@@ -113,8 +116,23 @@ impl ReduceLrOnPlateau {
         Self { eps, ..self }
     }
 
+    /// Fails for options out of their ranges. [`step`](Self::step) sets a rate of NaN then, which the optimiser's next step refuses.
+    ///
+    /// # Errors
+    /// The factor is not from 0 to below 1; another option is negative or not finite.
+    pub fn check(&self) -> Result<()> {
+        const OP: &str = "ReduceLrOnPlateau";
+        check::fading(OP, "factor", self.factor)?;
+        check::non_negative(OP, "threshold", self.threshold)?;
+        check::non_negative(OP, "min_lr", self.min_lr)?;
+        check::non_negative(OP, "eps", self.eps)
+    }
+
     /// Takes the next value, and changes the optimiser's rate where it is time.
     pub fn step(&mut self, value: f64, optimizer: &mut (impl Optimizer + ?Sized)) {
+        if in_range(self.check()).is_none() {
+            return optimizer.set_lr(f64::NAN);
+        }
         if self.state.best.is_none_or(|best| self.better(value, best)) && !value.is_nan() {
             self.state.best = Some(value);
             self.state.num_bad_epochs = 0;

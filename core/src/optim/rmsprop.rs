@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// RMSprop: gradients divided by the root of their running mean of squares.
@@ -56,6 +58,14 @@ optimizer!(RmsProp {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "RmsProp";
+        check::unit(OP, "alpha", self.alpha)?;
+        check::non_negative(OP, "eps", self.eps)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)?;
+        check::non_negative(OP, "momentum", self.momentum)
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim")
             .def("algorithm", "rmsprop")

@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Steps by the sign of the gradient, each element's its own: longer while the sign stays, shorter where it turns. For whole batches.
@@ -40,6 +42,23 @@ optimizer!(Rprop {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Rprop";
+        check::fading(OP, "etas.0", self.etas.0)?;
+        check::positive(OP, "etas.0", self.etas.0)?;
+        check::at_least_one(OP, "etas.1", self.etas.1)?;
+        check::non_negative(OP, "step_sizes.0", self.step_sizes.0)?;
+        check::non_negative(OP, "step_sizes.1", self.step_sizes.1)?;
+        if self.etas.1 == 1.0 || self.step_sizes.0 > self.step_sizes.1 {
+            let why = format!(
+                "`etas` are {:?}, `step_sizes` {:?}, expected the first below 1 and the second above, and sizes that rise",
+                self.etas, self.step_sizes
+            );
+            return Err(Error::argument(OP, why));
+        }
+        Ok(())
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim").def("algorithm", "rprop").def("maximize", self.maximize);
         Some(kernel)

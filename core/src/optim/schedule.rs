@@ -13,6 +13,7 @@
 
 use std::f64::consts::PI;
 
+use crate::check;
 use crate::error::{Error, Result};
 use crate::optim::Optimizer;
 
@@ -22,11 +23,24 @@ pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 pub trait Schedule {
     /// The rate for step `step`, counted from 0.
     fn lr(&self, step: u64) -> f64;
+
+    /// Fails for options out of their ranges, before the first step. A [`Trainer`](crate::train::Trainer) calls it; an [`LrScheduler`] sets a
+    /// rate of NaN then, which the optimiser's next step refuses.
+    ///
+    /// # Errors
+    /// An option is out of its range; the error names it.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 impl<S: Schedule + ?Sized> Schedule for &S {
     fn lr(&self, step: u64) -> f64 {
         (**self).lr(step)
+    }
+
+    fn check(&self) -> Result<()> {
+        (**self).check()
     }
 }
 
@@ -48,6 +62,10 @@ impl Schedule for Constant {
     fn lr(&self, _step: u64) -> f64 {
         self.0
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("Constant", "lr", self.0)
+    }
 }
 
 /// The rate times `gamma` after every `every` steps.
@@ -64,6 +82,12 @@ pub struct StepLr {
 impl Schedule for StepLr {
     fn lr(&self, step: u64) -> f64 {
         self.base * self.gamma.powf((step / self.every.max(1)) as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("StepLr", "base", self.base)?;
+        check::count("StepLr", "every", self.every)?;
+        check::non_negative("StepLr", "gamma", self.gamma)
     }
 }
 
@@ -82,6 +106,11 @@ impl Schedule for MultiStepLr {
     fn lr(&self, step: u64) -> f64 {
         self.base * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("MultiStepLr", "base", self.base)?;
+        check::non_negative("MultiStepLr", "gamma", self.gamma)
+    }
 }
 
 /// The rate times `factor` before step `total_iters`, and the rate itself from there.
@@ -98,6 +127,11 @@ pub struct ConstantLr {
 impl Schedule for ConstantLr {
     fn lr(&self, step: u64) -> f64 {
         if step < self.total_iters { self.base * self.factor } else { self.base }
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("ConstantLr", "base", self.base)?;
+        check::unit("ConstantLr", "factor", self.factor)
     }
 }
 
@@ -119,6 +153,13 @@ impl Schedule for LinearLr {
         let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
         self.base * (self.start_factor + (self.end_factor - self.start_factor) * progress)
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("LinearLr", "base", self.base)?;
+        check::positive("LinearLr", "start_factor", self.start_factor)?;
+        check::unit("LinearLr", "start_factor", self.start_factor)?;
+        check::unit("LinearLr", "end_factor", self.end_factor)
+    }
 }
 
 /// The rate times `gamma` after every step.
@@ -133,6 +174,11 @@ pub struct ExponentialLr {
 impl Schedule for ExponentialLr {
     fn lr(&self, step: u64) -> f64 {
         self.base * self.gamma.powf(step as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("ExponentialLr", "base", self.base)?;
+        check::non_negative("ExponentialLr", "gamma", self.gamma)
     }
 }
 
@@ -152,6 +198,11 @@ impl Schedule for PolynomialLr {
         let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
         self.base * (1.0 - progress).powf(self.power)
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("PolynomialLr", "base", self.base)?;
+        check::non_negative("PolynomialLr", "power", self.power)
+    }
 }
 
 /// The rate times a function of the step: `LambdaLr { base: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
@@ -167,6 +218,10 @@ impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
     fn lr(&self, step: u64) -> f64 {
         self.base * (self.factor)(step)
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("LambdaLr", "base", self.base)
+    }
 }
 
 /// The rate of the step before times a function of the step. Costs as many calls as there were steps.
@@ -181,6 +236,10 @@ pub struct MultiplicativeLr<F> {
 impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
     fn lr(&self, step: u64) -> f64 {
         (1..=step).fold(self.base, |lr, k| lr * (self.factor)(k))
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("MultiplicativeLr", "base", self.base)
     }
 }
 
@@ -205,6 +264,12 @@ impl Schedule for CosineAnnealing {
     fn lr(&self, step: u64) -> f64 {
         let progress = step as f64 / self.steps.max(1) as f64;
         self.min + (self.base - self.min) * (1.0 + (PI * progress).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("CosineAnnealing", "base", self.base)?;
+        check::non_negative("CosineAnnealing", "min", self.min)?;
+        check::count("CosineAnnealing", "steps", self.steps)
     }
 }
 
@@ -233,6 +298,13 @@ impl Schedule for CosineAnnealingWarmRestarts {
             length = length.saturating_mul(self.t_mult);
         }
         self.eta_min + (self.base - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("CosineAnnealingWarmRestarts", "base", self.base)?;
+        check::non_negative("CosineAnnealingWarmRestarts", "eta_min", self.eta_min)?;
+        check::count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
+        check::count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
     }
 }
 
@@ -278,6 +350,15 @@ impl Schedule for CyclicLr {
         };
         self.base + (self.max - self.base) * height * scale
     }
+
+    fn check(&self) -> Result<()> {
+        if let CyclicMode::ExpRange(gamma) = self.mode {
+            check::non_negative("CyclicLr", "mode", gamma)?;
+        }
+        check::non_negative("CyclicLr", "base", self.base)?;
+        check::non_negative("CyclicLr", "max", self.max)?;
+        check::count("CyclicLr", "step_size_up", self.step_size_up.saturating_add(self.step_size_down))
+    }
 }
 
 /// One schedule after the other: at each milestone the next one begins, with its step 0.
@@ -309,6 +390,10 @@ impl Schedule for SequentialLr<'_> {
         let begin = at.checked_sub(1).map_or(0, |before| self.milestones[before]);
         self.schedules[at].lr(step - begin)
     }
+
+    fn check(&self) -> Result<()> {
+        self.schedules.iter().try_for_each(|schedule| schedule.check())
+    }
 }
 
 /// Several schedules of one rate at once: it is multiplied by the factors of all.
@@ -337,6 +422,10 @@ impl Schedule for ChainedScheduler<'_> {
     fn lr(&self, step: u64) -> f64 {
         self.schedules.iter().fold(self.base, |lr, schedule| lr * (schedule.lr(step) / self.base))
     }
+
+    fn check(&self) -> Result<()> {
+        self.schedules.iter().try_for_each(|schedule| schedule.check())
+    }
 }
 
 /// A linear rise to the first rate of another schedule, which follows: step i of it has that rate · (i + 1) / steps.
@@ -355,6 +444,10 @@ impl<S: Schedule> Schedule for Warmup<S> {
             None => self.then.lr(0) * (step + 1) as f64 / self.steps as f64,
         }
     }
+
+    fn check(&self) -> Result<()> {
+        self.then.check()
+    }
 }
 
 /// A schedule that counts, as PyTorch's schedulers do: for a loop of one's own. Its state is the number of its steps.
@@ -364,7 +457,7 @@ impl<S: Schedule> Schedule for Warmup<S> {
 /// # use forebay_core::optim::{Optimizer, Sgd, schedule::{ExponentialLr, LrScheduler}};
 /// # fn main() -> Result<()> {
 /// # let device = Device::null(Default::default());
-/// # let mut optimizer = Sgd::new(vec![], 0.1);
+/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.requires_grad_()?], 0.1);
 /// let mut scheduler = LrScheduler::new(ExponentialLr { base: 0.1, gamma: 0.5 }, &mut optimizer);
 /// // After each step of the optimiser, or each epoch:
 /// scheduler.step(&mut optimizer);
@@ -381,18 +474,19 @@ pub struct LrScheduler<S> {
 impl<S: Schedule> LrScheduler<S> {
     /// Sets the optimiser's rate to the schedule's first.
     pub fn new(schedule: S, optimizer: &mut (impl Optimizer + ?Sized)) -> Self {
-        optimizer.set_lr(schedule.lr(0));
-        Self { schedule, last_epoch: 0 }
+        let mut scheduler = Self { schedule, last_epoch: 0 };
+        scheduler.load_state(0, optimizer);
+        scheduler
     }
 
     /// Sets it to the next.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) {
-        self.load_state(self.last_epoch + 1, optimizer);
+        self.load_state(self.last_epoch.saturating_add(1), optimizer);
     }
 
     /// The rate that was set last.
     pub fn last_lr(&self) -> f64 {
-        self.schedule.lr(self.last_epoch)
+        in_range(self.schedule.check()).map_or(f64::NAN, |()| self.schedule.lr(self.last_epoch))
     }
 
     /// Its steps so far.
@@ -405,6 +499,11 @@ impl<S: Schedule> LrScheduler<S> {
         self.last_epoch = steps;
         optimizer.set_lr(self.last_lr());
     }
+}
+
+/// Reports options out of range, where no error can be returned: the rate is NaN then, which the optimiser's next step refuses.
+pub(super) fn in_range(checked: Result<()>) -> Option<()> {
+    checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
 
 /// A linear rise to the full rate, then half a cosine down.
@@ -441,6 +540,11 @@ impl Schedule for WarmupCosine {
         let length = self.total.saturating_sub(self.warmup).max(1);
         let progress = ((step - self.warmup) as f64 / length as f64).min(1.0);
         self.min + (self.base - self.min) * (1.0 + (PI * progress).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("WarmupCosine", "base", self.base)?;
+        check::non_negative("WarmupCosine", "min", self.min)
     }
 }
 
@@ -481,6 +585,14 @@ impl Schedule for OneCycle {
             cosine(self.max, first / self.final_div, (step - top) / (last - top))
         }
     }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("OneCycle", "max", self.max)?;
+        check::count("OneCycle", "total", self.total)?;
+        check::unit("OneCycle", "rise", self.rise)?;
+        check::positive("OneCycle", "div", self.div)?;
+        check::positive("OneCycle", "final_div", self.final_div)
+    }
 }
 
 #[cfg(test)]
@@ -509,5 +621,56 @@ mod tests {
         close(cycle.lr(0), 0.04);
         close(cycle.lr(29), 1.0);
         close(cycle.lr(99), 0.04 / 1e4);
+    }
+
+    #[test]
+    fn options_out_of_range_are_named_and_leave_no_rate() {
+        let (nan, base) = (f64::NAN, 0.1);
+        let linear = |start_factor, end_factor| LinearLr { base, start_factor, end_factor, total_iters: 5 };
+        let restarts = |t_0, t_mult| CosineAnnealingWarmRestarts { base, t_0, t_mult, eta_min: 0.0 };
+        let cyclic =
+            |up, down, mode| CyclicLr { base, max: 0.2, step_size_up: up, step_size_down: down, mode };
+        let wrong: Vec<(&str, Box<dyn Schedule>)> = vec![
+            ("lr", Box::new(Constant(-0.1))),
+            ("every", Box::new(StepLr { base, every: 0, gamma: 0.5 })),
+            ("gamma", Box::new(StepLr { base, every: 1, gamma: nan })),
+            ("gamma", Box::new(MultiStepLr { base, milestones: vec![1], gamma: -0.5 })),
+            ("factor", Box::new(ConstantLr { base, factor: 1.5, total_iters: 3 })),
+            ("start_factor", Box::new(linear(0.0, 1.0))),
+            ("end_factor", Box::new(linear(0.5, nan))),
+            ("gamma", Box::new(ExponentialLr { base, gamma: f64::INFINITY })),
+            ("power", Box::new(PolynomialLr { base, total_iters: 3, power: -1.0 })),
+            ("steps", Box::new(CosineAnnealing { base, min: 0.0, steps: 0 })),
+            ("min", Box::new(CosineAnnealing { base, min: nan, steps: 3 })),
+            ("t_0", Box::new(restarts(0, 1))),
+            ("t_mult", Box::new(restarts(1, 0))),
+            ("step_size_up", Box::new(cyclic(0, 0, CyclicMode::Triangular))),
+            ("mode", Box::new(cyclic(1, 1, CyclicMode::ExpRange(nan)))),
+            ("total", Box::new(OneCycle::new(0.1, 0))),
+            ("rise", Box::new(OneCycle { rise: 1.5, ..OneCycle::new(0.1, 9) })),
+            ("div", Box::new(OneCycle { div: 0.0, ..OneCycle::new(0.1, 9) })),
+            ("base", Box::new(WarmupCosine::new(nan, 1, 5))),
+            ("gamma", Box::new(Warmup { steps: 2, then: ExponentialLr { base, gamma: -1.0 } })),
+        ];
+        for (name, schedule) in wrong {
+            let error = schedule.check().map_or_else(|error| error.to_string(), |()| String::new());
+            assert!(error.contains(&format!("`{name}` is ")), "{name}: {error}");
+            let mut optimizer = crate::optim::Sgd::new(Vec::new(), 0.1);
+            assert!(LrScheduler::new(&*schedule, &mut optimizer).last_lr().is_nan(), "{name}");
+            assert!(optimizer.lr().is_nan(), "{name}");
+        }
+        let mut optimizer = crate::optim::Sgd::new(Vec::new(), 0.1);
+        for plateau in [
+            ReduceLrOnPlateau::new().factor(1.0),
+            ReduceLrOnPlateau::new().factor(nan),
+            ReduceLrOnPlateau::new().threshold(-1.0),
+            ReduceLrOnPlateau::new().min_lr(-1.0),
+            ReduceLrOnPlateau::new().eps(nan),
+        ] {
+            assert!(plateau.check().is_err(), "{plateau:?}");
+            let mut plateau = plateau;
+            plateau.step(1.0, &mut optimizer);
+            assert!(optimizer.lr().is_nan(), "{plateau:?}");
+        }
     }
 }

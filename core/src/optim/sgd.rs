@@ -5,6 +5,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{Fused, Rule};
 use super::optimizer;
+use crate::check;
+use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Stochastic gradient descent, with momentum if it is set.
@@ -47,6 +49,20 @@ optimizer!(Sgd {
 });
 
 impl Rule for Options {
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "Sgd";
+        check::non_negative(OP, "momentum", self.momentum)?;
+        check::unit(OP, "dampening", self.dampening)?;
+        check::non_negative(OP, "weight_decay", self.weight_decay)?;
+        if self.nesterov && self.momentum == 0.0 {
+            return Err(Error::argument(
+                OP,
+                "`nesterov` takes a momentum above 0; set `momentum`, 0.9 is usual",
+            ));
+        }
+        Ok(())
+    }
+
     fn kernel(&self) -> Option<KernelSpec> {
         let kernel = KernelSpec::new("optim")
             .def("algorithm", "sgd")

@@ -122,8 +122,11 @@ impl fmt::Display for Choice {
 pub struct Estimate {
     /// The way to run the step.
     pub choice: Choice,
-    /// The most bytes that the pool takes from the device; `None` if a faster choice made it needless to know.
+    /// The most bytes that the pool takes from the device: in a pool that is bounded to the budget, if it needs that to fit. `None` if a
+    /// faster choice made it needless to know.
     pub peak: Option<u64>,
+    /// Whether it ran dry in a pool that is bounded to the budget; `None` where that was not tried.
+    pub fits: Option<bool>,
     /// The time of a step by the cost model of [`Budget`].
     pub seconds: f64,
 }
@@ -146,8 +149,9 @@ pub struct Plan {
 ///
 /// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision, and sets
 /// of [segments](super::segment) that are computed again or whose values go to the host, with the optimiser's state on the
-/// device or on the host; and takes the fastest whose peak is within the budget, once it has run in a pool that is bounded
-/// to that. The peak is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
+/// device or on the host; and takes the fastest that runs in a pool that is bounded to the budget
+/// ([`Pool::set_limit`](crate::memory::Pool::set_limit), or `max_memory_mb`). Bound the device's pool as well: a small model may take more
+/// without a bound, in segments that are larger than it needs. The peak is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
 /// ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its forward pass once more; copies of
 /// segments run beside that, at the speed of the card's bus, and the step takes the longer of both; copies of the state
 /// come on top. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
@@ -246,9 +250,9 @@ impl Budget {
         table.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.choice.rows.cmp(&a.choice.rows)));
         let mut best: Option<usize> = None;
         for (k, estimate) in table.iter_mut().enumerate() {
-            let peak = peak(&card, &setup, &estimate.choice, room)?;
-            estimate.peak = Some(peak);
-            if best.is_none() && peak <= room && holds(&card, &setup, &estimate.choice, room)? {
+            let (peak, fits) = measure(&card, &setup, &estimate.choice, room)?;
+            (estimate.peak, estimate.fits) = (Some(peak), Some(fits));
+            if best.is_none() && fits {
                 best = Some(k);
                 if !self.everything {
                     break;
@@ -258,24 +262,9 @@ impl Budget {
         if let Some(k) = best {
             return Ok(Plan { card: card.name.clone(), budget: room, best: table[k].clone(), table });
         }
-        // What a first look took bounds the rest from below.
-        table.sort_by_key(|estimate| estimate.peak);
-        let mut smallest: Option<(u64, String)> = None;
-        let mut unbounded: Option<(u64, String)> = None;
-        let below = |of: &Option<(u64, String)>, peak: u64| of.as_ref().is_none_or(|of| peak < of.0);
-        for Estimate { choice, peak: least, .. } in &table {
-            if !least.is_none_or(|least| below(&smallest, least)) {
-                break;
-            }
-            let peak = peak(&card, &setup, choice, u64::MAX)?;
-            if below(&smallest, peak) && holds(&card, &setup, choice, peak)? {
-                smallest = Some((peak, choice.to_string()));
-            } else if below(&unbounded, peak) {
-                unbounded = Some((peak, choice.to_string()));
-            }
-        }
-        let (needed, choice) = smallest.or(unbounded).unwrap_or_default();
-        Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice })
+        let choices = table.into_iter().map(|estimate| estimate.choice).collect();
+        let (needed, choice) = smallest(&card, &setup, choices, room)?;
+        Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice: choice.to_string() })
     }
 
     /// The choices of one micro-batch and precision.
@@ -314,7 +303,7 @@ impl Budget {
             let computed = whole + of(Saved::Recomputed, &|part| part.seconds);
             let copied = of(Saved::Offloaded, &|part| 2.0 * part.bytes as f64 / card.speed.host);
             let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
-            Estimate { choice, peak: None, seconds }
+            Estimate { choice, peak: None, fits: None, seconds }
         };
         let choice = || Choice { saved: vec![Saved::Kept; parts.len()].into(), ..plain(count) };
         let sets = sets(&parts, SETS);
@@ -346,34 +335,119 @@ impl Choice {
     }
 }
 
-/// The most bytes of a choice. Two micro-batches and two steps show most of those that are above `room`; for the others,
-/// blocks that lie otherwise in later micro-batches and steps count as well.
-fn peak<S: FnMut(&Choice) -> Result<()>>(
+/// The most bytes of a choice, and whether it fits `room`. What fits has the peak that it has without a bound, if that fits as well.
+fn measure<S: FnMut(&Choice) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &Choice,
     room: u64,
-) -> Result<u64> {
-    let short = run(card, setup, &choice.short(), |_, step| step())?.1;
-    if short > room {
-        return Ok(short);
+) -> Result<(u64, bool)> {
+    let steps = |choice: &Choice| -> Result<Peaks> {
+        Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
+    };
+    match bounded(card, setup, choice, room)? {
+        Some(peak) => {
+            // Blocks that lie otherwise in later micro-batches and steps count as well.
+            let free = steps(&choice.short())?.reserved;
+            let free = if free > room { free } else { free.max(steps(choice)?.reserved) };
+            Ok((if free > room { peak } else { free }, true))
+        }
+        // Two micro-batches show most of it.
+        None => Ok((run(card, setup, &choice.short(), |_, step| step())?.1.reserved, false)),
     }
-    Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1.max(short))
 }
 
-/// Whether a choice runs in a pool that may take no more than `room`: it moves and gives back what one without a bound does not, and so
-/// comes to lie otherwise.
-fn holds<S: FnMut(&Choice) -> Result<()>>(
+/// The most bytes of a choice in a pool that may take no more than `room`, as it will be used on the device: such a pool takes smaller
+/// segments, moves blocks and gives memory back. `None` if it does not fit.
+fn bounded<S: FnMut(&Choice) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &Choice,
     room: u64,
-) -> Result<bool> {
+) -> Result<Option<u64>> {
     let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
     match run(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
-        Ok(_) => Ok(true),
-        Err(error) => error.into_out_of_memory().map(|_| false),
+        Ok((_, peaks)) => Ok(Some(peaks.reserved)),
+        Err(error) => error.into_out_of_memory().map(|_| None),
     }
+}
+
+/// The smallest budget under which one of the choices runs: it was run dry under that limit, and none of them runs with one granule less. None
+/// of them fits `room`.
+fn smallest<S: FnMut(&Choice) -> Result<()>>(
+    card: &Profile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choices: Vec<Choice>,
+    room: u64,
+) -> Result<(u64, Choice)> {
+    let source = &card.source;
+    let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
+    // What is held at once bounds the budget from below.
+    let mut all: Vec<(u64, u64, Choice)> = Vec::new();
+    for choice in choices {
+        let (_, peaks) = run(card, setup, &choice.short(), |_, step| step())?;
+        all.push((peaks.requested.max(room), peaks.reserved, choice));
+    }
+    all.sort_by_key(|&(least, reserved, _)| (least, reserved));
+    let mut best: Option<(u64, Choice)> = None;
+    let mut found = true;
+    // Until no choice runs with less: with less, one that was passed over may run after all.
+    while std::mem::take(&mut found) {
+        for (least, reserved, choice) in &all {
+            let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
+            if *least > below {
+                break;
+            }
+            // It takes no more without a bound, but for what lies otherwise in later steps.
+            let most = below.min(reserved.saturating_mul(2));
+            if let Some(peak) = bounded(card, setup, choice, most)? {
+                best = Some((
+                    least_limit(card, setup, choice, *least, peak.max(*least), granule)?,
+                    choice.clone(),
+                ));
+                found = true;
+            }
+        }
+    }
+    best.ok_or_else(|| Error::argument("plan", "the step runs out of memory at any budget"))
+}
+
+/// The smallest limit of the pool under which a choice runs: a multiple of the granule, at least `low` bytes and about `most` at most.
+fn least_limit<S: FnMut(&Choice) -> Result<()>>(
+    card: &Profile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &Choice,
+    low: u64,
+    most: u64,
+    granule: u64,
+) -> Result<u64> {
+    let runs = |granules: u64| bounded(card, setup, choice, granules * granule);
+    let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
+    // What it took in a larger pool may lie otherwise in one of that size.
+    let mut step = 1;
+    while runs(most)?.is_none() {
+        (low, most, step) = (most, most + step, 2 * step);
+    }
+    while most > low + 1 {
+        let middle = low.midpoint(most);
+        match runs(middle)? {
+            Some(peak) => most = peak.div_ceil(granule).clamp(low + 1, middle),
+            None => low = middle,
+        }
+        if most < middle && runs(most)?.is_none() {
+            (low, most) = (most, middle);
+        }
+    }
+    Ok(most * granule)
+}
+
+/// The most bytes of a run.
+#[derive(Clone, Copy, Debug)]
+struct Peaks {
+    /// What the pool took from the device.
+    reserved: u64,
+    /// What was held at once, before rounding.
+    requested: u64,
 }
 
 /// Runs a step on a null device, and then `second`, which runs it again, and may look at it. Also the most bytes that the
@@ -383,58 +457,86 @@ fn run<S: FnMut(&Choice) -> Result<()>, T>(
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &Choice,
     second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-) -> Result<(T, u64)> {
+) -> Result<(T, Peaks)> {
     let backend = Arc::new(NullBackend::new(card.clone()));
     let device = Device::with_config(backend.clone(), card.config);
     let mut step = setup(&device)?;
     let _segments = choice.segments();
     step(choice)?;
     let value = second(&backend, &mut || step(choice))?;
-    Ok((value, device.memory().peak_reserved()))
+    let stats = device.memory();
+    Ok((value, Peaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
 }
 
+impl Plan {
+    /// Those choices of which no other one is faster and takes less memory too, the fastest first.
+    #[must_use]
+    pub fn pareto(&self) -> Vec<&Estimate> {
+        let mut least = u64::MAX;
+        let better = |estimate: &&Estimate| {
+            let peak = estimate.peak.unwrap_or(u64::MAX);
+            let better = peak < least;
+            least = least.min(peak);
+            better
+        };
+        let mut sorted: Vec<&Estimate> = self.table.iter().filter(|e| e.peak.is_some()).collect();
+        sorted.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
+        sorted.into_iter().filter(better).collect()
+    }
+
+    fn row(&self, f: &mut fmt::Formatter<'_>, estimate: &Estimate) -> fmt::Result {
+        let Estimate { choice, peak, fits, seconds } = estimate;
+        let mark = if *estimate == self.best {
+            "  <- chosen"
+        } else if *fits == Some(false) {
+            "  does not fit"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>9.1} ms{mark}",
+            choice.rows,
+            choice.count,
+            choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
+            format!("{} of {}", choice.recomputed(), choice.saved.len()),
+            match (choice.offloaded(), choice.offload_state) {
+                (0, false) => "-".to_owned(),
+                (0, true) => "state".to_owned(),
+                (n, false) => n.to_string(),
+                (n, true) => format!("{n} + state"),
+            },
+            Bytes(peak.unwrap_or(0)).to_string(),
+            seconds * 1e3,
+        )
+    }
+}
+
+/// The choice and what it costs, then the [Pareto front](Plan::pareto); `{:#}` has all choices that were measured.
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
-            "rows", "parts", "precision", "again", "offloaded", "peak", "step"
-        )?;
-        for estimate in self.table.iter().filter(|e| e.peak.is_some()) {
-            let Estimate { choice, peak, seconds } = estimate;
-            let mark = if *estimate == self.best {
-                "  <- chosen"
-            } else if *peak > Some(self.budget) {
-                "  does not fit"
-            } else {
-                ""
-            };
-            writeln!(
-                f,
-                "{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>9.1} ms{mark}",
-                choice.rows,
-                choice.count,
-                choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
-                format!("{} of {}", choice.recomputed(), choice.saved.len()),
-                match (choice.offloaded(), choice.offload_state) {
-                    (0, false) => "-".to_owned(),
-                    (0, true) => "state".to_owned(),
-                    (n, false) => n.to_string(),
-                    (n, true) => format!("{n} + state"),
-                },
-                Bytes(peak.unwrap_or(0)).to_string(),
-                seconds * 1e3,
-            )?;
+        let (best, budget) = (&self.best, Bytes(self.budget));
+        let peak = Bytes(best.peak.unwrap_or(0));
+        write!(f, "within {budget} on {}: {}", self.card, best.choice)?;
+        write!(f, "\n  peak {peak}, at least {:.1} ms a step", best.seconds * 1e3)?;
+        let fastest = self.table.first().filter(|first| first.seconds < best.seconds);
+        if let Some(Estimate { peak: Some(peak), seconds, .. }) = fastest {
+            let more = 100.0 * (best.seconds / seconds - 1.0);
+            write!(f, ": {more:.0} % more than the fastest of all, which takes {}", Bytes(*peak))?;
+        }
+        let measured: Vec<&Estimate> = self.table.iter().filter(|e| e.peak.is_some()).collect();
+        let rows = if f.alternate() { measured.clone() } else { self.pareto() };
+        let (few, all) = (rows.len(), measured.len());
+        match f.alternate() {
+            true => write!(f, "\nall {all} choices, the fastest first:")?,
+            false => write!(f, "\n{few} of {all} choices, of which none is better in both memory and time:")?,
         }
         write!(
             f,
-            "within {} on {}: {}; peak {}, at least {:.1} ms a step",
-            Bytes(self.budget),
-            self.card,
-            self.best.choice,
-            Bytes(self.best.peak.unwrap_or(0)),
-            self.best.seconds * 1e3
-        )
+            "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
+            "rows", "parts", "precision", "again", "offloaded", "peak", "step"
+        )?;
+        rows.into_iter().try_for_each(|estimate| self.row(f, estimate))
     }
 }
 
@@ -486,7 +588,7 @@ mod tests {
                 let steps = run(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
                     step().and_then(|()| step()).and_then(|()| step())
                 });
-                assert!(steps?.1 <= budget, "{choice} within {budget}");
+                assert!(steps?.1.reserved <= budget, "{choice} within {budget}");
             }
         }
         Ok(())
@@ -511,6 +613,65 @@ mod tests {
             before = best;
         }
         assert_eq!(before.choice, Choice::new(4, 1).recompute([false; 3]).with_precision(DType::BF16));
+        Ok(())
+    }
+
+    /// Small models of random sizes, on cards with and without virtual memory: their segments would be larger than what they need.
+    #[test]
+    fn the_smallest_budget_is_one_that_runs_and_one_granule_less_does_not() -> Result<()> {
+        use crate::nn::Linear;
+        let mut seed = 7u64;
+        let mut below = |n: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((seed >> 33) % n) as usize
+        };
+        for k in 0..6 {
+            let (inputs, hidden) = (1 + below(700), 1 + below(900));
+            let (layers, batch) = (1 + below(3), 1 + below(4));
+            let card = Profile::card("t4")?;
+            let card = if k % 2 == 0 { card } else { card.through_wgpu() };
+            let granule = match card.source.virtual_memory {
+                Some(pages) => pages.granularity,
+                None => card.source.alignment.max(512),
+            };
+            let make = |device: &Device| {
+                let first = Linear::new(inputs, hidden, device)?;
+                let body =
+                    (0..layers).map(|_| Linear::new(hidden, hidden, device)).collect::<Result<Vec<_>>>()?;
+                let mut optimizer = AdamW::new([first.parameters(), body.parameters()].concat(), 1e-3);
+                let device = device.clone();
+                Ok(move |choice: &Choice| {
+                    optimizer.offload_state(choice.offload_state);
+                    for _ in 0..choice.count {
+                        let x = Tensor::zeros(&[100 * choice.rows, inputs], DType::F32, &device)?;
+                        let mut x = first.forward(&x)?.relu()?;
+                        for layer in &body {
+                            let layer = (layer.weight.clone(), layer.bias.clone());
+                            x = super::super::segment(&[&x], move |x| {
+                                x[0].linear(&layer.0, layer.1.as_ref())?.relu()
+                            })?;
+                        }
+                        x.mean_all()?.backward()?;
+                    }
+                    optimizer.step()?;
+                    optimizer.zero_grad();
+                    Ok(())
+                })
+            };
+            let at = format!("{inputs} {hidden} {layers} {batch} on {}", card.name);
+            let plan = |bytes: u64| Budget::new(bytes, batch).plan(&card, make);
+            let needed = match plan(1) {
+                Err(Error::Budget { needed, .. }) => needed,
+                other => panic!("{at}: {other:?}"),
+            };
+            let best = plan(needed)?.best;
+            assert!(best.peak.is_some_and(|peak| peak <= needed), "{at}: {best:?} within {needed}");
+            assert!(bounded(&card, &make, &best.choice, needed)?.is_some(), "{at}: {needed} is too little");
+            match plan(needed - granule) {
+                Err(Error::Budget { needed: again, .. }) => assert_eq!(again, needed, "{at}"),
+                other => panic!("{at}: {granule} bytes less than {needed} do: {other:?}"),
+            }
+        }
         Ok(())
     }
 }

@@ -9,6 +9,7 @@ use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::memory::Tag;
 use crate::ops::fuse::Mark;
 use crate::ops::launch;
 use crate::stream::{Access, Gate};
@@ -196,6 +197,11 @@ impl Tensor {
     #[must_use]
     pub fn shares_storage(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
+    }
+
+    /// Tags its memory, if it has no tag yet.
+    pub(crate) fn retag(&self, tag: Tag) {
+        self.inner.storage.retag(tag);
     }
 
     /// How many elements of its type the storage has, which other views may see more of.

@@ -8,7 +8,7 @@ use crate::backend::Slice;
 use crate::device::Device;
 use crate::error::Result;
 use crate::memory::scope::Scope;
-use crate::memory::{Block, Pool, Request};
+use crate::memory::{Block, Pool, Request, Tag};
 use crate::ops::fuse::Mark;
 use crate::stream::{Access, Gate, Uses};
 
@@ -137,6 +137,13 @@ impl Storage {
                 leaves: false,
             }),
         })
+    }
+
+    /// Tags its memory, if it has no tag yet.
+    pub(crate) fn retag(&self, tag: Tag) {
+        if let Place::Here(block) | Place::Both(block, _) = &self.lock().place {
+            self.device.pool().retag(block, tag);
+        }
     }
 
     pub(crate) fn bytes(&self) -> u64 {

@@ -443,6 +443,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         pending: &mut Pending,
     ) -> Result<bool> {
         if let Some(schedule) = &self.schedule {
+            schedule.check()?;
             self.optimizer.set_lr(schedule.lr(self.done.step));
         }
         // Batches are kept until the step is made: one that runs out of memory is made again, of smaller parts.

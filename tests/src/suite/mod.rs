@@ -47,6 +47,7 @@ mod memory;
 mod minilm;
 mod modules;
 mod optim;
+mod options;
 mod order;
 mod plan;
 mod pointwise;
@@ -63,6 +64,7 @@ mod scaler;
 mod scopes;
 mod second;
 mod streams;
+mod tags;
 mod tensors;
 mod training;
 mod walks;
@@ -108,6 +110,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("custom", custom::TESTS),
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
+    ("tags", tags::TESTS),
     ("capture", capture::TESTS),
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
@@ -127,6 +130,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("losses", losses::TESTS),
     ("long_runs", long_runs::TESTS),
     ("optim", optim::TESTS),
+    ("options", options::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
     ("postnorm", postnorm::TESTS),

@@ -81,7 +81,7 @@ pub(super) const ALL: &[(&str, Make)] = &[
     ("lamb", |p| Ok(Box::new(Lamb::new(p, 0.02)))),
 ];
 
-fn begin(device: &Device) -> Result<Vec<Tensor>> {
+pub(super) fn begin(device: &Device) -> Result<Vec<Tensor>> {
     let make = |(k, shape): (usize, &&[usize])| {
         let n = shape.iter().product::<usize>();
         let values: Vec<f32> = (0..n).map(|i| (0.5 * i as f64 + k as f64).cos() as f32).collect();
@@ -91,7 +91,7 @@ fn begin(device: &Device) -> Result<Vec<Tensor>> {
 }
 
 /// Gives the gradients of step `t` to the parameters of an optimiser.
-fn give(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
+pub(super) fn give(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
     for (k, p) in all.iter().enumerate() {
         if !optimizer.parameters().iter().any(|q| q.shape() == p.shape()) {
             continue;

@@ -1,0 +1,70 @@
+//! Memory on the device for the states of two groups, while the states of the others are on the host.
+
+use smallvec::SmallVec;
+
+use super::fused::Group;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::tensor::Tensor;
+
+/// Room on the device for the states of two groups, while those of the others are on the host: taken before anything
+/// changes, and lent to one group after the other.
+#[derive(Default)]
+pub(super) struct Room {
+    /// `None` while a group has it. Empty where states stay on the device.
+    places: SmallVec<[Option<Tensor>; 2]>,
+}
+
+impl Room {
+    pub(super) fn new(groups: &[Group], away: bool) -> Result<Self> {
+        if !away {
+            return Ok(Self::default());
+        }
+        // What is on the device, as after loading, leaves first.
+        groups.iter().filter_map(|g| g.state.as_ref()).try_for_each(Tensor::offload_)?;
+        let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
+            return Ok(Self::default());
+        };
+        let place = |_| Tensor::empty(&[largest(groups)], DType::F32, device).map(Some);
+        Ok(Self { places: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
+    }
+
+    /// Starts to bring a group's state over.
+    pub(super) fn enter(&mut self, groups: &[Group], at: usize) -> Result<()> {
+        let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
+        let n = self.places.len();
+        if n > 0 {
+            self.places[at % n] = None;
+        }
+        state.prefetch_().or_else(|error| {
+            if !error.is_out_of_memory() {
+                return Err(error);
+            }
+            // Groups before this one have made their step: what is held for others is for it.
+            self.places.iter_mut().for_each(|place| *place = None);
+            state.prefetch_()
+        })
+    }
+
+    /// Sends it back.
+    pub(super) fn leave(&mut self, groups: &[Group], at: usize) {
+        let n = self.places.len();
+        let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
+        match state.offload_() {
+            Ok(()) => {
+                self.places[at % n] = Tensor::empty(&[largest(groups)], DType::F32, state.device()).ok();
+            }
+            Err(error) => stays(&error),
+        }
+    }
+}
+
+/// Elements of the largest state.
+fn largest(groups: &[Group]) -> usize {
+    groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
+}
+
+/// The step was made, so this is no error of it.
+pub(super) fn stays(error: &Error) {
+    log::warn!("the state of an optimiser stays on the device: {error}");
+}

@@ -1,0 +1,141 @@
+//! States of optimisers as they are saved and loaded.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::fused::{Fused, Group, Rule};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::nn::Staged;
+use crate::tensor::Tensor;
+
+/// What a state says of one parameter: its count of steps, and its states in the rule's order.
+type Found<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
+
+/// A count of steps: a whole number of 0 or more, as an integer or a float.
+fn count(name: &str, tensor: &Tensor) -> Result<u64> {
+    let steps = if tensor.numel() == 1 { tensor.item()? } else { f64::NAN };
+    if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
+        return Ok(steps as u64);
+    }
+    let why = match tensor.numel() {
+        1 => format!("`{name}` is {steps}, expected a whole number of 0 or more"),
+        _ => format!("`{name}` has the shape {:?}, expected one number", tensor.shape()),
+    };
+    Err(Error::argument("load_state_dict", why))
+}
+
+impl Fused {
+    pub(super) fn state_dict(&self, rule: &impl Rule) -> Result<BTreeMap<String, Tensor>> {
+        let mut found = BTreeMap::new();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let p = &self.parameters[k];
+                let steps = self.pace.steps(k);
+                if steps == 0 {
+                    continue;
+                }
+                let step = match &group.counts {
+                    Some(counts) => {
+                        let at = Group::count(member, steps);
+                        counts.select(0, at as isize)?.to_dtype(DType::I64)?
+                    }
+                    None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
+                };
+                found.insert(format!("{k}.step"), step);
+                let views = group.views(rule, member, p.shape());
+                found
+                    .extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn load_state_dict(
+        &mut self,
+        rule: &impl Rule,
+        given: &BTreeMap<String, Tensor>,
+    ) -> Result<()> {
+        self.check(rule)?;
+        // All is looked at before anything is overwritten, or memory is taken.
+        let found = self.find(rule, given)?;
+        self.place(rule, |k, _| Ok(found.contains_key(&k)))?;
+        let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
+        let mut staged = Staged::default();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let views = group.views(rule, member, self.parameters[k].shape());
+                let Some((_, sources)) = found.get(&k) else {
+                    // This parameter had made no step.
+                    views.iter().for_each(|view| staged.zero(view));
+                    continue;
+                };
+                for (view, source) in views.iter().zip(sources) {
+                    let Some(source) = source else { continue };
+                    staged.copy(view, source)?;
+                }
+            }
+            // In place: a captured step may count there.
+            if let Some(counts) = &group.counts {
+                staged.copy(counts, &group.counted(steps, &self.parameters)?)?;
+            }
+        }
+        staged.seal()?.commit()?;
+        (0..self.parameters.len()).for_each(|k| self.pace.set_steps(k, steps(k)));
+        Ok(())
+    }
+
+    /// The states that are there, by the number of their parameter; fails for names and shapes that do not fit.
+    fn find<'a>(
+        &self,
+        rule: &impl Rule,
+        given: &'a BTreeMap<String, Tensor>,
+    ) -> Result<FxHashMap<usize, Found<'a>>> {
+        const OP: &str = "load_state_dict";
+        let names = rule.states();
+        let mut expected = FxHashSet::default();
+        let mut found = FxHashMap::default();
+        for (k, p) in self.parameters.iter().enumerate() {
+            let step = format!("{k}.step");
+            let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
+            let count = match given.get(&step) {
+                Some(tensor) => Some(count(&step, tensor)?),
+                None => (!rule.counts_steps() && names.iter().any(has)).then_some(1),
+            };
+            let Some(count) = count else { continue };
+            expected.insert(step);
+            expected.extend(rule.derived().iter().map(|name| format!("{k}.{name}")));
+            let mut sources = SmallVec::new();
+            for &state in &names {
+                let name = format!("{k}.{state}");
+                let shape = rule.state_shape(state, p.shape());
+                if shape.contains(&0) && !given.contains_key(&name) {
+                    // PyTorch's state has only what this parameter uses.
+                    sources.push(None);
+                    continue;
+                }
+                let source = given.get(&name);
+                let source = source.ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
+                if source.shape() != &*shape {
+                    let rule = format!("{name} has the shape that its parameter asks for");
+                    return Err(Error::shape(OP, rule, &[source.shape(), &shape]));
+                }
+                if !source.dtype().is_float() {
+                    let rule = format!("{name} is kept as f32, and read from any float");
+                    return Err(Error::dtype(OP, source.dtype(), rule));
+                }
+                sources.push(Some(source));
+                expected.insert(name);
+            }
+            found.insert(k, (count, sources));
+        }
+        let strange: Vec<&str> =
+            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
+        if !strange.is_empty() {
+            return Err(Error::argument(OP, format!("unexpected: {}", strange.join(", "))));
+        }
+        Ok(found)
+    }
+}
