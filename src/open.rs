@@ -1,8 +1,10 @@
 //! Choosing a device.
 
+use forebay_core::backend::null::Profile;
 use forebay_core::device::Device;
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
+use forebay_core::memory::Config;
 
 /// A device that is there, or that is not and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,13 +79,15 @@ impl OpenDevice for Device {
             asked: id.into(),
             reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
         })?;
-        let _ = index;
         match backend {
             #[cfg(feature = "cuda")]
             "cuda" => Self::new(forebay_cuda::CudaBackend::open(index)?),
             #[cfg(feature = "wgpu")]
             "wgpu" => Self::new(forebay_wgpu::WgpuBackend::open(index)?),
-            "null" => Ok(Self::null(Default::default())),
+            "null" => {
+                let config = Config::for_device("null", index)?;
+                Ok(Self::null(Profile::default().with_config(config)))
+            }
             _ => Err(Error::NoDevice {
                 asked: id.into(),
                 reason: format!("backends are {}{}", BACKENDS.join(", "), hint(backend)),

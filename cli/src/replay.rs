@@ -1,11 +1,9 @@
 //! `forebay replay`: what the pool makes of recorded requests, without a device.
 
 use std::fmt::Write as _;
-use std::fs::File;
-use std::io::BufReader;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use forebay::memory::trace::{Mode, Report, Trace, replay};
 use forebay::memory::{Bytes, Config};
@@ -16,7 +14,7 @@ pub(crate) struct Replay {
     #[arg(required = true)]
     traces: Vec<PathBuf>,
     /// Settings in PyTorch's syntax, as `max_split_size_mb:256,growth_slack:0.1`. Several give a line each; without any,
-    /// the defaults are used. `pytorch` stands for PyTorch's own defaults.
+    /// the environment's are used, as a device does. `pytorch` stands for PyTorch's own defaults.
     #[arg(long, value_parser = parse)]
     config: Vec<Setting>,
     /// Only with plain segments, as on wgpu.
@@ -40,9 +38,13 @@ struct Setting {
 fn parse(text: &str) -> Result<Setting> {
     let (base, rest) = match text.strip_prefix("pytorch") {
         Some(rest) => (Config::pytorch(), rest.trim_start_matches(',')),
-        None => (Config::default(), text),
+        None => (Config::for_device("null", 0)?, text),
     };
-    let name = if text.is_empty() { "default" } else { text };
+    let name = match text {
+        "" if base == Config::default() => "default",
+        "" => "as the environment says",
+        text => text,
+    };
     Ok(Setting { text: name.to_owned(), config: base.with(rest)? })
 }
 
@@ -51,7 +53,7 @@ impl Replay {
         if self.config.is_empty() {
             self.config.push(parse("")?);
         }
-        let traces = self.traces.iter().map(|path| open(path)).collect::<Result<Vec<_>>>()?;
+        let traces = self.traces.iter().map(|path| Ok(Trace::open(path)?)).collect::<Result<Vec<_>>>()?;
         print!("{}", table(&traces, &self.config, &self.modes(), self.time));
         Ok(())
     }
@@ -63,14 +65,6 @@ impl Replay {
             _ => vec![Mode::Virtual, Mode::Plain],
         }
     }
-}
-
-fn open(path: &Path) -> Result<Trace> {
-    if path.extension().is_some_and(|e| e == "xz") {
-        return Ok(Trace::open(path)?);
-    }
-    let file = File::open(path).with_context(|| path.display().to_string())?;
-    Trace::read(BufReader::new(file)).with_context(|| path.display().to_string())
 }
 
 /// One line for each trace, mode and configuration, and the means of each configuration.

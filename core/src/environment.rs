@@ -4,15 +4,145 @@
 use std::ffi::OsStr;
 
 use crate::error::{Error, Result};
+use crate::memory::Config;
 
 const BYTES: &str = "a number of bytes, as 262144, or 0 for never";
+const SWITCH: &str = "0 (off) or 1 (on)";
+
+/// What a variable may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// `0` or `1`.
+    Switch,
+    /// A number of bytes.
+    Bytes,
+    /// A whole number.
+    Number,
+    /// A path, or text that a reader of its own checks.
+    Text,
+    /// A device: a backend, and a number.
+    Device,
+    /// Settings of a pool.
+    Settings,
+    /// Words of [`REQUIRED`], with commas.
+    Required,
+}
+
+/// What `FOREBAY_REQUIRE` may name.
+const REQUIRED: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
+
+/// Every variable of the project, with what it may hold. The table of docs/devices.md says what they mean.
+const VARIABLES: [(&str, Kind); 21] = [
+    ("FOREBAY_ALLOC_CONF", Kind::Settings),
+    ("FOREBAY_BOUNDS_CHECKS", Kind::Switch),
+    ("FOREBAY_CACHE_DIR", Kind::Text),
+    ("FOREBAY_CUDA_EARLY", Kind::Switch),
+    ("FOREBAY_CUDA_LINES", Kind::Switch),
+    ("FOREBAY_CUDA_VMM", Kind::Switch),
+    ("FOREBAY_DATA", Kind::Text),
+    ("FOREBAY_DEVICE", Kind::Device),
+    ("FOREBAY_DUMP", Kind::Text),
+    ("FOREBAY_FUSE", Kind::Bytes),
+    ("FOREBAY_FUZZ_ROUNDS", Kind::Number),
+    ("FOREBAY_FUZZ_SEED", Kind::Number),
+    ("FOREBAY_GOLDEN", Kind::Text),
+    ("FOREBAY_MINILM", Kind::Text),
+    ("FOREBAY_NVTX", Kind::Switch),
+    ("FOREBAY_PORTABLE_KERNELS", Kind::Switch),
+    ("FOREBAY_REQUIRE", Kind::Required),
+    ("FOREBAY_TRACES", Kind::Text),
+    ("FOREBAY_TUNE", Kind::Switch),
+    ("FOREBAY_VALIDATION", Kind::Switch),
+    ("FOREBAY_WINDOWS", Kind::Bytes),
+];
+/// The beginning of variables that tests of the project and of programs may use as they like.
+const FREE: &str = "FOREBAY_TEST_";
+/// The beginning of the settings of one device: a backend and a number follow.
+const OF_DEVICE: &str = "FOREBAY_ALLOC_CONF_";
+
+/// Checks every variable whose name begins with `FOREBAY_`, and the variables of the pool's settings: each has a known name and a value
+/// that can be understood. Every device calls it when it is opened, whatever its backend, and so does every dry run.
+///
+/// # Errors
+/// A variable has a name that is none of the project, or a value that cannot be understood. The error names it.
+pub fn check() -> Result<()> {
+    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value)));
+    variables
+        .filter(|(name, _)| name.starts_with("FOREBAY_"))
+        .try_for_each(|(name, value)| check_one(&name, &value))?;
+    Config::from_env().map(drop)
+}
+
+fn check_one(name: &str, value: &OsStr) -> Result<()> {
+    if name.starts_with(FREE) {
+        return Ok(());
+    }
+    let of_device = name.strip_prefix(OF_DEVICE).and_then(|rest| rest.rsplit_once('_'));
+    let of_device = of_device.is_some_and(|(backend, index)| {
+        !backend.is_empty() && index.parse::<usize>().is_ok_and(|n| n.to_string() == index)
+    });
+    let known = VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+    let Some(kind) = known.or(of_device.then_some(Kind::Settings)) else {
+        return Err(Error::Config(unknown(name)));
+    };
+    let understood = |expected, parse: &dyn Fn(&str) -> bool| {
+        understand(name, value, expected, |text| parse(text).then_some(())).map(drop)
+    };
+    match kind {
+        Kind::Switch => understood(SWITCH, &|text| matches!(text, "0" | "1")),
+        Kind::Bytes => understood(BYTES, &|text| text.parse::<u64>().is_ok()),
+        Kind::Number => understood("a whole number", &|text| text.parse::<u64>().is_ok()),
+        Kind::Text => understood("text in Unicode", &|_| true),
+        Kind::Device => understood("a backend and a number, as cuda:0, wgpu:1, wgpu or null", &|text| {
+            let (backend, index) = text.split_once(':').unwrap_or((text, "0"));
+            !backend.is_empty() && index.parse::<usize>().is_ok()
+        }),
+        Kind::Settings => {
+            understood("text in Unicode", &|_| true)?;
+            let text = value.to_string_lossy();
+            Config::from_env()?.with(&text).map(drop).map_err(|e| Error::Config(format!("{name}: {e}")))
+        }
+        Kind::Required => understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
+            text.split(',').all(|word| word.trim().is_empty() || REQUIRED.contains(&word.trim()))
+        }),
+    }
+}
+
+/// An error for a name that is none of the project, with the nearest one.
+fn unknown(name: &str) -> String {
+    let nearest = VARIABLES.iter().map(|(known, _)| (distance(name, known), *known)).min();
+    let hint =
+        nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| format!(" (did you mean {known}?)"));
+    let mut names: Vec<&str> = VARIABLES.iter().map(|(known, _)| *known).collect();
+    names.push("FOREBAY_ALLOC_CONF_<BACKEND>_<NUMBER>");
+    format!(
+        "{name}: there is no such variable{}; correct its name, or unset it. Expected one of {}",
+        hint.unwrap_or_default(),
+        names.join(", ")
+    )
+}
+
+/// Letters that must be inserted, removed or replaced to make one text of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let replaced = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
 
 /// A variable that is `0` or `1`; `None` where it is not set, or empty.
 ///
 /// # Errors
 /// It holds anything else.
 pub fn switch(name: &str) -> Result<Option<bool>> {
-    read(name, "0 (off) or 1 (on)", |text| match text {
+    read(name, SWITCH, |text| match text {
         "0" => Some(false),
         "1" => Some(true),
         _ => None,
@@ -58,6 +188,10 @@ fn understand<T>(
 mod tests {
     use super::*;
 
+    fn checked(name: &str, value: &str) -> String {
+        check_one(name, OsStr::new(value)).map_or_else(|e| e.to_string(), |()| "accepted".to_owned())
+    }
+
     #[test]
     fn what_cannot_be_understood_is_named() {
         let number = |text: &str| {
@@ -69,5 +203,92 @@ mod tests {
         let wrong = "FOREBAY_FUSE=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
         assert_eq!(number("off"), Err(wrong.to_owned()));
         assert!(number("-1").is_err() && number("99999999999999999999").is_err());
+    }
+
+    #[test]
+    fn each_variable_takes_its_values_and_refuses_others() {
+        for (name, kind) in VARIABLES {
+            let (good, bad) = match kind {
+                Kind::Switch => ("1", Some("yes")),
+                Kind::Bytes | Kind::Number => ("4096", Some("4 KiB")),
+                Kind::Text => ("anything", None),
+                Kind::Device => ("wgpu:1", Some("wgpu:one")),
+                Kind::Settings => ("max_memory_mb:7", Some("nonsense:1")),
+                Kind::Required => ("wgpu,cuda", Some("wgpu,opengl")),
+            };
+            assert_eq!(checked(name, good), "accepted", "{name}={good}");
+            assert_eq!(checked(name, ""), "accepted", "{name} is empty");
+            if let Some(bad) = bad {
+                let message = checked(name, bad);
+                assert!(
+                    message.starts_with(name) && message.contains(bad.split(':').next().unwrap_or(bad)),
+                    "{message}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn names_that_are_none_are_refused() {
+        let message = checked("FOREBAY_FUES", "0");
+        assert!(
+            message.starts_with("FOREBAY_FUES: there is no such variable (did you mean FOREBAY_FUSE?)"),
+            "{message}"
+        );
+        assert!(checked("FOREBAY_SOMETHING_ELSE", "1").contains("Expected one of FOREBAY_ALLOC_CONF, "));
+        assert_eq!(checked("FOREBAY_TEST_ANYTHING", "1"), "accepted");
+        assert_eq!(checked("FOREBAY_ALLOC_CONF_CUDA_0", "max_memory_mb:8"), "accepted");
+        let of_device = checked("FOREBAY_ALLOC_CONF_WGPU_1", "max_memory_mb:x");
+        assert!(of_device.starts_with("FOREBAY_ALLOC_CONF_WGPU_1: `max_memory_mb:x`"), "{of_device}");
+        for wrong in ["FOREBAY_ALLOC_CONF_CUDA", "FOREBAY_ALLOC_CONF_CUDA_X", "FOREBAY_ALLOC_CONF_CUDA_00"] {
+            assert!(checked(wrong, "max_memory_mb:8").contains("there is no such variable"), "{wrong}");
+        }
+    }
+
+    /// A variable that the code or a document names is in the list, so that no device refuses it.
+    #[test]
+    fn the_list_has_every_variable_of_the_repository() -> std::io::Result<()> {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let folders = [
+            "backend-cuda",
+            "backend-wgpu",
+            "cli",
+            "core",
+            "derive",
+            "docs",
+            "examples",
+            "shaders",
+            "src",
+            "tests",
+            "xtask",
+        ];
+        let mut waiting: Vec<_> = folders.iter().map(|folder| root.join(folder)).collect();
+        let mut found = std::collections::BTreeSet::new();
+        while let Some(path) = waiting.pop() {
+            if path.is_dir() {
+                let skipped = path.file_name().is_some_and(|name| name == "target");
+                for entry in std::fs::read_dir(&path)?.filter(|_| !skipped) {
+                    waiting.push(entry?.path());
+                }
+            } else if path.extension().is_some_and(|e| e == "rs" || e == "md")
+                && !path.ends_with("environment.rs")
+            {
+                let text = std::fs::read_to_string(&path)?;
+                for part in text.split("FOREBAY_").skip(1) {
+                    let end = part.find(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
+                    found.insert(format!("FOREBAY_{}", &part[..end.unwrap_or(part.len())]));
+                }
+            }
+        }
+        let known = |name: &str| {
+            let name = name.trim_end_matches('_');
+            name == "FOREBAY"
+                || name.starts_with(OF_DEVICE)
+                || name.starts_with(FREE)
+                || VARIABLES.iter().any(|(known, _)| *known == name)
+        };
+        found.retain(|name| !known(name));
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), [""; 0]);
+        Ok(())
     }
 }

@@ -66,7 +66,8 @@ pub struct Speed {
 }
 
 impl Default for Profile {
-    /// A card of 80 GiB with virtual memory and without a library, as through CUDA.
+    /// A card of 80 GiB with virtual memory and without a library, as through CUDA. Its pool is configured by the environment as far as that
+    /// can be understood; opening a device and dry runs fail where it cannot.
     fn default() -> Self {
         let total = 80 << 30;
         Self {
@@ -101,7 +102,7 @@ impl Default for Profile {
                 max_params: 4096,
                 max_turns: u32::MAX,
             },
-            config: Config::default(),
+            config: Config::from_env().unwrap_or_default(),
             speed: Speed { flops: 67e12, half_flops: 990e12, bytes: 3.35e12, launches: 250e3, host: 50e9 },
         }
     }

@@ -126,7 +126,12 @@ impl Config {
     }
 
     /// The defaults, changed by the first of [`VARIABLES`] that is set.
+    ///
+    /// # Errors
+    /// It cannot be understood.
     pub fn from_env() -> Result<Self> {
+        // Not Unicode is an error, and not as if it were not set.
+        VARIABLES.into_iter().try_for_each(|name| environment::text(name).map(drop))?;
         Self::from_variables(|name| std::env::var(name).ok())
     }
 
@@ -142,9 +147,11 @@ impl Config {
 
     /// The configuration of one device: that of [`from_env`](Self::from_env), changed by the variable that is named after it, as
     /// `FOREBAY_ALLOC_CONF_CUDA_0`. Keys that are not in that one stay as they are for all devices.
+    ///
+    /// # Errors
+    /// A variable of the project cannot be understood: see [`environment::check`].
     pub fn for_device(backend: &str, index: usize) -> Result<Self> {
-        // Not Unicode is an error, and not as if it were not set.
-        VARIABLES.into_iter().try_for_each(|name| environment::text(name).map(drop))?;
+        environment::check()?;
         Self::for_device_from(|name| std::env::var(name).ok(), backend, index)
     }
 

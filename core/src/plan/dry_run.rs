@@ -8,6 +8,7 @@ use crate::backend::SourceLimits;
 use crate::backend::VirtualMemory;
 use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
+use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
 use crate::memory::{Bytes, Change, Config, OutOfMemory, Recording, Tag};
@@ -69,7 +70,7 @@ pub struct Peak {
 /// [`DryRun::out_of_memory`] keeps the card's answer.
 ///
 /// # Errors
-/// What `step` returns, but for a full device.
+/// What `step` returns, but for a full device; a variable of the environment that cannot be understood.
 pub fn dry_run<T>(profile: &Profile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let refused = match once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,
@@ -94,6 +95,7 @@ pub(super) fn boundless(profile: &Profile) -> Profile {
 }
 
 fn once<T>(profile: &Profile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
+    environment::check()?;
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
     device.pool().record(Recording::everything());

@@ -3,6 +3,7 @@
 use crate::backend::null::{Profile, Speed};
 use crate::backend::{Features, Limits, SourceLimits, VirtualMemory};
 use crate::device::Device;
+use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::Config;
 
@@ -66,11 +67,13 @@ pub const CARDS: [&str; KNOWN.len()] = {
 impl Profile {
     /// A card by its short name ([`CARDS`]): NVIDIA's as through CUDA, the others as through wgpu.
     ///
-    /// What the driver takes beside the pool is an estimate, and figures of speed are the maker's.
+    /// The driver's own memory is an estimate, and figures of speed are the maker's. The pool is configured by the environment, as that of a
+    /// real card ([`Config::from_env`]).
     ///
     /// # Errors
-    /// There is no such card; the message lists them.
+    /// There is no such card, and the message lists them; a variable of the environment cannot be understood.
     pub fn card(name: &str) -> Result<Self> {
+        environment::check()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = KNOWN.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
@@ -79,6 +82,7 @@ impl Profile {
         let cuda = Self {
             name: name.to_owned(),
             total: mib * MIB,
+            config: Config::from_env()?,
             // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
             overhead: 600 * MIB,
             library: true,
