@@ -28,11 +28,17 @@ pub struct Difference {
     pub after: Held,
 }
 
+/// How much more the second number is. A pool's numbers are far below where it ends; those of a snapshot made by hand may be any.
+fn more(before: u64, after: u64) -> i64 {
+    let more = i128::from(after) - i128::from(before);
+    i64::try_from(more).unwrap_or(if more < 0 { i64::MIN } else { i64::MAX })
+}
+
 impl Difference {
     /// How many bytes more are held.
     #[must_use]
     pub fn bytes(&self) -> i64 {
-        self.after.bytes as i64 - self.before.bytes as i64
+        more(self.before.bytes, self.after.bytes)
     }
 }
 
@@ -49,7 +55,8 @@ impl Diff {
     pub fn by_tag(&self) -> BTreeMap<super::Tag, i64> {
         let mut sums = BTreeMap::new();
         for change in &self.changes {
-            *sums.entry(change.who.tag).or_default() += change.bytes();
+            let sum = sums.entry(change.who.tag).or_insert(0_i64);
+            *sum = sum.saturating_add(change.bytes());
         }
         sums
     }
@@ -57,7 +64,7 @@ impl Diff {
     /// How many bytes more are held in all.
     #[must_use]
     pub fn bytes(&self) -> i64 {
-        self.changes.iter().map(Difference::bytes).sum()
+        self.changes.iter().map(Difference::bytes).fold(0, i64::saturating_add)
     }
 }
 
@@ -71,8 +78,8 @@ impl fmt::Display for Diff {
             writeln!(f, "{tag:<16}{:>12}", signed(bytes))?;
         }
         for Difference { who, before, after } in &self.changes {
-            let bytes = signed(after.bytes as i64 - before.bytes as i64);
-            let blocks = after.blocks as i64 - before.blocks as i64;
+            let bytes = signed(more(before.bytes, after.bytes));
+            let blocks = more(before.blocks, after.blocks);
             writeln!(f, "{bytes:>12} {blocks:>+7} blocks  {who}")?;
         }
         write!(f, "{:<16}{:>12}", "all", signed(self.bytes()))
@@ -104,7 +111,7 @@ impl Snapshot {
         for (block, who) in self.live() {
             let held = sums.entry(who).or_default();
             held.blocks += 1;
-            held.bytes += block.size;
+            held.bytes = held.bytes.saturating_add(block.size);
         }
         let mut held = sums.into_iter().collect::<Vec<_>>();
         held.sort_by(|a, b| {
@@ -127,7 +134,7 @@ impl Snapshot {
         let mut changes = changed
             .map(|(who, (before, after))| Difference { who: who.clone(), before, after })
             .collect::<Vec<_>>();
-        changes.sort_by_key(|c| (-c.bytes(), c.who.to_string()));
+        changes.sort_by_key(|c| (std::cmp::Reverse(c.bytes()), c.who.to_string()));
         Diff { changes }
     }
 }

@@ -35,6 +35,7 @@
 //! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
 mod bins;
+pub(crate) mod check;
 mod clear;
 pub(crate) mod compact;
 mod config;
@@ -45,6 +46,7 @@ pub mod fake;
 mod grow;
 mod heap;
 mod host;
+mod kind;
 mod ladder;
 mod oom;
 mod planner;

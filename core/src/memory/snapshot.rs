@@ -6,7 +6,7 @@
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read, Write};
+use std::io::{BufRead as _, BufReader, Read, Write};
 use std::panic::Location;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Tag;
 use super::heap::{Slot, State as Is};
+use super::kind;
 use super::pool::Pool;
 use super::record::{Action, Holder};
 use super::source::SegmentId;
@@ -156,7 +157,7 @@ pub struct EventInfo {
 
 impl Action {
     /// Whether it is about a block, not about a segment or a failure.
-    fn has_holder(self) -> bool {
+    pub(super) fn has_holder(self) -> bool {
         !matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
     }
 }
@@ -246,12 +247,7 @@ fn block_state(block: &Slot) -> Option<BlockState> {
 
 impl SegmentInfo {
     fn add(&mut self, block: BlockInfo) {
-        let (live, awaits) =
-            (block.state == BlockState::ActiveAllocated, block.state == BlockState::ActiveAwaitingFree);
-        self.total_size += block.size;
-        self.allocated_size += if live { block.size } else { 0 };
-        self.active_size += if live || awaits { block.size } else { 0 };
-        self.requested_size += block.requested_size;
+        self.add_sizes(&block);
         self.blocks.push(block);
     }
 }
@@ -378,12 +374,12 @@ impl Snapshot {
     /// Reads a file of JSON that [`save`](Self::save) wrote.
     ///
     /// # Errors
-    /// The file cannot be read, or is no snapshot of this version.
+    /// The file cannot be read, is another kind of file, or is what [`read`](Self::read) refuses.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |message: String| Error::File { path: path.display().to_string(), message };
         let file = File::open(path).map_err(|e| wrong(e.to_string()))?;
-        Self::read(BufReader::new(file)).map_err(|e| match e {
+        Self::read(file).map_err(|e| match e {
             Error::Snapshot(message) => wrong(message),
             other => other,
         })
@@ -392,25 +388,38 @@ impl Snapshot {
     /// Reads the JSON of a snapshot from anywhere.
     ///
     /// # Errors
-    /// It is no snapshot of this version, or contradicts itself.
+    /// It is no snapshot of this version, or fails its [`check`](Self::check).
     pub fn read(json: impl Read) -> Result<Self> {
-        let snapshot: Self =
-            serde_json::from_reader(json).map_err(|e| Error::Snapshot(format!("no snapshot: {e}")))?;
-        if snapshot.version != Self::VERSION {
+        let mut json = BufReader::new(json);
+        let head = json.fill_buf().map_err(|e| Error::Snapshot(format!("no snapshot: {e}")))?;
+        let kind = kind::describe(&head[..head.len().min(kind::HEAD)]);
+        let starts = head.trim_ascii_start().starts_with(b"{\"version\"");
+        // Versions differ in the rest of the form, so the version is read first.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        let no_snapshot = |e: &dyn std::fmt::Display| {
+            Error::Snapshot(match kind {
+                Some(kind) if !starts => format!(
+                    "no snapshot of memory: {kind}. A snapshot is the JSON that `snapshot.save(\"memory.json\")` writes ({e})"
+                ),
+                _ => format!(
+                    "no snapshot of memory, or a damaged one: {e}. `snapshot.save(\"memory.json\")` writes one"
+                ),
+            })
+        };
+        let mut text = Vec::new();
+        json.read_to_end(&mut text).map_err(|e| no_snapshot(&e))?;
+        let Versioned { version } = serde_json::from_slice(&text).map_err(|e| no_snapshot(&e))?;
+        if version != Self::VERSION {
             return Err(Error::Snapshot(format!(
-                "a snapshot of version {}; this program reads version {}",
-                snapshot.version,
+                "a snapshot of version {version}; this program reads version {}",
                 Self::VERSION
             )));
         }
-        let named = snapshot.segments.iter().flat_map(|s| &s.blocks).filter_map(|b| b.who);
-        let named = named.chain(snapshot.events.iter().filter_map(|e| e.who));
-        match named.max() {
-            Some(place) if place >= snapshot.holders.len() => Err(Error::Snapshot(format!(
-                "holder {place} is named, and there are {}",
-                snapshot.holders.len()
-            ))),
-            _ => Ok(snapshot),
-        }
+        let snapshot: Self = serde_json::from_slice(&text).map_err(|e| no_snapshot(&e))?;
+        snapshot.check()?;
+        Ok(snapshot)
     }
 }

@@ -2,8 +2,10 @@
 
 mod compact;
 mod faults;
+mod growing;
 mod limits;
 mod queues;
+mod reading;
 mod recording;
 mod shapes;
 

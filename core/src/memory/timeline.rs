@@ -22,7 +22,7 @@ impl Moment {
     /// Bytes lent.
     #[must_use]
     pub fn allocated(&self) -> u64 {
-        self.by_tag.iter().sum()
+        self.by_tag.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }
 
@@ -41,10 +41,13 @@ impl Snapshot {
     /// What was held after each event that was kept.
     #[must_use]
     pub fn timeline(&self) -> Vec<Moment> {
-        let mut now =
-            Moment { reserved: self.segments.iter().map(|s| s.total_size).sum(), ..Moment::default() };
+        let mut now = Moment::default();
+        for segment in &self.segments {
+            now.reserved = now.reserved.saturating_add(segment.total_size);
+        }
         for (block, who) in self.live() {
-            now.by_tag[who.tag as usize] += block.size;
+            let sum = &mut now.by_tag[who.tag as usize];
+            *sum = sum.saturating_add(block.size);
         }
         let mut moments = vec![now; self.events.len()];
         for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
@@ -66,10 +69,12 @@ impl Snapshot {
     /// Who held how many bytes after an event, the most first.
     #[must_use]
     pub fn held_at(&self, event: usize) -> Vec<(&Who, u64)> {
-        let mut sums = vec![0; self.holders.len()];
+        let mut sums = vec![0_u64; self.holders.len()];
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
         for (who, size) in blocks.filter_map(|b| Some((b.who?, b.size))) {
-            sums[who] += size;
+            if let Some(sum) = sums.get_mut(who) {
+                *sum = sum.saturating_add(size);
+            }
         }
         for event in self.events.iter().skip(event + 1).rev() {
             if let Some(sum) = event.who.and_then(|who| sums.get_mut(who)) {

@@ -13,6 +13,8 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use thiserror::Error;
 
+use super::check;
+use super::kind;
 use crate::error::Result;
 
 mod replay;
@@ -70,13 +72,16 @@ pub struct Recorded {
     #[serde(default)]
     pub allocator: String,
     /// The most bytes that were requested and not freed.
+    #[serde(deserialize_with = "check::deserialize_bytes")]
     pub peak_requested: u64,
     /// The most bytes the allocator held.
+    #[serde(deserialize_with = "check::deserialize_bytes")]
     pub peak_reserved: u64,
     /// Its calls of the driver for memory.
+    #[serde(deserialize_with = "check::deserialize_count")]
     pub device_allocs: u64,
     /// Its calls of the driver that gave memory back.
-    #[serde(default)]
+    #[serde(default, deserialize_with = "check::deserialize_count")]
     pub device_frees: u64,
 }
 
@@ -113,10 +118,23 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Reads a packed trace.
+    /// Reads a trace, packed or as text.
+    ///
+    /// # Errors
+    /// The file cannot be read, is another kind of file, or has events that cannot be.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = std::fs::File::open(path).map_err(|e| file_error(path, &e))?;
-        Self::unpack(file).map_err(|e| file_error(path, &e))
+        let wrong = |e: &dyn fmt::Display| file_error(path, e);
+        let mut file = BufReader::new(std::fs::File::open(path).map_err(|e| wrong(&e))?);
+        let head = file.fill_buf().map_err(|e| wrong(&e))?;
+        let packed = head.starts_with(b"\xfd7zXZ\0");
+        let kind = kind::describe(&head[..head.len().min(kind::HEAD)]);
+        let trace = if packed { Self::unpack(file) } else { Self::read(file) };
+        trace.map_err(|e| match (&e, kind) {
+            (TraceError::Header(_), Some(kind)) if !kind.contains("trace") => wrong(&format!(
+                "no trace: {kind}. A trace is text with a header of JSON, or such text packed by xz ({e})"
+            )),
+            _ => wrong(&e),
+        })
     }
 
     /// Reads a packed trace from anywhere.
@@ -157,7 +175,7 @@ impl Trace {
     }
 }
 
-fn file_error(path: &Path, error: &impl fmt::Display) -> crate::error::Error {
+fn file_error(path: &Path, error: &(impl fmt::Display + ?Sized)) -> crate::error::Error {
     crate::error::Error::File { path: path.display().to_string(), message: error.to_string() }
 }
 
@@ -215,8 +233,8 @@ impl EventReader {
         if self.live.insert(id, (place, bytes)).is_some() {
             return Err(format!("block {id} is live already"));
         }
-        self.requested =
-            self.requested.checked_add(bytes).ok_or("the live blocks are more than 2^64 bytes")?;
+        self.requested = self.requested.saturating_add(bytes);
+        check::bytes("the size of all live blocks", self.requested)?;
         self.peak = self.peak.max(self.requested);
         Ok(Event::Alloc { place, bytes, queue })
     }

@@ -190,7 +190,7 @@ fn json_gives_the_same_snapshot_back() -> Result<()> {
 
     let message =
         |json: &str| Snapshot::read(json.as_bytes()).map_or_else(|e| e.to_string(), |_| String::new());
-    assert!(message(&json[..json.len() / 2]).starts_with("no snapshot: EOF"));
+    assert!(message(&json[..json.len() / 2]).starts_with("no snapshot of memory, or a damaged one: EOF"));
     assert!(
         message(&json.replace("\"version\":1", "\"version\":9"))
             .contains("version 9; this program reads version 1")

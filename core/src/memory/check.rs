@@ -1,0 +1,241 @@
+//! Checks of figures that come from a file. A snapshot or a trace that a pool cannot have written is an error when it is read,
+//! so that what adds its figures up later cannot overflow.
+
+use super::record::Action;
+use super::snapshot::{BlockInfo, BlockState, EventInfo, SegmentInfo, Snapshot};
+use super::{Bytes, Tag};
+use crate::error::{Error, Result};
+
+/// The most bytes that memory may have, and the latest time in microseconds: 2^53. No machine has as much memory, and the numbers of
+/// a browser are exact up to it.
+pub(crate) const MOST_BYTES: u64 = 1 << 53;
+/// The most that a count, or a sum over the whole run of a program, may be; also the end of the addresses.
+const MOST_EVER: u64 = 1 << 62;
+
+/// Fails where a size is more than memory can have.
+pub(crate) fn bytes(name: &str, bytes: u64) -> Result<(), String> {
+    if bytes > MOST_BYTES {
+        return Err(format!("{name} is {bytes}; no memory has more than {MOST_BYTES} bytes"));
+    }
+    Ok(())
+}
+
+/// Fails where a count is more than can have happened.
+pub(crate) fn count(name: &str, count: u64) -> Result<(), String> {
+    if count > MOST_EVER {
+        return Err(format!("{name} is {count}; the most that can be is {MOST_EVER}"));
+    }
+    Ok(())
+}
+
+/// Reads a size from a file.
+///
+/// # Errors
+/// It is more than memory can have.
+pub(crate) fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let size = <u64 as serde::Deserialize>::deserialize(from)?;
+    bytes("a size", size).map_err(serde::de::Error::custom)?;
+    Ok(size)
+}
+
+/// Reads a count from a file.
+///
+/// # Errors
+/// It is more than can have happened.
+pub(crate) fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let number = <u64 as serde::Deserialize>::deserialize(from)?;
+    count("a count", number).map_err(serde::de::Error::custom)?;
+    Ok(number)
+}
+
+/// The end of a stretch of addresses.
+fn end(name: &str, address: u64, size: u64) -> Result<u64, String> {
+    bytes(&format!("the size of {name}"), size)?;
+    let end = address.checked_add(size).filter(|end| *end <= MOST_EVER);
+    end.ok_or_else(|| format!("{name} starts at {address:#x}, which is behind the last address"))
+}
+
+/// Adds to a sum that stands for memory.
+fn add(name: &str, sum: &mut u64, size: u64) -> Result<(), String> {
+    *sum = sum.saturating_add(size);
+    bytes(name, *sum)
+}
+
+impl Snapshot {
+    /// Fails where the snapshot contradicts itself: sizes and addresses that overflow, blocks that overlap or lie outside of their segment,
+    /// sums that differ from what they are of, and holders that do not exist. [`read`](Self::read) and [`open`](Self::open) call it.
+    ///
+    /// # Errors
+    /// The snapshot is none that a pool can have.
+    pub fn check(&self) -> Result<()> {
+        self.contradiction().map_err(|what| {
+            Error::Snapshot(format!(
+                "the snapshot contradicts itself: {what}; the file is damaged, or no pool wrote it: save it anew"
+            ))
+        })
+    }
+
+    fn contradiction(&self) -> Result<(), String> {
+        bytes("time_us", self.time_us)?;
+        count("dropped_events", self.dropped_events)?;
+        self.check_stats()?;
+        let mut total = 0;
+        for (at, segment) in self.segments.iter().enumerate() {
+            self.check_segment(segment).map_err(|what| format!("segment {at}: {what}"))?;
+            add("the size of all segments", &mut total, segment.total_size)?;
+        }
+        let mut segments: Vec<&SegmentInfo> = self.segments.iter().collect();
+        segments.sort_by_key(|s| s.address);
+        for pair in segments.windows(2) {
+            if pair[0].address + pair[0].total_size > pair[1].address {
+                return Err(format!(
+                    "the segments at {:#x} and {:#x} overlap",
+                    pair[0].address, pair[1].address
+                ));
+            }
+        }
+        self.check_events(total)
+    }
+
+    fn check_stats(&self) -> Result<(), String> {
+        for (key, &value) in &self.stats {
+            // What was ever lent is no memory at one time.
+            let ever = [".allocated", ".freed"].iter().any(|end| key.ends_with(end));
+            let size = key.contains("bytes") && !ever && key != "compacted_bytes";
+            let name = format!("the statistic `{key}`");
+            if size { bytes(&name, value)? } else { count(&name, value)? }
+        }
+        for (key, &current) in &self.stats {
+            let Some(name) = key.strip_suffix(".current") else { continue };
+            let peak = self.stats.get(&format!("{name}.peak"));
+            if peak.is_some_and(|peak| *peak < current) {
+                return Err(format!("the statistic `{name}` is {current}, above its peak"));
+            }
+        }
+        let stat = |key: &str| self.stats.get(key).copied();
+        for field in ["current", "peak"] {
+            let [allocated, reserved] =
+                ["allocated_bytes", "reserved_bytes"].map(|name| stat(&format!("{name}.all.{field}")));
+            if let (Some(allocated), Some(reserved)) = (allocated, reserved)
+                && allocated > reserved
+            {
+                return Err(format!("{field}: {allocated} bytes are allocated, and {reserved} reserved"));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_segment(&self, segment: &SegmentInfo) -> Result<(), String> {
+        let last = end("it", segment.address, segment.total_size)?;
+        let mut at = segment.address;
+        let mut sums = SegmentInfo::default();
+        for (number, block) in segment.blocks.iter().enumerate() {
+            self.check_block(block).map_err(|what| format!("block {number}: {what}"))?;
+            let ends =
+                end("it", block.address, block.size).map_err(|what| format!("block {number}: {what}"))?;
+            if block.address < at || ends > last {
+                return Err(format!(
+                    "block {number} ({:#x} to {ends:#x}) overlaps the block before it, or lies outside of the segment ({:#x} to {last:#x})",
+                    block.address, segment.address
+                ));
+            }
+            at = ends;
+            sums.add_sizes(block);
+        }
+        let figures = [
+            ("total_size", segment.total_size, sums.total_size),
+            ("allocated_size", segment.allocated_size, sums.allocated_size),
+            ("active_size", segment.active_size, sums.active_size),
+            ("requested_size", segment.requested_size, sums.requested_size),
+        ];
+        match figures.into_iter().find(|(_, said, sum)| said != sum) {
+            Some((name, said, sum)) => Err(format!("{name} is {said}, and that of its blocks is {sum}")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_block(&self, block: &BlockInfo) -> Result<(), String> {
+        if block.requested_size > block.size {
+            return Err(format!("{} bytes are requested of {}", block.requested_size, block.size));
+        }
+        self.check_holder(block.who, block.state == BlockState::ActiveAllocated)
+    }
+
+    fn check_holder(&self, who: Option<usize>, expected: bool) -> Result<(), String> {
+        let count = self.holders.len();
+        match (who, expected) {
+            (Some(place), _) if place >= count => {
+                Err(format!("holder {place} is named, and there are {count}"))
+            }
+            (Some(_), false) => Err("it names a holder, and nothing holds it".to_owned()),
+            (None, true) => Err("it names no holder".to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the events back one by one from what is held now, as the timeline does: no sum may be more than memory can have.
+    fn check_events(&self, reserved: u64) -> Result<(), String> {
+        let mut reserved = reserved;
+        let mut tags = [0_u64; Tag::COUNT];
+        let mut holders = vec![0_u64; self.holders.len()];
+        for (block, who) in self.live() {
+            tags[who.tag as usize] += block.size;
+            if let Some(held) = block.who.and_then(|who| holders.get_mut(who)) {
+                *held += block.size;
+            }
+        }
+        for (at, event) in self.events.iter().enumerate().rev() {
+            let of = |what: String| format!("event {at}: {what}");
+            self.check_event(event).map_err(of)?;
+            let Some(place) = event.who else {
+                undo("what is reserved before it", &mut reserved, event).map_err(of)?;
+                continue;
+            };
+            undo("what its holder has before it", &mut holders[place], event).map_err(of)?;
+            undo("what its tag has before it", &mut tags[self.holders[place].tag as usize], event)
+                .map_err(of)?;
+            let allocated: u64 = tags.iter().sum();
+            if allocated > reserved {
+                let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));
+                return Err(of(format!("{allocated} are allocated before it, and {reserved} reserved")));
+            }
+        }
+        Ok(())
+    }
+
+    fn check_event(&self, event: &EventInfo) -> Result<(), String> {
+        bytes("time_us", event.time_us)?;
+        // A request that failed may have been for any number of bytes.
+        if event.action != Action::Oom {
+            end("it", event.address, event.size)?;
+            bytes("requested_size", event.requested_size)?;
+        }
+        self.check_holder(event.who, event.action.has_holder())
+    }
+}
+
+/// Takes an event's change of a sum back.
+fn undo(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
+    match event.action {
+        Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
+            *sum = sum.saturating_sub(event.size);
+            Ok(())
+        }
+        Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
+            add(name, sum, event.size)
+        }
+        Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => Ok(()),
+    }
+}
+
+impl SegmentInfo {
+    /// Adds a block to the segment's sums.
+    pub(super) fn add_sizes(&mut self, block: &BlockInfo) {
+        let live = block.state == BlockState::ActiveAllocated;
+        let awaits = block.state == BlockState::ActiveAwaitingFree;
+        self.total_size += block.size;
+        self.allocated_size += if live { block.size } else { 0 };
+        self.active_size += if live || awaits { block.size } else { 0 };
+        self.requested_size += block.requested_size;
+    }
+}
