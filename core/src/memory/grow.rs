@@ -57,6 +57,11 @@ const STEP_MOVES: u64 = 4;
 const REQUESTED: u64 = 40;
 const REQUESTED_COPIES: u64 = 8;
 const WAIT: u64 = 4;
+/// A program that uses more than ever grows as long as that is at least this part of what moves for it.
+const GROWN: u64 = 8;
+/// Else its blocks grow by a little each time. The pool may hold as much more as so many of them take, or this part of what the program uses.
+const CREPT_BLOCKS: u64 = 4;
+const CREPT_PART: u64 = 8;
 
 /// The bytes that have moved lately: less by one for every so many bytes that the program requests.
 #[derive(Clone, Copy, Debug)]
@@ -478,9 +483,14 @@ impl State {
         }
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
         if moved > 0 {
-            // Where the program uses more than ever, it still grows: that is no sign that it does not settle.
-            if self.most_active(need) == self.heap.counters.most_active {
-                self.moved.add(self.heap.counters.lent(), moved + WAIT * self.piece(need, page));
+            // Where the program uses more than ever, it still grows: what moves for that is no sign that it does not settle. But blocks that
+            // grow by a little each time, as those of a cache do, move much more than that.
+            let grown = self.most_active(need) - self.heap.counters.most_active;
+            let (lent, cost) = (self.heap.counters.lent(), moved + WAIT * self.piece(need, page));
+            match grown {
+                0 => self.moved.add(lent, cost),
+                _ if grown < moved / GROWN => self.crept.add(lent, cost),
+                _ => {}
             }
         }
         self.send_donors(moved);
@@ -562,6 +572,9 @@ impl State {
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
+        // A block that grows by a little needs some free places of its size, and no more.
+        let crept = self.crept.now(self.heap.counters.lent()).saturating_sub(most / 2);
+        let beyond = beyond.max(crept.min(need.size.saturating_mul(CREPT_BLOCKS).max(most / CREPT_PART)));
         slack.saturating_add(beyond).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
     }
 

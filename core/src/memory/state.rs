@@ -62,6 +62,8 @@ pub(super) struct State {
     pub(super) waiting: VecDeque<(Fence, Waiting)>,
     pub(super) donors: Donors,
     pub(super) moved: Moved,
+    /// Bytes that have moved lately for blocks that grow by a little each time.
+    pub(super) crept: Moved,
     pub(super) rest: Rest,
     pub(super) share: Share,
     pub(super) rows: Rows,
@@ -122,6 +124,7 @@ impl State {
             waiting: VecDeque::new(),
             donors: Donors::default(),
             moved: Moved::default(),
+            crept: Moved::default(),
             rest: Rest::default(),
             share: Share::new(source.is_real()),
             rows: Rows::default(),

@@ -1,0 +1,96 @@
+//! A cache that is grown by `cat`: each token makes every block anew, one row larger, and frees the old one.
+
+use std::sync::Arc;
+
+use super::super::fake::FakeSource;
+use super::super::{Config, Pool, Request};
+use crate::error::Result;
+
+/// Keys and values of so many layers, for so many tokens of `row` bytes; what stands beside them in a step is small.
+struct Cache {
+    layers: usize,
+    tokens: u64,
+    row: u64,
+    /// Blocks for all tokens from the beginning.
+    fixed: bool,
+}
+
+/// What a pool made of it.
+#[derive(Debug)]
+struct Made {
+    calls: u64,
+    ratio: f64,
+}
+
+impl Cache {
+    fn run(&self, source: FakeSource) -> Result<Made> {
+        let source = Arc::new(source);
+        let pool = Pool::new(source.clone(), Config::default()).with_mover(source.clone());
+        let ask = |bytes: u64| pool.alloc(Request::new(bytes).movable());
+        let mut blocks = Vec::new();
+        let (mut requested, mut exact) = (0, 0);
+        for _ in 0..2 * self.layers {
+            let tokens = if self.fixed { self.tokens } else { 1 };
+            blocks.push((ask(tokens * self.row)?, tokens * self.row));
+            requested += tokens * self.row;
+        }
+        for token in 2..=self.tokens {
+            let mut hidden = ask(self.row)?;
+            requested += self.row;
+            for (at, (block, bytes)) in blocks.iter_mut().enumerate() {
+                if !self.fixed {
+                    let larger = ask(token * self.row)?;
+                    requested += token * self.row;
+                    exact = requested.max(exact);
+                    pool.free(std::mem::replace(block, larger));
+                    requested -= std::mem::replace(bytes, token * self.row);
+                }
+                if at % 2 == 1 {
+                    let next = ask(self.row)?;
+                    exact = (requested + self.row).max(exact);
+                    pool.free(std::mem::replace(&mut hidden, next));
+                }
+            }
+            pool.free(hidden);
+            requested -= self.row;
+        }
+        let stats = pool.stats();
+        let peak_requested = stats.requested_bytes.all.peak;
+        let ratio = source.peak() as f64 / peak_requested as f64;
+        assert_eq!(peak_requested, exact, "peaks are those of the requests");
+        Ok(Made { calls: source.calls().memory(), ratio })
+    }
+}
+
+#[test]
+fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
+    // Layers, tokens, bytes of a token; calls and reserved over requested in virtual memory, and in plain segments.
+    let caches = [(12, 2000, 9216, (480, 1.10), (20, 1.37)), (24, 1500, 8192, (600, 1.08), (28, 1.34))];
+    for (layers, tokens, row, paged, plain) in caches {
+        let cache = Cache { layers, tokens, row, fixed: false };
+        let sources = [(FakeSource::paged(80 << 30), paged), (FakeSource::plain(80 << 30), plain)];
+        for (source, (calls, ratio)) in sources {
+            let made = cache.run(source)?;
+            assert!(made.calls <= calls && made.ratio <= ratio, "{layers} layers: {made:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn six_thousand_tokens_call_the_driver_a_thousand_times() -> Result<()> {
+    let made =
+        Cache { layers: 12, tokens: 6000, row: 3072, fixed: false }.run(FakeSource::paged(80 << 30))?;
+    assert!(made.calls <= 1100 && made.ratio <= 1.11, "{made:?}");
+    Ok(())
+}
+
+#[test]
+fn a_cache_that_is_there_from_the_beginning_needs_hardly_more_than_it_has() -> Result<()> {
+    let cache = Cache { layers: 12, tokens: 2000, row: 9216, fixed: true };
+    for (source, calls) in [(FakeSource::paged(80 << 30), 30), (FakeSource::plain(80 << 30), 12)] {
+        let made = cache.run(source)?;
+        assert!(made.calls <= calls && made.ratio <= 1.03, "{made:?}");
+    }
+    Ok(())
+}
