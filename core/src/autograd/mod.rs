@@ -202,6 +202,11 @@ enum Kind {
 }
 
 impl Node {
+    /// The operation's name.
+    pub(crate) fn op(&self) -> &'static str {
+        self.op
+    }
+
     /// That its gradient has none.
     fn refusal(&self) -> Error {
         Error::NoSecondGradient { op: self.op, place: self.describe() }

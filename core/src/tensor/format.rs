@@ -1,67 +1,358 @@
-//! How a tensor prints: nested brackets, long dimensions shortened, type and device last.
+//! Printing of tensors, by PyTorch's rules (`torch/_tensor_str.py`): one scale for all elements, aligned columns, nested brackets, long
+//! dimensions shortened, and after the elements the device, the type and the gradient.
 
 use std::fmt;
+use std::sync::TryLockError;
 
 use super::Tensor;
+use crate::autograd::Meta;
 use crate::dtype::DType;
+use crate::error::Result;
 
-/// Indices shown at each end of a shortened dimension.
+/// Elements shown at each end of a shortened dimension.
 const EDGE: usize = 3;
 /// Tensors of more elements are shortened.
 const SHORTEN: usize = 1000;
+/// Digits after the point.
+const PRECISION: usize = 4;
+/// Columns of a line.
+const WIDTH: usize = 80;
+/// Tensors of more elements are read only at the edges of their dimensions.
+const READ_WHOLE: usize = 1 << 16;
+/// Attempts to take the dispatch lock before the elements are given up.
+const ATTEMPTS: usize = 10_000;
+const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
+    /// Prints as PyTorch does: `tensor([1.0000, 2.5000], device='wgpu:0')`. A precision is that of the elements: `{:.2}`.
+    ///
+    /// The elements are read, which waits for the device. Where they cannot be read, the text says why in their place.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.device().is_null() {
-            return write!(f, "{self:?}");
-        }
-        match self.to_f64s() {
-            Ok(values) => {
-                let shorten = self.numel() > SHORTEN;
-                write_level(f, &values, self.shape(), self.dtype(), shorten, 0)?;
-                write!(f, " {} {:?} {}", self.dtype(), self.shape(), self.device())
-            }
-            Err(e) => write!(f, "{self:?} (not readable: {e})"),
-        }
+        let precision = f.precision().unwrap_or(PRECISION);
+        f.write_str(&text(self, precision))
     }
 }
 
-fn write_level(
-    f: &mut fmt::Formatter<'_>,
-    values: &[f64],
-    shape: &[usize],
-    dtype: DType,
-    shorten: bool,
-    depth: usize,
-) -> fmt::Result {
-    let Some((&n, inner)) = shape.split_first() else {
-        return match (values.first(), dtype) {
-            (None, _) => Ok(()),
-            (Some(v), DType::Bool) => write!(f, "{}", *v != 0.0),
-            (Some(v), d) if d.is_float() || d.is_stored() => match f.precision() {
-                Some(p) => write!(f, "{v:.p$}"),
-                None => write!(f, "{v:.4}"),
-            },
-            (Some(v), _) => write!(f, "{v}"),
-        };
-    };
-    let step = values.len().checked_div(n).unwrap_or(0);
-    f.write_str("[")?;
-    for i in 0..n {
-        if shorten && n > 2 * EDGE && i == EDGE {
-            f.write_str(", ...")?;
+impl fmt::Debug for Tensor {
+    /// Prints the same as [`Display`](fmt::Display).
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+fn text(tensor: &Tensor, precision: usize) -> String {
+    let shape = tensor.shape();
+    let mut suffixes = vec![format!("device='{}'", tensor.device())];
+    let plain = matches!(tensor.dtype(), DType::F32 | DType::I64 | DType::Bool);
+    let elements = if tensor.numel() == 0 {
+        if shape.len() != 1 {
+            suffixes.push(format!("shape={shape:?}"));
         }
-        if shorten && n > 2 * EDGE && (EDGE..n - EDGE).contains(&i) {
-            continue;
+        if tensor.dtype() != DType::F32 {
+            suffixes.push(format!("dtype={}", tensor.dtype()));
         }
-        if i > 0 {
-            if inner.is_empty() {
-                f.write_str(", ")?;
-            } else {
-                write!(f, ",\n{:width$}", "", width = depth + 1)?;
+        "[]".to_owned()
+    } else {
+        let shorten = tensor.numel() > SHORTEN;
+        match read(tensor, shorten) {
+            Ok((values, shape)) => {
+                if !plain {
+                    suffixes.push(format!("dtype={}", tensor.dtype()));
+                }
+                let style = Style::of(&values, precision);
+                let original = tensor.shape();
+                Writer { values: &values, style, shorten, original }.level(0, 0, &shape, PREFIX.len())
+            }
+            Err(reason) => {
+                suffixes.push(format!("shape={shape:?}"));
+                suffixes.push(format!("dtype={}", tensor.dtype()));
+                reason
             }
         }
-        write_level(f, &values[i * step..(i + 1) * step], inner, dtype, shorten, depth + 1)?;
+    };
+    match tensor.meta() {
+        Some(Meta::Node(node)) => suffixes.push(format!("grad_fn=<{}>", node.op())),
+        Some(_) => suffixes.push("requires_grad=True".to_owned()),
+        None => {}
     }
-    f.write_str("]")
+    let mut text = format!("{PREFIX}{elements}");
+    let mut line = text.rfind('\n').map_or(text.len() + 2, |at| text.len() - at + 1);
+    for suffix in suffixes {
+        if line + suffix.len() + 2 > WIDTH {
+            text.push_str(&format!(",\n{:1$}{suffix}", "", PREFIX.len()));
+            line = PREFIX.len() + suffix.len();
+        } else {
+            text.push_str(&format!(", {suffix}"));
+            line += suffix.len() + 2;
+        }
+    }
+    text + ")"
+}
+
+/// Elements that are printed.
+enum Values {
+    Float(Vec<f64>),
+    Whole(Vec<i64>),
+    Truth(Vec<bool>),
+}
+
+/// The elements that are printed, and the extents that they have then; or what is printed in their place.
+fn read(tensor: &Tensor, shorten: bool) -> Result<(Values, Vec<usize>), String> {
+    if tensor.device().is_null() {
+        return Err("<unknown: the null device computes no values>".to_owned());
+    }
+    // A read that is refused would be a fault of the step; printing is none.
+    if tensor.device().tape().takes() {
+        return Err("<error: a step is being captured, so its values are not there yet>".to_owned());
+    }
+    // The thread that formats may hold the dispatch lock already.
+    for attempt in 0.. {
+        match tensor.device().lanes().gate.try_lock() {
+            Err(TryLockError::WouldBlock) if attempt == ATTEMPTS => {
+                return Err("<error: the device is in use by an operation that has not ended>".to_owned());
+            }
+            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            Ok(_) | Err(TryLockError::Poisoned(_)) => break,
+        }
+    }
+    let mut shape = tensor.shape().to_vec();
+    let mut bytes = Vec::new();
+    let read = if shorten && tensor.numel() > READ_WHOLE {
+        let cut = edges(&tensor.detach(), &mut bytes);
+        shape.iter_mut().for_each(|n| *n = shown(*n).count());
+        cut
+    } else {
+        tensor.to_bytes().map(|all| bytes = all)
+    };
+    read.map_err(|e| format!("<error: {}>", e.to_string().replace('\n', " ")))?;
+    let values = values(&bytes, tensor.dtype());
+    if !shorten || tensor.numel() > READ_WHOLE {
+        return Ok((values, shape));
+    }
+    let places = places(&shape);
+    shape.iter_mut().for_each(|n| *n = shown(*n).count());
+    let values = match values {
+        Values::Float(all) => Values::Float(places.iter().map(|&at| all[at]).collect()),
+        Values::Whole(all) => Values::Whole(places.iter().map(|&at| all[at]).collect()),
+        Values::Truth(all) => Values::Truth(places.iter().map(|&at| all[at]).collect()),
+    };
+    Ok((values, shape))
+}
+
+/// The indices of a shortened dimension that are printed.
+fn shown(n: usize) -> impl Iterator<Item = usize> {
+    let cut = n > 2 * EDGE;
+    (0..n.min(2 * EDGE)).map(move |i| if cut && i >= EDGE { n - 2 * EDGE + i } else { i })
+}
+
+/// The places of the printed elements among all of them, row-major.
+fn places(shape: &[usize]) -> Vec<usize> {
+    shape
+        .iter()
+        .fold(vec![0], |places, &n| places.iter().flat_map(|at| shown(n).map(move |i| at * n + i)).collect())
+}
+
+/// Reads the printed elements of a large tensor.
+fn edges(tensor: &Tensor, into: &mut Vec<u8>) -> Result<()> {
+    let n = tensor.shape().first().copied().unwrap_or(1);
+    match tensor.rank() {
+        0 => into.extend(tensor.to_bytes()?),
+        1 if n > 2 * EDGE => {
+            into.extend(tensor.narrow(0, 0, EDGE)?.to_bytes()?);
+            into.extend(tensor.narrow(0, n - EDGE, EDGE)?.to_bytes()?);
+        }
+        1 => into.extend(tensor.to_bytes()?),
+        _ => {
+            for i in shown(n) {
+                edges(&tensor.select(0, i as isize)?, into)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn values(bytes: &[u8], dtype: DType) -> Values {
+    fn all<T: bytemuck::Pod, R>(bytes: &[u8], f: impl Fn(T) -> R) -> Vec<R> {
+        bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
+    }
+    match dtype {
+        DType::F32 => Values::Float(all(bytes, |x: f32| x.into())),
+        DType::F64 => Values::Float(all(bytes, |x: f64| x)),
+        DType::F16 => Values::Float(all(bytes, |x: half::f16| x.into())),
+        DType::BF16 => Values::Float(all(bytes, |x: half::bf16| x.into())),
+        DType::F8E4M3 | DType::F8E5M2 => {
+            Values::Float(bytes.iter().map(|&x| super::float8::to_f32(dtype, x).into()).collect())
+        }
+        DType::I32 => Values::Whole(all(bytes, |x: i32| x.into())),
+        DType::U32 => Values::Whole(all(bytes, |x: u32| x.into())),
+        DType::I64 => Values::Whole(all(bytes, |x: i64| x)),
+        DType::U8 => Values::Whole(all(bytes, |x: u8| x.into())),
+        DType::Bool => Values::Truth(all(bytes, |x: u8| x != 0)),
+    }
+}
+
+/// How all elements are written.
+#[derive(Clone, Copy, Debug, Default)]
+struct Style {
+    /// Whole numbers, as `3.`.
+    whole: bool,
+    /// With an exponent.
+    scientific: bool,
+    precision: usize,
+    /// Characters that an element takes at least.
+    width: usize,
+}
+
+impl Style {
+    fn of(values: &Values, precision: usize) -> Self {
+        let all = match values {
+            Values::Float(all) => all,
+            Values::Whole(all) => {
+                let width = all.iter().map(|v| v.to_string().len()).max().unwrap_or(1);
+                return Self { width, ..Self::default() };
+            }
+            Values::Truth(all) => {
+                return Self { width: if all.contains(&false) { 5 } else { 4 }, ..Self::default() };
+            }
+        };
+        let nonzero = || all.iter().copied().filter(|v| v.is_finite() && *v != 0.0);
+        let (least, most) =
+            nonzero().map(f64::abs).fold((f64::INFINITY, 0.0), |(l, m), v| (f64::min(l, v), f64::max(m, v)));
+        let mut style = Self { whole: true, scientific: false, precision, width: 1 };
+        if most > 0.0 {
+            style.whole = nonzero().all(|v| v == v.ceil());
+            style.scientific = most / least > 1000.0 || most > 1e8 || (!style.whole && least < 1e-4);
+            style.width = nonzero().map(|v| style.float(v).len()).max().unwrap_or(1);
+        }
+        style
+    }
+
+    /// A number without padding.
+    fn float(&self, value: f64) -> String {
+        if value.is_nan() {
+            return "nan".to_owned();
+        }
+        if value.is_infinite() {
+            return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
+        }
+        let precision = self.precision;
+        if !self.scientific {
+            return if self.whole { format!("{value:.0}.") } else { format!("{value:.precision$}") };
+        }
+        // An exponent has a sign and at least two digits.
+        let text = format!("{value:.precision$e}");
+        let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
+        let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
+        format!("{digits}e{sign}{exponent:0>2}")
+    }
+}
+
+/// Writes the elements in brackets.
+struct Writer<'a> {
+    values: &'a Values,
+    style: Style,
+    shorten: bool,
+    /// The extents before dimensions were shortened.
+    original: &'a [usize],
+}
+
+impl Writer<'_> {
+    fn element(&self, at: usize) -> String {
+        let width = self.style.width;
+        let text = match self.values {
+            Values::Float(all) => self.style.float(all[at]),
+            Values::Whole(all) => all[at].to_string(),
+            Values::Truth(all) => if all[at] { "True" } else { "False" }.to_owned(),
+        };
+        format!("{text:>width$}")
+    }
+
+    /// A part of the tensor that starts at an element, at a depth, in a column.
+    fn level(&self, depth: usize, start: usize, shape: &[usize], column: usize) -> String {
+        let Some((&n, inner)) = shape.split_first() else { return self.element(start) };
+        let step: usize = inner.iter().product();
+        let cut = self.shorten && self.original[depth] > 2 * EDGE;
+        let mut parts: Vec<String> = Vec::new();
+        for i in 0..n {
+            if cut && i == EDGE {
+                parts.push(if inner.is_empty() { " ..." } else { "..." }.to_owned());
+            }
+            parts.push(self.level(depth + 1, start + i * step, inner, column + 1));
+        }
+        let indent = " ".repeat(column + 1);
+        if !inner.is_empty() {
+            let between = format!(",{}{indent}", "\n".repeat(inner.len()));
+            return format!("[{}]", parts.join(&between));
+        }
+        let in_line = (WIDTH.saturating_sub(column) / (self.style.width + 2)).max(1);
+        let lines: Vec<String> = parts.chunks(in_line).map(|line| line.join(", ")).collect();
+        format!("[{}]", lines.join(&format!(",\n{indent}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown_as(values: Values, shape: &[usize]) -> String {
+        let style = Style::of(&values, PRECISION);
+        Writer { values: &values, style, shorten: false, original: shape }.level(0, 0, shape, PREFIX.len())
+    }
+
+    fn floats(values: &[f64]) -> String {
+        shown_as(Values::Float(values.to_vec()), &[values.len()])
+    }
+
+    #[test]
+    fn one_scale_is_chosen_for_all_elements() {
+        let (nan, inf) = (f64::NAN, f64::INFINITY);
+        assert_eq!(floats(&[1.0, 2.5]), "[1.0000, 2.5000]");
+        assert_eq!(floats(&[1.0, -20.0, 0.0]), "[  1., -20.,   0.]");
+        assert_eq!(floats(&[1e-10, 1e10]), "[1.0000e-10, 1.0000e+10]");
+        assert_eq!(floats(&[1e-10]), "[1.0000e-10]");
+        assert_eq!(floats(&[1e10, 0.0]), "[1.0000e+10, 0.0000e+00]");
+        assert_eq!(floats(&[1.0, 1000.0]), "[   1., 1000.]");
+        assert_eq!(floats(&[1.0, 1001.0]), "[1.0000e+00, 1.0010e+03]");
+        assert_eq!(floats(&[0.5, 501.0]), "[5.0000e-01, 5.0100e+02]");
+        assert_eq!(floats(&[1e8, 1e8]), "[100000000., 100000000.]");
+        assert_eq!(floats(&[1e-4, 0.01]), "[0.0001, 0.0100]");
+        assert_eq!(floats(&[9e-5, 0.01]), "[9.0000e-05, 1.0000e-02]");
+        assert_eq!(floats(&[0.0, -0.0, 0.0]), "[0., -0., 0.]");
+        assert_eq!(floats(&[nan, inf, -inf]), "[nan, inf, -inf]");
+        assert_eq!(floats(&[nan, 1.5, -inf]), "[   nan, 1.5000,   -inf]");
+        assert_eq!(floats(&[1e-300, inf]), "[1.0000e-300,         inf]");
+        assert_eq!(floats(&[0.12345, -1.0]), "[ 0.1235, -1.0000]");
+    }
+
+    #[test]
+    fn rows_and_blocks_are_aligned() {
+        let values = Values::Whole(vec![1, 10, -100, 4, 5, 6, 7, 8]);
+        let text =
+            "[[[   1,   10],\n         [-100,    4]],\n\n        [[   5,    6],\n         [   7,    8]]]";
+        assert_eq!(shown_as(values, &[2, 2, 2]), text);
+        assert_eq!(shown_as(Values::Truth(vec![true, false]), &[2]), "[ True, False]");
+        assert_eq!(shown_as(Values::Truth(vec![true, true]), &[2]), "[True, True]");
+        assert_eq!(shown_as(Values::Float(vec![3.0]), &[]), "3.");
+        assert_eq!(shown_as(Values::Whole(vec![i64::MIN]), &[]), "-9223372036854775808");
+    }
+
+    #[test]
+    fn long_rows_are_broken_at_eighty_columns() {
+        let text = shown_as(Values::Float((0..20).map(|i| f64::from(i) + 0.5).collect()), &[20]);
+        let lines: Vec<&str> = text.lines().collect();
+        // (80 - 7) / (7 + 2) elements fit.
+        assert_eq!(lines[0], "[ 0.5000,  1.5000,  2.5000,  3.5000,  4.5000,  5.5000,  6.5000,  7.5000,");
+        assert_eq!(
+            lines[1],
+            "         8.5000,  9.5000, 10.5000, 11.5000, 12.5000, 13.5000, 14.5000, 15.5000,"
+        );
+        assert_eq!(lines[2], "        16.5000, 17.5000, 18.5000, 19.5000]");
+    }
+
+    #[test]
+    fn places_of_shortened_dimensions() {
+        assert_eq!(places(&[8]), [0, 1, 2, 5, 6, 7]);
+        assert_eq!(places(&[2, 7]), [0, 1, 2, 4, 5, 6, 7, 8, 9, 11, 12, 13]);
+        assert_eq!(places(&[]), [0]);
+    }
 }

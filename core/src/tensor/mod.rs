@@ -1,6 +1,5 @@
 //! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
 
-use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
@@ -410,11 +409,5 @@ impl Tensor {
             return Ok(());
         }
         Err(Error::Device { op, left: self.device().to_string(), right: other.device().to_string() })
-    }
-}
-
-impl fmt::Debug for Tensor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Tensor({} {:?} on {})", self.dtype(), self.shape(), self.device())
     }
 }

@@ -53,6 +53,7 @@ mod plan;
 mod pointwise;
 mod pools;
 mod postnorm;
+mod printing;
 mod products;
 mod profile;
 mod random;
@@ -89,6 +90,7 @@ use tests;
 
 const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
+    ("printing", printing::TESTS),
     ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),
     ("pools", pools::TESTS),
