@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::check::MOST_BYTES;
 use crate::environment;
 use crate::error::{Error, Result};
 
@@ -232,7 +233,8 @@ impl Config {
         if divisions > 1 && bytes > unit.saturating_mul(divisions) {
             let step = (1 << bytes.ilog2()) / divisions;
             if step > unit {
-                return bytes.checked_next_multiple_of(step).unwrap_or(bytes).next_multiple_of(unit);
+                let rounded = bytes.checked_next_multiple_of(step).unwrap_or(bytes);
+                return rounded.saturating_add(unit - 1) & !(unit - 1);
             }
         }
         // No division: this is done for every request.
@@ -318,8 +320,9 @@ impl Setting<'_> {
     }
 
     fn whole(&self, unit: u64) -> Result<u64> {
-        let number = self.value.parse::<u64>().ok().filter(|&n| n > 0);
-        number.and_then(|n| n.checked_mul(unit)).ok_or_else(|| self.wrong("a whole number above 0"))
+        let most = MOST_BYTES / unit;
+        let number = self.value.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
+        number.map(|n| n * unit).ok_or_else(|| self.wrong(&format!("a whole number from 1 to {most}")))
     }
 
     fn boolean(&self) -> Result<bool> {
@@ -484,7 +487,7 @@ mod tests {
     fn mistakes_are_named() {
         insta::assert_snapshot!(message("max_split_mb:3"), @"unrecognized key `max_split_mb`; valid keys are backend, compaction, expandable_segments, fit, garbage_collection_threshold, growth_slack, large_segment_size_mb, max_memory_mb, max_non_split_rounding_mb, max_process_memory_mb, max_split_size_mb, per_process_memory_fraction, release_before_growth, roundup_power2_divisions, small_size_kb, throw_on_cudamalloc_oom");
         insta::assert_snapshot!(message("expandable_segments:true"), @"`expandable_segments:true`: expected True or False");
-        insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number above 0");
+        insta::assert_snapshot!(message("max_split_size_mb:-1"), @"`max_split_size_mb:-1`: expected a whole number from 1 to 8589934592");
         insta::assert_snapshot!(message("max_split_size_mb:2"), @"max_split_size_mb:2 must be larger than large_segment_size_mb:20, or no large block could be split");
         insta::assert_snapshot!(message("per_process_memory_fraction:1.5"), @"`per_process_memory_fraction:1.5`: expected a number from 0 to 1");
         insta::assert_snapshot!(message("roundup_power2_divisions:[256:3]"), @"`roundup_power2_divisions:[256:3]`: expected a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)");
@@ -492,6 +495,66 @@ mod tests {
         insta::assert_snapshot!(message("roundup_power2_divisions:[512:2"), @"`roundup_power2_divisions:[512:2`: `]` is missing");
         insta::assert_snapshot!(message("expandable_segments"), @"`expandable_segments`: expected `key:value`, separated by commas");
         insta::assert_snapshot!(message("backend:cudaMallocAsync"), @"`backend:cudaMallocAsync`: expected `native` (this pool; there is no other)");
+    }
+
+    /// Every key, at the ends of its range and outside of it.
+    #[test]
+    fn each_range_is_kept() -> Result<()> {
+        let sizes = [
+            ("max_non_split_rounding_mb", MOST_BYTES / MIB),
+            ("large_segment_size_mb", MOST_BYTES / MIB),
+            ("max_memory_mb", MOST_BYTES / MIB),
+            ("max_process_memory_mb", MOST_BYTES / MIB),
+            ("small_size_kb", MOST_BYTES / KIB),
+        ];
+        for (key, most) in sizes {
+            for good in [1, most] {
+                let config = Config::parse(&format!("{key}:{good}"))?;
+                assert_eq!(Config::parse(&config.to_string())?, config, "{key}:{good}");
+            }
+            for bad in [
+                "0",
+                "-1",
+                "1.5",
+                "",
+                "x",
+                "18446744073709551615",
+                "18446744073709551616",
+                &(most + 1).to_string(),
+            ] {
+                let message = message(&format!("{key}:{bad}"));
+                assert!(
+                    message.contains(&format!("`{key}:{bad}`: expected a whole number from 1 to {most}")),
+                    "{message}"
+                );
+            }
+        }
+        let fractions = [
+            ("garbage_collection_threshold", 1.0),
+            ("per_process_memory_fraction", 1.0),
+            ("growth_slack", 100.0),
+        ];
+        for (key, most) in fractions {
+            for good in [0.0, most] {
+                Config::parse(&format!("{key}:{good}"))?;
+            }
+            for bad in ["-0.1", "NaN", "inf", "", "101"] {
+                let message = message(&format!("{key}:{bad}"));
+                assert!(
+                    message.contains(&format!("`{key}:{bad}`: expected a number from 0 to {most}")),
+                    "{message}"
+                );
+            }
+        }
+        for bad in [
+            "roundup_power2_divisions:65536",
+            "roundup_power2_divisions:[65536:2]",
+            "fit:worst",
+            "compaction:1",
+        ] {
+            assert!(message(bad).contains("expected"), "{bad}");
+        }
+        Ok(())
     }
 
     #[test]
@@ -511,7 +574,11 @@ mod tests {
         ] {
             assert_eq!(divided.round(bytes, 512), rounded, "{bytes}");
         }
-        assert!(plain.round(u64::MAX, 512) > u64::MAX - 512);
+        for config in [plain, divided] {
+            for bytes in [u64::MAX, u64::MAX - 511, u64::MAX - (1 << 40), 1 << 63] {
+                assert!(config.round(bytes, 512) >= bytes / 512 * 512, "{bytes}");
+            }
+        }
         Ok(())
     }
 }

@@ -211,7 +211,7 @@ impl State {
 
     fn take(&mut self, bytes: u64, capacity: u64) -> Result<(), SourceError> {
         self.failure()?;
-        if self.used + bytes > capacity {
+        if self.used.saturating_add(bytes) > capacity {
             let detail = format!("{} of {capacity} bytes are free", capacity - self.used);
             return Err(SourceError::OutOfMemory { bytes, detail });
         }

@@ -59,7 +59,9 @@ const REQUESTED_COPIES: u64 = 8;
 const WAIT: u64 = 4;
 /// A program that uses more than ever grows as long as that is at least this part of what moves for it.
 const GROWN: u64 = 8;
-/// Else its blocks grow by a little each time. The pool may hold as much more as so many of them take, or this part of what the program uses.
+/// Else its blocks grow by a little each time. Once memory has moved for them that is so many times what the program uses, the pool may
+/// hold as much more as some of these blocks take, or a part of what the program uses.
+const CREPT_FREE: u64 = 8;
 const CREPT_BLOCKS: u64 = 4;
 const CREPT_PART: u64 = 8;
 
@@ -573,7 +575,7 @@ impl State {
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.moved.now(self.heap.counters.lent()).saturating_sub(free);
         // A block that grows by a little needs some free places of its size, and no more.
-        let crept = self.crept.now(self.heap.counters.lent()).saturating_sub(most / 2);
+        let crept = self.crept.now(self.heap.counters.lent()).saturating_sub(most.saturating_mul(CREPT_FREE));
         let beyond = beyond.max(crept.min(need.size.saturating_mul(CREPT_BLOCKS).max(most / CREPT_PART)));
         slack.saturating_add(beyond).max(self.rest.held(most)).min(self.limit.unwrap_or(u64::MAX))
     }

@@ -3,6 +3,7 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use super::Block;
+use super::check::MOST_BYTES;
 use super::heap::Need;
 use super::pool::{Callback, Pool};
 use super::state::{Growth, State};
@@ -13,7 +14,8 @@ impl Pool {
     #[cold]
     pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need<'_>) -> Result<Block> {
         let source = &*self.shared.source;
-        if need.size > state.max_segment {
+        // Sums of sizes that no memory has would overflow, in the pool and in drivers.
+        if need.size > state.max_segment.min(MOST_BYTES) {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
 

@@ -1,6 +1,7 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
 mod compact;
+mod errors;
 mod faults;
 mod growing;
 mod limits;

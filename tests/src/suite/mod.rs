@@ -69,6 +69,7 @@ mod tags;
 mod tensors;
 mod training;
 mod walks;
+mod views;
 mod wgsl;
 
 /// One test.
@@ -90,6 +91,7 @@ use tests;
 
 const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
+    ("views", views::TESTS),
     ("printing", printing::TESTS),
     ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),

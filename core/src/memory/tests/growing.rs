@@ -65,7 +65,7 @@ impl Cache {
 #[test]
 fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
     // Layers, tokens, bytes of a token; calls and reserved over requested in virtual memory, and in plain segments.
-    let caches = [(12, 2000, 9216, (480, 1.10), (20, 1.37)), (24, 1500, 8192, (600, 1.08), (28, 1.34))];
+    let caches = [(12, 2000, 9216, (1100, 1.09), (20, 1.37)), (24, 1500, 8192, (1600, 1.13), (28, 1.34))];
     for (layers, tokens, row, paged, plain) in caches {
         let cache = Cache { layers, tokens, row, fixed: false };
         let sources = [(FakeSource::paged(80 << 30), paged), (FakeSource::plain(80 << 30), plain)];
@@ -78,10 +78,10 @@ fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
 }
 
 #[test]
-fn six_thousand_tokens_call_the_driver_a_thousand_times() -> Result<()> {
+fn six_thousand_tokens_need_a_fifth_of_the_calls_that_moving_each_time_does() -> Result<()> {
     let made =
         Cache { layers: 12, tokens: 6000, row: 3072, fixed: false }.run(FakeSource::paged(80 << 30))?;
-    assert!(made.calls <= 1100 && made.ratio <= 1.11, "{made:?}");
+    assert!(made.calls <= 1750 && made.ratio <= 1.08, "{made:?}");
     Ok(())
 }
 

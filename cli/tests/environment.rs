@@ -1,0 +1,46 @@
+//! Errors of the command line: variables of the environment, and files of another kind.
+
+use std::process::Command;
+
+/// What the program says where it fails.
+fn fails(arguments: &[&str], variable: Option<(&str, &str)>) -> std::io::Result<String> {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+    let output = command.args(arguments).envs(variable).env_remove("RUST_BACKTRACE").output()?;
+    assert!(!output.status.success(), "{arguments:?} with {variable:?}");
+    Ok(String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn variables_that_cannot_be_understood_end_every_what_if() -> std::io::Result<()> {
+    let wrong = [
+        ("FOREBAY_ALLOC_CONF", "nonsense:1", "unrecognized key `nonsense`"),
+        ("FOREBAY_ALLOC_CONF_NULL_0", "max_memory_mb:x", "expected a whole number"),
+        ("FOREBAY_CUDA_VMM", "maybe", "expected 0 (off) or 1 (on)"),
+        ("FOREBAY_FUES", "0", "did you mean FOREBAY_FUSE?"),
+    ];
+    let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/traces/gnn_varsize.trace.xz");
+    for (name, value, reason) in wrong {
+        for arguments in [&["plan", "--quick"][..], &["replay", trace]] {
+            let message = fails(arguments, Some((name, value)))?;
+            assert!(message.contains(name) && message.contains(reason), "{arguments:?}: {message}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_report_of_another_kind_of_file_says_what_it_is() -> std::io::Result<()> {
+    let folder = std::env::temp_dir().join(format!("forebay-kinds-{}", std::process::id()));
+    std::fs::create_dir_all(&folder)?;
+    let path = folder.join("x.pickle");
+    std::fs::write(&path, b"\x80\x02}(X\x08\0\0\0segments")?;
+    let pickle = fails(&["memory", "report", &path.to_string_lossy()], None);
+    std::fs::write(&path, b"{\"workload\": \"w\"}\n")?;
+    let trace = fails(&["memory", "view", &path.to_string_lossy()], None);
+    std::fs::remove_dir_all(&folder)?;
+    let pickle = pickle?;
+    assert!(pickle.contains("x.pickle: no snapshot of memory: it is a Python pickle"), "{pickle}");
+    assert!(pickle.contains("`snapshot.save(\"memory.json\")`"), "{pickle}");
+    assert!(trace?.contains("`forebay replay` takes traces"));
+    Ok(())
+}

@@ -1,0 +1,60 @@
+//! Statistics right after failures: what a request that failed has left behind.
+
+use std::sync::Arc;
+
+use super::super::fake::FakeSource;
+use super::super::source::SourceError;
+use super::super::testing::fail_request;
+use super::super::{Config, Pool, Request, Stats};
+use super::MIB;
+use crate::error::Result;
+
+/// The figures that a failed request may not change.
+fn held(stats: &Stats) -> [u64; 6] {
+    [
+        stats.allocated(),
+        stats.requested_bytes.all.current,
+        stats.active_bytes.all.current,
+        stats.allocation.all.current,
+        stats.pending_bytes,
+        stats.peak_allocated(),
+    ]
+}
+
+#[test]
+fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
+    for source in [FakeSource::plain(100 * MIB), FakeSource::paged(100 * MIB)] {
+        let source = Arc::new(source);
+        let pool = Pool::new(source.clone(), Config::default()).with_mover(source.clone());
+        let kept = [pool.alloc(Request::new(30 * MIB))?, pool.alloc(Request::new(1000))?];
+        let idle = pool.alloc(Request::new(20 * MIB))?;
+        pool.free(idle);
+        let before = pool.stats();
+        // More than the device has, more than there can be, and a request that a test lets fail.
+        for bytes in [200 * MIB, 80 * MIB, 1 << 62, u64::MAX] {
+            assert!(pool.alloc(Request::new(bytes)).is_err(), "{bytes}");
+            let after = pool.stats();
+            assert_eq!(held(&after), held(&before), "after {bytes}");
+            assert_eq!(after.reserved(), source.used(), "after {bytes}");
+        }
+        fail_request(&pool, 1);
+        assert!(pool.alloc(Request::new(5000)).is_err());
+        assert_eq!(held(&pool.stats()), held(&before));
+        assert_eq!(pool.stats().num_ooms, before.num_ooms + 5);
+        // A driver that fails for another reason.
+        source.fail(0, SourceError::Driver { call: "alloc", detail: "a test said so".to_owned() });
+        assert!(pool.alloc(Request::new(60 * MIB)).is_err());
+        assert_eq!(held(&pool.stats()), held(&before));
+        assert_eq!(pool.stats().reserved(), source.used());
+        // And all is as it was for the next one.
+        let next = pool.alloc(Request::new(60 * MIB))?;
+        assert_eq!(pool.stats().allocated(), before.allocated() + 60 * MIB);
+        pool.free(next);
+        kept.into_iter().for_each(|block| pool.free(block));
+        pool.empty_cache()?;
+        assert_eq!((pool.stats().reserved(), source.used()), (0, 0));
+        assert_eq!(source.complaints(), [""; 0]);
+        pool.snapshot().check()?;
+    }
+    Ok(())
+}
