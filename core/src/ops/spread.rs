@@ -69,7 +69,7 @@ impl Spread {
         // Few workgroups with much to do each share it; each part keeps at least two turns of reads.
         let splits = if groups * 2 <= ENOUGH { (ENOUGH / groups).min(turns / 16).max(1) } else { 1 };
         // More workgroups than would keep the device busy where a thread's loop would grow too long; each read may take several turns.
-        let splits = splits.max(steps.div_ceil(LONGEST * lanes));
+        let splits = splits.max(if steps <= u32::MAX as usize { steps.div_ceil(LONGEST * lanes) } else { 1 });
         let chunk = steps.div_ceil(splits).next_multiple_of(lanes * unroll);
         Self { lanes, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
     }
