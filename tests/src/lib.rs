@@ -3,6 +3,7 @@
 
 pub mod catalog;
 pub mod curves;
+pub mod fuzz;
 pub mod golden;
 pub mod kernels;
 mod machine;

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use clap::{Parser, Subcommand};
 use forebay::device::Device;
 use forebay::prelude::*;
-use forebay_conformance::{curves, golden, kernels, suite, traces, validation};
+use forebay_conformance::{curves, fuzz, golden, kernels, suite, traces, validation};
 
 #[derive(Parser)]
 #[command(about = "Runs forebay's conformance suite on the devices of this machine")]
@@ -71,6 +71,20 @@ enum Command {
         dir: Option<PathBuf>,
         /// Only kernels whose label (`optim algorithm=adam`) contains one of these.
         filter: Vec<String>,
+    },
+    /// Calls every operation with arguments that nobody would choose, on the null device: none may panic.
+    Fuzz {
+        /// Calls of each operation.
+        #[arg(long, default_value_t = 2000)]
+        rounds: u64,
+        /// What the arguments are drawn from.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Names each call before it is made: the last one is the call that ended the process, or never ends.
+        #[arg(long, short)]
+        verbose: bool,
+        /// Only operations whose name contains this; one alone with `=` in front of its name.
+        filter: Option<String>,
     },
     /// Replays allocator traces of real workloads, and compares with PyTorch's allocator.
     Traces {
@@ -194,6 +208,15 @@ fn main() -> Result<()> {
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());
             }
+        }
+        Command::Fuzz { rounds, seed, verbose, filter } => {
+            let tell = |call: &str| {
+                if verbose {
+                    println!("{call}");
+                }
+            };
+            let counts = fuzz::run(rounds, seed, filter.as_deref().unwrap_or(""), tell)?;
+            println!("{} calls, {} of them succeeded, none panicked", counts.calls, counts.succeeded);
         }
         Command::Traces { dir } => {
             let report = traces::check(&dir.unwrap_or_else(|| data("traces")))?;

@@ -1,0 +1,161 @@
+//! Calls with arguments that nobody would choose: every operation on the null device, which runs nothing and so takes thousands of calls a second.
+//!
+//! A call may fail with an error. It may not panic, and what it returns must lie within the memory that there is.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use anyhow::{Result, ensure};
+use forebay::backend::null::Profile;
+use forebay::device::Device;
+use forebay::error::{Error, Result as ForebayResult};
+use forebay::tensor::Tensor;
+
+mod calls;
+mod draw;
+
+use draw::Draw;
+
+/// Memory of the null device: what asks for more must fail.
+const MEMORY: u64 = 64 << 20;
+
+/// An operation: its name, and a call of it with drawn arguments on drawn tensors, the first of which is `self`.
+#[derive(Clone, Copy)]
+pub(crate) struct Call {
+    name: &'static str,
+    run: fn(&mut Draw, &[Tensor]) -> ForebayResult<Vec<Tensor>>,
+}
+
+/// Tensors that a call returned.
+trait Outputs {
+    fn tensors(self) -> Vec<Tensor>;
+}
+
+macro_rules! outputs {
+    ($($t:ty: $self:ident => $tensors:expr;)*) => {$(
+        impl Outputs for $t {
+            fn tensors($self) -> Vec<Tensor> { $tensors }
+        }
+    )*};
+}
+outputs! {
+    Tensor: self => vec![self];
+    (): self => vec![];
+    bool: self => vec![];
+    f64: self => vec![];
+    usize: self => vec![];
+    Vec<Tensor>: self => self;
+    (Tensor, Tensor): self => vec![self.0, self.1];
+    (Tensor, Tensor, Tensor): self => vec![self.0, self.1, self.2];
+    forebay::ops::Unique: self => vec![self.values, self.inverse];
+    forebay::ops::Lstsq: self => vec![self.solution, self.residuals];
+    forebay::ops::States: self => vec![self.all, self.last];
+}
+
+/// Number of calls, and how many of them succeeded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// All calls.
+    pub calls: u64,
+    /// Calls without an error.
+    pub succeeded: u64,
+}
+
+thread_local! {
+    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+}
+
+/// Makes calls of every operation, or of those whose name contains `filter` (of one alone: `=name`): `rounds` of each, drawn from `seed`.
+/// `before` is told each of them.
+///
+/// # Errors
+/// A call panicked, or returned a tensor that is larger than the memory; the messages say how to make the call again.
+pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Result<Counts> {
+    let hook = std::panic::take_hook();
+    std::panic::set_hook(Box::new(|info| PANIC.with(|text| *text.borrow_mut() = info.to_string())));
+    let mut counts = Counts::default();
+    let mut found = Vec::new();
+    for call in calls::all().filter(|call| chosen(call.name, filter)) {
+        let device = Device::null(Profile { total: MEMORY, ..Profile::default() });
+        for round in 0..rounds {
+            let mut draw = Draw::new(seed, call.name, round);
+            before(&format!("{} round {round}", call.name));
+            counts.calls += 1;
+            match catch_unwind(AssertUnwindSafe(|| one(&call, &mut draw, &device))) {
+                Ok(Ok(done)) => counts.succeeded += u64::from(done),
+                Ok(Err(error)) => found.push(format!("{}: {error:#}; {}", call.name, draw.told(seed, round))),
+                Err(_) => {
+                    let text = PANIC.with(|text| text.borrow().replace('\n', " "));
+                    found.push(format!("{}: {text}; {}", call.name, draw.told(seed, round)));
+                }
+            }
+        }
+    }
+    std::panic::set_hook(hook);
+    let mut seen = std::collections::BTreeSet::new();
+    found.retain(|f| seen.insert(f.split(';').next().unwrap_or(f).to_owned()));
+    ensure!(found.is_empty(), "{} calls failed:\n{}", found.len(), found.join("\n"));
+    Ok(counts)
+}
+
+fn chosen(name: &str, filter: &str) -> bool {
+    filter.strip_prefix('=').map_or_else(|| name.contains(filter), |exact| name == exact)
+}
+
+/// One call, its results read, and gradients of them; whether it succeeded.
+fn one(call: &Call, draw: &mut Draw, device: &Device) -> Result<bool> {
+    let Ok(inputs) = draw.inputs(device) else { return Ok(false) };
+    let outputs = match (call.run)(draw, &inputs) {
+        Ok(outputs) => outputs,
+        Err(error) => {
+            ensure!(!error.to_string().is_empty(), "an error without a message");
+            return Ok(false);
+        }
+    };
+    for out in &outputs {
+        let bytes = out.numel().saturating_mul(out.dtype().size());
+        let own: usize = out.shape().iter().zip(out.strides()).filter(|(_, s)| **s != 0).map(|(n, _)| *n).fold(1, usize::saturating_mul);
+        let overlaps = out.layout().overlaps();
+        ensure!(overlaps || own as u64 <= MEMORY || out.numel() == 0, "{:?} is larger than the memory", out.shape());
+        if bytes <= 1 << 16 {
+            out.to_bytes().or_else(accepted)?;
+        }
+        if out.requires_grad() && bytes <= 1 << 16 {
+            let sum = out.sum_all().and_then(|sum| sum.backward().map(|()| sum));
+            sum.map(drop).or_else(|error| accepted(error).map(drop))?;
+        }
+    }
+    Ok(true)
+}
+
+/// Errors that a gradient or a read may give.
+fn accepted(error: Error) -> Result<Vec<u8>> {
+    ensure!(!error.to_string().is_empty(), "an error without a message");
+    Ok(Vec::new())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_argument_makes_an_operation_panic() -> Result<()> {
+        let rounds = std::env::var("FOREBAY_FUZZ_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
+        let seed = std::env::var("FOREBAY_FUZZ_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+        let counts = run(rounds, seed, "", |_| ())?;
+        // Arguments that never fit would find nothing behind the first check.
+        ensure!(counts.succeeded * 20 > counts.calls, "{counts:?}");
+        Ok(())
+    }
+
+    #[test]
+    fn every_public_operation_is_called() -> Result<()> {
+        let names: std::collections::BTreeSet<&str> = calls::all().map(|call| call.name).collect();
+        for case in crate::catalog::cases() {
+            let name = case.name.split(' ').next().unwrap_or_default();
+            let is_method = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
+            ensure!(!is_method || names.contains(name) || calls::ELSEWHERE.contains(&name), "{name} is missing in fuzz/calls.rs");
+        }
+        Ok(())
+    }
+}
