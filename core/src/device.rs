@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
+use forebay_shaders::module::Interface;
 use rustc_hash::FxHashMap;
 
 use crate::autograd;
@@ -15,7 +16,6 @@ use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
 use crate::ops::conv_windows::{self, Switch};
-use crate::ops::custom::{Elements, declared};
 use crate::ops::fuse;
 use crate::profile::{Recording, Work};
 use crate::stream::{Copies, Lanes};
@@ -37,7 +37,7 @@ struct Inner {
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     /// By their identities.
     known: RwLock<FxHashMap<Box<[usize]>, Kernel>>,
-    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Elements)>>,
+    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Arc<Interface>)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
     random: Mutex<RandomState>,
@@ -383,22 +383,25 @@ impl Device {
         known.get(identity.known()?).copied()
     }
 
-    /// The compiled form of a user's kernel, and what its bindings hold.
+    /// The compiled form of a user's kernel, and what it declares.
     pub(crate) fn custom_kernel(
         &self,
         label: &'static str,
         wgsl: &'static str,
         overrides: &'static [(&'static str, f64)],
-    ) -> Result<(Kernel, Elements)> {
+    ) -> Result<(Kernel, Arc<Interface>)> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let kernels = &self.inner.custom;
         if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(form.clone());
         }
+        // What is wrong with it is said in the terms of WGSL, before a backend compiles it.
+        let interface = forebay_shaders::module::interface(wgsl, "main")
+            .map_err(|message| crate::error::Error::Kernel { label: label.to_owned(), message })?;
         let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
         // What is wrong with a user's kernel is said where it is first run.
         self.inner.backend.compiled(kernel.id)?;
-        let form = (kernel, declared(wgsl));
+        let form = (kernel, Arc::new(interface));
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
         Ok(form)
     }

@@ -17,6 +17,7 @@ use minijinja::{Environment, UndefinedBehavior, Value};
 use thiserror::Error;
 
 pub mod cuda;
+pub mod module;
 mod templates;
 pub use templates::TEMPLATES;
 

@@ -44,10 +44,12 @@ fn selecting() {
 
 #[test]
 fn scattering_runs() {
-    for chained in [false, true] {
-        for index in ["i32", "u32", "i64w"] {
-            valid(&KernelSpec::new("places").def("index", index).def("chained", chained));
+    for index in ["i32", "u32", "i64w"] {
+        let of = |chained| KernelSpec::new("places").def("index", index).def("chained", chained);
+        for (chained, wraps) in [(false, false), (false, true), (true, false), (true, true)] {
+            valid(&of(chained).def("wraps", wraps).def("narrow", false));
         }
+        valid(&of(false).def("wraps", false).def("narrow", true));
     }
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {

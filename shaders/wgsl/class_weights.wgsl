@@ -12,7 +12,8 @@ struct Params {
     ignore_class: i32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "goal", goal) }}
+{{ t.index(0, "goal", goal) }}
+{{ t.narrowed() }}
 {% if weight %}
 {{ t.input(1, "weight", weight) }}
 {% endif %}
@@ -23,7 +24,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let i = group_index(group, groups) * 256u + thread;
     if i >= p.n { return; }
-    let label = i32(goal_at(i));
+    let label = narrowed(goal_words(i));
     var own = m_nan();
     if label >= 0i && label < i32(p.classes) { own = {{ "weight_at(u32(label))" if weight else "1.0" }}; }
     if label == p.ignore_class { own = 0.0; }

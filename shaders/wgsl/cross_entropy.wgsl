@@ -49,7 +49,12 @@ struct Params {
 {{ rows.input(0, "input", dtype, width) }}
 {% set next.binding = 1 %}
 {% endif %}
+{% if soft %}
 {{ t.input(next.binding, "goal", goal) }}
+{% else %}
+{{ t.index(next.binding, "goal", goal) }}
+{{ t.narrowed() }}
+{% endif %}
 {% set next.binding = next.binding + 1 %}
 {% if weight %}
 {{ t.input(next.binding, "weight", weight) }}
@@ -143,7 +148,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let dense = (number / p.inner) * p.extent * p.inner + number % p.inner;
     {% if not soft %}
     var label = 0i;
-    if live { label = i32(goal_at(place)); }
+    if live { label = narrowed(goal_words(place)); }
     let ignored = label == p.ignore_class;
     let valid = live && label >= 0i && label < i32(p.extent);
     // A label that is no class gives NaN rather than a wrong loss that nobody sees.

@@ -34,8 +34,8 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set inputs = 2 + (1 if offsets != "none" else 0) + (1 if scaled else 0) %}
 {{ t.input(0, "weight", dtype) }}
-{{ t.input(1, "index", index) }}
-{% if offsets != "none" %}{{ t.input(2, "starts", offsets) }}{% endif %}
+{{ t.index(1, "index", index) }}
+{% if offsets != "none" %}{{ t.index(2, "starts", offsets) }}{% endif %}
 {% if scaled %}{{ t.input(inputs - 1, "scale", dtype) }}{% endif %}
 {% set P = "u32" if mode == "max" else T %}
 {% if stage == "parts" %}
@@ -51,14 +51,14 @@ struct Params {
 {% if mode == "mean" %}{{ t.output(first + 2, "counts", "f64" if dtype == "f64" else "f32") }}{% endif %}
 {% if mode == "max" %}{{ t.output(first + 2, "places", "i32") }}{% endif %}
 {% endif %}
-{{ t.place(index) }}
+{{ t.place() }}
 
 fn bag_start(bag: u32) -> u32 {
     {% if offsets == "none" %}
     return bag * p.length;
     {% else %}
     if bag >= p.offset_count { return p.samples; }
-    return min(u32(starts_at(p.bag_offset + bag)), p.samples);
+    return min(place(starts_words(p.bag_offset + bag), p.samples), p.samples);
     {% endif %}
 }
 
@@ -79,7 +79,7 @@ fn larger(found: Found, v: {{ T }}, row: u32) -> Found {
 fn with_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
     var found = before;
     for (var sample = start; sample < end; sample++) {
-        let row = place(index_at(p.index_offset + sample), p.entries);
+        let row = place(index_words(p.index_offset + sample), p.entries);
         let taken = (row < p.entries) & (row != p.skip);
         if column == 0u { bag_of_put(sample, i32(select(p.bags, bag, taken))); }
         if taken {

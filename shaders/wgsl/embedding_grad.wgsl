@@ -22,11 +22,11 @@ struct Params {
     skip: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-{{ t.input(0, "index", index) }}
+{{ t.index(0, "index", index) }}
 {{ rows.input(1, "g", g, width) }}
 {{ rows.output(2, "out", out, width) }}
 alias Step = {{ rows.step_type(width) }};
-{{ t.place(index) }}
+{{ t.place() }}
 {% set tile = 4096 %}
 {% set most = 2048 %}
 // Which of a tile have the index, a bit for each, and which words of bits are not empty.
@@ -36,7 +36,7 @@ var<workgroup> list: array<u32, {{ most }}>;
 // How many are listed; all bits where an earlier one was found.
 var<workgroup> listed: u32;
 
-fn place_of(i: u32) -> u32 { return place(index_at(p.offset + i * p.stride), p.entries); }
+fn place_of(i: u32) -> u32 { return place(index_words(p.offset + i * p.stride), p.entries); }
 
 // Takes the first of a tile's bits off, up to the list's length, and lists what they stand for.
 fn list_some(start: u32) -> u32 {

@@ -2,7 +2,7 @@
 out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Moves bits, of any type.
 
 size: bytes of an element (1, 2, 4, 8; 16 where so many neighbours move together) · index: dtype of the index, `i32`, `u32` or `i64w`
-The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Negative indices count from the end; those outside read as 0.
+The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Indices outside, negative ones among them, read as 0.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -23,10 +23,10 @@ struct Params {
 {% set word = "vec4<u32>" if size == 16 else "vec2<u32>" if size == 8 else "u32" %}
 {% set lanes = 4 // size if size < 4 else 1 %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
-{{ t.input(1, "index", index) }}
+{{ t.index(1, "index", index) }}
 @group(0) @binding(2) var<storage, read_write> output: array<{{ word }}>;
 
-{{ t.place(index) }}
+{{ t.place() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -39,7 +39,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var i0 = p.in_offset;
         var i1 = p.index_offset;
         {{ t.walk([("i0", "in_strides"), ("i1", "index_strides")]) }}
-        let chosen = place(index_at(i1), p.extent);
+        let chosen = place(index_words(i1), p.extent);
         if chosen < p.extent {
             let i = i0 + chosen * p.dim_stride;
             {% if lanes > 1 %}

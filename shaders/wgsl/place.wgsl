@@ -2,7 +2,7 @@
 out[..., index[i], ...] = in[i], in place: `gather` the other way round. No two elements go to one place. Moves bits.
 
 size: bytes of an element (2, 4, 8) · index: dtype of the index
-The stride of the indexed dimension is 0 in out_strides; dim_stride is its own. Indices outside are passed over.
+The stride of the indexed dimension is 0 in out_strides; dim_stride is its own. Indices outside, negative ones among them, are passed over.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -23,10 +23,10 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {% set word = "vec2<u32>" if size == 8 else "u32" %}
 @group(0) @binding(0) var<storage, read> input: array<{{ word }}>;
-{{ t.input(1, "index", index) }}
+{{ t.index(1, "index", index) }}
 @group(0) @binding(2) var<storage, read_write> output: array<{{ "atomic<u32>" if size == 2 else word }}>;
 
-{{ t.place(index) }}
+{{ t.place() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -37,7 +37,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var i1 = p.index_offset;
     var i2 = p.out_offset;
     {{ t.walk([("i0", "in_strides"), ("i1", "index_strides"), ("i2", "out_strides")]) }}
-    let chosen = place(index_at(i1), p.extent);
+    let chosen = place(index_words(i1), p.extent);
     if chosen >= p.extent { return; }
     let to = i2 + chosen * p.dim_stride;
     {% if size == 2 %}

@@ -4,7 +4,7 @@ out[..., index[i], ...] op= src[i], in place, in a fixed order: no atomics on fl
 dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the number p.value
 A line is everything along the indexed dimension at one place of the others; lines touch disjoint elements. One
 invocation walks a line in order and writes the indices of its own slice of 0..extent: `slices` of them share a line.
-Negative indices count from the end; those outside, and the index `skip`, are passed over.
+Indices outside, negative ones among them, and the index `skip` are passed over.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -27,12 +27,12 @@ struct Params {
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set T = t.value(dtype) %}
-{{ t.input(0, "index", index) }}
+{{ t.index(0, "index", index) }}
 {% if not scalar %}{{ t.input(1, "src", dtype) }}{% endif %}
 {{ t.output(1 if scalar else 2, "out", dtype, "scattered") }}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-{{ t.place(index) }}
+{{ t.place() }}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
@@ -49,7 +49,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var i2 = p.offsets.z;
     {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
     for (var k = 0u; k < p.length; k++) {
-        let chosen = place(index_at(i1 + k * p.dim_strides.y), p.extent);
+        let chosen = place(index_words(i1 + k * p.dim_strides.y), p.extent);
         if chosen < low || chosen >= high || chosen == p.skip { continue; }
         let i = i0 + chosen * p.dim_strides.x;
         {% if scalar %}

@@ -20,8 +20,8 @@ struct Params {
 {{ k.input(0, "sorted", kind) }}
 {{ k.input(1, "value", kind) }}
 {% if sorter %}
-{{ t.input(2, "sorter", sorter) }}
-{{ t.place(sorter) }}
+{{ t.index(2, "sorter", sorter) }}
+{{ t.place() }}
 {% endif %}
 {{ t.output(3 if sorter else 2, "found", out) }}
 
@@ -37,7 +37,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     while low < high {
         let middle = (low + high) >> 1u;
         {% if sorter %}
-        let other = sorted_key(base + min(place(sorter_at(base + middle), p.extent), p.extent - 1u));
+        let other = sorted_key(base + min(place(sorter_words(base + middle), p.extent), p.extent - 1u));
         {% else %}
         let other = sorted_key(base + middle);
         {% endif %}

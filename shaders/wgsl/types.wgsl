@@ -258,13 +258,45 @@ select({{ to }}(0), {{ to }}({{ e }}), {{ e }} == {{ e }})
 fn group_index(group: vec3<u32>, groups: vec3<u32>) -> u32 { return group.y * groups.x + group.x; }
 {% endmacro -%}
 
-{#- Where an index of this dtype points in a dimension: a negative one counts from the end. -#}
-{%- macro place(dtype) %}
-{% if dtype == "u32" %}
-fn place(i: u32, extent: u32) -> u32 { return i; }
+{#-
+A buffer of indices of any integer type: NAME_words(i) is an index as the two words of a 64-bit integer, the lower in x. Indices are compared
+in 64 bits, on every device: an i64 of 2^32 is not taken for 0.
+-#}
+{%- macro index(binding, name, dtype) %}
+{% if dtype in ["i64", "i64w"] %}
+@group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<vec2<u32>>;
+fn {{ name }}_words(i: u32) -> vec2<u32> { return {{ name }}[i]; }
 {% else %}
-fn place(i: i32, extent: u32) -> u32 { return u32(select(i, i + i32(extent), i < 0)); }
+{{ input(binding, name, dtype) }}
+fn {{ name }}_words(i: u32) -> vec2<u32> {
+    {% if dtype == "i32" %}
+    let v = {{ name }}_at(i);
+    return vec2<u32>(bitcast<u32>(v), select(0u, 0xffffffffu, v < 0));
+    {% else %}
+    return vec2<u32>({{ name }}_at(i), 0u);
+    {% endif %}
+}
 {% endif %}
+{% endmacro -%}
+
+{#- Where an index points in a dimension; 0xffffffff if it lies outside, as negative ones do. `wraps`: those of -extent to -1 count from the end. -#}
+{%- macro place(wraps=false) %}
+fn place(index: vec2<u32>, extent: u32) -> u32 {
+    {% if wraps %}
+    let behind = (index.y == 0xffffffffu) & (index.x >= 0u - extent) & (extent > 0u);
+    if behind { return index.x + extent; }
+    {% endif %}
+    return select(0xffffffffu, index.x, (index.y == 0u) & (index.x < extent));
+}
+{% endmacro -%}
+
+{#- An index as an i32; one that an i32 does not hold becomes the nearest one but i32's lowest. -#}
+{%- macro narrowed() %}
+fn narrowed(index: vec2<u32>) -> i32 {
+    let low = bitcast<i32>(index.x);
+    if (index.y == 0u && low >= 0) || (index.y == 0xffffffffu && low < 0) { return low; }
+    return select(2147483647i, -2147483647i, index.y >= 0x80000000u);
+}
 {% endmacro -%}
 
 {#- fn is_nan(v), of a float that is computed in. -#}

@@ -114,9 +114,19 @@ fn one(call: &Call, draw: &mut Draw, device: &Device) -> Result<bool> {
     };
     for out in &outputs {
         let bytes = out.numel().saturating_mul(out.dtype().size());
-        let own: usize = out.shape().iter().zip(out.strides()).filter(|(_, s)| **s != 0).map(|(n, _)| *n).fold(1, usize::saturating_mul);
+        let own: usize = out
+            .shape()
+            .iter()
+            .zip(out.strides())
+            .filter(|(_, s)| **s != 0)
+            .map(|(n, _)| *n)
+            .fold(1, usize::saturating_mul);
         let overlaps = out.layout().overlaps();
-        ensure!(overlaps || own as u64 <= MEMORY || out.numel() == 0, "{:?} is larger than the memory", out.shape());
+        ensure!(
+            overlaps || own as u64 <= MEMORY || out.numel() == 0,
+            "{:?} is larger than the memory",
+            out.shape()
+        );
         if bytes <= 1 << 16 {
             out.to_bytes().or_else(accepted)?;
         }
@@ -154,7 +164,10 @@ mod tests {
         for case in crate::catalog::cases() {
             let name = case.name.split(' ').next().unwrap_or_default();
             let is_method = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
-            ensure!(!is_method || names.contains(name) || calls::ELSEWHERE.contains(&name), "{name} is missing in fuzz/calls.rs");
+            ensure!(
+                !is_method || names.contains(name) || calls::ELSEWHERE.contains(&name),
+                "{name} is missing in fuzz/calls.rs"
+            );
         }
         Ok(())
     }

@@ -274,7 +274,7 @@ fn ended(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Re
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
     }
-    let lengths = lengths.to_dtype(DType::I32)?;
+    let lengths = crate::ops::narrowed(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
     let ended = steps.ge(&lengths)?.unsqueeze(2)?;
     Ok((lengths, ended))

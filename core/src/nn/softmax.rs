@@ -2,7 +2,6 @@
 
 use super::{Linear, Module, ModuleScope, Sequential};
 use crate::device::Device;
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -99,7 +98,7 @@ impl AdaptiveLogSoftmaxWithLoss {
             let rule = "takes inputs of [rows, features] and targets of [rows], or one row of each";
             return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));
         }
-        let target = target.to_dtype(DType::I32)?;
+        let target = crate::ops::narrowed(op, target, None)?;
         let classes = self.cutoffs[self.cutoffs.len() - 1];
         let mut of_head = target.clone();
         let mut parts: Vec<(Tensor, Tensor)> = Vec::new();

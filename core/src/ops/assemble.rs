@@ -281,6 +281,12 @@ impl Tensor {
                 false => Ok(places),
             }
         };
+        for (t, dims) in [(self, dims), (other, other_dims)] {
+            if t.rank() == 0 && !dims.is_empty() {
+                let rule = format!("a tensor without dimensions has none of {dims:?} to sum over");
+                return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
+            }
+        }
         let (mine, theirs) = (places(self, dims)?, places(other, other_dims)?);
         let extents =
             |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };

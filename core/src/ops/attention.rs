@@ -113,6 +113,20 @@ impl Attention<'_> {
                 return Err(Error::shape(OP, rule, &shapes));
             }
         }
+        let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
+        let (own, shared) = (heads(q), heads(k));
+        if !self.enable_gqa && own != shared && own.min(shared) != 1 {
+            let rule = if own.is_multiple_of(shared.max(1)) {
+                format!(
+                    "q has {own} heads, and k has {shared}; for each head of k and v to serve several of q, set `enable_gqa`"
+                )
+            } else {
+                format!(
+                    "q has {own} heads, and k has {shared}; they are as many, or with `enable_gqa` those of k divide those of q"
+                )
+            };
+            return Err(Error::shape(OP, rule, &shapes));
+        }
         if self.is_causal && self.attn_mask.is_some() {
             return Err(Error::argument(OP, "takes a mask or `is_causal`, not both"));
         }

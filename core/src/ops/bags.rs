@@ -3,8 +3,9 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::embedding::shares;
+use super::embedding::{check_padding, shares};
 use super::index::{index_dtype, rows_back, scatter_grad};
+use super::indices::{Range, in_range};
 use super::launch::{self, GROUP, Params};
 use crate::amp;
 use crate::autograd::{self, SavedTensor};
@@ -183,13 +184,15 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
     /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &Bags<'_>) -> Result<Tensor> {
         let _op = memory::scope::op(OP);
-        let &[_, width] = self.shape() else {
+        let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
         if !self.dtype().is_float() {
@@ -200,6 +203,7 @@ impl Tensor {
             let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
             return Err(Error::argument(OP, rule));
         }
+        check_padding(OP, bags.padding_idx, entries)?;
         let counts = bags_of(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
             self.same_device(OP, t)?;
@@ -219,6 +223,7 @@ impl Tensor {
             }
             Some(f) => Some(f.reshape([-1isize])?),
         };
+        in_range(OP, index, Range::of(self, 0))?;
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
         let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;

@@ -158,6 +158,16 @@ binary! {
     bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
+/// The record of a comparison, by its name.
+pub(super) fn comparison(name: &str) -> &'static Pointwise {
+    match name {
+        "lt" => &lt,
+        "le" => &le,
+        "gt" => &gt,
+        _ => &ge,
+    }
+}
+
 static WHERE: Pointwise = Pointwise {
     name: "where",
     expr: "select(c, b, a != T(0))",

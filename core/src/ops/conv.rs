@@ -256,10 +256,14 @@ fn convolve<const N: usize>(
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
     let (x, unbatched) = window::batched::<N>(op, x)?;
-    if x.shape()[1] != weight.shape()[1] * groups {
+    let (channels, of_group) = (x.shape()[1], weight.shape()[1]);
+    if of_group.checked_mul(groups) != Some(channels) {
         return Err(Error::shape(
             op,
-            format!("the input's channels must be {groups} groups of the weight's second extent"),
+            format!(
+                "the input has {channels} channels, and the weight takes {of_group} for each of {groups} groups (input [batch, channels, ..], \
+                 weight [out, channels of a group, ..]); give the layer the channels of the input, or change `groups`"
+            ),
             &[x.shape(), weight.shape()],
         ));
     }
@@ -413,7 +417,14 @@ fn convolve_transposed<const N: usize>(
     });
     let _op = memory::scope::op(op);
     check(op, x, weight, bias, N, groups)?;
-    check_bias(op, bias, weight.shape()[1] * groups)?;
+    let made = weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_ELEMENTS);
+    let Some(made) = made else {
+        return Err(Error::argument(
+            op,
+            format!("{groups} groups make more channels than a tensor can have"),
+        ));
+    };
+    check_bias(op, bias, made)?;
     let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
     let padding = at_least(op, "padding", padding, 0)?;
     let more = at_least(op, "output_padding", output_padding, 0)?;
@@ -421,7 +432,12 @@ fn convolve_transposed<const N: usize>(
     if x.shape()[1] != weight.shape()[0] {
         return Err(Error::shape(
             op,
-            "the input's channels must be the weight's first extent",
+            format!(
+                "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
+                 give the layer the channels of the input",
+                x.shape()[1],
+                weight.shape()[0]
+            ),
             &[x.shape(), weight.shape()],
         ));
     }

@@ -3,10 +3,12 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
+use super::indices::{Range, in_range};
 use super::launch::{self, GROUP};
 use super::loss::Reduction;
 use super::norm::{in_double, wide};
 use super::reduce::dense;
+use super::select;
 use super::softmax::{Rows, check_float};
 use super::spread::{Held, QUAD};
 use crate::amp::Cast;
@@ -121,7 +123,7 @@ impl Example {
             .def("pass", kind)
             .def("held", kept)
             .def("dtype", name(&self.x))
-            .def("goal", name(&self.target))
+            .def("goal", goal_name(&self.target))
             .def("weight", self.weight.as_ref().map_or("", name))
             .def("soft", self.soft)
             .def("smooth", self.smoothing > 0.0)
@@ -189,7 +191,7 @@ impl Again {
                 .add(&all)?
         } else {
             // 32 bits are enough for classes, and every device has them.
-            let target = target.to_dtype(DType::I32)?;
+            let target = select::narrowed(OP, target, None)?;
             let ignored = target.eq(i64::from(self.ignore))?;
             let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
             let picked = log.gather(self.dim, &class)?.squeeze(self.dim)?;
@@ -206,7 +208,23 @@ impl Again {
 
 /// An ignored class for the kernels: no class is as low as the lowest i32.
 pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
-    i32::try_from(options.ignore_index).unwrap_or(i32::MIN)
+    select::narrow_class(options.ignore_index)
+}
+
+/// The dtype of targets in kernels: classes are read as words, on every device.
+pub(super) fn goal_name(target: &Tensor) -> &'static str {
+    match target.dtype() {
+        DType::I64 => "i64w",
+        dtype => dtype.name(),
+    }
+}
+
+/// Targets whose ignored class an i32 holds: others are narrowed, so that the kernels find the class.
+pub(super) fn narrowed_classes(target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+    if target.dtype().is_float() || i32::try_from(options.ignore_index).is_ok() {
+        return Ok(target.clone());
+    }
+    select::narrowed(OP, target, Some(options.ignore_index))
 }
 
 /// Checks the targets; whether they are probabilities.
@@ -264,6 +282,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
             "targets are classes (integers) or probabilities (floats)",
         ));
     }
+    in_range(OP, target, Range { extent: classes, wraps: false, skipped: Some(options.ignore_index) })?;
     if target.shape() != &examples[..] {
         return Err(Error::shape(
             OP,
@@ -310,7 +329,7 @@ impl Tensor {
             Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
             Reduction::Mean if soft => Some(number(examples.iter().product())?),
             Reduction::Mean => {
-                let classes = target.to_dtype(DType::I32)?;
+                let classes = select::narrowed(OP, target, Some(options.ignore_index))?;
                 let left_out = classes.eq(i64::from(ignored(options)))?;
                 let weights = match options.weight {
                     Some(weight) => {
@@ -350,7 +369,7 @@ impl Tensor {
         }
         let example = Example {
             x: self.detach(),
-            target: dense(target)?,
+            target: dense(&narrowed_classes(target, options)?)?,
             weight: options.weight.map(dense).transpose()?,
             soft,
             dim: if self.rank() > 1 { 1 } else { 0 },

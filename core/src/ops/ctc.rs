@@ -4,6 +4,7 @@ use super::loss::Reduction;
 use super::pointwise::Grad::Expr;
 use super::pointwise::Var::{A, B, C, Y};
 use super::pointwise::{Pointwise, Types, pointwise};
+use super::select;
 use super::shape::{PadMode, cat, stack};
 use crate::amp::recast;
 use crate::dtype::DType;
@@ -108,7 +109,7 @@ impl Tensor {
         if blank >= classes {
             return Err(Error::argument(OP, format!("the blank is class {blank} of {classes}")));
         }
-        let ints = |t: &Tensor| t.to_dtype(DType::I32)?.reshape(t.shape());
+        let ints = |t: &Tensor| select::narrowed(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
         // A blank before each label and behind the last.
         let labels = ints(targets)?;

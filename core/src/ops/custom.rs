@@ -25,9 +25,8 @@
 //! # fn main() {}
 //! ```
 
-use std::sync::Arc;
-
 use bytemuck::NoUninit;
+use forebay_shaders::module::{Buffer, Interface};
 use smallvec::SmallVec;
 
 use super::launch;
@@ -81,7 +80,7 @@ pub struct Call<'a> {
     inputs: SmallVec<[&'a Tensor; 4]>,
     outputs: SmallVec<[(Dims, DType); 2]>,
     params: Vec<u8>,
-    groups: [usize; 3],
+    groups: Option<[usize; 3]>,
     overrides: &'static [(&'static str, f64)],
     gradient: Option<Gradient>,
 }
@@ -100,7 +99,7 @@ impl CustomOp {
             inputs: inputs.into(),
             outputs: SmallVec::new(),
             params: Vec::new(),
-            groups: [1, 1, 1],
+            groups: None,
             overrides: &[],
             gradient: None,
         }
@@ -126,9 +125,9 @@ impl Call<'_> {
         self
     }
 
-    /// Workgroups in x, y and z; one, if not given. With any 0, nothing runs.
+    /// Workgroups in x, y and z: every call says how many. With any 0, nothing runs.
     pub fn groups(mut self, groups: [usize; 3]) -> Self {
-        self.groups = groups;
+        self.groups = Some(groups);
         self
     }
 
@@ -215,24 +214,40 @@ impl Call<'_> {
             .map(|(shape, dtype)| Tensor::empty(shape, *dtype, device))
             .collect::<Result<Vec<_>>>()?;
         tensors.extend(outputs.iter().cloned());
-        let (kernel, elements) = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
-        for &(binding, element) in &*elements {
-            if let Some(tensor) = tensors.get(binding) {
-                check_element(name, binding, element, tensor.dtype())?;
-            }
+        let (kernel, interface) = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
+        check_interface(name, &interface, self.inputs.len(), self.outputs.len(), self.params.len())?;
+        for (buffer, tensor) in interface.buffers.iter().zip(&tensors) {
+            check_element(name, buffer, tensor.dtype())?;
         }
-        if self.groups.contains(&0) {
-            return Ok(outputs);
+        let limits = device.info().limits;
+        if let Some(size) = interface.workgroup
+            && size.iter().map(|&n| u64::from(n)).product::<u64>() > limits.max_workgroup_size.into()
+        {
+            let most = limits.max_workgroup_size;
+            return Err(Error::argument(
+                name,
+                format!("workgroups of {size:?} invocations; {device} takes at most {most}"),
+            ));
         }
-        let max = device.info().limits.max_groups as usize;
-        let [x, y, z] = self.groups;
-        if x.max(y).max(z) > max {
+        let Some(groups) = self.groups else {
+            let [x, y, z] = interface.workgroup.unwrap_or([1; 3]);
             return Err(Error::argument(
                 name,
                 format!(
-                    "a grid of {:?} workgroups; {device} takes at most {max} along each dimension",
-                    self.groups
+                    "the call does not say how many workgroups run; each has {x} x {y} x {z} invocations: add \
+                     `.groups([n.div_ceil({x}), 1, 1])` for n invocations in x"
                 ),
+            ));
+        };
+        if groups.contains(&0) {
+            return Ok(outputs);
+        }
+        let max = limits.max_groups as usize;
+        let [x, y, z] = groups;
+        if x.max(y).max(z) > max {
+            return Err(Error::argument(
+                name,
+                format!("a grid of {groups:?} workgroups; {device} takes at most {max} along each dimension"),
             ));
         }
         // A uniform block has a multiple of 16 bytes.
@@ -244,33 +259,70 @@ impl Call<'_> {
     }
 }
 
-/// Bindings and what the module says that their elements are, where those are numbers or vectors of numbers.
-pub(crate) type Elements = Arc<[(usize, &'static str)]>;
-
-/// What the module says of its bindings.
-pub(crate) fn declared(wgsl: &'static str) -> Elements {
-    let of = |(at, _)| {
-        let attributes = wgsl[..at].rsplit([';', '}']).next()?;
-        let spaceless: String = attributes.chars().filter(|c| !c.is_whitespace()).collect();
-        let (_, number) = spaceless.split_once("@binding(").filter(|_| spaceless.contains("@group(0)"))?;
-        let binding = number.split_once(')')?.0.parse().ok()?;
-        let elements = wgsl[at..].split(';').next()?.split_once("array<")?.1.trim_start();
-        let elements = match elements.strip_prefix("vec").and_then(|v| v.strip_prefix(['2', '3', '4'])) {
-            Some(vector) => vector.trim_start_matches('<').trim_start(),
-            None => elements,
+/// Fails where a call does not give what the module declares.
+fn check_interface(
+    op: &'static str,
+    module: &Interface,
+    inputs: usize,
+    outputs: usize,
+    params: usize,
+) -> Result<()> {
+    let numbered = module.buffers.iter().enumerate().all(|(k, buffer)| buffer.binding as usize == k);
+    if module.buffers.len() != inputs + outputs || !numbered {
+        let bindings: Vec<_> =
+            module.buffers.iter().map(|b| format!("`{}` at {}", b.name, b.binding)).collect();
+        return Err(Error::argument(
+            op,
+            format!(
+                "the module declares the storage buffers {} of @group(0); the call has {inputs} inputs and {outputs} outputs, which are \
+                 bindings 0 to {}",
+                if bindings.is_empty() { "none".to_owned() } else { bindings.join(", ") },
+                (inputs + outputs).saturating_sub(1)
+            ),
+        ));
+    }
+    for (k, Buffer { name, binding, writable, .. }) in module.buffers.iter().enumerate() {
+        let rule = match k.checked_sub(inputs) {
+            Some(output) if !writable => format!(
+                "output {output} is `{name}` at binding {binding}, which the module only reads: declare it `var<storage, read_write>`"
+            ),
+            None if *writable => format!(
+                "input {k} is `{name}` at binding {binding}, which the module may write: declare it `var<storage, read>`, and what is written \
+                 as an output"
+            ),
+            _ => continue,
         };
-        Some((binding, elements.split(|c: char| !c.is_alphanumeric()).next()?))
+        return Err(Error::argument(op, rule));
+    }
+    // A block may be filled up to its alignment.
+    let fits = match module.params {
+        None => params == 0,
+        Some(size) => (size as usize..=(size as usize).next_multiple_of(16)).contains(&params),
     };
-    wgsl.match_indices("var<storage").filter_map(of).collect()
+    if fits {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        match module.params {
+            None => format!(
+                "the call has {params} bytes of `.params`, and the module declares no uniform block at @group(1) @binding(0)"
+            ),
+            Some(size) => format!(
+                "the uniform block at @group(1) @binding(0) has {size} bytes, and `.params` gives {params}"
+            ),
+        },
+    ))
 }
 
 /// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
-fn check_element(op: &'static str, binding: usize, element: &str, dtype: DType) -> Result<()> {
+fn check_element(op: &'static str, buffer: &Buffer, dtype: DType) -> Result<()> {
+    let Buffer { binding, element, .. } = *buffer;
     let fits = match element {
-        "f32" | "f" => dtype == DType::F32,
-        "f16" | "h" => dtype == DType::F16,
+        "f32" => dtype == DType::F32,
+        "f16" => dtype == DType::F16,
         "f64" => dtype == DType::F64,
-        "i32" | "i" | "i64" => !dtype.is_float(),
+        "i32" | "i64" => !dtype.is_float(),
         _ => true,
     };
     if fits {

@@ -19,6 +19,8 @@ const TILE: usize = 16;
 
 /// Columns from which on several workgroups share a distance.
 const LONG: usize = 1 << 13;
+/// Pairs of rows that the host lists.
+const MAX_PAIRS: u128 = 1 << 27;
 
 fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
     let norm = match p {
@@ -114,7 +116,11 @@ impl Tensor {
         let &[rows, _] = self.shape() else {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
-        // Pair by pair: half of the distances.
+        // Pair by pair: half of the distances. The host lists the pairs.
+        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PAIRS {
+            let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
+            return Err(Error::shape("pdist", rule, &[self.shape()]));
+        }
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();

@@ -32,8 +32,20 @@ pub(super) fn shares(index: &Tensor, entries: usize, dtype: DType) -> Result<Ten
     counts.reciprocal()?.index_select(0, index)?.unsqueeze(1)
 }
 
+/// Fails for a padding row that the table does not have.
+pub(super) fn check_padding(op: &'static str, padding_idx: Option<usize>, entries: usize) -> Result<()> {
+    match padding_idx {
+        Some(row) if row >= entries => {
+            Err(Error::argument(op, format!("padding_idx {row} is none of the {entries} rows of the table")))
+        }
+        _ => Ok(()),
+    }
+}
+
 impl Tensor {
     /// Rows of `self` (a table of \[entries, width\]) for indices of any shape; the row `padding_idx` gets no gradient.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// The table has not two dimensions.
@@ -52,6 +64,7 @@ impl Tensor {
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
+        check_padding(OP, how.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
         let shares = match how.scale_grad_by_freq && autograd::wanted(&[self]) {
             true => Some(shares(&flat, entries, self.dtype())?),

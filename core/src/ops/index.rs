@@ -1,15 +1,18 @@
 //! Choosing and placing elements by index tensors: gather, embedding, scatter.
 //!
-//! Indices are i64, i32 or u32; negative ones count from the end. They are not checked on the host: an index outside its
-//! dimension reads as 0 and is passed over in writing. Sums of elements that meet in one place are made in a fixed order: results repeat bit by bit.
+//! Indices are i64, i32 or u32, and are compared in 64 bits. An index outside its dimension, a negative one among them, names nothing: it reads as
+//! 0, and is passed over in writing and in gradients. [`check_indices`](crate::ops::check_indices) makes it an error instead. Sums of elements
+//! that meet in one place are made in a fixed order: results repeat bit by bit.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
+use super::indices::{Range, in_range};
 use super::launch::{self, GROUP, Params};
-use super::pointwise::Operand;
+use super::pointwise::{Operand, Scalar};
 use super::reduce::dense;
 use super::scatter;
+use super::select;
 use super::shape::PadMode;
 use super::spread::QUAD;
 use crate::amp::{self, recast};
@@ -89,6 +92,7 @@ pub(super) fn gather_into(
     out: &Tensor,
 ) -> Result<()> {
     x.same_device(op, index)?;
+    in_range(op, index, Range::of(x, dim))?;
     let (in_strides, dim_stride) = without(x.strides(), dim);
     let extent = x.shape().get(dim).copied().unwrap_or(1);
     let (mut shape, mut strides) = collapse(out.shape(), &[&in_strides, index_strides]);
@@ -168,6 +172,7 @@ pub(super) fn scatter_into(
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
     out.same_device(op, index)?;
+    in_range(op, index, Range::of(out, dim))?;
     launch::check_compute(op, out.dtype(), out.device())?;
     let length = shape.get(dim).copied().unwrap_or(1);
     let mut lines_shape: Dims = shape.into();
@@ -255,7 +260,8 @@ fn gathered(
     gather_into(op, x, dim, index.0, index.1, &out)?;
     let Some(skip) = skip else { return Ok(out) };
     // Of rows only, by an index of one dimension.
-    let skipped = index.0.to_dtype(DType::I32)?.eq(skip)?;
+    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let skipped = select::chain(op, index.0, extent, None, false)?.eq(skip)?;
     let mut along = Dims::from_elem(1, shape.len());
     if let Some(n) = along.get_mut(dim) {
         *n = skipped.numel();
@@ -366,6 +372,8 @@ pub(super) fn rows_back(
 impl Tensor {
     /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
     #[track_caller]
@@ -439,6 +447,8 @@ impl Tensor {
 
     /// The indices of one dimension that `index` (of one dimension) names, in its order.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// `index` has more than one dimension.
     #[track_caller]
@@ -492,7 +502,9 @@ impl Tensor {
         }))
     }
 
-    /// As [`gather`](Self::gather), where `index` and `self` broadcast beside `dim`.
+    /// As [`gather`](Self::gather), where `index` and `self` broadcast beside `dim`; indices of -n to -1 count from the end.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// They do not broadcast.
@@ -508,11 +520,17 @@ impl Tensor {
             x_shape[k] = n;
             i_shape[k] = n;
         }
-        self.broadcast_to(&x_shape)?.gather(dim, &index.broadcast_to(&i_shape)?)
+        let _op = memory::scope::op("take_along_dim");
+        // PyTorch takes -n..n here, unlike in `gather`.
+        let rows = select::chain("take_along_dim", index, x_shape.get(d).copied().unwrap_or(1), None, true)?;
+        let rows = rows.reshape(index.shape())?.broadcast_to(&i_shape)?;
+        self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
 
     /// A copy of `self` with `src` put at the places of `index`: PyTorch's `scatter`; of several for one place, the
     /// last in order stays.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// The ranks differ; an extent of `index` is larger than that of `src`, or beside `dim` than that of `self`.
@@ -522,6 +540,8 @@ impl Tensor {
     }
 
     /// A copy of `self` with `src` added at the places of `index`.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter).
@@ -583,6 +603,8 @@ impl Tensor {
 
     /// A copy of `self` with one number put at the places of `index`.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// As [`scatter`](Self::scatter).
     #[track_caller]
@@ -624,6 +646,8 @@ impl Tensor {
 
     /// A copy of `self` with alpha · `src` added to the indices of one dimension that `index` (of one dimension) names.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// The shapes do not fit; `src` has another type; alpha is no whole number where the types are.
     #[track_caller]
@@ -632,6 +656,9 @@ impl Tensor {
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
+        if whole && Scalar::Float(alpha).of(DType::I64).is_none() && alpha.fract() == 0.0 {
+            return Err(Error::argument("index_add", format!("alpha {alpha} is no number of i64")));
+        }
         if whole && alpha.fract() != 0.0 {
             let rule = format!("alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
             return Err(Error::argument("index_add", rule));
@@ -662,6 +689,8 @@ impl Tensor {
 
     /// A copy of `self` with one value (a number, or a tensor without dimensions) at the indices of one dimension that
     /// `index` (of one dimension) names.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// `index` has more than one dimension.

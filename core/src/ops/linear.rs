@@ -188,6 +188,20 @@ fn hidden_gradient(
     Ok((hidden, gelu, sums))
 }
 
+/// Fails where the parameters of a layer are of another type than its input.
+fn check_types(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    for (name, t) in [("weight", Some(weight)), ("bias", bias)] {
+        if let Some(t) = t.filter(|t| t.dtype() != x.dtype()) {
+            let (shape, own, dtype) = (x.shape(), t.shape(), t.dtype());
+            let rule = format!(
+                "the {name} {own:?} is {dtype}, the input {shape:?} is not; cast the input to {dtype} with `to_dtype`"
+            );
+            return Err(Error::dtype(op, x.dtype(), rule));
+        }
+    }
+    Ok(())
+}
+
 /// Whether layers of this type multiply in 8 bits now.
 fn in_fp8(dtype: DType) -> bool {
     amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
@@ -230,6 +244,7 @@ impl Tensor {
             None => self,
         };
         if cast.is_none() {
+            check_types(OP, x, weight, bias)?;
             matmul::check(OP, x, weight)?;
             bias.map_or(Ok(()), |bias| matmul::check(OP, x, bias))?;
         }

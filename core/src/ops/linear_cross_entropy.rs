@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::cross_entropy::{CrossEntropy, Example, Pass, check, ignored};
+use super::cross_entropy::{CrossEntropy, Example, Pass, check, goal_name, ignored, narrowed_classes};
 use super::launch::{self, GROUP, Params};
 use super::loss::Reduction;
 use super::matmul;
@@ -67,7 +67,7 @@ fn divisor(target: &Tensor, classes: usize, options: &CrossEntropy<'_>) -> Resul
             let weight = options.weight.map(dense).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
             let spec = KernelSpec::new("class_weights")
-                .def("goal", name(target))
+                .def("goal", goal_name(target))
                 .def("weight", weight.as_ref().map_or("", name));
             let params = Params::new().size(target.numel()).size(classes).u32(ignored(options) as u32);
             let tensors: SmallVec<[&Tensor; 3]> =
@@ -214,7 +214,7 @@ impl Tensor {
         matmul::check(OP, x, &low)?;
         let n = numel(before);
         let rows = dense(&x.detach().reshape([n, features])?)?;
-        let target = dense(&target.reshape([n])?)?;
+        let target = dense(&narrowed_classes(&target.reshape([n])?, options)?)?;
         // What is asked of class weights and smoothing, on logits of one row that are not made.
         check(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
         let head = Head { x: rows, weight: dense(&low)?, target, options };

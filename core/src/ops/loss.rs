@@ -2,10 +2,11 @@
 
 use smallvec::smallvec;
 
+use super::indices::{Range, in_range};
 use super::pointwise::Operand;
+use super::select;
 use crate::amp::{self, stepwise};
 use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::Tensor;
@@ -70,8 +71,10 @@ impl Tensor {
             ));
         }
         let dim = if self.rank() > 1 { 1 } else { 0 };
-        let classes = target.to_dtype(DType::I32)?;
-        let ignored = classes.eq(ignore_index)?;
+        let skipped = Some(ignore_index);
+        in_range("nll_loss", target, Range { extent: self.shape()[dim as usize], wraps: false, skipped })?;
+        let classes = select::narrowed("nll_loss", target, skipped)?;
+        let ignored = classes.eq(select::narrow_class(ignore_index))?;
         let classes = classes.masked_fill(&ignored, 0)?;
         // What is ignored may be infinite where it looks; where there is no such class, there is no loss.
         let missing = classes.lt(0)?.logical_or(&classes.ge(self.shape()[dim as usize] as f64)?)?;

@@ -1,6 +1,7 @@
 //! Losses of counts, of pairs and of several labels, as PyTorch defines them; the others are in `loss.rs`.
 
 use super::loss::{Reduction, weighted};
+use super::select;
 use crate::amp::stepwise;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -23,7 +24,7 @@ fn with_batch(op: &'static str, x: &Tensor, target: &Tensor, several: bool) -> R
     }
     let batch = if x.rank() == 1 { 1 } else { x.shape()[0] };
     let classes = x.shape()[x.rank() - 1];
-    let y = target.to_dtype(DType::I32)?.reshape([batch, if several { classes } else { 1 }])?;
+    let y = select::narrowed(op, target, None)?.reshape([batch, if several { classes } else { 1 }])?;
     Ok((x.reshape([batch, classes])?, y))
 }
 

@@ -6,8 +6,10 @@
 
 use smallvec::{SmallVec, smallvec};
 
+use super::binary;
 use super::evaluate::{Names, Value};
 use super::launch;
+use super::number::Fit;
 use super::recipe::{self, Input, Recipe};
 use crate::amp::{Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
@@ -35,21 +37,6 @@ impl Scalar {
             Self::Float(v) => v,
             Self::Int(v) => v as f64,
             Self::Bool(v) => f64::from(u8::from(v)),
-        }
-    }
-
-    /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
-    pub(super) fn of(self, dtype: DType) -> Option<Self> {
-        let v = self.float();
-        match (self, dtype) {
-            (_, DType::Bool) => Some(Self::Bool(v != 0.0)),
-            (Self::Float(_), dtype) if !dtype.is_float() => {
-                (v == v.trunc() && v.abs() < i64::MAX as f64).then_some(Self::Int(v as i64))?.of(dtype)
-            }
-            (Self::Int(v), DType::I32) => i32::try_from(v).is_ok().then_some(self),
-            (Self::Int(v), DType::U32) => u32::try_from(v).is_ok().then_some(self),
-            (Self::Int(v), DType::U8) => u8::try_from(v).is_ok().then_some(self),
-            (kept, _) => Some(kept),
         }
     }
 }
@@ -85,7 +72,14 @@ macro_rules! scalars {
         }
     )*};
 }
-scalars!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, usize => Int as i64, bool => Bool as bool);
+
+impl From<usize> for Operand<'_> {
+    fn from(x: usize) -> Self {
+        // Beyond i64 only a float is as large.
+        Self::Scalar(i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Int))
+    }
+}
+scalars!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
 
 impl Recast for &[Operand<'_>] {
     type Cast = SmallVec<[Option<Tensor>; 3]>;
@@ -200,6 +194,17 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
             launch::check_stored(op.name, t)?;
         }
     }
+    if let (Types::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
+        (op.types, op.name, dtype.is_int(), args.get(1))
+        && Scalar::Int(*power).meet(dtype) == Fit::Above
+    {
+        return Err(Error::argument(
+            op.name,
+            format!(
+                "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
+            ),
+        ));
+    }
     if let (Types::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
         (op.types, op.name, dtype.is_int(), args.get(1))
     {
@@ -284,6 +289,13 @@ pub(crate) fn pointwise(
     });
     let _op = memory::scope::op(op.name);
     let (compute, result) = types(op, args)?;
+    // An integer tensor and a number that its type does not hold: another comparison of the same truth.
+    if let (Types::Compare, &[a, Operand::Scalar(number)]) = (op.types, args)
+        && !compute.is_float()
+        && let Some((name, bound)) = number.compared(op.name, compute)
+    {
+        return pointwise(binary::comparison(name), &[a, Operand::Scalar(bound)], attrs);
+    }
     // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
     args.iter().filter_map(Operand::tensor).for_each(|t| tensors.push(t));

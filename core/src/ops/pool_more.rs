@@ -214,6 +214,6 @@ fn lp<const N: usize>(
         let why = format!("takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
         return Err(Error::argument(op, why));
     }
-    let size: usize = window.kernel.iter().product();
-    mean(&x.pow(p)?)?.mul(size as f64)?.pow(1.0 / p)
+    let size: f64 = window.kernel.iter().map(|&n| n as f64).product();
+    mean(&x.pow(p)?)?.mul(size)?.pow(1.0 / p)
 }

@@ -2,6 +2,7 @@
 
 use super::launch;
 use super::scan;
+use super::select;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -76,7 +77,13 @@ impl Tensor {
         let Some((&n, before)) = self.shape().split_last() else {
             return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
         };
-        let side = n + offset.unsigned_abs();
+        let side = n.checked_add(offset.unsigned_abs()).filter(|&side| side <= u32::MAX as usize);
+        let Some(side) = side else {
+            return Err(Error::argument(
+                OP,
+                format!("offset {offset} leaves every matrix that a tensor can hold"),
+            ));
+        };
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
         out.diagonal(offset, -2, -1)?.copy_(self)?;
@@ -98,16 +105,22 @@ impl Tensor {
 
     /// The elements whose numbers, row by row, `index` names, in its shape; negative ones count from the end.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// As [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::op("take");
-        self.reshape([-1])?.index_select(0, &index.reshape([-1])?)?.reshape(index.shape())
+        let line = self.reshape([-1])?;
+        let rows = select::chain("take", index, line.numel(), None, true)?;
+        line.index_select(0, &rows)?.reshape(index.shape())
     }
 
     /// A copy with the elements of `source` at the numbers, row by row, that `index` names, which are as many: put there, or added
     /// with `accumulate`.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// As [`index_put`](Self::index_put).
@@ -123,6 +136,8 @@ impl Tensor {
     }
 
     /// A copy with the lines of `source` along a dimension at the places that `index` (of one dimension) names.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter); `index` has more than one dimension, or not as many elements as `source` lines.

@@ -15,14 +15,16 @@ use crate::tensor::{Dims, Layout, Tensor};
 
 /// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
 /// computed with in f32; only where it is `compared` with them it is rounded as they are.
-fn scalar_words(s: Scalar, compute: DType, compared: bool, bound: bool) -> [u32; 2] {
+fn scalar_words(s: Scalar, compute: DType, compared: bool, outside: Outside) -> [u32; 2] {
     let float = s.float();
-    let int = if let Scalar::Int(v) = s { v } else { float as i64 };
+    let int = match (outside, compute) {
+        (Outside::Bounds, _) => s.nearest(compute),
+        (Outside::Shifts, DType::U8 | DType::U32 | DType::I32) if s.of(compute).is_none() => {
+            Scalar::Int(i64::MAX).nearest(compute)
+        }
+        _ => s.nearest(DType::I64),
+    };
     match compute {
-        // What the type does not hold bounds its numbers as its last one does; elsewhere it wraps, as in PyTorch.
-        DType::U8 if bound => [int.clamp(0, u8::MAX.into()) as u32, 0],
-        DType::U32 if bound => [int.clamp(0, u32::MAX.into()) as u32, 0],
-        DType::I32 if bound => [int.clamp(i32::MIN.into(), i32::MAX.into()) as u32, 0],
         // Nothing computes in a type that is only stored.
         DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
         DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
@@ -34,6 +36,17 @@ fn scalar_words(s: Scalar, compute: DType, compared: bool, bound: bool) -> [u32;
         DType::U8 => [u32::from(int as u8), 0],
         DType::Bool => [u32::from(float != 0.0), 0],
     }
+}
+
+/// What a number means to an operation on integers where their type does not hold it.
+#[derive(Clone, Copy)]
+enum Outside {
+    /// It bounds the type's numbers as the nearest one does.
+    Bounds,
+    /// It shifts all bits out.
+    Shifts,
+    /// It wraps modulo what the type holds, as in PyTorch.
+    Wraps,
 }
 
 /// A named input of a kernel.
@@ -174,8 +187,12 @@ impl Recipe<'_> {
 
     /// The words of a number among its inputs.
     fn words(&self, number: Scalar) -> [u32; 2] {
-        let bound = matches!(self.op, "maximum" | "minimum" | "clamp");
-        scalar_words(number, self.compute, self.result == DType::Bool, bound)
+        let outside = match self.op {
+            "maximum" | "minimum" | "fmax" | "fmin" | "clamp" => Outside::Bounds,
+            "bitwise_left_shift" | "bitwise_right_shift" => Outside::Shifts,
+            _ => Outside::Wraps,
+        };
+        scalar_words(number, self.compute, self.result == DType::Bool, outside)
     }
 
     /// All that decides its kernel, besides [`Form`].

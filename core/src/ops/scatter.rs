@@ -42,7 +42,7 @@ pub(super) fn runs(
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let own: Dims = shape.iter().enumerate().map(once).collect();
     let seen = index.with_layout(Layout::new(own.clone(), index_strides, index.layout().offset()));
-    let to = select::chain(op, &seen, extent, None)?.reshape(&own[..])?;
+    let to = select::chain(op, &seen, extent, None, false)?.reshape(&own[..])?;
     let order = sort::order(op, &to, dim)?;
     let own_strides: Dims =
         to.strides().iter().zip(&own).zip(shape).map(|((&s, own), n)| if own == n { s } else { 0 }).collect();
@@ -191,8 +191,7 @@ impl Reduce {
             return Ok(x.clone());
         }
         let (d, n) = (self.dim as isize, x.shape()[self.dim]);
-        let index = self.index.to_dtype(DType::I32)?;
-        let index = index.where_(&index.ge(0)?, &index.add(n as i64)?)?;
+        let index = select::narrowed("scatter_reduce", &self.index, None)?;
         let mut along = Dims::from_elem(1, x.rank() + 1);
         along[self.dim] = n;
         let places = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
@@ -351,7 +350,7 @@ impl Chosen {
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
         for (d, t) in &found {
-            rows = Some(select::chain(op, &t.broadcast_to(&index)?, x.shape()[*d], rows.as_ref())?);
+            rows = Some(select::chain(op, &t.broadcast_to(&index)?, x.shape()[*d], rows.as_ref(), true)?);
         }
         let Some(rows) = rows else {
             return Err(Error::argument(op, "takes indices")); // invariant: there is one
@@ -411,6 +410,8 @@ impl Tensor {
     /// or without it: PyTorch's `scatter_reduce`. Places that `index` does not name stay as they are.
     ///
     /// Of several largest or smallest each gets the same share of the gradient.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter); integers on a device without 64-bit ones, for i64.
@@ -474,6 +475,8 @@ impl Tensor {
     /// broadcast; their dimensions replace the indexed ones if those lie side by side, else they come first. The host reads how
     /// many elements of a mask are true.
     ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
     /// # Errors
     /// There are more indices than dimensions, or none; they do not broadcast; a mask has other extents.
     #[track_caller]
@@ -489,6 +492,8 @@ impl Tensor {
     /// A copy of `self` in which the elements that `indices` choose, as in [`index`](Self::index), are replaced by
     /// `values`, or increased by them (`accumulate`): PyTorch's `index_put`. `values` broadcast. Of several for one place
     /// the last in order stays; sums are made in an order that is the same in every run.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// As [`index`](Self::index); `values` have another type, or do not broadcast to what is chosen.

@@ -4,6 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::index::{gather_into, index_dtype, place_into};
+use super::indices::{Range, in_range};
 use super::launch::{self, GROUP, Params};
 use super::reduce::dense;
 use super::scan;
@@ -12,7 +13,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim};
+use crate::tensor::layout::{MAX_ELEMENTS, broadcast_shapes, collapse, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// Elements of one workgroup.
@@ -65,29 +66,65 @@ pub(super) fn places(op: &'static str, x: &Tensor) -> Result<Tensor> {
     found(op, x, true)
 }
 
-/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does.
-/// Those outside are `u32::MAX`.
+/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does. With `wraps`
+/// those of -extent to -1 count from the end. Those outside are `u32::MAX`.
 #[track_caller]
 pub(super) fn chain(
     op: &'static str,
     index: &Tensor,
     extent: usize,
     before: Option<&Tensor>,
+    wraps: bool,
 ) -> Result<Tensor> {
+    in_range(op, index, Range { extent, wraps, skipped: None })?;
     let n = index.numel();
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
     let (shape, strides) = collapse(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec =
-        KernelSpec::new("places").def("index", index_dtype(op, index)?).def("chained", before.is_some());
+    let spec = KernelSpec::new("places")
+        .def("index", index_dtype(op, index)?)
+        .def("chained", before.is_some())
+        .def("wraps", wraps)
+        .def("narrow", false);
     let params = Params::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
-    let params = params.dims(&shape).dims(&strides[0]);
+    let params = params.dims(&shape).dims(&strides[0]).u32(0).align();
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
     tensors.extend(before);
     tensors.push(&rows);
     launch::launch(&spec, &tensors, params, n.div_ceil(GROUP))?;
     drop(tensors);
     Ok(rows)
+}
+
+/// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
+/// stands for `ignored` where that is no i32 either.
+#[track_caller]
+pub(crate) fn narrowed(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
+    if index.dtype() == DType::U8 {
+        return index.detach().to_dtype(DType::I32);
+    }
+    if index.dtype() == DType::I32 {
+        return Ok(index.clone());
+    }
+    let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
+    let (shape, strides) = collapse(index.shape(), &[index.strides()]);
+    launch::check_rank(op, shape.len())?;
+    let spec = KernelSpec::new("places")
+        .def("index", index_dtype(op, index)?)
+        .def("chained", false)
+        .def("wraps", false)
+        .def("narrow", true);
+    let ignored = ignored.unwrap_or(0);
+    let params = Params::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
+    let params = params.dims(&shape).dims(&strides[0]);
+    let params = params.u32(ignored as u32).u32((ignored >> 32) as u32).align();
+    launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(GROUP))?;
+    Ok(out)
+}
+
+/// The number that stands for an ignored class among those that [`narrowed`] gives.
+pub(crate) fn narrow_class(ignored: i64) -> i32 {
+    i32::try_from(ignored).unwrap_or(i32::MIN)
 }
 
 impl Tensor {
@@ -192,11 +229,23 @@ impl Tensor {
         }
         let repeats = repeats.detach();
         if output_size.is_none() {
-            let least = repeats.to_dtype(DType::I32)?.amin(&[], false)?.item()?;
-            if least < 0.0 {
+            // An exact sum, by words of the host: on the device it would be one of 32 bits.
+            let listed = repeats.to_integers()?;
+            if let Some(least) = listed.iter().find(|&&n| n < 0) {
                 return Err(Error::argument(
                     OP,
                     format!("{least} is no number of repeats; none is negative"),
+                ));
+            }
+            let total = listed.iter().map(|&n| n as i128).sum::<i128>()
+                * if listed.len() == 1 { n as i128 } else { 1 };
+            let elements = total * (line.numel() / n) as i128;
+            if elements > MAX_ELEMENTS as i128 {
+                return Err(Error::argument(
+                    OP,
+                    format!(
+                        "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295"
+                    ),
                 ));
             }
         }

@@ -5,12 +5,13 @@ use forebay_shaders::KernelSpec;
 use super::launch::{self, GROUP, Params};
 use super::pointwise::Grad::None as NoGrad;
 use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
+use super::select::narrowed;
 use super::{scan, shape::cat};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::normalize_dim;
+use crate::tensor::layout::{normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
 static ISCLOSE: Pointwise = Pointwise {
@@ -194,6 +195,11 @@ impl Tensor {
         let _op = memory::scope::op(OP);
         let (rows, back) = self.slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
+        // One sort for each of them.
+        if tensor_numel(rows.shape()).is_none() || width > 1 << 18 {
+            let rule = "takes slices of at most 2^18 elements, and less than 2^32 in all";
+            return Err(Error::shape(OP, rule, &[self.shape()]));
+        }
         let mut order = Tensor::arange(0.0, n as f64, 1.0, DType::I64, self.device())?;
         let keys = rows.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
@@ -304,11 +310,16 @@ impl Tensor {
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
             return Err(Error::dtype(OP, w.dtype(), "takes weights that are floats; cast with `to_dtype`"));
         }
-        let (mut extent, line) = (minlength, self.to_dtype(DType::I32)?);
+        let (mut extent, line) = (minlength, narrowed(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
             if least < 0.0 {
                 return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
+            }
+            if most >= f64::from(i32::MAX) {
+                let rule =
+                    "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one";
+                return Err(Error::argument(OP, rule));
             }
             extent = extent.max(most as usize + 1);
         }

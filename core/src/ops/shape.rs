@@ -2,13 +2,16 @@
 
 use smallvec::smallvec;
 
+use super::indices::{Range, in_range};
+use super::pointwise::Scalar;
+use super::select::narrowed;
 use crate::amp::stepwise;
 use crate::autograd::{self, Grads};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::normalize_dim;
+use crate::tensor::layout::{MAX_ELEMENTS, normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
 /// What stands outside a padded tensor.
@@ -23,6 +26,9 @@ pub enum PadMode {
     /// The tensor again.
     Circular,
 }
+
+/// Pads that repeat an edge, at most: the host lists them.
+const MAX_REPEATED: isize = 1 << 26;
 
 /// Tensors joined along a dimension that exists.
 ///
@@ -96,21 +102,43 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     cat(&rows.iter().collect::<Vec<_>>(), dim)
 }
 
-/// `count` numbers on the host, if a tensor and the host's memory hold as many.
-pub(super) fn numbers(op: &'static str, count: usize, number: impl Fn(usize) -> f64) -> Result<Vec<f64>> {
-    let mut values = Vec::new();
-    if u32::try_from(count).is_err() || values.try_reserve_exact(count).is_err() {
-        return Err(Error::argument(
-            op,
-            format!("{count} numbers; tensors have less than 2^32, and these lie in the host's memory first"),
-        ));
+/// Numbers that lie in the host's memory at a time.
+const HOST_NUMBERS: usize = 1 << 22;
+
+/// A tensor of `count` numbers that the host computes. The device's memory is asked for first: what does not fit fails before anything is
+/// computed, and the host holds a part at a time.
+pub(super) fn of_numbers(
+    op: &'static str,
+    count: usize,
+    dtype: DType,
+    device: &Device,
+    number: impl Fn(usize) -> f64,
+) -> Result<Tensor> {
+    if count > MAX_ELEMENTS {
+        let why = format!("{count} numbers, and a tensor has at most 4,294,967,295 elements");
+        return Err(Error::argument(op, why));
     }
-    values.extend((0..count).map(number));
-    Ok(values)
+    let part = |range: std::ops::Range<usize>| {
+        let values: Vec<f64> = range.map(&number).collect();
+        from_numbers(op, &values, dtype, device)
+    };
+    if count <= HOST_NUMBERS {
+        return part(0..count);
+    }
+    let out = Tensor::empty(&[count], dtype, device)?;
+    for start in (0..count).step_by(HOST_NUMBERS) {
+        let end = count.min(start + HOST_NUMBERS);
+        part(start..end)?.copy_into(&out.narrow(0, start, end - start)?)?;
+    }
+    Ok(out)
 }
 
 /// Values from the host, in any number type.
-pub(super) fn from_numbers(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+fn from_numbers(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
+    let shape = &[values.len()];
+    if dtype.is_int() {
+        values.iter().try_for_each(|&v| Scalar::Float(v).written(op, dtype).map(drop))?;
+    }
     match dtype {
         DType::F64 => Tensor::constant(values, shape, device),
         DType::I64 => Tensor::constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
@@ -177,8 +205,7 @@ impl Tensor {
                 format!("steps of {step} do not lead from {start} to {end}"),
             ));
         }
-        let values = numbers("arange", count as usize, |i| start + i as f64 * step)?;
-        from_numbers(&values, &[values.len()], dtype, device)
+        of_numbers("arange", count as usize, dtype, device, |i| start + i as f64 * step)
     }
 
     /// `steps` numbers from `start` to `end`, both included, at equal distances.
@@ -187,8 +214,7 @@ impl Tensor {
     /// There are 2^32 or more; memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let value = between(start, end, steps, dtype);
-        from_numbers(&numbers("linspace", steps, value)?, &[steps], dtype, device)
+        of_numbers("linspace", steps, dtype, device, between(start, end, steps, dtype))
     }
 
     /// `base` to the powers of `steps` numbers from `start` to `end`, both included, at equal distances.
@@ -205,8 +231,7 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         let exponent = between(start, end, steps, dtype);
-        let values = numbers("logspace", steps, |i| base.powf(exponent(i)))?;
-        from_numbers(&values, &[steps], dtype, device)
+        of_numbers("logspace", steps, dtype, device, |i| base.powf(exponent(i)))
     }
 
     /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.
@@ -235,6 +260,10 @@ impl Tensor {
         for &dim in dims {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
+                if tensor_numel(self.shape()).is_none() || n > i32::MAX as usize {
+                    let rule = "takes tensors of less than 2^32 elements, and extents of less than 2^31";
+                    return Err(Error::shape("flip", rule, &[self.shape()]));
+                }
                 let order: Vec<i32> = (0..n as i32).rev().collect();
                 out = out.index_select(dim, &Tensor::constant(&order, &[n], self.device())?)?;
             }
@@ -341,6 +370,17 @@ impl Tensor {
         if !pads.len().is_multiple_of(2) || pairs > self.rank() {
             return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
         }
+        let (mut padded, last): (Dims, usize) = (self.shape().into(), self.rank());
+        for (k, pair) in pads.chunks(2).enumerate() {
+            // A mode that repeats elements lists them on the host first; none has more than a tensor.
+            let n = padded[last - 1 - k] as i128 + pair.iter().map(|&n| n as i128).sum::<i128>();
+            padded[last - 1 - k] = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
+        }
+        if tensor_numel(&padded).is_none() {
+            let rule =
+                format!("{pads:?} makes shape {padded:?}, and a tensor has at most 4,294,967,295 elements");
+            return Err(Error::argument("pad", rule));
+        }
         if let Some(n) = pads.iter().find(|n| n.unsigned_abs() > i32::MAX as usize) {
             return Err(Error::argument(
                 "pad",
@@ -375,7 +415,13 @@ impl Tensor {
             out = match mode {
                 PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
                 _ => {
-                    let order = (-before..n + after).map(|i| edge(i, n, mode)).collect::<Option<Vec<i32>>>();
+                    // Reflected and circular pads are no longer than the dimension; those that repeat the edge can be.
+                    let inside = |i: isize| n + before + after == 0 || edge(i, n, mode).is_some();
+                    let fits = inside(-before) && inside(n + after - 1);
+                    let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_REPEATED;
+                    let order = (fits && repeats)
+                        .then(|| (-before..n + after).map(|i| edge(i, n, mode)).collect::<Option<Vec<i32>>>())
+                        .flatten();
                     let Some(order) = order else {
                         return Err(Error::argument(
                             "pad",
@@ -528,7 +574,7 @@ impl Tensor {
     /// There are fewer than two dimensions.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.triangle("triu", diagonal - 1)?.logical_not()?, false)
+        self.where_(&self.triangle("triu", diagonal.saturating_sub(1))?.logical_not()?, false)
     }
 
     /// Where column - row is at most `diagonal`.
@@ -536,6 +582,12 @@ impl Tensor {
         let &[.., rows, cols] = self.shape() else {
             return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
         };
+        if rows.max(cols) > i32::MAX as usize / 2 {
+            let rule = "takes matrices of less than 2^30 rows and columns";
+            return Err(Error::shape(op, rule, &[self.shape()]));
+        }
+        // A diagonal beyond the corners is as one at them.
+        let diagonal = diagonal.clamp(-(rows as isize), cols as isize);
         let row = Tensor::arange(0.0, rows as f64, 1.0, DType::I32, self.device())?
             .add(diagonal as i64)?
             .unsqueeze(1)?;
@@ -543,17 +595,20 @@ impl Tensor {
         col.le(&row)
     }
 
-    /// Class numbers as vectors of `classes` with a 1 at the number, as i64.
+    /// Class numbers as vectors of `classes` with a 1 at the number, as i64. A number that is no class gives zeros alone.
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The dtype is no integer.
+    /// The dtype is no integer; there are more classes than an i32 counts.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         if !self.dtype().is_int() {
             return Err(Error::dtype("one_hot", self.dtype(), "takes class numbers"));
         }
-        let numbers = Tensor::arange(0.0, classes as f64, 1.0, self.dtype(), self.device())?;
-        self.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
+        in_range("one_hot", self, Range { extent: classes, wraps: false, skipped: None })?;
+        let numbers = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
+        narrowed("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Window functions: weights that fall off to both sides, for spectra and filters. They are made on the host.
 
-use super::shape::{from_numbers, numbers};
+use super::shape::of_numbers;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ fn window(
     let steps = steps(n, periodic);
     // One weight alone is 1.
     let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps) };
-    from_numbers(&numbers(op, n, value)?, &[n], dtype, device)
+    of_numbers(op, n, dtype, device, value)
 }
 
 /// The modified Bessel function of order 0, by its series, all of whose terms are positive.

@@ -14,7 +14,9 @@ use super::window::{self, IntoSpatial, at_least};
 use crate::autograd;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{collapse, contiguous_strides, normalize_dim, numel};
+use crate::tensor::layout::{
+    MAX_ELEMENTS, MAX_NAMED, check_named, checked_numel, collapse, contiguous_strides, normalize_dim, numel,
+};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// The sum of all elements of `g` that `layout`, of the shape of `g`, puts at each element from `start` of a storage on: `len` of
@@ -200,8 +202,9 @@ impl Tensor {
         let reach: u128 =
             size.iter().zip(stride).map(|(&n, &s)| n.saturating_sub(1) as u128 * s as u128).sum();
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
-        let elements = size.iter().try_fold(1usize, |all, &n| all.checked_mul(n));
-        if !elements.is_some_and(|n| n == 0 || (n <= u32::MAX as usize && end < there as u128)) {
+        let elements = checked_numel(size);
+        let strides = stride.iter().all(|&s| s <= MAX_NAMED) && layout.offset() <= MAX_NAMED;
+        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_ELEMENTS && end < there as u128)) {
             return Err(Error::argument(
                 OP,
                 format!(
@@ -271,11 +274,13 @@ impl Tensor {
             *n = (extent - size) / step + 1;
         }
         shape.push(size);
+        check_named(OP, &shape)?;
         Ok(windows(OP, self, move |strides, offset| {
             let mut to: Dims = strides.into();
             to.push(strides.get(d).copied().unwrap_or(1));
             if let Some(s) = to.get_mut(d).filter(|_| !strides.is_empty()) {
-                *s *= step;
+                // Where there is one window, no step is taken.
+                *s *= step.min(extent.max(1));
             }
             Layout::new(shape.clone(), to, offset)
         }))

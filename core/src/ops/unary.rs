@@ -309,6 +309,10 @@ impl Tensor {
         if p == 0 {
             return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
         }
+        // Each is an operation of its own.
+        if p > 10_000 {
+            return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
+        }
         let _op = crate::memory::scope::op(OP);
         let mut sum = self.lgamma()?;
         for k in 1..p {

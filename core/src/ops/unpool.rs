@@ -4,6 +4,7 @@ use super::pool::Pool;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
+use crate::tensor::layout::tensor_numel;
 
 /// Places of maxima to their places, zeros elsewhere, over the last `N` dimensions.
 #[track_caller]
@@ -27,7 +28,12 @@ fn unpool<const N: usize>(
         ));
     }
     let lead = &x.shape()[..x.rank() - N];
-    let size: usize = output.iter().product();
+    let Some(size) = tensor_numel(&output) else {
+        return Err(Error::argument(
+            op,
+            format!("{output:?} has more than 4,294,967,295 elements, the most a tensor can have"),
+        ));
+    };
     let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
     let dim = lead.len() as isize;
     let out = flat.scatter(dim, &indices.flatten(dim, -1)?, &x.flatten(dim, -1)?)?;
@@ -108,7 +114,8 @@ fn fractional<const N: usize>(
     };
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
-        if kernel[d] == 0 || output[d] == 0 || output[d] + kernel[d] > extents[d] + 1 {
+        let taken = output[d].saturating_add(kernel[d]);
+        if kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1 {
             let rule = format!("{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
             return Err(Error::shape(op, rule, &[x.shape()]));
         }

@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::ops::launch;
+use crate::ops::{Scalar, launch};
 use crate::profile::Work;
 use crate::stream::Access;
 
@@ -97,13 +97,27 @@ impl Tensor {
         })
     }
 
-    /// A tensor that holds one number everywhere.
+    /// A tensor that holds one number everywhere; integers without its fraction.
     ///
     /// # Errors
-    /// Memory runs out.
+    /// The number is outside the integer type; memory runs out.
     #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        let _op = memory::scope::op("full");
+        Self::filled("full", shape, value, dtype, device)
+    }
+
+    #[track_caller]
+    fn filled(
+        name: &'static str,
+        shape: &[usize],
+        value: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        // Within another operation, errors name that.
+        let around = memory::scope::current().op;
+        let _op = memory::scope::op(if around.is_empty() { name } else { around });
+        let number = Scalar::Float(value).written(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
             return Ok(out);
@@ -112,9 +126,8 @@ impl Tensor {
             DType::F32 => (value as f32).to_bits(),
             DType::F16 => u32::from(f16::from_f64(value).to_bits()) * 0x1_0001,
             DType::BF16 => u32::from(bf16::from_f64(value).to_bits()) * 0x1_0001,
-            DType::I32 => value as i32 as u32,
-            DType::U32 => value as u32,
-            DType::U8 => u32::from(value as u8) * 0x0101_0101,
+            DType::I32 | DType::U32 => number.nearest(dtype) as u32,
+            DType::U8 => number.nearest(dtype) as u32 * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of one element differ: written element by element.
@@ -157,7 +170,7 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::full(shape, 0.0, dtype, device)
+        Self::filled("zeros", shape, 0.0, dtype, device)
     }
 
     /// Ones.
@@ -166,7 +179,7 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::full(shape, 1.0, dtype, device)
+        Self::filled("ones", shape, 1.0, dtype, device)
     }
 
     /// Zeros in the shape, dtype and device of `self`.

@@ -54,13 +54,31 @@ pub fn numel(shape: &[usize]) -> usize {
     shape.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent))
 }
 
-/// Number of elements of a shape; `None` if no number counts them.
+/// Number of elements that a shape may name, extents of 0 counted as 1. Products of extents, strides and small factors then fit 64 bits,
+/// whatever an operation computes with them.
+pub const MAX_NAMED: usize = 1 << 48;
+
+/// Number of elements of a shape; `None` if its extents, those of 0 apart, multiply to more than [`MAX_NAMED`].
 #[must_use]
 pub fn checked_numel(shape: &[usize]) -> Option<usize> {
-    if shape.contains(&0) {
-        return Some(0);
+    let mut named = 1usize;
+    for &extent in shape {
+        named = named.checked_mul(extent.max(1)).filter(|&n| n <= MAX_NAMED)?;
     }
-    shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent))
+    Some(if shape.contains(&0) { 0 } else { named })
+}
+
+/// Fails for a shape whose extents multiply to more than [`MAX_NAMED`].
+pub(crate) fn check_named(op: &'static str, shape: &[usize]) -> Result<()> {
+    match checked_numel(shape) {
+        Some(_) => Ok(()),
+        None => Err(Error::argument(
+            op,
+            format!(
+                "the extents of shape {shape:?} multiply to more than 2^48, the most that a tensor may name"
+            ),
+        )),
+    }
 }
 
 /// The most elements that a tensor has: kernels count in 32 bits.
@@ -101,6 +119,7 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
             }
         }
     }
+    check_named(op, &out)?;
     Ok(out)
 }
 
@@ -213,6 +232,7 @@ impl Layout {
         if shape.len() < self.rank() {
             return Err(Error::shape(op, "the target has fewer dimensions", &[&self.shape, shape]));
         }
+        check_named(op, shape)?;
         let skip = shape.len() - self.rank();
         let mut strides: Dims = SmallVec::from_elem(0, shape.len());
         for d in 0..self.rank() {

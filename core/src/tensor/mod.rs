@@ -97,16 +97,22 @@ impl Tensor {
     /// The device lacks the type, or cannot bind so much at once; memory runs out.
     #[track_caller]
     pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+        // The operation that asks for it, which the user called.
+        let op = || match crate::memory::scope::current().op {
+            "" => "empty",
+            op => op,
+        };
         if !device.supports(dtype) {
             return Err(Error::Unsupported {
-                op: "empty",
+                op: op(),
                 device: device.to_string(),
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
+        layout::check_named(op(), shape)?;
         let Some(numel) = layout::tensor_numel(shape) else {
             return Err(Error::argument(
-                "empty",
+                op(),
                 format!("shape {shape:?} has more than 4,294,967,295 elements, the most a tensor can have"),
             ));
         };
@@ -115,7 +121,7 @@ impl Tensor {
         let max = device.info().limits.max_binding;
         if bytes > max {
             return Err(Error::argument(
-                "empty",
+                op(),
                 format!(
                     "a tensor {shape:?} of {dtype} takes {bytes} bytes; {device} binds at most {max} bytes at once: \
                      split it, or use a smaller element type"

@@ -15,17 +15,34 @@ pub trait IntoShape {
     fn extents(&self) -> smallvec::SmallVec<[isize; 6]>;
 }
 
+/// An extent; one that no dimension can have stays so large that it is refused.
+fn extent<T: TryInto<isize>>(n: T) -> isize {
+    n.try_into().unwrap_or(isize::MAX)
+}
+
 macro_rules! into_shape {
     ($($t:ty),*) => {$(
         impl<const N: usize> IntoShape for [$t; N] {
-            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| n as isize).collect() }
+            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| extent(n)).collect() }
         }
         impl IntoShape for &[$t] {
-            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| n as isize).collect() }
+            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| extent(n)).collect() }
         }
     )*};
 }
-into_shape!(i32, isize, usize);
+into_shape!(isize, usize);
+
+impl<const N: usize> IntoShape for [i32; N] {
+    fn extents(&self) -> smallvec::SmallVec<[isize; 6]> {
+        self.iter().map(|&n| n as isize).collect()
+    }
+}
+
+impl IntoShape for &[i32] {
+    fn extents(&self) -> smallvec::SmallVec<[isize; 6]> {
+        self.iter().map(|&n| n as isize).collect()
+    }
+}
 
 fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
@@ -44,6 +61,22 @@ fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
         return fail(format!("{} elements do not fit {}", total, numel(&shape)));
     }
     Ok(shape)
+}
+
+/// The most parts that a tensor is split into: each is a tensor of its own on the host.
+const MAX_PARTS: usize = 1 << 20;
+
+/// Fails for more parts than the host should make tensors of.
+fn check_parts(op: &'static str, count: usize) -> Result<()> {
+    if count <= MAX_PARTS {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        format!(
+            "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed"
+        ),
+    ))
 }
 
 impl Tensor {
@@ -269,6 +302,13 @@ impl Tensor {
     /// The sizes do not multiply to the extent.
     pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
+        if self.rank() == 0 {
+            return Err(Error::shape(
+                "unflatten",
+                "takes at least one dimension; a tensor without dimensions is split by `reshape`",
+                &[self.shape()],
+            ));
+        }
         let inner = resolve("unflatten", &self.shape()[at..=at], sizes)?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
@@ -348,8 +388,12 @@ impl Tensor {
             return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
         }
         let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
-        let length =
-            if offset >= 0 { rows.min(cols - offset) } else { (rows + offset).min(cols) }.max(0) as usize;
+        let length = if offset >= 0 {
+            rows.min(cols.saturating_sub(offset))
+        } else {
+            rows.saturating_add(offset).min(cols)
+        }
+        .max(0) as usize;
         let mut start = self.layout().offset();
         if length > 0 {
             start += if offset >= 0 {
@@ -378,6 +422,7 @@ impl Tensor {
             return Err(Error::argument("split", "takes parts of at least one index"));
         }
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
+        check_parts("split", count)?;
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
     }
 
@@ -416,7 +461,7 @@ impl Tensor {
         }
         match self.shape().get(d) {
             // Of nothing there are as many parts as were asked for, as in PyTorch.
-            Some(0) => Ok(vec![self.clone(); chunks]),
+            Some(0) => check_parts("chunk", chunks).map(|()| vec![self.clone(); chunks]),
             extent => self.split(extent.map_or(0, |n| n.div_ceil(chunks)).max(1), dim),
         }
     }
@@ -431,6 +476,7 @@ impl Tensor {
         if sections == 0 {
             return Err(Error::argument("tensor_split", "takes at least one section"));
         }
+        check_parts("tensor_split", sections)?;
         let (size, larger) = (extent / sections, extent % sections);
         let start = |i: usize| i * size + i.min(larger);
         (0..sections).map(|i| self.narrow(dim, start(i), start(i + 1) - start(i))).collect()
@@ -516,6 +562,7 @@ impl Tensor {
             .shape()
             .get(d)
             .ok_or_else(|| Error::shape("unbind", "takes at least one dimension", &[self.shape()]))?;
+        check_parts("unbind", extent)?;
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 

@@ -86,7 +86,12 @@ impl MicroBatch {
     /// How many targets count, on the device; `None` if all do.
     fn counted(self, y: &Tensor) -> Result<Option<Tensor>> {
         // In i32, as the loss sees classes: not every device computes in i64.
-        let counts = |ignored: i64| y.to_dtype(DType::I32)?.ne(ignored)?.to_dtype(DType::F32)?.sum_all();
+        let counts = |ignored: i64| {
+            crate::ops::narrowed("accumulate", y, Some(ignored))?
+                .ne(crate::ops::narrow_class(ignored))?
+                .to_dtype(DType::F32)?
+                .sum_all()
+        };
         self.ignored.map(counts).transpose()
     }
 

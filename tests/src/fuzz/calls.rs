@@ -1,8 +1,9 @@
 //! The operations that are called, each with the kinds of its arguments: `t1` to `t4` are tensors, others are drawn.
 
 use forebay::ops::{
-    Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode, Interpolation, Lookup, MatrixNorm, PadMode, Pool,
-    Recurrent, RecurrentKind, Reduction, ScatterReduce, block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid,
+    Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
+    Interpolation, Lookup, MatrixNorm, PadMode, Pool, Recurrent, RecurrentKind, Reduction, ScatterReduce,
+    block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid,
     multi_dot, stack, vstack,
 };
 use forebay::tensor::Tensor;
@@ -10,14 +11,19 @@ use forebay::tensor::Tensor;
 use super::draw::Draw;
 use super::{Call, Outputs};
 
-/// Operations of the catalog whose arguments are functions.
+/// Operations of the catalog that take a function, or are kinds of `recurrent`.
 #[cfg(test)]
-pub(super) const ELSEWHERE: &[&str] = &["triplet_margin_with_distance_loss"];
+pub(super) const ELSEWHERE: &[&str] =
+    &["triplet_margin_with_distance_loss", "rnn_tanh", "rnn_relu", "lstm", "gru"];
 
 const PADS: &[PadMode] = &[PadMode::Constant(1.0), PadMode::Reflect, PadMode::Replicate, PadMode::Circular];
 const REDUCTIONS: &[Reduction] = &[Reduction::None, Reduction::Mean, Reduction::Sum, Reduction::BatchMean];
 const RESIZES: &[InterpolateMode] = &[
-    InterpolateMode::Nearest, InterpolateMode::NearestExact, InterpolateMode::Linear, InterpolateMode::Bilinear, InterpolateMode::Bicubic,
+    InterpolateMode::Nearest,
+    InterpolateMode::NearestExact,
+    InterpolateMode::Linear,
+    InterpolateMode::Bilinear,
+    InterpolateMode::Bicubic,
     InterpolateMode::Trilinear,
 ];
 
@@ -66,43 +72,122 @@ fn indices<'a>(r: &mut Draw, t: &'a [Tensor]) -> Vec<Option<&'a Tensor>> {
 
 /// An argument of a kind.
 macro_rules! arg {
-    (t1, $r:ident, $t:ident) => { &$t[1] };
-    (t2, $r:ident, $t:ident) => { &$t[2] };
-    (t3, $r:ident, $t:ident) => { &$t[3] };
-    (t4, $r:ident, $t:ident) => { &$t[4] };
-    (maybe1, $r:ident, $t:ident) => { $r.maybe(|_| &$t[1]) };
-    (maybe2, $r:ident, $t:ident) => { $r.maybe(|_| &$t[2]) };
-    (maybe3, $r:ident, $t:ident) => { $r.maybe(|_| &$t[3]) };
-    (maybe4, $r:ident, $t:ident) => { $r.maybe(|_| &$t[4]) };
-    (operand1, $r:ident, $t:ident) => { $r.operand(&$t[1]) };
-    (operand2, $r:ident, $t:ident) => { $r.operand(&$t[2]) };
-    (running, $r:ident, $t:ident) => { $r.maybe(|_| (&$t[3], &$t[4])) };
-    (ints, $r:ident, $t:ident) => { &$r.ints()[..] };
-    (counts, $r:ident, $t:ident) => { &$r.counts()[..] };
-    (floats, $r:ident, $t:ident) => { &$r.floats()[..] };
-    (int1, $r:ident, $t:ident) => { $r.int_array::<1>() };
-    (int2, $r:ident, $t:ident) => { $r.int_array::<2>() };
-    (int3, $r:ident, $t:ident) => { $r.int_array::<3>() };
-    (count1, $r:ident, $t:ident) => { $r.count_array::<1>() };
-    (count2, $r:ident, $t:ident) => { $r.count_array::<2>() };
-    (count3, $r:ident, $t:ident) => { $r.count_array::<3>() };
-    (maybe_int, $r:ident, $t:ident) => { $r.maybe(Draw::int) };
-    (maybe_count, $r:ident, $t:ident) => { $r.maybe(Draw::count) };
-    (maybe_float, $r:ident, $t:ident) => { $r.maybe(Draw::float) };
-    (device, $r:ident, $t:ident) => { $t[0].device() };
-    (tensors, $r:ident, $t:ident) => { &listed($r, $t)[..] };
-    (indices, $r:ident, $t:ident) => { &indices($r, $t)[..] };
-    (reduction, $r:ident, $t:ident) => { $r.pick(REDUCTIONS) };
-    (pad_mode, $r:ident, $t:ident) => { $r.pick(PADS) };
-    (interpolation, $r:ident, $t:ident) => { $r.pick(&[Interpolation::Linear, Interpolation::Lower, Interpolation::Nearest, Interpolation::Midpoint]) };
-    (scatter, $r:ident, $t:ident) => { $r.pick(&[ScatterReduce::Sum, ScatterReduce::Prod, ScatterReduce::Mean, ScatterReduce::Amax]) };
-    (grid_mode, $r:ident, $t:ident) => { $r.pick(&[GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic]) };
-    (grid_padding, $r:ident, $t:ident) => { $r.pick(&[GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection]) };
-    (pool1, $r:ident, $t:ident) => { pool::<1>($r) };
-    (pool2, $r:ident, $t:ident) => { pool::<2>($r) };
-    (pool3, $r:ident, $t:ident) => { pool::<3>($r) };
-    (matrix_norm, $r:ident, $t:ident) => { matrix_norm($r) };
-    (interpolate, $r:ident, $t:ident) => { &resize($r) };
+    (t1, $r:ident, $t:ident) => {
+        &$t[1]
+    };
+    (t2, $r:ident, $t:ident) => {
+        &$t[2]
+    };
+    (t3, $r:ident, $t:ident) => {
+        &$t[3]
+    };
+    (t4, $r:ident, $t:ident) => {
+        &$t[4]
+    };
+    (maybe1, $r:ident, $t:ident) => {
+        $r.maybe(|_| &$t[1])
+    };
+    (maybe2, $r:ident, $t:ident) => {
+        $r.maybe(|_| &$t[2])
+    };
+    (maybe3, $r:ident, $t:ident) => {
+        $r.maybe(|_| &$t[3])
+    };
+    (maybe4, $r:ident, $t:ident) => {
+        $r.maybe(|_| &$t[4])
+    };
+    (operand1, $r:ident, $t:ident) => {
+        $r.operand(&$t[1])
+    };
+    (operand2, $r:ident, $t:ident) => {
+        $r.operand(&$t[2])
+    };
+    (running, $r:ident, $t:ident) => {
+        $r.maybe(|_| (&$t[3], &$t[4]))
+    };
+    (ints, $r:ident, $t:ident) => {
+        &$r.ints()[..]
+    };
+    (counts, $r:ident, $t:ident) => {
+        &$r.counts()[..]
+    };
+    (floats, $r:ident, $t:ident) => {
+        &$r.floats()[..]
+    };
+    (int1, $r:ident, $t:ident) => {
+        $r.int_array::<1>()
+    };
+    (int2, $r:ident, $t:ident) => {
+        $r.int_array::<2>()
+    };
+    (int3, $r:ident, $t:ident) => {
+        $r.int_array::<3>()
+    };
+    (count1, $r:ident, $t:ident) => {
+        $r.count_array::<1>()
+    };
+    (count2, $r:ident, $t:ident) => {
+        $r.count_array::<2>()
+    };
+    (count3, $r:ident, $t:ident) => {
+        $r.count_array::<3>()
+    };
+    (maybe_int, $r:ident, $t:ident) => {
+        $r.maybe(Draw::int)
+    };
+    (maybe_count, $r:ident, $t:ident) => {
+        $r.maybe(Draw::count)
+    };
+    (maybe_float, $r:ident, $t:ident) => {
+        $r.maybe(Draw::float)
+    };
+    (device, $r:ident, $t:ident) => {
+        $t[0].device()
+    };
+    (tensors, $r:ident, $t:ident) => {
+        &listed($r, $t)[..]
+    };
+    (indices, $r:ident, $t:ident) => {
+        &indices($r, $t)[..]
+    };
+    (reduction, $r:ident, $t:ident) => {
+        $r.pick(REDUCTIONS)
+    };
+    (pad_mode, $r:ident, $t:ident) => {
+        $r.pick(PADS)
+    };
+    (interpolation, $r:ident, $t:ident) => {
+        $r.pick(&[
+            Interpolation::Linear,
+            Interpolation::Lower,
+            Interpolation::Nearest,
+            Interpolation::Midpoint,
+        ])
+    };
+    (scatter, $r:ident, $t:ident) => {
+        $r.pick(&[ScatterReduce::Sum, ScatterReduce::Prod, ScatterReduce::Mean, ScatterReduce::Amax])
+    };
+    (grid_mode, $r:ident, $t:ident) => {
+        $r.pick(&[GridMode::Bilinear, GridMode::Nearest, GridMode::Bicubic])
+    };
+    (grid_padding, $r:ident, $t:ident) => {
+        $r.pick(&[GridPadding::Zeros, GridPadding::Border, GridPadding::Reflection])
+    };
+    (pool1, $r:ident, $t:ident) => {
+        pool::<1>($r)
+    };
+    (pool2, $r:ident, $t:ident) => {
+        pool::<2>($r)
+    };
+    (pool3, $r:ident, $t:ident) => {
+        pool::<3>($r)
+    };
+    (matrix_norm, $r:ident, $t:ident) => {
+        matrix_norm($r)
+    };
+    (interpolate, $r:ident, $t:ident) => {
+        &resize($r)
+    };
     (attention, $r:ident, $t:ident) => {
         &Attention {
             attn_mask: $r.maybe(|_| &$t[3]),
@@ -132,8 +217,12 @@ macro_rules! arg {
             in_place: $r.flag(),
         }
     };
-    (lookup, $r:ident, $t:ident) => { Lookup { padding_idx: $r.maybe(Draw::count), scale_grad_by_freq: $r.flag() } };
-    ($kind:ident, $r:ident, $t:ident) => { $r.$kind() };
+    (lookup, $r:ident, $t:ident) => {
+        Lookup { padding_idx: $r.maybe(Draw::count), scale_grad_by_freq: $r.flag() }
+    };
+    ($kind:ident, $r:ident, $t:ident) => {
+        $r.$kind()
+    };
 }
 
 macro_rules! methods {
@@ -155,6 +244,7 @@ macro_rules! constructors {
 }
 
 const METHODS: &[Call] = methods! {
+    celu(float); celu_(float); softshrink(float); hardtanh(float, float); hardtanh_(float, float);
     prelu(t1); glu(int); softmin(int); rrelu(float, float, flag); nan_to_num(); atleast_1d(); atleast_2d(); atleast_3d(); tile(counts); rot90(int,
     int2); combinations(count, flag); kron(t1); tensordot(t1, ints, ints); scaled_dot_product_attention(t1, t2, attention); qkv_attention(count,
     count, attention); embedding_bag(t1, bags); batch_norm(running, maybe1, maybe2, flag, float, float); batch_norm_relu(running, maybe1, maybe2,
@@ -282,7 +372,11 @@ const OTHERS: &[Call] = &[
     },
     Call {
         name: "unfold of a view",
-        run: |r, t| t[0].unfold(r.int(), r.count(), r.count())?.unfold(r.int(), r.count(), r.count()).map(Outputs::tensors),
+        run: |r, t| {
+            t[0].unfold(r.int(), r.count(), r.count())?
+                .unfold(r.int(), r.count(), r.count())
+                .map(Outputs::tensors)
+        },
     },
 ];
 

@@ -9,15 +9,56 @@ use forebay::ops::{Operand, Scalar};
 use forebay::tensor::Tensor;
 
 const INTS: &[isize] = &[
-    isize::MIN, isize::MIN + 1, isize::MAX, isize::MAX - 1, 1 << 32, 1 << 40, -(1 << 32), -(1 << 40), 1 << 31, -(1 << 31), (1 << 32) - 1,
-    1 << 62, 1 << 16, 1 << 20, -(1 << 20), 100, -100,
+    isize::MIN,
+    isize::MIN + 1,
+    isize::MAX,
+    isize::MAX - 1,
+    1 << 32,
+    1 << 40,
+    -(1 << 32),
+    -(1 << 40),
+    1 << 31,
+    -(1 << 31),
+    (1 << 32) - 1,
+    1 << 62,
+    1 << 16,
+    1 << 20,
+    -(1 << 20),
+    100,
+    -100,
 ];
 const COUNTS: &[usize] = &[
-    usize::MAX, usize::MAX - 1, usize::MAX / 2, usize::MAX / 2 + 1, 1 << 63, 1 << 62, 1 << 32, (1 << 32) - 1, 1 << 31, 1 << 40, 1 << 16, 1 << 20,
-    1 << 24, 100, 4097,
+    usize::MAX,
+    usize::MAX - 1,
+    usize::MAX / 2,
+    usize::MAX / 2 + 1,
+    1 << 63,
+    1 << 62,
+    1 << 32,
+    (1 << 32) - 1,
+    1 << 31,
+    1 << 40,
+    1 << 16,
+    1 << 20,
+    1 << 24,
+    100,
+    4097,
 ];
 const FLOATS: &[f64] = &[
-    f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, f64::MIN, f64::MIN_POSITIVE, 1e300, -1e300, 1e18, -1e18, 1e10, -1e10, 4294967296.0, 1e-300,
+    f64::NAN,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::MAX,
+    f64::MIN,
+    f64::MIN_POSITIVE,
+    1e300,
+    -1e300,
+    1e18,
+    -1e18,
+    1e10,
+    -1e10,
+    4294967296.0,
+    1e-300,
 ];
 
 /// Draws arguments, and notes them.
@@ -28,8 +69,11 @@ pub(crate) struct Draw {
 
 impl Draw {
     pub(super) fn new(seed: u64, name: &str, round: u64) -> Self {
-        let mixed = name.bytes().fold(seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
-        let mut draw = Self { state: mixed ^ round.wrapping_mul(0xd134_2543_de82_ef95) | 1, told: String::new() };
+        let mixed = name
+            .bytes()
+            .fold(seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let mut draw =
+            Self { state: mixed ^ round.wrapping_mul(0xd134_2543_de82_ef95) | 1, told: String::new() };
         (0..4).for_each(|_| _ = draw.next());
         draw
     }
@@ -77,7 +121,11 @@ impl Draw {
     }
 
     fn any_float(&mut self) -> f64 {
-        if self.one_in(4) { self.pick(FLOATS) } else { self.pick(&[0.0, 1.0, -1.0, 0.5, 2.0, 3.0, 0.1, -0.25, 5.0]) }
+        if self.one_in(4) {
+            self.pick(FLOATS)
+        } else {
+            self.pick(&[0.0, 1.0, -1.0, 0.5, 2.0, 3.0, 0.1, -0.25, 5.0])
+        }
     }
 
     pub(super) fn int(&mut self) -> isize {
@@ -147,7 +195,19 @@ impl Draw {
     }
 
     pub(super) fn equation(&mut self) -> &'static str {
-        let equation = self.pick(&["ij,jk->ik", "ii->i", "i,j->ij", "bij,bjk->bik", "...i,...i->...", "ij->", "i", "", "->", "ij,ij", "a...b->b...a"]);
+        let equation = self.pick(&[
+            "ij,jk->ik",
+            "ii->i",
+            "i,j->ij",
+            "bij,bjk->bik",
+            "...i,...i->...",
+            "ij->",
+            "i",
+            "",
+            "->",
+            "ij,ij",
+            "a...b->b...a",
+        ]);
         self.tell(equation)
     }
 
@@ -196,7 +256,13 @@ impl Draw {
                 _ => self.pick(&DType::ALL),
             };
             let x = self.laid_out(&other, kind, device)?;
-            let _ = write!(self.told, "{} {kind} {:?} {:?}", if k == 0 { " of" } else { "," }, x.shape(), x.strides());
+            let _ = write!(
+                self.told,
+                "{} {kind} {:?} {:?}",
+                if k == 0 { " of" } else { "," },
+                x.shape(),
+                x.strides()
+            );
             shapes.push(other);
             made.push(if kind.is_float() && self.one_in(2) { x.requires_grad_().unwrap_or(x) } else { x });
         }

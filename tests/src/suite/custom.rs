@@ -20,6 +20,8 @@ tests![
     wgsl_that_does_not_compile_is_shown,
     a_grid_that_is_too_long_is_an_error,
     elements_of_another_type_are_refused,
+    a_call_that_differs_from_its_module_is_an_error,
+    a_type_error_in_wgsl_names_the_line,
 ];
 
 /// `y = scale * x²`, with an override for the power's exponent less one.
@@ -73,7 +75,7 @@ fn several_outputs(device: &Device) -> Result<()> {
         }",
     );
     let x = Tensor::from_slice(&[9i32, 4, 1, 6], &[4], device)?;
-    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32);
+    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32).groups([1, 1, 1]);
     let [half, rest] = call().run_all()?.try_into().map_err(|_| anyhow::anyhow!("two outputs"))?;
     expect(&half, &[4.0, 2.0, 0.0, 3.0])?;
     expect(&rest, &[1.0, 0.0, 1.0, 0.0])?;
@@ -155,10 +157,91 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
         "{text}"
     );
     // Words are those of any type.
-    expect(&WORDS.inputs(&[&x]).output(&[2], DType::F32).run()?, &[1.0, 2.0])?;
+    expect(&WORDS.inputs(&[&x]).output(&[2], DType::F32).groups([1, 1, 1]).run()?, &[1.0, 2.0])?;
     let text =
         WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
     ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
+    Ok(())
+}
+
+fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()> {
+    static READ_ONLY: CustomOp = CustomOp::new(
+        "read_only",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<f32>;
+        @group(0) @binding(1) var<storage, read> y: array<f32>;
+        @compute @workgroup_size(1)
+        fn main() { var a = x[0] + y[0]; a = 2.0 * a; }",
+    );
+    static IN_PLACE: CustomOp = CustomOp::new(
+        "in_place",
+        "
+        @group(0) @binding(0) var<storage, read_write> x: array<f32>;
+        @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+        @compute @workgroup_size(1)
+        fn main() { x[0] = 1.0; y[0] = 2.0; }",
+    );
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let says = |call: Call<'_>, expected: &str| -> Result<()> {
+        let text = call.run().err().context(expected.to_owned())?.to_string();
+        ensure!(text == expected, "{text}\nexpected\n{expected}");
+        Ok(())
+    };
+    let whole = |op: &CustomOp| op.inputs(&[&x]).output(&[3], DType::F32).groups([1, 1, 1]);
+    says(
+        whole(&READ_ONLY),
+        "read_only: output 0 is `y` at binding 1, which the module only reads: declare it `var<storage, read_write>`",
+    )?;
+    says(
+        whole(&IN_PLACE),
+        "in_place: input 0 is `x` at binding 0, which the module may write: declare it `var<storage, read>`, and what is written as \
+         an output",
+    )?;
+    expect(&x, &[1.0; 3])?;
+    says(
+        whole(&POWER),
+        "power: the uniform block at @group(1) @binding(0) has 8 bytes, and `.params` gives 0",
+    )?;
+    says(
+        whole(&POWER).params(&[3u32]),
+        "power: the uniform block at @group(1) @binding(0) has 8 bytes, and `.params` gives 4",
+    )?;
+    ensure!(whole(&POWER).params(&[3u32; 5]).run().is_err(), "20 bytes are more than a block of 8 takes");
+    // A block may be filled up to 16 bytes.
+    expect(&whole(&POWER).params(&[3u32, 2f32.to_bits(), 0, 0]).run()?, &[2.0; 3])?;
+    let params = [3u32, 1f32.to_bits()];
+    says(
+        POWER.inputs(&[&x]).output(&[3], DType::F32).params(&params),
+        "power: the call does not say how many workgroups run; each has 64 x 1 x 1 invocations: add \
+         `.groups([n.div_ceil(64), 1, 1])` for n invocations in x",
+    )?;
+    says(
+        whole(&POWER).params(&params).output(&[3], DType::F32),
+        "power: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, which \
+         are bindings 0 to 2",
+    )?;
+    says(
+        whole(&READ_ONLY).output(&[1], DType::F32),
+        "read_only: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, \
+         which are bindings 0 to 2",
+    )
+}
+
+fn a_type_error_in_wgsl_names_the_line(device: &Device) -> Result<()> {
+    static WRONG: CustomOp = CustomOp::new(
+        "wrong",
+        "@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<u32>;
+@compute @workgroup_size(1)
+fn main() {
+    y[0] = x[0];
+}",
+    );
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let call = WRONG.inputs(&[&x]).output(&[3], DType::U32).groups([1, 1, 1]);
+    let Err(Error::Kernel { label, message }) = call.run() else { anyhow::bail!("it must not compile") };
+    ensure!(label == "wrong" && message.contains(":5:") && message.contains("y[0] = x[0];"), "{message}");
+    ensure!(!message.contains("Handle") && !message.contains("[1]"), "{message}");
     Ok(())
 }
 

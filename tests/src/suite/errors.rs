@@ -6,8 +6,8 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
-use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Lstm, RecurrentOptions, SelfAttention};
-use forebay::ops::{Bags, Interpolate, PadMode, Pool2d, cartesian_prod};
+use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
+use forebay::ops::{Attention, Bags, Interpolate, PadMode, Pool2d, cartesian_prod};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
@@ -21,6 +21,7 @@ tests![
     wrong_arguments,
     arguments_beyond_all_measure,
     senseless_numbers,
+    messages_name_the_tensors_and_the_next_step,
     wrong_devices,
     backward_that_cannot_run,
     devices_that_are_not_there,
@@ -176,9 +177,10 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     let image = Tensor::ones(&[1, 4, 3, 3], DType::F32, device)?;
     let filter = Tensor::ones(&[2, 4, 1, 1], DType::F32, device)?;
     let wide = Pool2d { padding: [MOST; 2], ..Pool2d::new(2) };
-    // Without elements, any extent will do.
-    ensure!(Tensor::zeros(&[0, MOST, 2], DType::F32, device)?.numel() == 0);
+    ensure!(Tensor::zeros(&[0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
     for refused in [
+        // As in PyTorch, extents are multiplied also where one is 0.
+        Tensor::zeros(&[0, MOST, 2], DType::F32, device),
         Tensor::zeros(&[MOST, 2], DType::F32, device),
         Tensor::from_slice(&[1f32], &[MOST, 2], device),
         vector.reshape([isize::MAX, 4]),
@@ -208,12 +210,49 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         "split_with_sizes: [18446744073709551615, 6] does not add up to the extent 5 of dimension 0",
     )?;
     // A view may name more than kernels count: not a sum of some of it.
-    let view = vector.broadcast_to(&[1 << 30, 1 << 30, 5])?;
+    let view = vector.broadcast_to(&[1 << 20, 1 << 20, 5])?;
     says(
         view.sum_all(),
         "sum: a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts",
     )?;
     expect(&vector.slice_dim(0, 1, 5, MOST)?, &[1.0])
+}
+
+fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
+    let image = Tensor::ones(&[1, 3, 8, 8], DType::F32, device)?;
+    let weight = Tensor::ones(&[6, 4, 3, 3], DType::F32, device)?;
+    says(
+        image.conv2d(&weight, None, 1, 0, 1, 1),
+        "conv2d: the input has 3 channels, and the weight takes 4 for each of 1 groups (input [batch, channels, ..], weight [out, \
+         channels of a group, ..]); give the layer the channels of the input, or change `groups`; got [1, 3, 8, 8] and [6, 4, 3, 3]",
+    )?;
+    let q = Tensor::ones(&[1, 8, 4, 16], DType::F32, device)?;
+    let k = Tensor::ones(&[1, 2, 4, 16], DType::F32, device)?;
+    says(
+        q.scaled_dot_product_attention(&k, &k, &Attention::default()),
+        "scaled_dot_product_attention: q has 8 heads, and k has 2; for each head of k and v to serve several of q, set \
+         `enable_gqa`; got [1, 8, 4, 16] and [1, 2, 4, 16] and [1, 2, 4, 16]",
+    )?;
+    let layer = Linear::new(4, 2, device)?;
+    if device.supports(DType::F64) {
+        says(
+            layer.forward(&Tensor::ones(&[3, 4], DType::F64, device)?),
+            "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
+        )?;
+    }
+    // The function that was called is named, not one that it calls.
+    let many = [1 << 20, 1 << 20];
+    for (name, result) in [
+        ("zeros", Tensor::zeros(&many, DType::F32, device)),
+        ("ones", Tensor::ones(&many, DType::F32, device)),
+        ("full", Tensor::full(&many, 2.0, DType::F32, device)),
+        ("empty", Tensor::empty(&many, DType::F32, device)),
+        ("linspace", Tensor::linspace(0.0, 1.0, 1 << 40, DType::F32, device)),
+    ] {
+        let text = message(result)?;
+        ensure!(text.starts_with(&format!("{name}: ")), "{name} says {text}");
+    }
+    Ok(())
 }
 
 /// What PyTorch refuses as well.
@@ -320,7 +359,7 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     let _tag = scope::tag(Tag::Activation);
     let (result, line) = (Tensor::zeros(&[16 << 20], DType::F32, &device), line!());
     let expected = format!(
-        "out of memory on null:0: full in encoder asked for 64.0 MiB (activation)\n  \
+        "out of memory on null:0: zeros in encoder asked for 64.0 MiB (activation)\n  \
          at: {}:{line}\n  \
          device: 80.0 GiB free of 80.0 GiB; the pool may take 64.0 MiB\n  \
          pool: 32.0 MiB allocated + 0 B pending + 0 B cached = 32.0 MiB reserved\n  \
@@ -351,9 +390,9 @@ fn a_full_device_goes_on(device: &Device) -> Result<()> {
     let Err(Error::OutOfMemory(error)) = result else {
         anyhow::bail!("{bytes} bytes do not fit into {reserved}");
     };
-    ensure!(error.requested == bytes && error.tag == Tag::Activation && error.op == "full", "{error}");
+    ensure!(error.requested == bytes && error.tag == Tag::Activation && error.op == "zeros", "{error}");
     ensure!(error.allocated >= 4 << 20 && error.limit == Some(reserved), "{error}");
-    let expected = format!("out of memory on {device}: full asked for {} (activation)", Bytes(bytes));
+    let expected = format!("out of memory on {device}: zeros asked for {} (activation)", Bytes(bytes));
     ensure!(error.to_string().starts_with(&expected), "{error}");
     // What was there is unharmed, and kernels run.
     ensure!(x.add(1.0)?.to_vec::<f32>()?.iter().all(|&v| v == 2.0));

@@ -46,6 +46,7 @@ mod losses;
 mod memory;
 mod minilm;
 mod modules;
+mod numbers;
 mod optim;
 mod options;
 mod order;
@@ -139,6 +140,7 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("minilm", minilm::TESTS),
     ("postnorm", postnorm::TESTS),
     ("order", order::TESTS),
+    ("numbers", numbers::TESTS),
     ("runs", runs::TESTS),
     ("fits", fits::TESTS),
     ("loading", loading::TESTS),
