@@ -319,7 +319,8 @@ impl Device {
         let taken = {
             let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
             let taken = *state;
-            state.offset += blocks;
+            // The counter goes round, as that of Philox.
+            state.offset = state.offset.wrapping_add(blocks);
             taken
         };
         autograd::drawn(self, taken);

@@ -583,6 +583,18 @@ mod tests {
     }
 
     #[test]
+    fn the_last_cursor_and_random_offset_are_no_overflow() -> Result<()> {
+        let last = Cursor { epoch: u64::MAX, batch: u64::MAX };
+        assert_eq!(last.next(3), Cursor { epoch: u64::MAX, batch: 0 });
+        assert!(hosts(&Loader::new(Numbers(5)).batches(2).start_at(last)).is_empty());
+        let device = Device::null(crate::backend::null::Profile::default());
+        device.set_random_state(crate::device::RandomState { seed: 1, offset: u64::MAX });
+        crate::tensor::Tensor::rand(&[100], crate::dtype::DType::F32, &device)?;
+        assert!(device.random_state().offset < 100);
+        Ok(())
+    }
+
+    #[test]
     fn a_cursor_goes_on_where_another_loader_stood() -> Result<()> {
         let loader = Loader::new(Numbers(10)).shuffle(1).batches(3).epochs(3);
         let all = hosts(&loader);
