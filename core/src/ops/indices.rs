@@ -7,12 +7,11 @@ use std::cell::Cell;
 use std::panic::Location;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::LocalKey;
 
 use crate::dtype::DType;
 use crate::environment;
 use crate::error::{Error, Result};
-use crate::local::Scoped;
+use crate::local::{Get as _, Local, Scoped};
 use crate::memory::scope;
 use crate::tensor::Tensor;
 
@@ -22,13 +21,13 @@ const VARIABLE: &str = "FOREBAY_CHECK_INDICES";
 static EVERYWHERE: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static HERE: Cell<bool> = const { Cell::new(false) };
+    static HERE: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
 }
 
 /// While it lives, operations of this thread check their indices. See [`check_indices`].
 #[derive(Debug)]
 pub struct CheckIndices {
-    _here: Scoped<LocalKey<Cell<bool>>>,
+    _here: Scoped<Cell<bool>>,
 }
 
 /// Makes an index outside its range an error, in operations of this thread, until the guard is dropped. The error names the operation, the
@@ -85,7 +84,7 @@ impl Range {
 /// Fails for an index outside its range, where a program asks for that.
 #[track_caller]
 pub(super) fn in_range(op: &'static str, index: &Tensor, range: Range) -> Result<()> {
-    if !HERE.get() && !EVERYWHERE.load(Ordering::Relaxed) && !asked()? {
+    if !HERE.now() && !EVERYWHERE.load(Ordering::Relaxed) && !asked()? {
         return Ok(());
     }
     let Range { extent, wraps, skipped } = range;

@@ -1,5 +1,6 @@
 //! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 

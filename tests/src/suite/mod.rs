@@ -20,8 +20,8 @@ mod amp;
 mod attention;
 mod autograd;
 mod capture;
-mod checkpoints;
 mod casts;
+mod checkpoints;
 mod convolutions;
 mod costs;
 mod custom;
@@ -69,8 +69,8 @@ mod streams;
 mod tags;
 mod tensors;
 mod training;
-mod walks;
 mod views;
+mod walks;
 mod wgsl;
 
 /// One test.
