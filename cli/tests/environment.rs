@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// What the program says where it fails.
+/// Runs the program, which must fail, and returns its message.
 fn fails(arguments: &[&str], variable: Option<(&str, &str)>) -> std::io::Result<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let output = command.args(arguments).envs(variable).env_remove("RUST_BACKTRACE").output()?;

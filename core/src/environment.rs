@@ -9,7 +9,7 @@ use crate::memory::Config;
 const BYTES: &str = "a number of bytes, as 262144, or 0 for never";
 const SWITCH: &str = "0 (off) or 1 (on)";
 
-/// What a variable may hold.
+/// Kind of value that a variable may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// `0` or `1`.
@@ -28,7 +28,7 @@ enum Kind {
     Required,
 }
 
-/// What `FOREBAY_REQUIRE` may name.
+/// Words that `FOREBAY_REQUIRE` may name.
 const REQUIRED: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// Every variable of the project, with what it may hold. The table of docs/devices.md says what they mean.

@@ -99,7 +99,7 @@ impl Snapshot {
 
     fn check_stats(&self) -> Result<(), String> {
         for (key, &value) in &self.stats {
-            // What was ever lent is no memory at one time.
+            // Sums over the whole run are no memory at one time.
             let ever = [".allocated", ".freed"].iter().any(|end| key.ends_with(end));
             let size = key.contains("bytes") && !ever && key != "compacted_bytes";
             let name = format!("the statistic `{key}`");

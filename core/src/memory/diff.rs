@@ -28,7 +28,7 @@ pub struct Difference {
     pub after: Held,
 }
 
-/// How much more the second number is. A pool's numbers are far below where it ends; those of a snapshot made by hand may be any.
+/// Subtracts the first number from the second one, and stays within the type: a snapshot made by hand may hold any numbers.
 fn more(before: u64, after: u64) -> i64 {
     let more = i128::from(after) - i128::from(before);
     i64::try_from(more).unwrap_or(if more < 0 { i64::MIN } else { i64::MAX })

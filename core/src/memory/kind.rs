@@ -1,6 +1,6 @@
 //! The kind of a file, told from its first bytes: for errors that say what a file is where another kind is expected.
 
-/// How many bytes of a file are looked at.
+/// Number of bytes at the beginning of a file that tell its kind.
 pub(crate) const HEAD: usize = 64;
 
 /// A description of a file that starts with these bytes, and what can be done with it; `None` where nothing is known of it.

@@ -191,7 +191,7 @@ fn values(bytes: &[u8], dtype: DType) -> Values {
     }
 }
 
-/// How all elements are written.
+/// Notation and width of all elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Style {
     /// Whole numbers, as `3.`.

@@ -115,7 +115,7 @@ fn long_tensors_print_their_edges(d: &Device) -> Result<()> {
     prints(&t(&values, &[1500], d)?, "tensor([1., 1., 1.,  ..., 1., 1., 1.], device='D')")
 }
 
-/// The same elements are printed as of a tensor that is read whole.
+/// Prints as a tensor that is read whole.
 fn large_tensors_are_read_only_at_their_edges(d: &Device) -> Result<()> {
     let x = count(&[300, 5, 50], d)?;
     let text = x.to_string();

@@ -6,7 +6,7 @@ use super::super::fake::FakeSource;
 use super::super::{Config, Pool, Request};
 use crate::error::Result;
 
-/// Keys and values of so many layers, for so many tokens of `row` bytes; what stands beside them in a step is small.
+/// Keys and values of so many layers, for so many tokens of `row` bytes. The other blocks of a step are small.
 struct Cache {
     layers: usize,
     tokens: u64,
@@ -15,7 +15,7 @@ struct Cache {
     fixed: bool,
 }
 
-/// What a pool made of it.
+/// Figures of a pool that served it.
 #[derive(Debug)]
 struct Made {
     calls: u64,

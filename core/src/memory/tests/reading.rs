@@ -52,7 +52,7 @@ fn read(value: &Value) -> Result<Snapshot> {
     Snapshot::read(value.to_string().as_bytes())
 }
 
-/// What is made of a snapshot that was read: nothing of it wraps around, or is more than memory can have.
+/// Checks sums over a snapshot that was read: none wraps around, or is more than memory can have.
 fn sums_are_exact(snapshot: &Snapshot) {
     let live: u128 = snapshot.live().map(|(b, _)| u128::from(b.size)).sum();
     let held: u128 = snapshot.held().iter().map(|(_, held)| u128::from(held.bytes)).sum();
@@ -82,7 +82,7 @@ fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
         let oom = place.rsplit_once('/').and_then(|(event, _)| good.pointer(event)?.get("action"));
         let oom = oom.is_some_and(|action| action == "oom");
         let field = place.rsplit('/').next().unwrap_or_default();
-        // A request that failed may have been for any number of bytes; what was ever lent is bounded more loosely.
+        // A request that failed may have been for any number of bytes; sums over the whole run are bounded more loosely.
         let free = oom && ["address", "size", "requested_size"].contains(&field);
         for huge in HUGE {
             let bound = !(place.starts_with("/stats/") || field == "address") || huge > 1 << 62;
