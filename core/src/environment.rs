@@ -32,10 +32,11 @@ enum Kind {
 const REQUIRED: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// Every variable of the project, with what it may hold. The table of docs/devices.md says what they mean.
-const VARIABLES: [(&str, Kind); 21] = [
+const VARIABLES: [(&str, Kind); 22] = [
     ("FOREBAY_ALLOC_CONF", Kind::Settings),
     ("FOREBAY_BOUNDS_CHECKS", Kind::Switch),
     ("FOREBAY_CACHE_DIR", Kind::Text),
+    ("FOREBAY_CHECK_INDICES", Kind::Switch),
     ("FOREBAY_CUDA_EARLY", Kind::Switch),
     ("FOREBAY_CUDA_LINES", Kind::Switch),
     ("FOREBAY_CUDA_VMM", Kind::Switch),

@@ -1,6 +1,6 @@
 //! Mutated files for every loader of outside data: each is read or refused, without a panic and without memory that it only claims.
 //!
-//! `FOREBAY_FUZZ_CASES` is the number of files, `FOREBAY_FUZZ_SEED` where they begin.
+//! `FOREBAY_FUZZ_ROUNDS` is the number of files, `FOREBAY_FUZZ_SEED` where they begin.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -31,7 +31,7 @@ fn peak() -> u64 {
 #[test]
 fn mutated_files_are_read_or_refused_by_every_loader() -> Result<()> {
     let device = Device::null(Default::default());
-    let (cases, seed) = (number("FOREBAY_FUZZ_CASES", CASES), number("FOREBAY_FUZZ_SEED", 0));
+    let (cases, seed) = (number("FOREBAY_FUZZ_ROUNDS", CASES), number("FOREBAY_FUZZ_SEED", 0));
     let each = cases.div_ceil(LOADERS.len() as u64);
     for loader in LOADERS {
         let file = (loader.file)(&device)?;

@@ -151,7 +151,8 @@ pub struct Plan {
 /// of [segments](super::segment) that are computed again or whose values go to the host, with the optimiser's state on the
 /// device or on the host; and takes the fastest that runs in a pool that is bounded to the budget
 /// ([`Pool::set_limit`](crate::memory::Pool::set_limit), or `max_memory_mb`). Bound the device's pool as well: a small model may take more
-/// without a bound, in segments that are larger than it needs. The peak is exact. The time is that of a model: every kernel takes the longest of its bytes over the card's bandwidth, its operations over its rate, and a launch
+/// without a bound, in segments that are larger than it needs. The peak is exact. The time is that of a model: every kernel takes the longest
+/// of its bytes over the card's bandwidth, its operations over its rate, and a launch
 /// ([`Work::seconds`](crate::backend::null::Work)); what is computed again takes its forward pass once more; copies of
 /// segments run beside that, at the speed of the card's bus, and the step takes the longer of both; copies of the state
 /// come on top. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak

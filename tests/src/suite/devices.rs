@@ -1,5 +1,7 @@
 //! Tensors of two devices never meet in an operation: it is an error that names both.
 
+use std::slice::from_ref;
+
 use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
 use forebay::autograd::{self, GradOptions, attach, functional};
@@ -28,8 +30,16 @@ fn other() -> Device {
     Device::null(Profile::default())
 }
 
+/// The error without the places in front of it.
+fn innermost(error: Error) -> Error {
+    match error {
+        Error::Context { error, .. } => innermost(*error),
+        error => error,
+    }
+}
+
 fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
-    match result {
+    match result.map_err(innermost) {
         Err(Error::Device { op, left, right }) => {
             ensure!(left != right && !op.is_empty(), "{what}: {op}, {left}, {right}");
             Ok(())
@@ -39,9 +49,12 @@ fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
     }
 }
 
+/// Makes an optimiser of parameters.
+type Make = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+
 fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
     let null = other();
-    let make: [fn(Vec<Tensor>) -> Box<dyn Optimizer>; 11] = [
+    let make: [Make; 11] = [
         |p| Box::new(Sgd::new(p, 0.1)),
         |p| Box::new(AdamW::new(p, 0.1)),
         |p| Box::new(Adadelta::new(p, 0.1)),
@@ -112,8 +125,8 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
     let seeds = [seed.clone()];
     for create_graph in [false, true] {
         let options = GradOptions { grad_outputs: Some(&seeds), create_graph, ..GradOptions::default() };
-        is_of_devices(autograd::grad(&[y.clone()], &[x.clone()], &options), "grad")?;
-        is_of_devices(autograd::backward(&[y.clone()], &options), "backward")?;
+        is_of_devices(autograd::grad(from_ref(&y), from_ref(&x), &options), "grad")?;
+        is_of_devices(autograd::backward(from_ref(&y), &options), "backward")?;
     }
     is_of_devices(y.backward_with(&seed), "backward_with")?;
     is_of_devices(functional::vjp(|x| x[0].exp(), &[x.detach()], &seed), "vjp")?;

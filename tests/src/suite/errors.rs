@@ -278,10 +278,7 @@ fn senseless_numbers(device: &Device) -> Result<()> {
         let w = x.copy()?.requires_grad_()?;
         w.set_grad(Some(w.ones_like()?));
         let got = message(AdamW::new(vec![w.clone()], lr).step())?;
-        ensure!(
-            got == format!("step: the learning rate is {lr}; it is a finite number of 0 or more"),
-            "{got}"
-        );
+        ensure!(got == format!("step: `lr` is {lr}, expected a finite number of 0 or more, in f32"), "{got}");
         expect(&w, &[1.0; 16])?;
     }
     Ok(())
@@ -322,7 +319,8 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     y.backward_with(&y.ones_like()?)?;
     says(
         y.backward_with(&y.ones_like()?),
-        "backward: `exp` was already walked, and what it saved is freed; use `backward_retain`, or `retain_graph`, for the first pass",
+        "backward: `exp` was already walked, and what it saved is freed; every pass but the last one uses `backward_retain` or \
+         `retain_graph`, and the last one comes after the others",
     )
 }
 

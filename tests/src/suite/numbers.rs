@@ -118,7 +118,8 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
     let wrong = Tensor::from_slice(&[0i64, 1 << 32], &[2], device)?;
     let one = Tensor::from_slice(&[1f32, 1.0], &[2], device)?;
     let logits = Tensor::zeros(&[2, 3], DType::F32, device)?;
-    let calls: &[(&str, &dyn Fn(&Tensor) -> ForebayResult<Tensor>)] = &[
+    type Call<'a> = (&'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
+    let calls: &[Call<'_>] = &[
         ("embedding", &|at| table.embedding(at, None)),
         ("index_select", &|at| line.index_select(0, at)),
         ("gather", &|at| line.gather(0, at)),

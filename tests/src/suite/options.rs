@@ -275,7 +275,8 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
 fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Result<()> {
     let elsewhere = own(device);
     let f32 = DType::F32;
-    let wrong: [(&str, fn(&Tensor, &Device) -> forebay::error::Result<Tensor>); 3] = [
+    type Wrong = (&'static str, fn(&Tensor, &Device) -> forebay::error::Result<Tensor>);
+    let wrong: [Wrong; 3] = [
         ("shape", |p, _| Tensor::ones(&[p.numel()], DType::F32, p.device())),
         ("type", |p, _| Tensor::ones(p.shape(), DType::BF16, p.device())),
         ("device", |p, other| Tensor::ones(p.shape(), DType::F32, other)),
