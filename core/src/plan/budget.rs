@@ -250,9 +250,11 @@ impl Budget {
         }
         table.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.choice.rows.cmp(&a.choice.rows)));
         let mut best: Option<usize> = None;
+        let mut tried: Vec<Tried> = Vec::new();
         for (k, estimate) in table.iter_mut().enumerate() {
-            let (peak, fits) = measure(&card, &setup, &estimate.choice, room)?;
-            (estimate.peak, estimate.fits) = (Some(peak), Some(fits));
+            let (peaks, fits) = measure(&card, &setup, &estimate.choice, room)?;
+            (estimate.peak, estimate.fits) = (Some(peaks.reserved), Some(fits));
+            tried.push((peaks.requested.max(room), peaks.reserved, estimate.choice.clone()));
             if best.is_none() && fits {
                 best = Some(k);
                 if !self.everything {
@@ -263,8 +265,7 @@ impl Budget {
         if let Some(k) = best {
             return Ok(Plan { card: card.name.clone(), budget: room, best: table[k].clone(), table });
         }
-        let choices = table.into_iter().map(|estimate| estimate.choice).collect();
-        let (needed, choice) = smallest(&card, &setup, choices, room)?;
+        let (needed, choice) = smallest(&card, &setup, tried)?;
         Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice: choice.to_string() })
     }
 
@@ -342,19 +343,23 @@ fn measure<S: FnMut(&Choice) -> Result<()>>(
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &Choice,
     room: u64,
-) -> Result<(u64, bool)> {
+) -> Result<(Peaks, bool)> {
     let steps = |choice: &Choice| -> Result<Peaks> {
         Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
     };
     match bounded(card, setup, choice, room)? {
         Some(peak) => {
             // Blocks that lie otherwise in later micro-batches and steps count as well.
-            let free = steps(&choice.short())?.reserved;
-            let free = if free > room { free } else { free.max(steps(choice)?.reserved) };
-            Ok((if free > room { peak } else { free }, true))
+            let short = steps(&choice.short())?;
+            let free = if short.reserved > room {
+                short.reserved
+            } else {
+                short.reserved.max(steps(choice)?.reserved)
+            };
+            Ok((Peaks { reserved: if free > room { peak } else { free }, ..short }, true))
         }
         // Two micro-batches show most of it.
-        None => Ok((run(card, setup, &choice.short(), |_, step| step())?.1.reserved, false)),
+        None => Ok((run(card, setup, &choice.short(), |_, step| step())?.1, false)),
     }
 }
 
@@ -373,22 +378,18 @@ fn bounded<S: FnMut(&Choice) -> Result<()>>(
     }
 }
 
+/// The least budget that a choice can run with, for what is held at once and what was tried, the most that it takes without a bound, and it.
+type Tried = (u64, u64, Choice);
+
 /// The smallest budget under which one of the choices runs: it was run dry under that limit, and none of them runs with one granule less. None
 /// of them fits `room`.
 fn smallest<S: FnMut(&Choice) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
-    choices: Vec<Choice>,
-    room: u64,
+    mut all: Vec<Tried>,
 ) -> Result<(u64, Choice)> {
     let source = &card.source;
     let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
-    // What is held at once bounds the budget from below.
-    let mut all: Vec<(u64, u64, Choice)> = Vec::new();
-    for choice in choices {
-        let (_, peaks) = run(card, setup, &choice.short(), |_, step| step())?;
-        all.push((peaks.requested.max(room), peaks.reserved, choice));
-    }
     all.sort_by_key(|&(least, reserved, _)| (least, reserved));
     let mut best: Option<(u64, Choice)> = None;
     let mut found = true;

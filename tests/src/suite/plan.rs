@@ -232,7 +232,14 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     peaks.dedup();
     ensure!(peaks.len() >= 3, "the choices take the same bytes: {all}");
     let (expected, _) = losses(device, BATCH, &options, &Choice::new(BATCH, 1), profile.config)?;
-    for budget in [peaks[0], peaks[peaks.len() - 1] - 1] {
+    let least = |bytes| match plan(bytes) {
+        Err(Error::Budget { needed, .. }) => Ok(needed),
+        other => anyhow::bail!("{bytes} bytes are enough: {other:?}"),
+    };
+    // A pool that is bounded takes less than any choice does without a bound.
+    let needed = least(1 << 10)?;
+    ensure!(needed <= peaks[0], "{needed} bytes are needed, and {} without a bound", peaks[0]);
+    for budget in [needed, peaks[0], peaks[peaks.len() - 1] - 1] {
         let best = plan(budget)?.best;
         let config = Config { max_memory: Some(budget), ..profile.config };
         let (got, stats) =
@@ -243,10 +250,9 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
             ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.choice);
         }
     }
-    match plan(peaks[0] - 1) {
-        Err(Error::Budget { needed, .. }) if needed == peaks[0] => Ok(()),
-        other => anyhow::bail!("a budget one byte too small: {other:?}"),
-    }
+    let again = least(needed - 1)?;
+    ensure!(again == needed, "with one byte less {again} bytes are needed, not {needed}");
+    Ok(())
 }
 
 fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Result<()> {
