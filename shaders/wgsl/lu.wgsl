@@ -13,6 +13,9 @@ struct Params {
     batch: u32,
     m: u32,
     n: u32,
+    // Columns of this launch: those before were done by others.
+    first: u32,
+    end: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 @group(0) @binding(0) var<storage, read_write> a: array<{{ T }}>;
@@ -34,9 +37,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     let base = batch * p.m * p.n;
     {% if pivoting %}
     var parity = {{ T }}(1.0);
-    for (var r = lane; r < p.m; r += 256u) { order[batch * p.m + r] = r; }
+    if p.first == 0u {
+        for (var r = lane; r < p.m; r += 256u) { order[batch * p.m + r] = r; }
+    } else {
+        parity = sign[batch];
+    }
     {% endif %}
-    for (var j = 0u; j < min(p.m, p.n); j++) {
+    for (var j = p.first; j < p.end; j++) {
         let row = base + j * p.n;
         {% if pivoting %}
         // Of equal elements the first.

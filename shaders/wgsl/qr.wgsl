@@ -18,6 +18,9 @@ struct Params {
     // Reflections of a matrix.
     count: u32,
     columns: u32,
+    // Reflections of this launch: those before were done by others.
+    first: u32,
+    end: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% if factor %}
@@ -102,7 +105,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     if batch >= p.batch { return; }
     let vectors = batch * p.m * p.n;
     {% if factor %}
-    for (var j = 0u; j < p.count; j++) {
+    for (var j = p.first; j < p.end; j++) {
         let at = vectors + j * p.n + j;
         let head = a[at];
         // Squares must not overflow or vanish.
@@ -144,7 +147,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     {% else %}
     let base = batch * p.m * p.columns;
     let first = (group % groups) * 32u;
-    for (var left = p.count; left > 0u; left--) {
+    for (var left = p.end; left > p.first; left--) {
         let j = left - 1u;
         let scale = tau[batch * p.count + j];
         {{ reflect("x", "base", "p.columns", "first") }}

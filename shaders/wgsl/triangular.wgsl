@@ -18,6 +18,9 @@ struct Params {
     batch_stride: u32,
     row_stride: u32,
     column_stride: u32,
+    // Rows of this launch: those before were done by others.
+    first: u32,
+    end: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 @group(0) @binding(0) var<storage, read> a: array<{{ T }}>;
@@ -35,7 +38,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     let width = min(p.width, p.columns - first);
     let triangle = p.offset + batch * p.batch_stride;
     let base = batch * p.n * p.columns + first;
-    for (var step = 0u; step < p.n; step++) {
+    for (var step = p.first; step < p.end; step++) {
         let i = {{ "p.n - 1u - step" if upper else "step" }};
         {% if not unit %}
         let diagonal = a[triangle + i * (p.row_stride + p.column_stride)];

@@ -197,7 +197,8 @@ impl GradScaler {
             .f32(self.growth_factor as f32)
             .f32(self.backoff_factor as f32)
             .f32(self.growth_interval as f32)
-            .size(self.optimizers.len());
+            .size(self.optimizers.len())
+            .turns(self.optimizers.len() + 1);
         launch::launch(&KernelSpec::new("amp_update"), &[state], params, 1)?;
         self.optimizers.clear();
         Ok(())

@@ -115,6 +115,7 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     };
     let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
     let params = Params::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
+    let params = params.turns(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
     // One section has one tensor.
     let sums = reduce::part_sums(&partial)?.remove(0);

@@ -522,6 +522,20 @@ impl Run {
         q.device().offer(|| work(&call), &Command::Attention(&call))
     }
 
+    /// Turns of the loops of one invocation, at most.
+    fn turns(&self, pass: &str, whole: bool) -> usize {
+        let [q, k, v] = &self.inputs;
+        let ([left, right], queries, keys) = (self.reach, q.shape()[2], k.shape()[2]);
+        let near = TILE + left + right + 32;
+        let (columns, heads) = match pass {
+            "keys" => (queries.min(near).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
+            _ => (keys.min(near).min(queries + right), 1),
+        };
+        let tile = tile_turns(pass, whole, q.shape()[3], v.shape()[3]);
+        // Besides, what is read first and written last.
+        (columns.div_ceil(32) * tile + 1) * heads + 256
+    }
+
     /// One pass of the core's kernel: it binds q, k, v, the mask and `others`, and writes `results` into the last.
     fn by_kernel(
         &self,
@@ -540,6 +554,7 @@ impl Run {
         };
         let packed = results.iter().all(|&t| fours(t));
         let read = [q, k, v].into_iter().chain(g).all(fours);
+        let whole = is_whole(pass, q.shape()[3], v.shape()[3], device);
         let spec = KernelSpec::new("attention")
             .def("pass", pass)
             .def("dtype", name(q))
@@ -549,7 +564,7 @@ impl Run {
             .def("dropout", self.dropout.is_some())
             .def("mode", if packed { "packed" } else { "scattered" })
             .def("fours", read)
-            .def("whole", is_whole(pass, q.shape()[3], v.shape()[3], device));
+            .def("whole", whole);
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
@@ -567,7 +582,7 @@ impl Run {
             params = extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
         }
         let (kept, threshold) = self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.kept, drop.threshold));
-        params = params.f32(self.scale).f32(kept).u32(threshold);
+        params = params.f32(self.scale).f32(kept).u32(threshold).turns(self.turns(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
         // The result stands before the logarithms, forward, and behind all else, backward.
@@ -579,6 +594,33 @@ impl Run {
         let params = move |now: &Now| params.clone().with(words, drawn.words(now));
         launch::launch_live(&spec, &tensors, params, groups)
     }
+}
+
+/// Turns of loops for a tile of columns, those of the ends of loops among them. See `load`, `products` and `gather` in `attention.wgsl`.
+fn tile_turns(pass: &str, whole: bool, head: usize, value: usize) -> usize {
+    let fours = |elements: usize| elements.div_ceil(4);
+    let load = |lines: usize, fours: usize| (lines * fours).div_ceil(128) + 1;
+    let product = |depth: usize, kept: bool| match (whole, kept) {
+        (true, true) => fours(depth) + 1,
+        (true, false) => load(TILE, fours(depth)) + fours(depth) + 1,
+        (false, _) => depth.div_ceil(16) * (load(32, 4) + load(TILE, 4) + 6) + 1,
+    };
+    let gather = |depth: usize| {
+        let across = depth.div_ceil(32);
+        match (whole, across) {
+            (true, _) => 9,
+            (false, 1) => load(8, 32) + 11,
+            (false, 2) => 2 * (load(16, 16) + 6) + 1,
+            (false, _) => 4 * (load(across * 8, 8) + 4) + 1,
+        }
+    };
+    let columns = if whole { load(32, fours(head)) + load(32, fours(value)) } else { 0 };
+    let rest = match pass {
+        "forward" => 10 + gather(value),
+        "queries" => product(value, false) + gather(head),
+        _ => product(value, false) + gather(value) + gather(head),
+    };
+    columns + product(head, whole && pass == "forward") + rest + 1
 }
 
 /// Whether whole rows and columns fit into memory so often that workgroups hide each other's waits: with two at a time instead of six a

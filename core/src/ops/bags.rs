@@ -145,6 +145,7 @@ fn run(
         [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
     let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
     if longest <= LONG {
+        let params = params.turns(lanes * (longest + 2));
         launch::launch(&spec("whole"), &joined(&inputs, &outputs), params, groups)?;
     } else {
         let chunks = samples / chunk;
@@ -155,7 +156,8 @@ fn run(
             Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
         };
         let within = joined(&inputs, &[Some(&bag_of), Some(&parts)]);
-        launch::launch(&spec("parts"), &within, params.clone(), (chunks * width).div_ceil(GROUP))?;
+        let params_of_parts = params.clone().turns(chunk + 64);
+        launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(GROUP))?;
         let [out, bag_of, more] = outputs;
         launch::launch(
             &spec("joined"),

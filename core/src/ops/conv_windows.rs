@@ -176,6 +176,7 @@ impl Windows {
             .size(part.layout().offset());
         let params = axes(params, [&self.from, &self.to, &self.kernel, &self.stride]);
         let params = axes(params, [&self.step, &self.start].map(|n| n.map(|n| n as usize)).each_ref());
+        let params = params.turns(last + (depth - self.taken()) + 16);
         launch::launch(&spec, &[&part, &out], params, threads.div_ceil(GROUP))?;
         Ok(out)
     }
@@ -397,6 +398,14 @@ impl Geometry {
             .size(places(&self.kernel))
             .size(part.layout().offset());
         let params = axes(params, [&self.x, &self.y, &self.padding]);
+        // Loops in each other, over the windows that may cover an element: of each axis a turn for every window.
+        let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
+            let edge = self.x[axis] + self.padding[axis];
+            let reach = self.kernel[axis].saturating_sub(1).saturating_mul(self.dilation[axis]).min(edge);
+            let inner = inner.saturating_mul(reach / self.stride[axis] + 2);
+            (all.saturating_add(inner), inner)
+        });
+        let params = params.turns(around.saturating_mul(4));
         launch::launch(&spec, &[all, &part], params, n.div_ceil(4 * GROUP))
     }
 }

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, Params};
+use super::launch::{self, GROUP, Params};
 use super::linalg::{count_of, lu, square};
 use super::shape::cat;
 use super::svd::{Matrices, factored, matrices, of_nothing, rotate};
@@ -31,6 +31,11 @@ pub struct Lstsq {
     pub singular_values: Tensor,
 }
 
+/// Turns of loops for a reflection of 32 columns, by as many `rows` below its first.
+fn reflection_turns(rows: usize) -> usize {
+    2 * rows.div_ceil(GROUP / COLUMNS) + 16
+}
+
 /// `a` [batch, m, n] as the triangle with the reflections' vectors below, and what they are multiplied by. Not recorded.
 fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
@@ -38,8 +43,15 @@ fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let count = m.min(n);
     let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
     let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
-    let params = [batch, m, n, count, 0].into_iter().fold(Params::new(), Params::size);
-    launch::launch(&spec, &[&factors, &tau], params, batch)?;
+    let turns_of = |j: usize| {
+        let rows = m - j - 1;
+        3 * rows.div_ceil(GROUP) + (n - j - 1).div_ceil(COLUMNS) * reflection_turns(rows) + 24
+    };
+    launch::in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
+        let sizes = [batch, m, n, count, 0, first, first + steps];
+        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+        launch::launch(&spec, &[&factors, &tau], params, batch)
+    })?;
     Ok((factors, tau))
 }
 
@@ -49,9 +61,15 @@ fn product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
     let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
     let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
-    let sizes = [batch, m, n, tau.shape()[1], columns];
-    let params = sizes.into_iter().fold(Params::new(), Params::size);
-    launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(COLUMNS))?;
+    let count = tau.shape()[1];
+    // The last reflection comes first.
+    let turns_of = |step: usize| reflection_turns(m - count + step);
+    launch::in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
+        let end = count - first;
+        let sizes = [batch, m, n, count, columns, end - steps, end];
+        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+        launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(COLUMNS))
+    })?;
     Ok(q)
 }
 

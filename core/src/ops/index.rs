@@ -239,7 +239,8 @@ pub(super) fn scatter_into(
         .dims(&line_shape)
         .dims(&strides[0])
         .dims(&strides[1])
-        .dims(&strides[2]);
+        .dims(&strides[2])
+        .turns(length + 16);
     let groups = (lines * slices).div_ceil(GROUP);
     match src {
         Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
@@ -342,7 +343,9 @@ fn row_grad(
             .size(extent)
             .size(index.layout().offset())
             .size(index.strides().first().copied().unwrap_or(0))
-            .u32(skip.map_or(u32::MAX, |s| s as u32));
+            .u32(skip.map_or(u32::MAX, |s| s as u32))
+            // One thread lists all indices of a row, at worst all that there are; of each tile some turns find them.
+            .turns(n + n / 8 + n.div_ceil(4096) * 512);
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * GROUP))?;
     }
     sum.to_dtype(g.dtype())

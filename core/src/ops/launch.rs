@@ -202,6 +202,32 @@ pub(crate) fn launch3(
     enqueue(first.device().kernel(spec)?, tensors, params, groups)
 }
 
+/// Cuts the `steps` of a kernel into launches whose loops the device finishes. `run` gets the first step of each, their number and their
+/// turns: `fixed` ones, and those that `turns_of` states for every step. A single step of too many turns is left to the check of launches.
+pub(super) fn in_parts(
+    device: &Device,
+    fixed: usize,
+    steps: usize,
+    turns_of: impl Fn(usize) -> usize,
+    mut run: impl FnMut(usize, usize, usize) -> Result<()>,
+) -> Result<()> {
+    let most = device.info().limits.max_turns as usize;
+    let mut first = 0;
+    while first < steps {
+        let (mut end, mut turns) = (first, fixed);
+        while end < steps {
+            let more = turns.saturating_add(turns_of(end));
+            if end > first && more > most {
+                break;
+            }
+            (end, turns) = (end + 1, more);
+        }
+        run(first, end - first, turns)?;
+        first = end;
+    }
+    Ok(())
+}
+
 /// Runs a kernel that was looked up.
 pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, groups: [usize; 3]) -> Result<()> {
     if params.wide {
@@ -226,7 +252,8 @@ fn too_many_turns(device: &Device, turns: usize) -> Error {
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
 
-/// The same with the words of the uniform block, a multiple of four of them.
+/// As [`enqueue`] with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
+/// turns are not checked.
 pub(super) fn enqueue_words(
     kernel: Kernel,
     tensors: &[&Tensor],
@@ -339,18 +366,25 @@ fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Params, fold, launch};
+    use super::{Params, fold, in_parts, launch};
     use crate::backend::null::Profile;
     use crate::device::Device;
     use crate::dtype::DType;
+    use crate::error::{Error, Result};
+    use crate::ops::{Attention, Bags, Pool1d};
     use crate::tensor::Tensor;
     use forebay_shaders::KernelSpec;
 
-    #[test]
-    fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
+    /// A device whose driver ends loops after 1000 turns.
+    fn impatient() -> Device {
         let mut profile = Profile::default();
         profile.limits.max_turns = 1000;
-        let device = Device::null(profile);
+        Device::null(profile)
+    }
+
+    #[test]
+    fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
+        let device = impatient();
         let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
         let spec = KernelSpec::new("matmul_sum").def("T", "f32").def("dtype", "f32");
@@ -361,6 +395,106 @@ mod tests {
             error.contains("a loop would take 1001 turns, and its driver ends loops after 1000"),
             "{error}"
         );
+    }
+
+    fn zeros(shape: &[usize], device: &Device) -> Result<Tensor> {
+        Tensor::zeros(shape, DType::F32, device)
+    }
+
+    fn gradient(x: &Tensor, call: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
+        let y = call(&x.requires_grad_()?)?;
+        y.backward_with(&y.ones_like()?)
+    }
+
+    fn attention(d: &Device, heads: usize, queries: usize, keys: usize, back: bool) -> Result<()> {
+        let [q, k] = [(heads, queries), (1, keys)].map(|(heads, n)| zeros(&[1, heads, n, 64], d));
+        let (q, k) = (q?, k?);
+        let options = Attention { enable_gqa: true, ..Attention::default() };
+        let call = |q: &Tensor| q.scaled_dot_product_attention(&k, &k, &options);
+        if back { gradient(&q, call) } else { call(&q).map(drop) }
+    }
+
+    type Case = (&'static str, [usize; 2], fn(&Device, usize) -> Result<()>);
+
+    /// Operations whose loops grow with their operands, with an extent whose loops end, and one whose loops do not.
+    const GROWING: &[Case] = &[
+        ("attention to keys", [64, 4000], |d, n| attention(d, 1, 64, n, false)),
+        ("gradients of attention of queries", [64, 4000], |d, n| attention(d, 1, n, 64, true)),
+        ("gradients of attention of shared keys", [1, 100], |d, n| attention(d, n, 16, 16, true)),
+        ("solve", [40, 1000], |d, n| zeros(&[n, n], d)?.solve(&zeros(&[n, 1], d)?).map(drop)),
+        ("cholesky", [40, 1000], |d, n| zeros(&[n, n], d)?.cholesky().map(drop)),
+        ("solve_triangular", [40, 9000], |d, n| {
+            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, true, false).map(drop)
+        }),
+        ("qr", [40, 9000], |d, n| zeros(&[n, 40], d)?.qr(false).map(drop)),
+        ("svdvals", [40, 400_000], |d, n| zeros(&[n, 4], d)?.svdvals().map(drop)),
+        ("index_add", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            zeros(&[10, 8], d)?.index_add(0, &index, &zeros(&[n, 8], d)?, 1.0).map(drop)
+        }),
+        ("the gradient of embedding", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            gradient(&zeros(&[10, 8], d)?, |x| x.embedding(&index, None))
+        }),
+        ("embedding_bag", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[1, n], DType::I32, d)?;
+            zeros(&[10, 8], d)?.embedding_bag(&index, &Bags::default()).map(drop)
+        }),
+        ("cumsum", [40, 2000], |d, n| zeros(&[20_000, n], d)?.cumsum(1).map(drop)),
+        ("cdist", [40, 20_000], |d, n| {
+            let x = zeros(&[600, n], d)?;
+            x.cdist(&x, 2.0).map(drop)
+        }),
+        ("max_pool1d", [40, 1020], |d, n| zeros(&[1, 1, 4000], d)?.max_pool1d(Pool1d::new(n)).map(drop)),
+        ("conv1d by windows", [3, 1500], |d, n| {
+            d.set_windows(Some(1 << 30));
+            let w = zeros(&[64, 64, n], d)?;
+            zeros(&[1, 64, 4000], d)?.conv1d(&w, None, 2, 0, 1, 1).map(drop)
+        }),
+    ];
+
+    #[test]
+    fn every_operation_refuses_operands_whose_loops_would_not_end() {
+        let device = impatient();
+        for (name, [short, long], run) in GROWING {
+            run(&device, *short).unwrap_or_else(|error| panic!("{name} of {short}: {error}"));
+            match run(&device, *long) {
+                Err(Error::Unsupported { reason, .. }) => {
+                    assert!(reason.contains("ends loops after 1000"), "{name} of {long}: {reason}");
+                }
+                other => panic!("{name} of {long}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_kernel_cover_its_steps_in_order_and_end_their_loops() -> Result<()> {
+        let device = impatient();
+        for (fixed, steps) in [(0, 0), (3, 1), (500, 70), (3, 2000)] {
+            let (mut done, turns_of) = (0, |step: usize| 1 + step % 400);
+            in_parts(&device, fixed, steps, turns_of, |first, count, turns| {
+                assert_eq!(first, done, "a gap");
+                assert!(count > 0 && turns <= 1000, "{count} steps of {turns} turns");
+                assert_eq!(turns, fixed + (first..first + count).map(turns_of).sum::<usize>());
+                done += count;
+                Ok(())
+            })?;
+            assert_eq!(done, steps);
+        }
+        // A step that does not fit stands alone, and the launch says so.
+        let mut parts = Vec::new();
+        in_parts(
+            &device,
+            1,
+            3,
+            |_| 1000,
+            |first, count, turns| {
+                parts.push((first, count, turns));
+                Ok(())
+            },
+        )?;
+        assert_eq!(parts, [(0, 1, 1001), (1, 1, 1001), (2, 1, 1001)]);
+        Ok(())
     }
 
     #[test]

@@ -4,7 +4,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, Params};
+use super::launch::{self, GROUP, Params};
 use super::svd::{Matrices, matrices, of_nothing};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
@@ -43,9 +43,22 @@ pub(super) fn lu(x: &Tensor, m: usize, n: usize) -> Result<Lu> {
     };
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
     let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
-    let params = Params::new().size(batch).size(m).size(n);
-    launch::launch(&spec, &[&triangles, &order, &sign], params, batch)?;
+    eliminate(&spec, &[&triangles, &order, &sign])?;
     Ok(Lu { triangles, order, sign })
+}
+
+/// Runs `lu.wgsl` over the columns of matrices \[batch, m, n\], the first of `tensors`.
+fn eliminate(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
+    let &[batch, m, n] = tensors[0].shape() else { return Ok(()) };
+    let turns_of = |j: usize| {
+        let (rows, columns) = (m - j, n - j - 1);
+        2 * rows.div_ceil(GROUP) + n.div_ceil(GROUP) + ((rows - 1) * columns).div_ceil(GROUP) + 16
+    };
+    launch::in_parts(tensors[0].device(), m.div_ceil(GROUP) + 2, m.min(n), turns_of, |first, count, turns| {
+        let sizes = [batch, m, n, first, first + count];
+        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+        launch::launch(spec, tensors, params, batch)
+    })
 }
 
 /// Which triangle, and whether its diagonal is taken to be ones.
@@ -69,8 +82,12 @@ fn substitute(a: &Tensor, b: &Tensor, triangle: Triangle) -> Result<Tensor> {
         .def("unit", triangle.unit);
     let sizes =
         [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
-    let params = sizes.into_iter().fold(Params::new(), Params::size);
-    launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))?;
+    let turns_of = |step: usize| width.div_ceil(GROUP) + ((n - 1 - step) * width).div_ceil(GROUP) + 3;
+    launch::in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
+        let sizes = sizes.into_iter().chain([first, first + count]);
+        let params = sizes.fold(Params::new(), Params::size).turns(turns);
+        launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
+    })?;
     Ok(x)
 }
 
@@ -117,7 +134,7 @@ impl Tensor {
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
         let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
-        launch::launch(&spec, &[&triangles], Params::new().size(batch).size(n).size(n), batch)?;
+        eliminate(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::result(&out);
         Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {

@@ -380,6 +380,7 @@ pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
         let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
         let tiles = extent.div_ceil(4 * width);
         let params = Params::new().size(parts).size(extent).size(tiles).size(sections * tiles);
+        let params = params.turns(parts.div_ceil(512) + 32);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
         launch::launch(&spec, &tensors, params, sections * tiles)?;
     }

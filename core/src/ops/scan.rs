@@ -53,6 +53,11 @@ fn split(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     }
 }
 
+/// Turns of loops for a chunk of a row by `lanes` threads: side by side they combine what they have in steps of twice the reach.
+fn turns(lanes: usize, chunk: usize) -> usize {
+    chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
+}
+
 /// As [`split`], of what chunks come to.
 fn split_totals(rows: usize, chunks: usize) -> (usize, usize) {
     match split(rows, chunks, 1) {
@@ -100,7 +105,7 @@ impl Scan<'_> {
                 .def("stage", stage)
                 .def("level", 1usize);
             let params = Params::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
-            let params = params.size(chunks).size(chunk).dims(&[]).dims(&[]);
+            let params = params.size(chunks).size(chunk).dims(&[]).dims(&[]).turns(turns(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             let threads = rows * chunks;
@@ -165,7 +170,8 @@ impl Scan<'_> {
                 .def("level", 0usize);
             let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
             let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-            let params = params.size(chunks).size(chunk).dims(&shape).dims(&strides[0]);
+            let params =
+                params.size(chunks).size(chunk).dims(&shape).dims(&strides[0]).turns(turns(lanes, chunk));
             let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
             tensors.extend(self.factor);
             tensors.extend(before.iter().flat_map(|totals| &totals.parts));

@@ -85,7 +85,9 @@ pub(super) fn runs(
         let mut tensors: SmallVec<[&Tensor; 6]> = given.into();
         tensors.extend(next.into_iter().flatten());
         let groups = (lines * length).div_ceil(GROUP);
-        launch::launch(&spec(next.is_some(), level), &tensors, params(length), groups)
+        // Besides a run, the search for where it begins.
+        let params = params(length).turns(RUN.max(SHORT).min(length) + 64);
+        launch::launch(&spec(next.is_some(), level), &tensors, params, groups)
     };
     let mut next = parts(length)?;
     step(&[&to, &order, src, out], next.as_ref(), length, 0)?;

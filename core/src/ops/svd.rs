@@ -33,15 +33,22 @@ pub(super) fn rotate(w: &Tensor, m: usize) -> Result<()> {
     let small = n <= SMALL;
     let groups = if small { 1 } else { (players / 2).div_ceil(GROUP / lanes) };
     let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
+    // Of a round: of each of its pairs the elements twice, and two sums over the threads of a pair.
+    let pairs = (players / 2).div_ceil(GROUP / lanes).div_ceil(groups);
+    let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
     let mut before = Tensor::ones(&[batch], DType::U32, w.device())?;
     for _ in 0..sweeps {
         let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
-        let (launches, rounds) = if small { (1, players - 1) } else { (players - 1, 1) };
-        for first in 0..launches {
+        let run = |first: usize, rounds: usize, turns: usize| {
             let sizes = [batch, n, m, height, players, first, rounds, groups];
-            let params = sizes.into_iter().fold(Params::new(), Params::size);
-            launch::launch(&spec, &[&before, &now, w], params, batch * groups)?;
+            let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+            launch::launch(&spec, &[&before, &now, w], params, batch * groups)
+        };
+        if small {
+            launch::in_parts(w.device(), 1, players - 1, |_| turns, run)?;
+        } else {
+            (0..players - 1).try_for_each(|first| run(first, 1, turns + 1))?;
         }
         before = now;
     }

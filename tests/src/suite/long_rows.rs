@@ -4,7 +4,8 @@ use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropy, Interpolate, InterpolateMode};
+use forebay::error::Error;
+use forebay::ops::{Attention, CrossEntropy, Interpolate, InterpolateMode};
 use forebay::tensor::Tensor;
 
 use super::host::{close, expect};
@@ -21,6 +22,10 @@ tests![
     products_of_long_vectors,
     gradients_of_overlapping_views_of_many_windows,
     reductions_of_long_rows_and_columns,
+    factors_of_matrices_by_loops_of_many_turns,
+    singular_values_of_tall_matrices,
+    attention_over_many_positions_is_right_or_refused,
+    signals_under_long_filters_are_right_or_refused,
 ];
 
 fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Tensor> {
@@ -266,4 +271,97 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
     x.narrow(1, 99_999, 1)?.fill_(2.0)?;
     expect(&x.argmax(Some(1), false)?, &[99_999.0; 120])?;
     expect(&x.amax(&[0, 1], false)?, &[2.0; 40])
+}
+
+fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
+    // One workgroup has a matrix: its loops take more than 65,535 turns together, and several launches share them.
+    let largest = |t: &Tensor| t.abs()?.max_all()?.item();
+    let n = 420;
+    let eye = Tensor::eye(n, n, DType::F32, device)?;
+    let x = Tensor::randn(&[n, n], DType::F32, device)?;
+    let a = x.add(&eye.mul(80.0)?)?.flip(&[1])?;
+    let b = Tensor::randn(&[n, 3], DType::F32, device)?;
+    let off = largest(&a.matmul(&a.solve(&b)?)?.sub(&b)?)?;
+    ensure!(off < 1e-4, "a solution is off by {off}");
+    let definite = x.matmul(&x.transpose(0, 1)?)?.mul(1.0 / n as f64)?.add(&eye)?;
+    let l = definite.cholesky()?;
+    let off = largest(&l.matmul(&l.transpose(0, 1)?)?.sub(&definite)?)?;
+    ensure!(off < 1e-4, "a product of triangles is off by {off}");
+    // An odd number of rows changes places: the sign goes from launch to launch.
+    let sign = a.slogdet()?.0.to_f64s()?;
+    let flips = if (n * (n - 1) / 2).is_multiple_of(2) { 1.0 } else { -1.0 };
+    expect(&Tensor::from_slice(&sign, &[1], device)?.to_dtype(DType::F32)?, &[flips])?;
+    let (q, r) = x.qr(false)?;
+    let off = largest(&q.matmul(&r)?.sub(&x)?)?;
+    ensure!(off < 1e-3, "a product of factors is off by {off}");
+    let off = largest(&q.transpose(0, 1)?.matmul(&q)?.sub(&eye)?)?;
+    ensure!(off < 1e-4, "columns are off a right angle by {off}");
+    // Substitution of 32 columns: 8 rows of them are a turn.
+    let n = 1200;
+    let triangle = Tensor::ones(&[n, n], DType::F32, device)?.tril(0)?;
+    let b = Tensor::ones(&[n, 32], DType::F32, device)?;
+    let y = triangle.solve_triangular(&b, false, true, false)?;
+    expect(&y.narrow(0, 0, 1)?, &[1.0; 32])?;
+    expect(&y.narrow(0, 1, n - 1)?.abs()?.max_all()?, &[0.0])
+}
+
+fn singular_values_of_tall_matrices(device: &Device) -> Result<()> {
+    // One workgroup turns all pairs of columns of a matrix, of which each has many turns.
+    let x = Tensor::randn(&[90_000, 16], DType::F32, device)?;
+    let values = x.svdvals()?.to_f64s()?;
+    let squares = x.transpose(0, 1)?.matmul(&x)?.svdvals()?.to_f64s()?;
+    let expected: Vec<f64> = squares.iter().map(|v| v.sqrt()).collect();
+    close(&values, &expected, 1e-4, 0.0)
+}
+
+/// Numbers that are right, or an error of loops that would not end.
+fn right_or_refused(
+    made: forebay::error::Result<Tensor>,
+    check: impl FnOnce(&[f64]) -> Result<()>,
+) -> Result<()> {
+    match made {
+        Err(Error::Unsupported { reason, .. }) if reason.contains("ends loops") => Ok(()),
+        made => check(&made?.to_f64s()?),
+    }
+}
+
+fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<()> {
+    let options = Attention::default();
+    for n in [1000, 60_000] {
+        let few = Tensor::zeros(&[1, 1, 4, 64], DType::F32, device)?;
+        let many = Tensor::zeros(&[1, 1, n, 64], DType::F32, device)?;
+        // All weights are equal; the second half of the values is 3.
+        let v = Tensor::ones(&[1, 1, n, 64], DType::F32, device)?;
+        v.narrow(2, n / 2, n / 2)?.fill_(3.0)?;
+        right_or_refused(few.scaled_dot_product_attention(&many, &v, &options), |y| {
+            close(y, &[2.0; 256], 1e-4, 0.0)
+        })?;
+        let leaf = few.detach().requires_grad_()?;
+        let back = || {
+            let y = many.scaled_dot_product_attention(&few, &leaf, &options)?;
+            y.backward_with(&y.ones_like()?)?;
+            leaf.grad().map_or_else(|| leaf.zeros_like(), Ok)
+        };
+        right_or_refused(back(), |g| close(g, &[n as f64 / 4.0; 256], 1e-4, 0.0))?;
+    }
+    Ok(())
+}
+
+fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()> {
+    for n in [500, 17_000] {
+        let x = Tensor::ones(&[1, 1, n + 3], DType::F32, device)?.requires_grad_()?;
+        let w = Tensor::ones(&[1, 1, n], DType::F32, device)?;
+        let y = || x.conv1d(&w, None, 1, 0, 1, 1);
+        right_or_refused(y(), |y| close(y, &[n as f64; 4], 1e-5, 0.0))?;
+        let back = || {
+            let y = y()?;
+            y.backward_with(&y.ones_like()?)?;
+            x.grad().map_or_else(|| x.zeros_like(), Ok)
+        };
+        right_or_refused(back(), |g| {
+            let expected: Vec<f64> = (0..n + 3).map(|at| (at + 1).min(n + 3 - at).min(4) as f64).collect();
+            close(g, &expected, 1e-5, 0.0)
+        })?;
+    }
+    Ok(())
 }
