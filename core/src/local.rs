@@ -220,7 +220,8 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..60)
         ) {
             let words = Rc::new(String::new());
-            let mut alive: Vec<(u32, Scoped<Cell<u32>>, Scoped<Kept<Option<Rc<String>>>>)> = Vec::new();
+            type Guards = (u32, Scoped<Cell<u32>>, Scoped<Kept<Option<Rc<String>>>>);
+            let mut alive: Vec<Guards> = Vec::new();
             for (k, (enter, at)) in steps.into_iter().enumerate() {
                 if enter || alive.is_empty() {
                     let k = k as u32 + 1;

@@ -310,7 +310,7 @@ impl Device {
 
 /// The memory of a step's outputs, if they are known.
 fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
-    Some(outputs.tensors()?.iter().map(Tensor::memory).collect())
+    Some(outputs.tensors()?.iter().flat_map(Tensor::memories).collect())
 }
 
 /// Fails where a step makes a tensor in place of one that it reads: each replay would read the one that it read when it was recorded.
@@ -321,7 +321,7 @@ fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Wea
     let Some(outputs) = outputs else { return Ok(()) };
     let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
     let grads: Vec<Weak<Storage>> =
-        record.leaves.iter().filter_map(|(leaf, _)| Some(leaf.grad()?.memory())).collect();
+        record.leaves.iter().filter_map(|(leaf, _)| leaf.grad()).flat_map(|grad| grad.memories()).collect();
     for memory in &record.memories {
         let storage = &memory.storage;
         if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {

@@ -660,7 +660,8 @@ mod tests {
 
     #[test]
     fn whatever_a_data_set_does_wrong_is_an_error_that_names_it() {
-        let cases: [(fn(usize, &str) -> usize, usize, &str); 7] = [
+        type Length = fn(usize, &str) -> usize;
+        let cases: [(Length, usize, &str); 7] = [
             (|_, at| if at == "len" { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
             // The first call is the caller's, the next ones are of the loader's thread: at the start, and of the second epoch.
             (|n, at| if at == "len" && n == 1 { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),

@@ -272,8 +272,8 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check::unit(op, "momentum", momentum)?;
-        check::non_negative(op, "eps", eps)?;
+        check::finite(op, "momentum", momentum)?;
+        check::finite(op, "eps", eps)?;
         let double = in_double(op, self)?;
         let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
         if let Some(running) = running {

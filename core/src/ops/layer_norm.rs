@@ -294,7 +294,7 @@ impl Tensor {
         next: Next,
     ) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::op(op);
-        check::non_negative(op, "eps", eps.unwrap_or(0.0))?;
+        check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_float(op, self)?;
         check_float(op, residual)?;
         self.same_device(op, residual)?;

@@ -440,7 +440,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check::non_negative(op, "eps", eps)?;
+        check::finite(op, "eps", eps)?;
         let double = in_double(op, self)?;
         if shape.is_empty() || !self.shape().ends_with(shape) {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
@@ -533,7 +533,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
-        check::non_negative(op, "eps", eps)?;
+        check::finite(op, "eps", eps)?;
         let double = in_double(op, self)?;
         let (batch, channels, space) = channels(op, self)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
@@ -607,8 +607,8 @@ impl Tensor {
         if !use_input_stats {
             return self.batch_norm(running, weight, bias, false, momentum, eps);
         }
-        check::unit("instance_norm", "momentum", momentum)?;
-        check::non_negative("instance_norm", "eps", eps)?;
+        check::finite("instance_norm", "momentum", momentum)?;
+        check::finite("instance_norm", "eps", eps)?;
         let (_, n, _) = channels("instance_norm", self)?;
         if let Some((mean, var)) = running {
             same_statistics("instance_norm", self, (mean, var), n)?;

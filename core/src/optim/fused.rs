@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_shaders::KernelSpec;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
 use super::composed::{self, After, At};
@@ -275,7 +275,11 @@ fn padded(shape: &[usize]) -> usize {
 }
 
 impl Fused {
+    /// Takes each parameter once: PyTorch warns where one list names a parameter twice.
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        let mut seen = FxHashSet::default();
+        let parameters: Vec<Tensor> =
+            parameters.into_iter().filter(|p| nn::leaf(p).is_none_or(|leaf| seen.insert(leaf))).collect();
         Self {
             settings: smallvec![(0, Settings::default())],
             lr,
@@ -389,19 +393,15 @@ impl Fused {
             let why = "got an empty parameter list; pass `model.parameters()`";
             return Err(Error::argument(OP, why));
         }
-        let mut seen = FxHashMap::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let refuse =
                 |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
-            let Some(leaf) = nn::leaf(p) else {
+            if nn::leaf(p).is_none() {
                 return refuse(if p.requires_grad() {
                     "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
                 } else {
                     "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
                 });
-            };
-            if let Some(first) = seen.insert(leaf, k) {
-                return refuse(&format!("is parameter {first} again; pass each once"));
             }
             check_dtype("step", p)?;
             if !p.is_contiguous() {

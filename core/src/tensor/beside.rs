@@ -1,7 +1,8 @@
 //! What a kernel has made on its way besides a tensor, of the same numbers: who wants that next need not read them again.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::storage::Storage;
 use super::{Inner, Tensor};
 use crate::autograd;
 use crate::dtype::DType;
@@ -31,6 +32,16 @@ impl Tensor {
         let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
         inner.beside = Some(Arc::new(Beside { version: self.version(), made }));
         Self { inner: Arc::new(inner) }
+    }
+
+    /// Memory of the tensor and of its by-products, which live as long as it does.
+    pub(crate) fn memories(&self) -> Vec<Weak<Storage>> {
+        let mut all = vec![self.memory()];
+        if let Some(beside) = &self.inner.beside {
+            let made = beside.made.lock().unwrap_or_else(PoisonError::into_inner);
+            all.extend([&made.low, &made.column_sums].into_iter().flatten().map(|(t, _)| t.memory()));
+        }
+        all
     }
 
     fn beside<R>(&self, take: impl FnOnce(&mut Made) -> Option<R>) -> Option<R> {

@@ -10,6 +10,8 @@ use super::cases;
 /// Public functions that are no operations on tensors.
 const OTHERS: &[(&str, &str)] = &[
     ("fusion", "a setting of a device"),
+    ("check_indices", "a guard of the program"),
+    ("set_check_indices", "a setting of the program"),
     ("set_fusion", "a setting of a device"),
     ("windows", "a setting of a device"),
     ("set_windows", "a setting of a device"),

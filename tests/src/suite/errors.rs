@@ -121,7 +121,7 @@ fn wrong_types(device: &Device) -> Result<()> {
     if !device.info().features.f64 {
         says(
             Tensor::zeros(&[2], DType::F64, device),
-            &format!("empty: not on {device}: the adapter has no f64; use f32"),
+            &format!("zeros: not on {device}: the adapter has no f64; use f32"),
         )?;
     }
     if !device.info().features.i64 {

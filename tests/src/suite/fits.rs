@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result, bail, ensure};
 use forebay::data::{Cursor, Dataset, Loader};
 use forebay::device::Device;
+use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Optimizer, Sgd};
@@ -209,6 +210,8 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
 }
 
 fn modes_are_restored_whatever_happens(device: &Device) -> Result<()> {
+    // Accuracies compare classes, which are i64.
+    super::need(device, DType::I64)?;
     let net = Net::new(device)?;
     let loader = Points::new(8).batches(4);
     let failure = || Error::argument("forward", "failed");
