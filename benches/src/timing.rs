@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use forebay::device::Device;
 use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
