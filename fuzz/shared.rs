@@ -178,7 +178,7 @@ impl Random {
     }
 
     pub(crate) fn below(&mut self, n: usize) -> usize {
-        (u128::from(self.next()) * n.max(1) as u128 >> 64) as usize
+        ((u128::from(self.next()) * n.max(1) as u128) >> 64) as usize
     }
 }
 

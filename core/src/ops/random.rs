@@ -376,7 +376,10 @@ impl Tensor {
         let weights = weights.masked_fill(&zero, 0.0)?;
         // In parts of the largest: their sum is finite, and so is a quotient by the shortest time.
         let largest = weights.amax(&[-1], true)?;
-        let weights = weights.div(&largest.masked_fill(&largest.eq(0.0)?, 1.0)?)?;
+        // GPUs divide by numbers below 2^126 alone: a reciprocal of larger ones is flushed to zero.
+        let scale = largest.ones_like()?.masked_fill(&largest.gt(1e30)?, 0.0625)?;
+        let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
+        let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
             // The first `count` of events that come at rates of the weights: exponential times over them are a race. The time of 31 bits is
             // above 0, and few classes have the same one.

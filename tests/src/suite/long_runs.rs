@@ -6,7 +6,7 @@ use forebay::dtype::DType;
 use forebay::ops::{BagMode, Bags, ScatterReduce};
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, expect};
+use super::host::{Numbers, close, expect};
 use super::tests;
 
 tests![
@@ -351,7 +351,12 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
                 );
             }
         }
-        expect(&table.embedding_bag(index, given)?, &expected)
+        let found = table.embedding_bag(index, given)?;
+        match given.mode {
+            // Vulkan lets a quotient be off by 2.5 units in its last place.
+            BagMode::Mean => close(&found.to_f64s()?, &expected, 3e-7, 0.0),
+            _ => expect(&found, &expected),
+        }
     };
     let ranges: Vec<(usize, usize)> =
         starts.iter().zip(lengths).map(|(&start, n)| (start as usize, (start + n) as usize)).collect();
