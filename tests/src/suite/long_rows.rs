@@ -274,6 +274,7 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
 }
 
 fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
+    super::need(device, DType::F64)?;
     // One workgroup has a matrix: its loops take more than 65,535 turns together, and several launches share them.
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
     let n = 420;
