@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 
-/// Whether a number is finite as kernels compute with it.
+/// Reports whether a number is finite as kernels compute with it.
 fn in_f32(value: f64) -> bool {
     (value as f32).is_finite()
 }

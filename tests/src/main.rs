@@ -77,7 +77,7 @@ enum Command {
         /// Calls of each operation.
         #[arg(long, default_value_t = 2000)]
         rounds: u64,
-        /// What the arguments are drawn from.
+        /// Seed of the arguments.
         #[arg(long, default_value_t = 1)]
         seed: u64,
         /// Names each call before it is made: the last one is the call that ended the process, or never ends.

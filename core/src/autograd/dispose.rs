@@ -35,7 +35,7 @@ enum Remains {
 /// Remains that wait on a thread.
 struct Queue {
     waiting: Vec<Remains>,
-    /// Whether a drop further out empties the queue.
+    /// If true, a drop further out empties the queue.
     is_emptied: bool,
 }
 

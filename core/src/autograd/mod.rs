@@ -64,7 +64,7 @@ pub struct Wants<'a> {
     again: bool,
     /// Whether another walk may follow.
     kept: bool,
-    /// What takes the gradients of leaves in their place.
+    /// Sink that takes the gradients of leaves in their place.
     sink: Option<&'a walk::Sink>,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
@@ -421,7 +421,7 @@ impl Leaf {
         *lock(&self.grad) = grad;
     }
 
-    /// Whether a tensor can be its gradient.
+    /// Reports whether a tensor can be its gradient.
     fn fits(&self, grad: &Tensor) -> bool {
         *self.shape == *grad.shape() && self.dtype == grad.dtype() && self.device == *grad.device()
     }

@@ -25,7 +25,7 @@ type Values = SmallVec<[Tensor; 2]>;
 struct Read {
     memory: Weak<Storage>,
     version: u64,
-    /// Whether the run has written to it as well: then it is the body's own affair.
+    /// If true, the run has written to it as well: then it is the body's own affair.
     is_written: bool,
 }
 
@@ -64,7 +64,7 @@ static FRAMES: AtomicUsize = AtomicUsize::new(0);
 thread_local! {
     /// Runs and updates that this thread is inside of, the innermost last.
     static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
-    /// How many of them are second runs.
+    /// Number of them that are second runs.
     static AGAIN: Cell<usize> = const { Cell::new(0) };
 }
 
@@ -132,7 +132,7 @@ pub(super) fn again<R>(run: &Arc<FirstRun>, body: impl FnOnce() -> Result<R>) ->
 }
 
 impl FirstRun {
-    /// Whether all that the run has read is as it was then.
+    /// Reports whether everything that the run has read is unchanged.
     pub(super) fn is_current(&self) -> bool {
         self.read
             .iter()
@@ -140,7 +140,7 @@ impl FirstRun {
     }
 }
 
-/// Whether this thread runs the body of a [`checkpoint`](super::checkpoint) again, for its gradient. A module that changes state in its
+/// Reports whether this thread runs the body of a [`checkpoint`](super::checkpoint) again, for its gradient. A module that changes state in its
 /// forward pass leaves that state alone then; [`update_state`] does so.
 ///
 /// ```
@@ -176,7 +176,7 @@ fn updating<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
     update()
 }
 
-/// As [`update_state`], for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
+/// Runs [`update_state`] for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
 pub(crate) fn updated(update: impl FnOnce() -> Result<Values>) -> Result<Values> {
     if FRAMES.load(Ordering::Relaxed) == 0 {
         return updating(update);

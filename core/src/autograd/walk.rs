@@ -369,7 +369,7 @@ struct Run<'a> {
     backward: Arc<Backward>,
     /// The node whose closure is freed with this.
     freed: Option<&'a Node>,
-    /// Whether walks that keep the tape run it meanwhile.
+    /// Reports whether walks that keep the tape run it meanwhile.
     is_shared: bool,
 }
 

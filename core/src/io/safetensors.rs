@@ -244,7 +244,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 }
 
-/// What a header says of a tensor.
+/// Entry of a header: one tensor.
 #[derive(Debug, Deserialize)]
 struct Entry {
     dtype: String,

@@ -252,12 +252,12 @@ pub trait Module {
         self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
     }
 
-    /// How many numbers the parameters have, each once, frozen ones included: PyTorch's `sum(p.numel() for p in model.parameters())`.
+    /// Counts the numbers of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
     }
 
-    /// How many of them are trained: those of parameters that require a gradient.
+    /// Counts those of them that are trained: those of parameters that require a gradient.
     ///
     /// ```
     /// # use forebay_core::{device::Device, nn::{Linear, Module}};
@@ -298,7 +298,7 @@ impl Module for Tensor {
     }
 }
 
-/// Whether a module trains; in the second run of a checkpoint, whether it did in the first one.
+/// Reports whether a module trains; in the second run of a checkpoint, whether it did in the first one.
 pub(crate) fn is_training(mode: &AtomicBool) -> bool {
     autograd::mode_of_run(mode.load(Ordering::Relaxed))
 }

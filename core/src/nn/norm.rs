@@ -82,7 +82,7 @@ impl LayerNorm {
     /// which is the residual stream, keeps its type.
     ///
     /// # Errors
-    /// As [`forward_add`](Self::forward_add).
+    /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_layer_norm_low(residual, &self.weight, self.bias.as_ref(), self.eps))
@@ -139,7 +139,7 @@ impl RmsNorm {
     /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low`].
     ///
     /// # Errors
-    /// As [`forward_add`](Self::forward_add).
+    /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm_low(residual, &self.weight, self.eps))

@@ -505,7 +505,7 @@ impl Tensor {
         }))
     }
 
-    /// As [`gather`](Self::gather), where `index` and `self` broadcast beside `dim`; indices of -n to -1 count from the end.
+    /// Gathers as [`gather`](Self::gather) does, where `index` and `self` broadcast beside `dim`; indices of -n to -1 count from the end.
     ///
     /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///

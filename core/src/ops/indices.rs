@@ -50,12 +50,12 @@ pub fn check_indices() -> CheckIndices {
     CheckIndices { _here: Scoped::new(&HERE, true) }
 }
 
-/// As [`check_indices`] for all threads, until it is called again.
+/// Sets [`check_indices`] for all threads, until it is called again.
 pub fn set_check_indices(on: bool) {
     EVERYWHERE.store(on, Ordering::Relaxed);
 }
 
-/// What the environment asks for, read once.
+/// Setting of the environment, read once.
 fn asked() -> Result<bool> {
     static ASKED: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
     let asked = ASKED

@@ -268,7 +268,7 @@ fn in_parts(spans: &[Span]) -> (Vec<Span>, Vec<Span>) {
     (parts, sums)
 }
 
-/// As [`resample`], where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
+/// Resamples as [`resample`] does, where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
 /// the end.
 fn resample_long(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };

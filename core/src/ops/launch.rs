@@ -252,7 +252,7 @@ fn too_many_turns(device: &Device, turns: usize) -> Error {
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
 
-/// As [`enqueue`] with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
+/// Enqueues as [`enqueue`] does, with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
 /// turns are not checked.
 pub(super) fn enqueue_words(
     kernel: Kernel,

@@ -117,7 +117,7 @@ fn parts(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
     (extent.div_ceil(chunk).max(1), chunk)
 }
 
-/// How threads and workgroups share rows.
+/// Distribution of rows over threads and workgroups.
 #[derive(Clone, Copy)]
 struct Stage {
     lanes: usize,

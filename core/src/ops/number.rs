@@ -4,7 +4,7 @@ use super::pointwise::Scalar;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 
-/// What becomes of a number in an element type.
+/// Result of converting a number to an element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Fit {
     /// The type holds it, floats but for their rounding.
@@ -31,7 +31,7 @@ fn bounds(dtype: DType) -> Option<(i64, i64)> {
 }
 
 impl Scalar {
-    /// What becomes of the number in a type.
+    /// Converts the number to a type.
     pub(crate) fn meet(self, dtype: DType) -> Fit {
         let Some((least, most)) = bounds(dtype) else {
             // NaN is true.

@@ -375,7 +375,7 @@ impl Plan {
     }
 }
 
-/// As [`Tensor::max_pool2d_with_indices`] with i32, and -1 for windows without an element.
+/// Pools as [`Tensor::max_pool2d_with_indices`] does, with i32, and -1 for windows without an element.
 #[track_caller]
 pub(super) fn max_places(x: &Tensor, window: Pool2d) -> Result<(Tensor, Tensor)> {
     Plan::new("max_pool2d", Kind::Max, x, window, None)?.run_with_places(x)
@@ -394,7 +394,7 @@ impl Tensor {
         Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
     }
 
-    /// As [`max_pool2d`](Self::max_pool2d), with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
+    /// Pools as [`max_pool2d`](Self::max_pool2d) does, with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
     /// ones. A window without an element has the place where PyTorch begins to look, which may lie behind the plane.
     ///
     /// # Errors

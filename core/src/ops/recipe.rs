@@ -38,7 +38,7 @@ fn scalar_words(s: Scalar, compute: DType, compared: bool, outside: Outside) -> 
     }
 }
 
-/// What a number means to an operation on integers where their type does not hold it.
+/// Meaning of a number to an operation on integers where their type does not hold it.
 #[derive(Clone, Copy)]
 enum Outside {
     /// It bounds the type's numbers as the nearest one does.

@@ -36,7 +36,7 @@ const CHUNK: usize = 4096;
 /// Elements that a thread goes through alone, of chunks of rows that lie across memory.
 const ACROSS: usize = 128;
 
-/// How many threads go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
+/// Number of threads that go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
 /// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
 fn split(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     let many = rows >= 64 * GROUP;
@@ -58,7 +58,7 @@ fn turns(lanes: usize, chunk: usize) -> usize {
     chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
 }
 
-/// As [`split`], of what chunks come to.
+/// Splits the results of chunks as [`split`] does.
 fn split_totals(rows: usize, chunks: usize) -> (usize, usize) {
     match split(rows, chunks, 1) {
         (GROUP, _) if chunks > CHUNK / 2 => (GROUP, CHUNK / 4),
@@ -66,7 +66,7 @@ fn split_totals(rows: usize, chunks: usize) -> (usize, usize) {
     }
 }
 
-/// What chunks come to, [rows, chunks]: one number each, or two.
+/// Results of chunks, [rows, chunks]: one number each, or two.
 struct Totals {
     rows: usize,
     chunks: usize,

@@ -59,7 +59,7 @@ fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
 }
 
-/// How often each number below `extent` is in a line of i32, as u32; others are not counted. Not recorded.
+/// Counts each number below `extent` in a line of i32, as u32; others are not counted. Not recorded.
 fn counted(line: &Tensor, extent: usize) -> Result<Tensor> {
     let counts = Tensor::zeros(&[extent], DType::U32, line.device())?;
     let n = line.numel();

@@ -157,7 +157,7 @@ pub(super) struct Fused {
     unplaced: Vec<usize>,
     /// The states of the groups there are.
     names: SmallVec<[&'static str; 3]>,
-    /// Whether the parameters were checked.
+    /// If true, the parameters were checked.
     checked: bool,
     /// Whether the state is on the host between steps.
     away: bool,

@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use crate::nn::Staged;
 use crate::tensor::Tensor;
 
-/// What a state says of one parameter: its count of steps, and its states in the rule's order.
+/// State of one parameter: its count of steps, and its states in the rule's order.
 type Found<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
 
 /// A count of steps: a whole number of 0 or more, as an integer or a float.

@@ -125,7 +125,7 @@ pub struct Estimate {
     /// The most bytes that the pool takes from the device: in a pool that is bounded to the budget, if it needs that to fit. `None` if a
     /// faster choice made it needless to know.
     pub peak: Option<u64>,
-    /// Whether it ran dry in a pool that is bounded to the budget; `None` where that was not tried.
+    /// If `Some(true)`, it ran dry in a pool that is bounded to the budget; `None` where that was not tried.
     pub fits: Option<bool>,
     /// The time of a step by the cost model of [`Budget`].
     pub seconds: f64,
@@ -446,9 +446,9 @@ fn least_limit<S: FnMut(&Choice) -> Result<()>>(
 /// The most bytes of a run.
 #[derive(Clone, Copy, Debug)]
 struct Peaks {
-    /// What the pool took from the device.
+    /// Bytes that the pool took from the device.
     reserved: u64,
-    /// What was held at once, before rounding.
+    /// Bytes held at once, before rounding.
     requested: u64,
 }
 

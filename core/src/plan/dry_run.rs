@@ -70,7 +70,7 @@ pub struct Peak {
 /// [`DryRun::out_of_memory`] keeps the card's answer.
 ///
 /// # Errors
-/// What `step` returns, but for a full device; a variable of the environment that cannot be understood.
+/// The error of `step`, but for a full device; a variable of the environment that cannot be understood.
 pub fn dry_run<T>(profile: &Profile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let refused = match once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,

@@ -194,7 +194,7 @@ fn values(bytes: &[u8], dtype: DType) -> Values {
 /// Notation and width of all elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct Style {
-    /// Whole numbers, as `3.`.
+    /// Integers, as `3.`.
     whole: bool,
     /// With an exponent.
     scientific: bool,

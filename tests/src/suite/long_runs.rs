@@ -23,7 +23,7 @@ tests![
     bags_of_any_length,
 ];
 
-/// Whole numbers whose sums stay exact in any order.
+/// Makes integers whose sums stay exact in any order.
 fn whole(n: usize, seed: u64) -> Vec<f32> {
     let mut numbers = Numbers(seed);
     (0..n).map(|_| numbers.below(5) as f32 - 2.0).collect()

@@ -35,7 +35,7 @@ enum Guard {
     Stream(forebay::stream::OnStream),
 }
 
-/// What the scopes of this thread say.
+/// Values of the scopes of this thread.
 #[derive(Clone, Debug, PartialEq)]
 struct Now {
     cast: Option<DType>,
@@ -62,7 +62,7 @@ impl Now {
         })
     }
 
-    /// What a guard of this kind sets.
+    /// Value that a guard of this kind sets.
     fn set(&mut self, kind: usize) {
         match kind {
             0 => self.cast = Some(DType::BF16),

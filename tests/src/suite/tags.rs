@@ -1,4 +1,4 @@
-//! What memory is for, of operations in a program's own modules.
+//! Tags of memory that operations in a program's own modules take.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::no_grad;
