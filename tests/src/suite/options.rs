@@ -205,7 +205,8 @@ fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
 
 fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4, 2, 6], DType::F32, device)?;
-    for bad in [-1.0, f64::NAN, f64::INFINITY] {
+    // Negative values are taken, as PyTorch takes them.
+    for bad in [f64::NEG_INFINITY, f64::NAN, f64::INFINITY] {
         let eps = format!("`eps` is {bad}, expected");
         for made in [
             LayerNorm::new(&[6], device)?.eps(bad).forward(&x),
@@ -225,6 +226,8 @@ fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
         ensure!(error.contains("`momentum` is"), "{error}");
         let after = bits(&norm.state_dict().into_values().collect::<Vec<_>>())?;
         ensure!(before == after, "a momentum that was refused changed statistics");
+    }
+    for bad in [-1.0, f64::NAN, f64::INFINITY] {
         refused(Dropout::new(bad).forward(&x), "p")?;
         let smoothing = CrossEntropy { label_smoothing: bad, ..CrossEntropy::default() };
         let classes = Tensor::zeros(&[4, 6], DType::I32, device)?;
