@@ -386,10 +386,9 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
                 single.step()?;
             }
         }
-        // CUDA gave Adamax another last bit in one of both launches; all others have the same bits everywhere.
-        let near = |a: &f64, b: &f64| {
-            a.to_bits() == b.to_bits() || (*name == "adamax" && (a - b).abs() <= 1e-6 * b.abs().max(1.0))
-        };
+        // A launch of several parameters is another program than a launch of one, and CUDA's compiler may fuse a product
+        // and a sum in one of the two only: Adamax and RAdam differed in a last bit. A wrong count of steps shows at 1e-3.
+        let near = |a: &f64, b: &f64| (a - b).abs() <= 1e-6 * b.abs().max(1.0);
         for (p, q) in all.iter().zip(&alone) {
             let (got, expected) = (p.to_f64s()?, q.to_f64s()?);
             ensure!(
