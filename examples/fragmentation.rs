@@ -31,9 +31,9 @@ struct Options {
 
 /// A perceptron and its batches.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct Workload {
     /// Rows of a batch are multiples of this.
-    unit: usize,
+    batch_unit: usize,
     inputs: usize,
     width: usize,
     /// Each followed by layer norm and GELU.
@@ -41,17 +41,17 @@ struct Sizes {
     steps: usize,
 }
 
-const LARGE: Sizes = Sizes { unit: 256, inputs: 784, width: 512, layers: 6, steps: 22 };
+const LARGE: Workload = Workload { batch_unit: 256, inputs: 784, width: 512, layers: 6, steps: 22 };
 /// For a program that plays a GPU.
-const SMALL: Sizes = Sizes { unit: 128, inputs: 64, width: 96, layers: 8, steps: 11 };
+const SMALL: Workload = Workload { batch_unit: 128, inputs: 64, width: 96, layers: 8, steps: 11 };
 /// Rows of the batches, in units.
-const BATCHES: [usize; 11] = [1, 8, 2, 9, 3, 10, 4, 12, 6, 16, 8];
+const BATCH_UNITS: [usize; 11] = [1, 8, 2, 9, 3, 10, 4, 12, 6, 16, 8];
 const CLASSES: usize = 10;
 
-impl Sizes {
+impl Workload {
     /// The rows of every step's batch.
-    fn rows(self) -> impl Iterator<Item = usize> {
-        BATCHES.iter().cycle().take(self.steps).map(move |units| units * self.unit)
+    fn batch_sizes(self) -> impl Iterator<Item = usize> {
+        BATCH_UNITS.iter().cycle().take(self.steps).map(move |units| units * self.batch_unit)
     }
 
     /// Trains, and adds the loss of every step.
@@ -69,7 +69,7 @@ impl Sizes {
         let mut optimizer = Sgd::new(net.parameters(), 0.05).momentum(0.9);
         // What is to be told apart: points around one centre for each class.
         let centres = Tensor::randn(&[CLASSES, self.inputs], DType::F32, device)?;
-        for rows in self.rows() {
+        for rows in self.batch_sizes() {
             let y = Tensor::randint(0, CLASSES as i64, &[rows], DType::I64, device)?;
             let x = Tensor::randn(&[rows, self.inputs], DType::F32, device)?
                 .add(&centres.index_select(0, &y)?)?;
@@ -83,7 +83,7 @@ impl Sizes {
     }
 
     /// The smallest limit under which a device of this profile trains with these rules: by dry runs, to a part in 500.
-    fn least(self, profile: &Profile, rules: Config, asked: u64) -> u64 {
+    fn find_min_limit(self, profile: &Profile, rules: Config, asked: u64) -> u64 {
         let fits = |limit| {
             let config = Config { max_memory: Some(limit), ..rules };
             let device = Device::with_config(Arc::new(NullBackend::new(profile.clone())), config);
@@ -98,7 +98,7 @@ impl Sizes {
     }
 
     /// Trains within the limit with these rules; whether it came to the end.
-    fn attempt(self, device: &Device, rules: Config, limit: u64) -> Result<bool> {
+    fn train_within_limit(self, device: &Device, rules: Config, limit: u64) -> Result<bool> {
         let config = Config { max_memory: Some(limit), ..rules };
         let device = Device::with_config(Arc::clone(device.backend()), config);
         let mut losses = Vec::new();
@@ -108,7 +108,7 @@ impl Sizes {
             let full = error.into_out_of_memory()?;
             let [asked, held, left, piece] =
                 [full.requested, full.allocated, limit - full.allocated, full.largest_free].map(Bytes);
-            let rows = self.rows().nth(done).unwrap_or(0);
+            let rows = self.batch_sizes().nth(done).unwrap_or(0);
             println!("out of memory after {done} of {} steps, with {rows} rows:", self.steps);
             println!("  {} asked for {asked}; {held} are held, {left} of the limit are not:", full.op);
             println!("  {} of that are free, in pieces of up to {piece}", Bytes(full.cached));
@@ -143,8 +143,8 @@ fn main() -> Result<ExitCode> {
     println!(
         "{} steps of {} to {} rows ask for {} at most",
         sizes.steps,
-        sizes.unit,
-        16 * sizes.unit,
+        sizes.batch_unit,
+        16 * sizes.batch_unit,
         Bytes(asked)
     );
     println!("the pool may take {}: {} % more", Bytes(limit), options.slack);
@@ -152,8 +152,8 @@ fn main() -> Result<ExitCode> {
     let mut ended = Vec::new();
     for (name, rules) in rules {
         print!("\n{name}: ");
-        ended.push(sizes.attempt(&device, rules, limit)?);
-        let least = sizes.least(&profile, rules, asked);
+        ended.push(sizes.train_within_limit(&device, rules, limit)?);
+        let least = sizes.find_min_limit(&profile, rules, asked);
         let more = 100.0 * (least as f64 / asked as f64 - 1.0);
         println!("  the smallest limit that would do, by dry runs: {}, {more:.1} % more", Bytes(least));
     }

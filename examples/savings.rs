@@ -74,25 +74,25 @@ impl Training {
 }
 
 /// What a way of training took: bytes held and bytes taken from the device at most, and seconds a step.
-struct Taken {
-    held: u64,
-    taken: u64,
+struct RunMeasurement {
+    peak_allocated: u64,
+    peak_reserved: u64,
     seconds: f64,
 }
 
 /// The table, and whether its predictions were right.
-struct Table {
+struct SavingsTable {
     sizes: GptOptions,
     batch: usize,
     steps: u32,
     device: Device,
     config: Config,
-    right: bool,
+    predictions_match: bool,
 }
 
-impl Table {
+impl SavingsTable {
     /// Two steps, then the timed ones.
-    fn train(&self, device: &Device, choice: &Choice) -> Result<Taken, Error> {
+    fn train(&self, device: &Device, choice: &Choice) -> Result<RunMeasurement, Error> {
         let mut training = Training::new(&self.sizes, self.batch, device)?;
         let _segments = choice.segments();
         for _ in 0..2 {
@@ -106,21 +106,26 @@ impl Table {
         device.synchronize()?;
         let seconds = start.elapsed().as_secs_f64() / f64::from(self.steps.max(1));
         let stats = device.memory();
-        Ok(Taken { held: stats.peak_allocated(), taken: stats.peak_reserved(), seconds })
+        Ok(RunMeasurement {
+            peak_allocated: stats.peak_allocated(),
+            peak_reserved: stats.peak_reserved(),
+            seconds,
+        })
     }
 
     /// Trains as chosen, over a pool of its own of at most `limit` bytes; returns the bytes it took.
-    fn row(&mut self, name: &str, choice: &Choice, limit: Option<u64>) -> Result<u64> {
+    fn measure_row(&mut self, name: &str, choice: &Choice, limit: Option<u64>) -> Result<u64> {
         let config = Config { max_memory: limit.or(self.config.max_memory), ..self.config };
         let profile = Profile::of(&self.device).with_config(config);
         let dry = dry_run(&profile, |dry| self.train(dry, choice))?;
         let real = Device::with_config(Arc::clone(self.device.backend()), config);
-        let Taken { held, taken, seconds } = self.train(&real, choice).with_context(|| name.to_owned())?;
+        let RunMeasurement { peak_allocated: held, peak_reserved: taken, seconds } =
+            self.train(&real, choice).with_context(|| name.to_owned())?;
         let right = (dry.peak_allocated, dry.peak_reserved) == (held, taken);
-        self.right &= right;
+        self.predictions_match &= right;
         println!(
             "| {name} | {} | {} | {} | {} | {:.0} |{}",
-            shown(choice),
+            describe_config(choice),
             dry.peak_reserved,
             taken,
             Bytes(held),
@@ -131,7 +136,7 @@ impl Table {
     }
 
     /// Trains within so many bytes, as the planner chooses: in f32, and where nothing fits then, with bf16 allowed.
-    fn budget(&mut self, percent: u64, bytes: u64) -> Result<()> {
+    fn measure_budget(&mut self, percent: u64, bytes: u64) -> Result<()> {
         let batch = self.batch;
         let profile = Profile::of(&self.device).with_config(self.config);
         let exact = Budget::new(bytes, batch);
@@ -142,7 +147,7 @@ impl Table {
                 Ok(move |choice: &Choice| training.step(choice))
             });
             match plan {
-                Ok(plan) => return self.row(&name, &plan.best.choice, Some(bytes)).map(drop),
+                Ok(plan) => return self.measure_row(&name, &plan.best.choice, Some(bytes)).map(drop),
                 Err(Error::Budget { needed, .. }) => {
                     println!("| {name} | refused: the smallest that would do | {needed} | - | - | - |");
                 }
@@ -154,7 +159,7 @@ impl Table {
 }
 
 /// `4 x 2 rows, bf16, 12 blocks again, state on the host`.
-fn shown(choice: &Choice) -> String {
+fn describe_config(choice: &Choice) -> String {
     let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
     let again = match choice.recomputed() {
         0 => String::new(),
@@ -197,19 +202,23 @@ fn main() -> Result<ExitCode> {
     }
     let steps = options.steps.unwrap_or(if software { 1 } else { 10 });
     let device_offloads = device.backend().reaches_host();
-    let mut table = Table { sizes, batch: options.batch, steps, device, config, right: true };
-    let plain = table.row("plain", &whole, None)?;
-    table.row("accumulation 4", &parts, None)?;
-    table.row("checkpointing", &whole.clone().recompute(&all), None)?;
+    let mut table =
+        SavingsTable { sizes, batch: options.batch, steps, device, config, predictions_match: true };
+    let plain = table.measure_row("plain", &whole, None)?;
+    table.measure_row("accumulation 4", &parts, None)?;
+    table.measure_row("checkpointing", &whole.clone().recompute(&all), None)?;
     if device_offloads {
         let away = whole.clone().offload(&all).with_offloaded_state();
-        table.row("offload", &away, None)?;
+        table.measure_row("offload", &away, None)?;
     }
-    table.row("mixed precision", &whole.with_precision(DType::BF16), None)?;
-    table.row("all three", &parts.recompute(all).with_precision(DType::BF16), None)?;
+    table.measure_row("mixed precision", &whole.with_precision(DType::BF16), None)?;
+    table.measure_row("all three", &parts.recompute(all).with_precision(DType::BF16), None)?;
     for percent in &options.budgets {
-        table.budget(*percent, plain * percent / 100)?;
+        table.measure_budget(*percent, plain * percent / 100)?;
     }
-    println!("\nevery prediction was {}", if table.right { "right, to the byte" } else { "NOT right" });
-    Ok(if table.right { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    println!(
+        "\nevery prediction was {}",
+        if table.predictions_match { "right, to the byte" } else { "NOT right" }
+    );
+    Ok(if table.predictions_match { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
 use forebay::amp::GradScaler;
-use forebay::ops::Pool2d;
+use forebay::ops::Pool2dOptions;
 use forebay::optim::schedule::OneCycle;
 use forebay::prelude::*;
 use forebay::train::{self, Ended};
@@ -86,14 +86,14 @@ impl Net {
     }
 
     fn forward(&self, x: &Tensor) -> forebay::error::Result<Tensor> {
-        let x = self.conv1.forward(x)?.relu()?.max_pool2d(Pool2d::new(2))?;
-        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(Pool2d::new(2))?;
+        let x = self.conv1.forward(x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
+        let x = self.conv2.forward(&x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
         let x = self.fc1.forward(&x.flatten(1, -1)?)?.relu()?;
         self.fc2.forward(&self.dropout.forward(&x)?)
     }
 }
 
-fn data(folder: Option<&Path>, part: &str) -> forebay::error::Result<FashionMnist> {
+fn load_dataset(folder: Option<&Path>, part: &str) -> forebay::error::Result<FashionMnist> {
     let set = match (folder, part) {
         (Some(folder), part) => FashionMnist::open(folder, part),
         (None, "train") => FashionMnist::train(),
@@ -113,7 +113,8 @@ fn main() -> Result<()> {
     let steps = options.steps.unwrap_or(if software { 400 } else { 4680 });
     let width = options.width.unwrap_or(if software { 8 } else { 32 });
 
-    let (train, test) = (data(options.data.as_deref(), "train")?, data(options.data.as_deref(), "t10k")?);
+    let (train, test) =
+        (load_dataset(options.data.as_deref(), "train")?, load_dataset(options.data.as_deref(), "t10k")?);
     println!("{}", device.info());
     println!("{} training and {} test pictures of {}", train.len(), test.len(), train.folder().display());
 

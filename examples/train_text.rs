@@ -71,7 +71,7 @@ struct Options {
     memory_snapshot: Option<PathBuf>,
     /// Characters to write at the end.
     #[arg(long)]
-    write: Option<usize>,
+    generate: Option<usize>,
 }
 
 /// The type of products in mixed precision.
@@ -91,12 +91,12 @@ impl Amp {
 }
 
 /// The loss of passages `x`, whose next characters are `y`.
-fn loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
+fn passage_loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
     net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?)
 }
 
 /// The fastest way to run steps of `batch` passages within so many bytes.
-fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<Plan, Error> {
+fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<Plan, Error> {
     budget.plan(&Profile::of(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
@@ -108,7 +108,7 @@ fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Re
             for k in 0..choice.count {
                 let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
                 let autocast = choice.autocast()?;
-                let loss = loss(&net, &part(&x)?, &part(&y)?)?;
+                let loss = passage_loss(&net, &part(&x)?, &part(&y)?)?;
                 drop(autocast);
                 loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
             }
@@ -121,7 +121,7 @@ fn plan(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Re
 }
 
 /// Goes on from `start` for `n` characters, each drawn by its probability.
-fn write(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
+fn generate_text(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
     let _no_grad = no_grad();
     let _eval = eval_mode(net);
     let context = net.context();
@@ -185,7 +185,7 @@ fn main() -> Result<()> {
     if let Some(Bytes(bytes)) = options.budget {
         let budget = Budget::new(bytes, batch);
         let budget = options.amp.map_or(budget.clone(), |amp| budget.allow(amp.dtype()));
-        let plan = plan(&sizes, batch, budget, &device)?;
+        let plan = plan_step(&sizes, batch, budget, &device)?;
         println!("{plan}");
         trainer = trainer.plan(&plan);
     }
@@ -215,7 +215,7 @@ fn main() -> Result<()> {
     if let Some(loss) = trainer.history().losses.last() {
         println!("loss {loss:.3} after {} steps (device {device})\n", trainer.step());
     }
-    let written = write(&net, &text.encode("\n")?, pick(options.write, 500, 200), &device)?;
+    let written = generate_text(&net, &text.encode("\n")?, pick(options.generate, 500, 200), &device)?;
     println!("{}", text.decode(&written).trim());
     Ok(())
 }

@@ -9,8 +9,8 @@ pub use forebay_core::*;
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use forebay_cuda::{
-        Found, Library, NvtxUnavailable, Unavailable, allow_tf32, libraries, portable, probe, set_allow_tf32,
-        set_nvtx, set_portable,
+        CudaDeviceInfo, CudaUnavailable, LibraryInfo, NvtxUnavailable, allow_tf32, libraries,
+        portable_kernels, probe, set_allow_tf32, set_nvtx, set_portable_kernels,
     };
 }
 

@@ -118,11 +118,11 @@ impl OpenDevice for Device {
             name: f.name,
             driver: f.driver,
             software: f.software,
-            why_not: f.why_not,
+            why_not: f.unavailable_reason,
         }));
         #[cfg(feature = "wgpu")]
         if !all.iter().any(|f: &Found| f.id.starts_with("wgpu")) {
-            all.push(Found::missing("wgpu", forebay_wgpu::WgpuBackend::why_nothing()));
+            all.push(Found::missing("wgpu", forebay_wgpu::WgpuBackend::no_device_reason()));
         }
         all
     }

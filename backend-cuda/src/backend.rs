@@ -13,71 +13,71 @@ use forebay_core::backend::{
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 
-use crate::attention::Attention;
-use crate::cache::DiskCache;
-use crate::clock::Clock;
-use crate::context::{Context, Pinned, Stream};
-use crate::driver::{self, Driver, Unavailable};
-use crate::fences::{Events, Fences};
+use crate::attention::AttentionKernels;
+use crate::context::{Context, PinnedBuffer, Stream};
+use crate::cublaslt::CublasLt;
+use crate::deferred::{DeferredItem, DeferredQueue};
+use crate::disk_cache::DiskCache;
+use crate::driver::{self, CudaUnavailable, Driver};
+use crate::fences::{EventTracker, FenceTracker};
 use crate::gelu_grad;
-use crate::graph::{Capture, Graph, Node};
-use crate::kernels::{Kernels, MAX_BINDINGS, MAX_PARAMS, Ran};
-use crate::later::{Later, Waiting};
+use crate::graph::{Graph, GraphCapture, GraphNode};
+use crate::kernels::{KernelRegistry, MAX_BINDINGS, MAX_PARAM_BYTES, SubmitStatus};
 use crate::lock;
-use crate::matmul::Matmul;
 use crate::nvtx::set_nvtx;
 use crate::processes;
-use crate::product::Products;
-use crate::staging::{Downloads, Uploads};
-use crate::switches::{self, is_set};
-use crate::virtual_memory::{self, AddressSpace};
+use crate::settings::{self, bool_from_env};
+use crate::sgemm_small::GemmKernels;
+use crate::staging::{DownloadBuffers, UploadRing};
+use crate::timestamps::Timestamps;
+use crate::virtual_memory::{self, VirtualAddressSpace};
 
 /// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
-const ALIGNMENT: u64 = 256;
+const BLOCK_ALIGNMENT: u64 = 256;
 
 /// A CUDA device, or one of its queues.
 ///
 /// All its work goes to one stream of its own, in the order of the calls. It uses the device's primary context, as
 /// the other CUDA libraries of a process do, and may be called from any thread.
 pub struct CudaBackend {
-    queue: Arc<Queue>,
-    device: Arc<Device>,
+    queue: Arc<CudaQueue>,
+    device: Arc<CudaDevice>,
 }
 
 /// What the queues of a device share.
-struct Device {
+struct CudaDevice {
     info: DeviceInfo,
-    total: u64,
-    fences: Fences,
-    events: Events,
-    clock: Clock,
+    total_memory: u64,
+    fences: FenceTracker,
+    events: EventTracker,
+    timestamps: Timestamps,
     /// In front of the kernels: their graphs go before the code that is in these.
-    queues: [OnceLock<Arc<Queue>>; MAX_QUEUES as usize],
-    kernels: Kernels,
-    attention: Attention,
-    products: Products,
+    queues: [OnceLock<Arc<CudaQueue>>; MAX_QUEUES as usize],
+    kernels: KernelRegistry,
+    attention: AttentionKernels,
+    gemm: GemmKernels,
     /// Page-locked memory that was lent, by its address.
-    host: Mutex<HashMap<u64, Pinned>>,
+    host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
     /// `None` where segments cannot grow.
-    addresses: Option<AddressSpace>,
+    address_space: Option<VirtualAddressSpace>,
     context: Arc<Context>,
 }
 
 /// A stream, and what is used by its work alone.
-struct Queue {
+struct CudaQueue {
     /// What waits for the compiler.
-    later: Later,
-    matmul: Matmul,
-    uploads: Mutex<Uploads>,
-    downloads: Mutex<Downloads>,
+    deferred: DeferredQueue,
+    cublaslt: CublasLt,
+    uploads: Mutex<UploadRing>,
+    downloads: Mutex<DownloadBuffers>,
     stream: Stream,
 }
 
-impl Queue {
+impl CudaQueue {
     fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
         Ok(Self {
-            later: Later::default(),
-            matmul: Matmul::default(),
+            deferred: DeferredQueue::default(),
+            cublaslt: CublasLt::default(),
             uploads: Mutex::default(),
             downloads: Mutex::default(),
             stream: Stream::new(context)?,
@@ -85,58 +85,64 @@ impl Queue {
     }
 
     /// Enqueues a command on a stream. What is still being compiled is waited for if `wait` says so.
-    fn run(&self, device: &Device, stream: &Stream, command: &Command<'_>, wait: bool) -> Result<Ran> {
-        let Device { attention, context, kernels, products, .. } = device;
+    fn try_enqueue(
+        &self,
+        device: &CudaDevice,
+        stream: &Stream,
+        command: &Command<'_>,
+        wait: bool,
+    ) -> Result<SubmitStatus> {
+        let CudaDevice { attention, context, kernels, gemm: products, .. } = device;
         match *command {
             Command::Launch(ref launch) => {
                 while !kernels.launch(stream, launch)? {
                     if !wait && !kernels.is_compiled(launch.kernel) {
-                        return Ok(Ran::NotYet);
+                        return Ok(SubmitStatus::Compiling);
                     }
-                    kernels.finish(context, launch.kernel)?;
+                    kernels.finish_compile(context, launch.kernel)?;
                 }
             }
             Command::Copy { dst, src } => {
                 // SAFETY: the core has checked that the slices lie inside their segments and do not overlap.
-                unsafe { stream.copy(address(dst), address(src), dst.bytes.min(src.bytes)) }?;
+                unsafe { stream.copy(slice_address(dst), slice_address(src), dst.bytes.min(src.bytes)) }?;
             }
             Command::Fill { dst, word } => {
                 // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
-                unsafe { stream.fill(address(dst), word, dst.bytes / 4) }?;
+                unsafe { stream.fill(slice_address(dst), word, dst.bytes / 4) }?;
             }
             Command::Matmul(call) => {
                 // Only where there is the library: a dry run knows of nothing else that takes products.
-                if self.matmul.is_present(context) {
-                    match products.run(context, kernels, stream, call, wait)? {
-                        Ran::Declined => {}
+                if self.cublaslt.is_available(context) {
+                    match products.enqueue(context, kernels, stream, call, wait)? {
+                        SubmitStatus::Declined => {}
                         ran => return Ok(ran),
                     }
                 }
-                if !self.matmul.run(stream, call)? {
-                    return Ok(Ran::Declined);
+                if !self.cublaslt.run(stream, call)? {
+                    return Ok(SubmitStatus::Declined);
                 }
             }
-            Command::Attention(call) => return Ok(attention.run(context, kernels, stream, call, wait)?),
+            Command::Attention(call) => return Ok(attention.enqueue(context, kernels, stream, call, wait)?),
         }
-        Ok(Ran::Done)
+        Ok(SubmitStatus::Submitted)
     }
 
     /// Hands the stream what waits for the compiler: all of it if `wait`, else what can be had without waiting.
-    fn catch_up(&self, device: &Device, wait: bool) -> Result<()> {
-        self.later.run(|waiting| {
+    fn drain_deferred(&self, device: &CudaDevice, wait: bool) -> Result<()> {
+        self.deferred.drain(|waiting| {
             let command = match waiting {
-                Waiting::Command(command) => command.command(),
-                Waiting::Arrangement(arrangement) => {
+                DeferredItem::Command(command) => command.command(),
+                DeferredItem::Remap(arrangement) => {
                     self.stream.synchronize()?;
-                    device.addresses()?.complete(arrangement)?;
+                    device.require_address_space()?.complete_remap(arrangement)?;
                     return Ok(true);
                 }
             };
-            match self.run(device, &self.stream, &command, wait)? {
-                Ran::Done => Ok(true),
-                Ran::NotYet => Ok(false),
+            match self.try_enqueue(device, &self.stream, &command, wait)? {
+                SubmitStatus::Submitted => Ok(true),
+                SubmitStatus::Compiling => Ok(false),
                 // It was accepted, and nobody else is left to do it.
-                Ran::Declined => Err(Error::Source(SourceError::Driver {
+                SubmitStatus::Declined => Err(Error::Source(SourceError::Driver {
                     call: "a library's kernel",
                     detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
                         .to_owned(),
@@ -146,27 +152,27 @@ impl Queue {
     }
 
     /// All of it, and what waits for others, for callers that know of devices alone.
-    fn settle(&self, device: &Device) -> Result<(), SourceError> {
-        self.catch_up(device, true).map_err(|error| match error {
+    fn flush_pending(&self, device: &CudaDevice) -> Result<(), SourceError> {
+        self.drain_deferred(device, true).map_err(|error| match error {
             Error::Source(error) => error,
             error => SourceError::Driver { call: "nvrtcCompileProgram", detail: error.to_string() },
         })?;
-        self.stream.settle()
+        self.stream.flush_pending()
     }
 }
 
-impl Device {
+impl CudaDevice {
     /// Hands all streams what waits for the compiler.
-    fn settle(&self) -> Result<(), SourceError> {
+    fn flush_pending(&self) -> Result<(), SourceError> {
         let mut queues = self.queues.iter().filter_map(OnceLock::get);
-        queues.try_for_each(|queue| queue.settle(self))
+        queues.try_for_each(|queue| queue.flush_pending(self))
     }
 
     /// Gives all streams what waits to be given with others. Memory goes behind it, also where that fails.
-    fn give(&self) -> Result<(), SourceError> {
+    fn flush_batches(&self) -> Result<(), SourceError> {
         let mut given = Ok(());
         for stream in self.streams() {
-            given = given.and(stream.settle());
+            given = given.and(stream.flush_pending());
         }
         given
     }
@@ -176,7 +182,7 @@ impl Device {
         self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
     }
 
-    fn queue(&self, number: u8) -> Result<&Arc<Queue>, SourceError> {
+    fn get_or_create_queue(&self, number: u8) -> Result<&Arc<CudaQueue>, SourceError> {
         let place = self.queues.get(usize::from(number)).ok_or_else(|| SourceError::Driver {
             call: "queue",
             detail: format!("there is no queue {number}; there are {MAX_QUEUES}"),
@@ -184,33 +190,33 @@ impl Device {
         if let Some(queue) = place.get() {
             return Ok(queue);
         }
-        let queue = Arc::new(Queue::new(&self.context)?);
+        let queue = Arc::new(CudaQueue::new(&self.context)?);
         let queue = place.get_or_init(|| queue);
         if number > 0 {
             // Its work may use what waits to move on another queue, and what ends there.
-            self.settle_arrangements()?;
+            self.flush_pending_remaps()?;
         }
         Ok(queue)
     }
 
     /// The queue behind whose waiting commands memory can move: the only one in use, if any wait there.
-    fn holder(&self) -> Option<&Queue> {
+    fn deferring_queue(&self) -> Option<&CudaQueue> {
         let mut queues = self.queues.iter().filter_map(OnceLock::get);
         let first = queues.next()?;
-        (queues.next().is_none() && !first.later.is_empty()).then_some(first)
+        (queues.next().is_none() && !first.deferred.is_empty()).then_some(first)
     }
 
     /// Whether memory waits to move, and is not yet where the pool has it.
-    fn has_arrangement(&self) -> bool {
-        self.queues.iter().filter_map(OnceLock::get).any(|queue| queue.later.has_arrangement())
+    fn has_pending_remap(&self) -> bool {
+        self.queues.iter().filter_map(OnceLock::get).any(|queue| queue.deferred.has_remap())
     }
 
-    fn settle_arrangements(&self) -> Result<(), SourceError> {
-        if self.has_arrangement() { self.settle() } else { Ok(()) }
+    fn flush_pending_remaps(&self) -> Result<(), SourceError> {
+        if self.has_pending_remap() { self.flush_pending() } else { Ok(()) }
     }
 
-    fn addresses(&self) -> Result<&AddressSpace, SourceError> {
-        self.addresses.as_ref().ok_or(SourceError::Driver {
+    fn require_address_space(&self) -> Result<&VirtualAddressSpace, SourceError> {
+        self.address_space.as_ref().ok_or(SourceError::Driver {
             call: "cuMemAddressReserve",
             detail: "this device has no virtual memory management, or FOREBAY_CUDA_VMM=0 is set".to_owned(),
         })
@@ -219,13 +225,13 @@ impl Device {
 
 impl CudaBackend {
     /// How many devices there are; why there are none, if CUDA cannot be used at all.
-    pub fn count() -> Result<usize, Unavailable> {
-        Driver::load()?.device_count().map_err(Unavailable::from)
+    pub fn device_count() -> Result<usize, CudaUnavailable> {
+        Driver::load()?.device_count().map_err(CudaUnavailable::from)
     }
 
     /// Opens device `index`.
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
-        for name in switches::VARIABLES {
+        for name in settings::BOOL_VARIABLES {
             environment::switch(name)?;
         }
         Self::new(index)
@@ -234,8 +240,8 @@ impl CudaBackend {
     }
 
     /// Opens device `index`, with an error that says apart what [`open`](Self::open) puts into words.
-    pub fn new(index: usize) -> Result<Self, Unavailable> {
-        if is_set("FOREBAY_NVTX") == Some(true)
+    pub fn new(index: usize) -> Result<Self, CudaUnavailable> {
+        if bool_from_env("FOREBAY_NVTX") == Some(true)
             && let Err(error) = set_nvtx(true)
         {
             log::warn!("FOREBAY_NVTX: {error}");
@@ -260,7 +266,7 @@ impl CudaBackend {
                 subgroups: true,
                 f64_math: true,
                 f8: arch >= 89,
-                gelu_grad: arch == gelu_grad::ARCH,
+                gelu_grad: arch == gelu_grad::REQUIRED_ARCH,
             },
             limits: Limits {
                 max_binding: total,
@@ -271,36 +277,36 @@ impl CudaBackend {
                 // In y and z; x could have more, but one rule is simpler than two.
                 max_groups: 65_535,
                 subgroup_size: (warp, warp),
-                max_params: MAX_PARAMS as u32,
+                max_params: MAX_PARAM_BYTES as u32,
                 max_turns: u32::MAX,
             },
-            peak: peak(device, arch),
+            peak: peak_throughput(device, arch),
         };
         let context = Context::retain(device)?;
-        let addresses = match is_set("FOREBAY_CUDA_VMM") {
+        let addresses = match bool_from_env("FOREBAY_CUDA_VMM") {
             Some(false) => None,
-            _ => AddressSpace::new(&context, total)?,
+            _ => VirtualAddressSpace::new(&context, total)?,
         };
-        let device = Device {
+        let device = CudaDevice {
             info,
-            total,
-            fences: Fences::default(),
-            events: Events::default(),
-            clock: Clock::default(),
-            kernels: Kernels::new(arch, DiskCache::from_env()),
-            attention: Attention::default(),
-            products: Products::new(context.units),
-            host: Mutex::default(),
-            addresses,
+            total_memory: total,
+            fences: FenceTracker::default(),
+            events: EventTracker::default(),
+            timestamps: Timestamps::default(),
+            kernels: KernelRegistry::new(arch, DiskCache::from_env()),
+            attention: AttentionKernels::default(),
+            gemm: GemmKernels::new(context.sm_count),
+            host_allocations: Mutex::default(),
+            address_space: addresses,
             queues: Default::default(),
             context,
         };
-        let queue = Arc::clone(device.queue(0)?);
+        let queue = Arc::clone(device.get_or_create_queue(0)?);
         Ok(Self { queue, device: Arc::new(device) })
     }
 }
 
-impl Drop for Device {
+impl Drop for CudaDevice {
     fn drop(&mut self) {
         // The parts give their handles back on their own; work that is still running must not lose its memory. An
         // error means that the device is lost, and nothing runs.
@@ -310,53 +316,53 @@ impl Drop for Device {
 
 impl CudaBackend {
     /// Enqueues a command, behind all that waits for the compiler; `false` where a library declines it.
-    fn give(&self, command: &Command<'_>) -> Result<bool> {
+    fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
-        let Device { attention, context, fences, kernels, products, .. } = &**device;
-        let accepted = if queue.later.is_empty() {
-            match queue.run(device, &queue.stream, command, false)? {
-                Ran::Done => {
-                    fences.enqueued();
+        let CudaDevice { attention, context, fences, kernels, gemm: products, .. } = &**device;
+        let accepted = if queue.deferred.is_empty() {
+            match queue.try_enqueue(device, &queue.stream, command, false)? {
+                SubmitStatus::Submitted => {
+                    fences.mark_enqueued();
                     return Ok(true);
                 }
-                ran => ran == Ran::NotYet,
+                ran => ran == SubmitStatus::Compiling,
             }
         } else {
             match command {
-                Command::Launch(launch) => kernels.check(launch).map(|_| true)?,
+                Command::Launch(launch) => kernels.check_launch(launch).map(|_| true)?,
                 Command::Matmul(call) => {
-                    queue.matmul.is_present(context) && products.accepts(context, kernels, call)?
-                        || queue.matmul.accepts(&queue.stream, call)?
+                    queue.cublaslt.is_available(context) && products.accepts(context, kernels, call)?
+                        || queue.cublaslt.accepts(&queue.stream, call)?
                 }
                 Command::Attention(call) => attention.accepts(context, kernels, call)?,
                 Command::Copy { .. } | Command::Fill { .. } => true,
             }
         };
         if accepted {
-            queue.later.push(command);
-            fences.enqueued();
-            queue.catch_up(device, false)?;
+            queue.deferred.push_command(command);
+            fences.mark_enqueued();
+            queue.drain_deferred(device, false)?;
         }
         Ok(accepted)
     }
 
     /// Writes commands down; `None` where one of them, or the driver, declines.
-    fn graph(&self, commands: &[Command<'_>]) -> Result<Option<Steps>> {
-        let Some(capture) = Capture::begin(&self.device.context)? else { return Ok(None) };
+    fn capture_graph(&self, commands: &[Command<'_>]) -> Result<Option<PreparedGraph>> {
+        let Some(capture) = GraphCapture::begin(&self.device.context)? else { return Ok(None) };
         let stream = capture.stream();
         let mut launches = Vec::with_capacity(commands.len());
         for command in commands {
-            if self.queue.run(&self.device, stream, command, true)? == Ran::Declined {
+            if self.queue.try_enqueue(&self.device, stream, command, true)? == SubmitStatus::Declined {
                 return Ok(None);
             }
             launches.push(match command {
-                Command::Launch(launch) => Some((capture.last()?, Kept::new(launch))),
+                Command::Launch(launch) => Some((capture.last_node()?, RecordedLaunch::new(launch))),
                 _ => None,
             });
         }
         let graph = capture.finish()?;
         let (queue, device) = (Arc::clone(&self.queue), Arc::clone(&self.device));
-        Ok(Some(Steps { graph, launches, queue, device }))
+        Ok(Some(PreparedGraph { graph, launches, queue, device }))
     }
 }
 
@@ -369,21 +375,26 @@ impl fmt::Debug for CudaBackend {
 impl SegmentSource for CudaBackend {
     fn limits(&self) -> SourceLimits {
         SourceLimits {
-            alignment: ALIGNMENT,
-            max_segment: self.device.total,
-            virtual_memory: self.device.addresses.as_ref().map(|addresses| addresses.limits),
+            alignment: BLOCK_ALIGNMENT,
+            max_segment: self.device.total_memory,
+            virtual_memory: self.device.address_space.as_ref().map(|addresses| addresses.limits),
         }
     }
 
     fn device_memory(&self) -> DeviceMemory {
-        match self.device.context.memory() {
+        match self.device.context.mem_get_info() {
             Ok((free, total)) => DeviceMemory { total: Some(total), free: Some(free) },
-            Err(_) => DeviceMemory { total: Some(self.device.total), free: None },
+            Err(_) => DeviceMemory { total: Some(self.device.total_memory), free: None },
         }
     }
 
     fn library_bytes(&self) -> u64 {
-        self.device.queues.iter().filter_map(OnceLock::get).map(|queue| queue.matmul.workspace()).sum()
+        self.device
+            .queues
+            .iter()
+            .filter_map(OnceLock::get)
+            .map(|queue| queue.cublaslt.workspace_bytes())
+            .sum()
     }
 
     fn processes(&self) -> Vec<Process> {
@@ -391,7 +402,7 @@ impl SegmentSource for CudaBackend {
             .context
             .device
             .pci_address()
-            .map_or_else(|_| Vec::new(), |address| processes::on(&address))
+            .map_or_else(|_| Vec::new(), |address| processes::list_processes(&address))
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -399,18 +410,18 @@ impl SegmentSource for CudaBackend {
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.give();
+        let given = self.device.flush_batches();
         self.device.context.free(segment.0).and(given)
     }
 
     fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.device.addresses()?.reserve(bytes).map(SegmentId)
+        self.device.require_address_space()?.reserve(bytes).map(SegmentId)
     }
 
     fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.device.settle_arrangements()?;
-        let given = self.device.give();
-        self.device.addresses()?.unreserve(segment.0).and(given)
+        self.device.flush_pending_remaps()?;
+        let given = self.device.flush_batches();
+        self.device.require_address_space()?.unreserve(segment.0).and(given)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -418,35 +429,35 @@ impl SegmentSource for CudaBackend {
     }
 
     fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        match self.device.has_arrangement() {
+        match self.device.has_pending_remap() {
             true => self.arrange_behind(pieces),
-            false => self.device.addresses()?.map(by_address(pieces)),
+            false => self.device.require_address_space()?.map(to_page_mappings(pieces)),
         }
     }
 
     fn holds_back(&self) -> bool {
-        self.device.holder().is_some()
+        self.device.deferring_queue().is_some()
     }
 
     fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         let device = &*self.device;
-        let addresses = device.addresses()?;
-        if let Some(queue) = device.holder()
-            && let Ok(arrangement) = addresses.begin(by_address(pieces))
-            && queue.later.push_arrangement(arrangement)
+        let addresses = device.require_address_space()?;
+        if let Some(queue) = device.deferring_queue()
+            && let Ok(arrangement) = addresses.prepare_remap(to_page_mappings(pieces))
+            && queue.deferred.push_remap(arrangement)
         {
             // Another thread may have begun to use another queue.
-            return if self.holds_back() { Ok(()) } else { device.settle() };
+            return if self.holds_back() { Ok(()) } else { device.flush_pending() };
         }
         let fence = self.fence()?;
         self.fence_wait(fence)?;
-        addresses.map(by_address(pieces))
+        addresses.map(to_page_mappings(pieces))
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.device.settle_arrangements()?;
-        let given = self.device.give();
-        self.device.addresses()?.unmap(segment.0 + offset, bytes).and(given)
+        self.device.flush_pending_remaps()?;
+        let given = self.device.flush_batches();
+        self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(given)
     }
 
     fn queues(&self) -> u8 {
@@ -454,24 +465,24 @@ impl SegmentSource for CudaBackend {
     }
 
     fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        let queue = self.device.queue(queue)?;
-        queue.settle(&self.device)?;
+        let queue = self.device.get_or_create_queue(queue)?;
+        queue.flush_pending(&self.device)?;
         self.device.events.record(&queue.stream)
     }
 
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        let queue = self.device.queue(queue)?;
-        queue.settle(&self.device)?;
+        let queue = self.device.get_or_create_queue(queue)?;
+        queue.flush_pending(&self.device)?;
         self.device.events.wait(&queue.stream, event)
     }
 
     fn fence(&self) -> Result<Fence, SourceError> {
-        self.device.settle()?;
+        self.device.flush_pending()?;
         self.device.fences.record(self.device.streams())
     }
 
     fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.device.fences.done(fence)
+        self.device.fences.is_done(fence)
     }
 
     fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
@@ -489,27 +500,27 @@ impl Backend for CudaBackend {
     }
 
     fn compiled(&self, kernel: KernelId) -> Result<()> {
-        self.device.kernels.finish(&self.device.context, kernel)
+        self.device.kernels.finish_compile(&self.device.context, kernel)
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.give(&Command::Launch(*launch)).map(drop)
+        self.submit(&Command::Launch(*launch)).map(drop)
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.queue.catch_up(&self.device, true)?;
+        self.queue.drain_deferred(&self.device, true)?;
         let mut uploads = lock(&self.queue.uploads);
-        let uploaded = uploads.upload(&self.queue.stream, address(dst), data);
+        let uploaded = uploads.upload(&self.queue.stream, slice_address(dst), data);
         // Also where it failed: a part of it may have been enqueued.
-        self.device.fences.enqueued();
+        self.device.fences.mark_enqueued();
         Ok(uploaded?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.queue.catch_up(&self.device, true)?;
+        self.queue.drain_deferred(&self.device, true)?;
         let mut downloads = lock(&self.queue.downloads);
-        let downloaded = downloads.download(&self.queue.stream, address(src), data);
-        self.device.fences.enqueued();
+        let downloaded = downloads.download(&self.queue.stream, slice_address(src), data);
+        self.device.fences.mark_enqueued();
         Ok(downloaded?)
     }
 
@@ -517,33 +528,33 @@ impl Backend for CudaBackend {
         if dst.bytes == 0 {
             return Ok(());
         }
-        self.give(&Command::Copy { dst, src }).map(drop)
+        self.submit(&Command::Copy { dst, src }).map(drop)
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
         if dst.bytes == 0 {
             return Ok(());
         }
-        self.give(&Command::Fill { dst, word }).map(drop)
+        self.submit(&Command::Fill { dst, word }).map(drop)
     }
 
     fn flush(&self) -> Result<()> {
-        self.queue.catch_up(&self.device, false)?;
-        Ok(self.queue.stream.settle()?)
+        self.queue.drain_deferred(&self.device, false)?;
+        Ok(self.queue.stream.flush_pending()?)
     }
 
     fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
-        let queue = Arc::clone(self.device.queue(number)?);
+        let queue = Arc::clone(self.device.get_or_create_queue(number)?);
         Ok(Some(Arc::new(Self { queue, device: Arc::clone(&self.device) })))
     }
 
     fn stamp(&self) -> Result<Option<Stamp>> {
-        self.queue.catch_up(&self.device, true)?;
-        Ok(Some(self.device.clock.stamp(&self.device.context, &self.queue.stream)?))
+        self.queue.drain_deferred(&self.device, true)?;
+        Ok(Some(self.device.timestamps.record(&self.device.context, &self.queue.stream)?))
     }
 
     fn read_stamps(&self) -> Result<Vec<f64>> {
-        Ok(self.device.clock.read()?)
+        Ok(self.device.timestamps.read_all()?)
     }
 
     fn reaches_host(&self) -> bool {
@@ -551,15 +562,15 @@ impl Backend for CudaBackend {
     }
 
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        let memory = Pinned::new(&self.device.context, bytes as usize)?;
+        let memory = PinnedBuffer::new(&self.device.context, bytes as usize)?;
         let address = memory.address();
-        lock(&self.device.host).insert(address, memory);
+        lock(&self.device.host_allocations).insert(address, memory);
         Ok(SegmentId(address))
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        let given = self.device.give();
-        let gone = lock(&self.device.host).remove(&segment.0);
+        let given = self.device.flush_batches();
+        let gone = lock(&self.device.host_allocations).remove(&segment.0);
         given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
             detail: format!("no memory of the host was lent at {:#x}", segment.0),
@@ -567,16 +578,16 @@ impl Backend for CudaBackend {
     }
 
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.give(&Command::Matmul(call))
+        self.submit(&Command::Matmul(call))
     }
 
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.give(&Command::Attention(call))
+        self.submit(&Command::Attention(call))
     }
 
     fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
-        self.queue.catch_up(&self.device, true)?;
-        match self.graph(commands) {
+        self.queue.drain_deferred(&self.device, true)?;
+        match self.capture_graph(commands) {
             Ok(Some(steps)) => Ok(Some(Box::new(steps))),
             Ok(None) => Ok(None),
             Err(error @ Error::Source(SourceError::DeviceLost(_))) => Err(error),
@@ -588,45 +599,45 @@ impl Backend for CudaBackend {
     }
 
     fn multiplies(&self) -> bool {
-        self.queue.matmul.is_present(&self.device.context)
+        self.queue.cublaslt.is_available(&self.device.context)
     }
 }
 
 /// A launch in a graph.
-struct Kept {
+struct RecordedLaunch {
     kernel: KernelId,
     bindings: Vec<Slice>,
     groups: [u32; 3],
 }
 
-impl Kept {
+impl RecordedLaunch {
     fn new(launch: &Launch<'_>) -> Self {
         Self { kernel: launch.kernel, bindings: launch.bindings.to_vec(), groups: launch.groups }
     }
 }
 
 /// A captured step: one graph.
-struct Steps {
+struct PreparedGraph {
     graph: Graph,
     /// By the number of the command.
-    launches: Vec<Option<(Node, Kept)>>,
-    queue: Arc<Queue>,
-    device: Arc<Device>,
+    launches: Vec<Option<(GraphNode, RecordedLaunch)>>,
+    queue: Arc<CudaQueue>,
+    device: Arc<CudaDevice>,
 }
 
-impl Prepared for Steps {
+impl Prepared for PreparedGraph {
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
         let Some(Some((node, kept))) = self.launches.get(at) else {
             return Err(Error::argument("set_params", format!("command {at} is no launch")));
         };
         let launch = Launch { kernel: kept.kernel, bindings: &kept.bindings, params, groups: kept.groups };
-        self.device.kernels.relaunch(&self.graph, *node, &launch)
+        self.device.kernels.set_node_params(&self.graph, *node, &launch)
     }
 
     fn enqueue(&mut self) -> Result<()> {
-        self.queue.catch_up(&self.device, true)?;
-        self.graph.launch(self.queue.stream.raw()?)?;
-        self.device.fences.enqueued();
+        self.queue.drain_deferred(&self.device, true)?;
+        self.graph.launch(self.queue.stream.flushed_handle()?)?;
+        self.device.fences.mark_enqueued();
         Ok(())
     }
 
@@ -635,7 +646,7 @@ impl Prepared for Steps {
     }
 }
 
-impl Drop for Steps {
+impl Drop for PreparedGraph {
     fn drop(&mut self) {
         // The driver may still run the graph that goes. An error means that the device is lost, and nothing runs.
         let _ = self.queue.stream.synchronize();
@@ -643,7 +654,7 @@ impl Drop for Steps {
 }
 
 /// By the clocks and widths that the driver tells.
-fn peak(device: driver::Device, arch: u32) -> Peak {
+fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> Peak {
     let value = |attribute| device.attribute(attribute).ok().filter(|&value| value > 0).map(f64::from);
     let memory = value(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH));
@@ -664,14 +675,17 @@ fn peak(device: driver::Device, arch: u32) -> Peak {
     }
 }
 
-fn by_address(pieces: &[Piece]) -> Vec<virtual_memory::Piece> {
+fn to_page_mappings(pieces: &[Piece]) -> Vec<virtual_memory::PageMapping> {
     let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
-    let piece =
-        |p: &Piece| virtual_memory::Piece { to: address(p.to), bytes: p.bytes, from: p.from.map(address) };
+    let piece = |p: &Piece| virtual_memory::PageMapping {
+        to: address(p.to),
+        bytes: p.bytes,
+        from: p.from.map(address),
+    };
     pieces.iter().map(piece).collect()
 }
 
 /// Where a slice begins on the device.
-fn address(slice: Slice) -> u64 {
+fn slice_address(slice: Slice) -> u64 {
     slice.segment.0 + slice.offset
 }

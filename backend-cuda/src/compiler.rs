@@ -10,83 +10,85 @@ use std::thread;
 use crate::lock;
 
 /// Threads at most. Of an H100's host with 16 cores 8 compile GPT-2's 32 kernels in 2.4 to 2.5 s, 16 in 2.7, 4 in 3.3.
-const MOST: usize = 8;
+const MAX_THREADS: usize = 8;
 
 /// Machine code that may still be on its way.
 #[derive(Debug, Default)]
-pub(crate) struct Coming {
+pub(crate) struct PendingCubin {
     /// The cubin, or why there is none.
-    code: Mutex<Option<Result<Arc<[u8]>, String>>>,
-    done: Condvar,
+    result: Mutex<Option<Result<Arc<[u8]>, String>>>,
+    finished: Condvar,
 }
 
-impl Coming {
+impl PendingCubin {
     /// Whether nobody has to wait for it.
     pub(crate) fn is_done(&self) -> bool {
-        lock(&self.code).is_some()
+        lock(&self.result).is_some()
     }
 
     /// The cubin, when it is there.
     pub(crate) fn wait(&self) -> Result<Arc<[u8]>, String> {
-        let mut code = lock(&self.code);
+        let mut code = lock(&self.result);
         loop {
             if let Some(code) = &*code {
                 return code.clone();
             }
-            code = self.done.wait(code).unwrap_or_else(PoisonError::into_inner);
+            code = self.finished.wait(code).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-type Job = Box<dyn FnOnce() + Send>;
+type CompileJob = Box<dyn FnOnce() + Send>;
 
 /// What waits for a thread, and how many there are.
-struct Pool {
-    jobs: VecDeque<Job>,
+struct CompilePool {
+    jobs: VecDeque<CompileJob>,
     threads: usize,
 }
 
-static POOL: Mutex<Pool> = Mutex::new(Pool { jobs: VecDeque::new(), threads: 0 });
-static IDLE: Condvar = Condvar::new();
+static POOL: Mutex<CompilePool> = Mutex::new(CompilePool { jobs: VecDeque::new(), threads: 0 });
+static POOL_IDLE: Condvar = Condvar::new();
 
 /// Begins to compile.
-pub(crate) fn start(compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static) -> Arc<Coming> {
-    let coming = Arc::new(Coming::default());
+pub(crate) fn start_compile(
+    compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static,
+) -> Arc<PendingCubin> {
+    let coming = Arc::new(PendingCubin::default());
     let to = Arc::clone(&coming);
-    beside(Box::new(move || {
+    spawn(Box::new(move || {
         let made = panic::catch_unwind(AssertUnwindSafe(compile));
         let made = made.unwrap_or_else(|_| Err("the compiler's thread panicked".to_owned()));
-        *lock(&to.code) = Some(made.map(Arc::from));
-        to.done.notify_all();
+        *lock(&to.result) = Some(made.map(Arc::from));
+        to.finished.notify_all();
     }));
     coming
 }
 
 /// Does something beside the program.
-pub(crate) fn beside(job: Job) {
+pub(crate) fn spawn(job: CompileJob) {
     let mut pool = lock(&POOL);
     pool.jobs.push_back(job);
-    let most = thread::available_parallelism().map_or(1, usize::from).min(MOST);
+    let most = thread::available_parallelism().map_or(1, usize::from).min(MAX_THREADS);
     if pool.threads < most {
-        finish_before_exit();
-        let spawned = thread::Builder::new().name("forebay-compiler".into()).spawn(work);
+        register_exit_handler();
+        let spawned = thread::Builder::new().name("forebay-compiler".into()).spawn(run_jobs);
         pool.threads += usize::from(spawned.is_ok());
         if pool.threads == 0 {
             // No thread is to be had: this one does it.
             pool.threads = 1;
             drop(pool);
-            work();
+            run_jobs();
         }
     }
 }
 
 /// Does what there is to do.
-fn work() {
+fn run_jobs() {
     loop {
         let mut pool = lock(&POOL);
         let Some(job) = pool.jobs.pop_front() else {
             pool.threads -= 1;
-            IDLE.notify_all();
+            POOL_IDLE.notify_all();
             return;
         };
         drop(pool);
@@ -96,7 +98,7 @@ fn work() {
 }
 
 /// A process that ends destroys the compiler's globals: nothing may be compiling then.
-fn finish_before_exit() {
+fn register_exit_handler() {
     unsafe extern "C" {
         fn atexit(call: extern "C" fn()) -> c_int;
     }
@@ -104,7 +106,7 @@ fn finish_before_exit() {
         let mut pool = lock(&POOL);
         pool.jobs.clear();
         while pool.threads > 0 {
-            pool = IDLE.wait(pool).unwrap_or_else(PoisonError::into_inner);
+            pool = POOL_IDLE.wait(pool).unwrap_or_else(PoisonError::into_inner);
         }
     }
     static ONCE: Once = Once::new();
@@ -118,17 +120,17 @@ fn finish_before_exit() {
 mod tests {
     use std::sync::mpsc::channel;
 
-    use super::start;
+    use super::start_compile;
 
     #[test]
     fn what_is_compiled_is_there_for_all_who_wait() {
         let (go, wait) = channel::<()>();
-        let slow = start(move || {
+        let slow = start_compile(move || {
             let _ = wait.recv();
             Ok(vec![1, 2])
         });
-        let wrong = start(|| Err("it is wrong".to_owned()));
-        let lost = start(|| panic!("a test's panic"));
+        let wrong = start_compile(|| Err("it is wrong".to_owned()));
+        let lost = start_compile(|| panic!("a test's panic"));
         assert!(!slow.is_done());
         go.send(()).unwrap();
         assert_eq!(*slow.wait().unwrap(), [1, 2]);

@@ -18,27 +18,27 @@ use cudarc::driver::sys::{
 use forebay_core::backend::SourceError;
 use smallvec::SmallVec;
 
-use crate::driver::{Device, check, check_memory};
+use crate::driver::{DeviceHandle, check, check_alloc};
 use crate::graph::Graph;
-use crate::line::Line;
-use crate::switches::is_set;
+use crate::launch_batcher::LaunchBatcher;
+use crate::settings::bool_from_env;
 
 thread_local! {
     /// The number of the context that this crate made current on this thread last.
-    static CURRENT: Cell<u64> = const { Cell::new(0) };
+    static CURRENT_CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
 /// A device's primary context, which all libraries of a process share.
 #[derive(Debug)]
 pub(crate) struct Context {
     raw: CUcontext,
-    pub(crate) device: Device,
+    pub(crate) device: DeviceHandle,
     /// Whether kernels may be started while the one in front of them ends.
-    follows: bool,
+    uses_pdl: bool,
     /// Multiprocessors.
-    pub(crate) units: u32,
+    pub(crate) sm_count: u32,
     /// Never used twice, so that a thread cannot take a new context for one that is gone.
-    number: u64,
+    id: u64,
 }
 
 // SAFETY: the driver's contexts may be used from every thread.
@@ -47,16 +47,17 @@ unsafe impl Send for Context {}
 unsafe impl Sync for Context {}
 
 impl Context {
-    pub(crate) fn retain(device: Device) -> Result<Arc<Self>, SourceError> {
+    pub(crate) fn retain(device: DeviceHandle) -> Result<Arc<Self>, SourceError> {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
         // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
-        let follows = device.compute_capability()?.0 >= 9 && is_set("FOREBAY_CUDA_EARLY") != Some(false);
+        let follows =
+            device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_EARLY") != Some(false);
         let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let context = Arc::new(Self { raw, device, follows, units, number });
+        let context = Arc::new(Self { raw, device, uses_pdl: follows, sm_count: units, id: number });
         context.make_current()?;
         Ok(context)
     }
@@ -66,17 +67,17 @@ impl Context {
     /// NVIDIA's libraries do.
     #[inline]
     pub(crate) fn make_current(&self) -> Result<(), SourceError> {
-        if CURRENT.get() == self.number {
+        if CURRENT_CONTEXT.get() == self.id {
             return Ok(());
         }
         // SAFETY: the context is retained for as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })?;
-        CURRENT.set(self.number);
+        CURRENT_CONTEXT.set(self.id);
         Ok(())
     }
 
     /// Free and total bytes of the device.
-    pub(crate) fn memory(&self) -> Result<(u64, u64), SourceError> {
+    pub(crate) fn mem_get_info(&self) -> Result<(u64, u64), SourceError> {
         self.make_current()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: writes two sizes.
@@ -89,7 +90,7 @@ impl Context {
         self.make_current()?;
         let mut address = 0;
         // SAFETY: writes one address.
-        check_memory("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
+        check_alloc("cuMemAlloc", bytes, unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) })?;
         Ok(address)
     }
 
@@ -110,34 +111,34 @@ impl Drop for Context {
 
 /// A run of a kernel, but for its arguments.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct KernelLaunch {
     pub(crate) function: Function,
-    pub(crate) groups: [u32; 3],
+    pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
     /// Bytes of shared memory besides what it declares.
-    pub(crate) shared: u32,
+    pub(crate) dynamic_shared_bytes: u32,
     /// Whether it is never one of a line: such as blocks in clusters, which nodes of other kernels know nothing of.
-    pub(crate) alone: bool,
+    pub(crate) is_unbatchable: bool,
 }
 
 /// The bytes of an argument, with what pads them.
-pub(crate) type Value = [MaybeUninit<u8>];
+pub(crate) type ArgBytes = [MaybeUninit<u8>];
 
 /// An argument.
-pub(crate) fn value<T: ?Sized>(of: &T) -> &Value {
+pub(crate) fn arg_bytes<T: ?Sized>(of: &T) -> &ArgBytes {
     // SAFETY: so many bytes are there for as long as it is borrowed, and these may be anything.
     unsafe { slice::from_raw_parts(ptr::from_ref(of).cast(), size_of_val(of)) }
 }
 
-impl Call {
+impl KernelLaunch {
     /// Blocks in all.
-    pub(crate) fn blocks(&self) -> u64 {
-        self.groups.iter().map(|&n| u64::from(n)).product()
+    pub(crate) fn block_count(&self) -> u64 {
+        self.grid.iter().map(|&n| u64::from(n)).product()
     }
 }
 
 /// The arguments' addresses, as the driver takes them.
-pub(crate) fn addresses(arguments: &[&Value]) -> SmallVec<[*mut c_void; 8]> {
+pub(crate) fn arg_pointers(arguments: &[&ArgBytes]) -> SmallVec<[*mut c_void; 8]> {
     let mut addresses = SmallVec::new();
     arguments.iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
     addresses
@@ -148,7 +149,7 @@ pub(crate) fn addresses(arguments: &[&Value]) -> SmallVec<[*mut c_void; 8]> {
 pub(crate) struct Stream {
     raw: CUstream,
     /// What is given to it several at once; a graph's has none.
-    line: Option<Line>,
+    batcher: Option<LaunchBatcher>,
     pub(crate) context: Arc<Context>,
 }
 
@@ -159,41 +160,41 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, Some(Line::new()))
+        Self::create(context, Some(LaunchBatcher::new()))
     }
 
     /// One for a graph, whose kernels are started when the one in front of them has ended.
-    pub(crate) fn in_order(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, None)
+    pub(crate) fn new_for_capture(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::create(context, None)
     }
 
-    fn with(context: &Arc<Context>, line: Option<Line>) -> Result<Self, SourceError> {
+    fn create(context: &Arc<Context>, line: Option<LaunchBatcher>) -> Result<Self, SourceError> {
         context.make_current()?;
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Self { raw, line, context: Arc::clone(context) })
+        Ok(Self { raw, batcher: line, context: Arc::clone(context) })
     }
 
     /// Its handle, for this thread to put work behind all that it was given.
-    pub(crate) fn raw(&self) -> Result<CUstream, SourceError> {
+    pub(crate) fn flushed_handle(&self) -> Result<CUstream, SourceError> {
         self.context.make_current()?;
-        self.settle()?;
+        self.flush_pending()?;
         Ok(self.raw)
     }
 
     /// Gives it all that waits to be given with others.
     #[inline]
-    pub(crate) fn settle(&self) -> Result<(), SourceError> {
-        self.line.as_ref().map_or(Ok(()), |line| line.settle(self))
+    pub(crate) fn flush_pending(&self) -> Result<(), SourceError> {
+        self.batcher.as_ref().map_or(Ok(()), |line| line.flush_pending(self))
     }
 
     /// Waits for everything enqueued.
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
         // Also where something could not be enqueued: whoever waits frees what the rest uses.
-        let settled = self.settle();
+        let settled = self.flush_pending();
         // SAFETY: the stream lives as long as `self`.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(settled)
     }
@@ -203,8 +204,13 @@ impl Stream {
     /// # Safety
     /// `src` holds `bytes` bytes, and they stay there, unchanged, until the copy is done; `dst` holds as many on the
     /// device.
-    pub(crate) unsafe fn copy_in(&self, dst: u64, src: *const u8, bytes: usize) -> Result<(), SourceError> {
-        let raw = self.raw()?;
+    pub(crate) unsafe fn copy_from_host(
+        &self,
+        dst: u64,
+        src: *const u8,
+        bytes: usize,
+    ) -> Result<(), SourceError> {
+        let raw = self.flushed_handle()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(dst, src.cast(), bytes, raw) })
     }
@@ -213,15 +219,20 @@ impl Stream {
     ///
     /// # Safety
     /// `dst` holds `bytes` bytes, which nobody touches until the copy is done; `src` holds as many on the device.
-    pub(crate) unsafe fn copy_out(&self, dst: *mut u8, src: u64, bytes: usize) -> Result<(), SourceError> {
-        let raw = self.raw()?;
+    pub(crate) unsafe fn copy_to_host(
+        &self,
+        dst: *mut u8,
+        src: u64,
+        bytes: usize,
+    ) -> Result<(), SourceError> {
+        let raw = self.flushed_handle()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, raw) })
     }
 
     /// Lets the work that follows wait for what `event` is behind, on the device.
-    pub(crate) fn wait(&self, event: &Event) -> Result<(), SourceError> {
-        let raw = self.raw()?;
+    pub(crate) fn wait_event(&self, event: &Event) -> Result<(), SourceError> {
+        let raw = self.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(raw, event.raw, 0) })
     }
@@ -231,7 +242,7 @@ impl Stream {
     /// # Safety
     /// Both ranges lie inside segments and do not overlap.
     pub(crate) unsafe fn copy(&self, dst: u64, src: u64, bytes: u64) -> Result<(), SourceError> {
-        let raw = self.raw()?;
+        let raw = self.flushed_handle()?;
         // SAFETY: the caller's promise.
         check("cuMemcpyAsync", unsafe { sys::cuMemcpyAsync(dst, src, bytes as usize, raw) })
     }
@@ -241,7 +252,7 @@ impl Stream {
     /// # Safety
     /// The range lies inside the device's segments, and `dst` is a multiple of 4.
     pub(crate) unsafe fn fill(&self, dst: u64, word: u32, words: u64) -> Result<(), SourceError> {
-        let raw = self.raw()?;
+        let raw = self.flushed_handle()?;
         // SAFETY: the caller's promise.
         check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
     }
@@ -250,12 +261,16 @@ impl Stream {
     ///
     /// # Safety
     /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the kernel reads and writes.
-    pub(crate) unsafe fn launch(&self, call: &Call, arguments: &[&Value]) -> Result<(), SourceError> {
-        match &self.line {
+    pub(crate) unsafe fn launch(
+        &self,
+        call: &KernelLaunch,
+        arguments: &[&ArgBytes],
+    ) -> Result<(), SourceError> {
+        match &self.batcher {
             // SAFETY: the caller's promise.
-            Some(line) => unsafe { line.add(self, call, arguments) },
+            Some(line) => unsafe { line.enqueue(self, call, arguments) },
             // SAFETY: as above.
-            None => unsafe { self.launch_now(call, &mut addresses(arguments)) },
+            None => unsafe { self.launch_immediately(call, &mut arg_pointers(arguments)) },
         }
     }
 
@@ -263,9 +278,9 @@ impl Stream {
     ///
     /// # Safety
     /// As for [`launch`](Self::launch).
-    pub(crate) unsafe fn launch_now(
+    pub(crate) unsafe fn launch_immediately(
         &self,
-        call: &Call,
+        call: &KernelLaunch,
         arguments: &mut [*mut c_void],
     ) -> Result<(), SourceError> {
         self.context.make_current()?;
@@ -275,16 +290,16 @@ impl Stream {
             value: CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
         };
         let config = CUlaunchConfig {
-            gridDimX: call.groups[0],
-            gridDimY: call.groups[1],
-            gridDimZ: call.groups[2],
+            gridDimX: call.grid[0],
+            gridDimY: call.grid[1],
+            gridDimZ: call.grid[2],
             blockDimX: call.block[0],
             blockDimY: call.block[1],
             blockDimZ: call.block[2],
-            sharedMemBytes: call.shared,
+            sharedMemBytes: call.dynamic_shared_bytes,
             hStream: self.raw,
             attrs: &mut follows,
-            numAttrs: (self.line.is_some() && self.context.follows).into(),
+            numAttrs: (self.batcher.is_some() && self.context.uses_pdl).into(),
         };
         // SAFETY: the caller's promise; the driver copies all of it before it returns.
         check("cuLaunchKernelEx", unsafe {
@@ -320,15 +335,15 @@ unsafe impl Sync for Event {}
 
 impl Event {
     pub(crate) fn new(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        Self::create(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
     /// One that also keeps when the device has passed it.
-    pub(crate) fn timed(context: &Arc<Context>) -> Result<Self, SourceError> {
-        Self::with(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    pub(crate) fn new_timed(context: &Arc<Context>) -> Result<Self, SourceError> {
+        Self::create(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
 
-    fn with(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, SourceError> {
+    fn create(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Self, SourceError> {
         context.make_current()?;
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle.
@@ -338,13 +353,13 @@ impl Event {
 
     /// Puts it behind everything enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
-        let stream = stream.raw()?;
+        let stream = stream.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
     }
 
     /// Nanoseconds from another timed event to this one, both passed.
-    pub(crate) fn since(&self, before: &Event) -> Result<f64, SourceError> {
+    pub(crate) fn elapsed_since(&self, before: &Event) -> Result<f64, SourceError> {
         self.context.make_current()?;
         type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
         let mut ms = 0.0;
@@ -360,7 +375,7 @@ impl Event {
     }
 
     /// Whether the device has passed it.
-    pub(crate) fn done(&self) -> Result<bool, SourceError> {
+    pub(crate) fn is_done(&self) -> Result<bool, SourceError> {
         self.context.make_current()?;
         // SAFETY: the event lives as long as `self`.
         match unsafe { sys::cuEventQuery(self.raw) } {
@@ -370,7 +385,7 @@ impl Event {
     }
 
     /// Blocks until the device has passed it.
-    pub(crate) fn wait(&self) -> Result<(), SourceError> {
+    pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: the event lives as long as `self`.
         check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.raw) })
@@ -386,7 +401,7 @@ impl Drop for Event {
 
 /// Page-locked memory of the host, which the device copies from and to by itself.
 #[derive(Debug)]
-pub(crate) struct Pinned {
+pub(crate) struct PinnedBuffer {
     start: NonNull<u8>,
     bytes: usize,
     /// Keeps the context alive.
@@ -394,14 +409,14 @@ pub(crate) struct Pinned {
 }
 
 // SAFETY: it is plain memory, owned by this value.
-unsafe impl Send for Pinned {}
+unsafe impl Send for PinnedBuffer {}
 
-impl Pinned {
+impl PinnedBuffer {
     pub(crate) fn new(context: &Arc<Context>, bytes: usize) -> Result<Self, SourceError> {
         context.make_current()?;
         let mut start = ptr::null_mut();
         // SAFETY: writes one pointer.
-        check_memory("cuMemHostAlloc", bytes as u64, unsafe { sys::cuMemHostAlloc(&mut start, bytes, 0) })?;
+        check_alloc("cuMemHostAlloc", bytes as u64, unsafe { sys::cuMemHostAlloc(&mut start, bytes, 0) })?;
         let start = NonNull::new(start.cast()).ok_or(SourceError::Driver {
             call: "cuMemHostAlloc",
             detail: "succeeded without giving memory".to_owned(),
@@ -415,7 +430,7 @@ impl Pinned {
     }
 
     /// A pointer to `bytes` bytes from `offset`, or `None` where they are not inside.
-    fn range(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
+    fn checked_range(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         // SAFETY: inside the allocation, as was just checked.
         inside.then(|| unsafe { self.start.as_ptr().add(offset) })
@@ -426,15 +441,15 @@ impl Pinned {
     /// # Safety
     /// The device does not read these bytes now.
     pub(crate) unsafe fn write(&mut self, offset: usize, data: &[u8]) -> Option<*const u8> {
-        let start = self.range(offset, data.len())?;
+        let start = self.checked_range(offset, data.len())?;
         // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), start, data.len()) };
         Some(start)
     }
 
     /// The first `bytes` bytes, for the device to write.
-    pub(crate) fn target(&mut self, bytes: usize) -> Option<*mut u8> {
-        self.range(0, bytes)
+    pub(crate) fn write_target(&mut self, bytes: usize) -> Option<*mut u8> {
+        self.checked_range(0, bytes)
     }
 
     /// Copies the first bytes out, as many as `data` takes.
@@ -442,14 +457,14 @@ impl Pinned {
     /// # Safety
     /// The device has written these bytes and does not write them now.
     pub(crate) unsafe fn read(&self, data: &mut [u8]) {
-        if let Some(start) = self.range(0, data.len()) {
+        if let Some(start) = self.checked_range(0, data.len()) {
             // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
             unsafe { ptr::copy_nonoverlapping(start, data.as_mut_ptr(), data.len()) };
         }
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         // SAFETY: made in `new`, given back once; the driver waits for copies that use it.
         let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
@@ -471,7 +486,7 @@ impl Function {
     }
 
     /// Lets its launches have this many bytes of shared memory besides what it declares.
-    pub(crate) fn allow_shared(self, bytes: u32) -> Result<(), SourceError> {
+    pub(crate) fn set_max_dynamic_shared(self, bytes: u32) -> Result<(), SourceError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
         // SAFETY: the function lives as long as its module, of which this is part.
@@ -481,18 +496,18 @@ impl Function {
 
 /// Loaded code.
 #[derive(Debug)]
-pub(crate) struct Module {
+pub(crate) struct CudaModule {
     raw: CUmodule,
     /// Keeps the context alive.
     context: Arc<Context>,
 }
 
 // SAFETY: the driver's modules may be used from every thread.
-unsafe impl Send for Module {}
+unsafe impl Send for CudaModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for CudaModule {}
 
-impl Module {
+impl CudaModule {
     /// Loads a cubin.
     pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, SourceError> {
         context.make_current()?;
@@ -514,7 +529,7 @@ impl Module {
     }
 }
 
-impl Drop for Module {
+impl Drop for CudaModule {
     fn drop(&mut self) {
         // Unloading looks the module up in the current context.
         if self.context.make_current().is_ok() {

@@ -17,7 +17,7 @@ const OLDEST_DRIVER: i32 = 12_000;
 /// Why CUDA, or one of its devices, cannot be used here.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unavailable {
+pub enum CudaUnavailable {
     /// There is no driver.
     #[error("no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the wgpu backend")]
     NoDriver,
@@ -115,33 +115,33 @@ pub(crate) struct Driver {
 
 impl Driver {
     /// Finds and initialises the driver, once for the process.
-    pub(crate) fn load() -> Result<Self, Unavailable> {
-        static DRIVER: OnceLock<Result<Driver, Unavailable>> = OnceLock::new();
-        DRIVER.get_or_init(Self::find).clone()
+    pub(crate) fn load() -> Result<Self, CudaUnavailable> {
+        static DRIVER: OnceLock<Result<Driver, CudaUnavailable>> = OnceLock::new();
+        DRIVER.get_or_init(Self::initialize).clone()
     }
 
-    fn find() -> Result<Self, Unavailable> {
+    fn initialize() -> Result<Self, CudaUnavailable> {
         // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Unavailable::NoDriver);
+            return Err(CudaUnavailable::NoDriver);
         }
         for symbol in SYMBOLS {
             // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
             if unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_err() {
-                return Err(Unavailable::MissingFunction(symbol));
+                return Err(CudaUnavailable::MissingFunction(symbol));
             }
         }
         let mut version = 0;
         // SAFETY: the function may be called before cuInit, and writes one int.
         check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
         if version < OLDEST_DRIVER {
-            return Err(Unavailable::OldDriver { found: version });
+            return Err(CudaUnavailable::OldDriver { found: version });
         }
         // SAFETY: takes no pointers; may be called any number of times.
         match unsafe { sys::cuInit(0) } {
             CUresult::CUDA_SUCCESS => Ok(Self { version }),
-            CUresult::CUDA_ERROR_NO_DEVICE => Err(Unavailable::NoDevice),
-            code => Err(failure("cuInit", code).into()),
+            CUresult::CUDA_ERROR_NO_DEVICE => Err(CudaUnavailable::NoDevice),
+            code => Err(error_from_code("cuInit", code).into()),
         }
     }
 
@@ -154,27 +154,27 @@ impl Driver {
     }
 
     /// One of them.
-    pub(crate) fn device(self, index: usize) -> Result<Device, Unavailable> {
+    pub(crate) fn device(self, index: usize) -> Result<DeviceHandle, CudaUnavailable> {
         let count = self.device_count()?;
         if count == 0 {
-            return Err(Unavailable::NoDevice);
+            return Err(CudaUnavailable::NoDevice);
         }
         let ordinal = c_int::try_from(index).ok().filter(|_| index < count);
-        let ordinal = ordinal.ok_or(Unavailable::NoSuchDevice { index, count })?;
+        let ordinal = ordinal.ok_or(CudaUnavailable::NoSuchDevice { index, count })?;
         let mut raw = 0;
         // SAFETY: writes one handle.
         check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut raw, ordinal) })?;
-        Ok(Device { raw })
+        Ok(DeviceHandle { raw })
     }
 }
 
 /// A device, not opened yet.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Device {
+pub(crate) struct DeviceHandle {
     pub(crate) raw: CUdevice,
 }
 
-impl Device {
+impl DeviceHandle {
     /// Asks for one of its attributes.
     pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<u32, SourceError> {
         let mut value = 0;
@@ -225,21 +225,21 @@ impl Device {
 /// The result of a call, as this workspace's error.
 #[inline]
 pub(crate) fn check(call: &'static str, code: CUresult) -> Result<(), SourceError> {
-    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(failure(call, code)) }
+    if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error_from_code(call, code)) }
 }
 
 /// Like [`check`], for calls that ask for `bytes` bytes of device memory.
-pub(crate) fn check_memory(call: &'static str, bytes: u64, code: CUresult) -> Result<(), SourceError> {
+pub(crate) fn check_alloc(call: &'static str, bytes: u64, code: CUresult) -> Result<(), SourceError> {
     if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
-        return Err(SourceError::OutOfMemory { bytes, detail: format!("{call}: {}", describe(code)) });
+        return Err(SourceError::OutOfMemory { bytes, detail: format!("{call}: {}", describe_result(code)) });
     }
     check(call, code)
 }
 
 #[cold]
-fn failure(call: &'static str, code: CUresult) -> SourceError {
+fn error_from_code(call: &'static str, code: CUresult) -> SourceError {
     use CUresult as C;
-    let detail = describe(code);
+    let detail = describe_result(code);
     match code {
         // The codes after which the driver answers every call of the process with the same error ("sticky"), and
         // those after which the device itself is gone.
@@ -266,7 +266,7 @@ fn failure(call: &'static str, code: CUresult) -> SourceError {
 }
 
 /// The driver's own name and words for a code.
-fn describe(code: CUresult) -> String {
+fn describe_result(code: CUresult) -> String {
     let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
     // SAFETY: both write one pointer to a constant string, or null for a code they do not know.
     unsafe {
@@ -286,13 +286,13 @@ fn describe(code: CUresult) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{OLDEST_DRIVER, Unavailable};
+    use super::{CudaUnavailable, OLDEST_DRIVER};
 
     #[test]
     fn messages_say_what_to_do() {
         assert_eq!(OLDEST_DRIVER, 12_000);
         assert_eq!(
-            Unavailable::OldDriver { found: 11_040 }.to_string(),
+            CudaUnavailable::OldDriver { found: 11_040 }.to_string(),
             "the NVIDIA driver is too old: it supports CUDA 11.4, and 12.0 is needed; update the driver"
         );
     }

@@ -11,61 +11,61 @@ use crate::context::{Context, Event, Stream};
 use crate::lock;
 
 /// The driver's events of one point: one for each stream.
-type Point = Arc<[Arc<Event>]>;
+type FenceEvents = Arc<[Arc<Event>]>;
 
 /// The fences of a device.
 #[derive(Debug, Default)]
-pub(crate) struct Fences {
+pub(crate) struct FenceTracker {
     /// Counts what has been enqueued; a fence with no work behind the last one is the last one again.
-    work: AtomicU64,
+    work_count: AtomicU64,
     /// All fences up to this number have been passed.
-    passed: AtomicU64,
-    state: Mutex<State>,
+    last_passed: AtomicU64,
+    state: Mutex<FenceState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FenceState {
     /// The number of the last fence; 0 before the first.
-    last: u64,
+    last_fence: u64,
     /// `work` when the last fence was recorded.
-    covered: u64,
+    work_at_last_fence: u64,
     /// Events of fences that may not have been passed yet, oldest first, numbered up to `last` without gaps.
-    pending: VecDeque<Point>,
+    pending: VecDeque<FenceEvents>,
     /// Events to use again.
     spare: Vec<Arc<Event>>,
 }
 
-impl State {
-    fn event(&mut self, context: &Arc<Context>) -> Result<Arc<Event>, SourceError> {
+impl FenceState {
+    fn acquire_event(&mut self, context: &Arc<Context>) -> Result<Arc<Event>, SourceError> {
         self.spare.pop().map_or_else(|| Event::new(context).map(Arc::new), Ok)
     }
 }
 
 /// Points in single streams.
 #[derive(Debug, Default)]
-pub(crate) struct Events {
-    state: Mutex<Points>,
+pub(crate) struct EventTracker {
+    state: Mutex<EventState>,
 }
 
 #[derive(Debug, Default)]
-struct Points {
-    last: u64,
+struct EventState {
+    last_event: u64,
     /// Those that may not have been passed yet, by number.
     pending: VecDeque<(u64, Arc<Event>)>,
     spare: Vec<Arc<Event>>,
 }
 
 /// Points are looked through for passed ones when there are so many.
-const MANY: usize = 64;
+const SWEEP_THRESHOLD: usize = 64;
 
-impl Events {
+impl EventTracker {
     /// A point behind everything in `stream`.
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
         let points = &mut *lock(&self.state);
-        if points.spare.is_empty() && points.pending.len() >= MANY {
+        if points.spare.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
             let mut kept = VecDeque::with_capacity(points.pending.len());
             for (number, event) in points.pending.drain(..) {
-                match event.done()? {
+                match event.is_done()? {
                     true => points.spare.push(event),
                     false => kept.push_back((number, event)),
                 }
@@ -77,9 +77,9 @@ impl Events {
             None => Arc::new(Event::new(&stream.context)?),
         };
         event.record(stream)?;
-        points.last += 1;
-        points.pending.push_back((points.last, event));
-        Ok(backend::Event(points.last))
+        points.last_event += 1;
+        points.pending.push_back((points.last_event, event));
+        Ok(backend::Event(points.last_event))
     }
 
     /// Lets `stream` wait for a point.
@@ -87,36 +87,36 @@ impl Events {
         let points = lock(&self.state);
         // One that is not there was passed.
         match points.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
-            Ok(at) => stream.wait(&points.pending[at].1),
+            Ok(at) => stream.wait_event(&points.pending[at].1),
             Err(_) => Ok(()),
         }
     }
 }
 
-impl Fences {
+impl FenceTracker {
     /// Says that something has been enqueued. Called after the enqueueing, by the same thread: a fence that is taken
     /// later by that thread must not be mistaken for an older one.
     #[inline]
-    pub(crate) fn enqueued(&self) {
-        self.work.fetch_add(1, Ordering::Release);
+    pub(crate) fn mark_enqueued(&self) {
+        self.work_count.fetch_add(1, Ordering::Release);
     }
 
     /// A fence behind everything in these streams: all that are in use.
     pub(crate) fn record<'a>(&self, streams: impl Iterator<Item = &'a Stream>) -> Result<Fence, SourceError> {
         let mut state = lock(&self.state);
-        let work = self.work.load(Ordering::Acquire);
-        if work == state.covered {
-            return Ok(Fence(state.last));
+        let work = self.work_count.load(Ordering::Acquire);
+        if work == state.work_at_last_fence {
+            return Ok(Fence(state.last_fence));
         }
         if state.spare.is_empty() {
             // Passed fences give their events back before new ones are made.
-            while state.pending.front().map_or(Ok(false), done)? {
-                self.pass_front(&mut state);
+            while state.pending.front().map_or(Ok(false), all_done)? {
+                self.retire_oldest(&mut state);
             }
         }
         let mut point = Vec::new();
         for stream in streams {
-            let event = state.event(&stream.context)?;
+            let event = state.acquire_event(&stream.context)?;
             let recorded = event.record(stream);
             point.push(event);
             if let Err(error) = recorded {
@@ -125,19 +125,19 @@ impl Fences {
             }
         }
         state.pending.push_back(point.into());
-        state.last += 1;
-        state.covered = work;
-        Ok(Fence(state.last))
+        state.last_fence += 1;
+        state.work_at_last_fence = work;
+        Ok(Fence(state.last_fence))
     }
 
-    pub(crate) fn done(&self, fence: Fence) -> Result<bool, SourceError> {
-        match self.point(fence)? {
+    pub(crate) fn is_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        match self.pending_events(fence)? {
             None => Ok(true),
             Some(point) => {
-                let done = done(&point)?;
+                let done = all_done(&point)?;
                 drop(point);
                 if done {
-                    self.pass(fence);
+                    self.retire_through(fence);
                 }
                 Ok(done)
             }
@@ -145,41 +145,41 @@ impl Fences {
     }
 
     pub(crate) fn wait(&self, fence: Fence) -> Result<(), SourceError> {
-        if let Some(point) = self.point(fence)? {
+        if let Some(point) = self.pending_events(fence)? {
             // Without the lock: other threads go on enqueueing.
-            point.iter().try_for_each(|event| event.wait())?;
+            point.iter().try_for_each(|event| event.synchronize())?;
             drop(point);
-            self.pass(fence);
+            self.retire_through(fence);
         }
         Ok(())
     }
 
     /// The events of a fence; `None` if the fence has been passed.
-    fn point(&self, fence: Fence) -> Result<Option<Point>, SourceError> {
-        if fence.0 <= self.passed.load(Ordering::Acquire) {
+    fn pending_events(&self, fence: Fence) -> Result<Option<FenceEvents>, SourceError> {
+        if fence.0 <= self.last_passed.load(Ordering::Acquire) {
             return Ok(None);
         }
         let state = lock(&self.state);
-        if fence.0 > state.last {
+        if fence.0 > state.last_fence {
             return Err(SourceError::Driver {
                 call: "cuEventQuery",
-                detail: format!("there is no fence {}; the last is {}", fence.0, state.last),
+                detail: format!("there is no fence {}; the last is {}", fence.0, state.last_fence),
             });
         }
-        let first = state.last + 1 - state.pending.len() as u64;
+        let first = state.last_fence + 1 - state.pending.len() as u64;
         Ok(fence.0.checked_sub(first).and_then(|at| state.pending.get(at as usize)).cloned())
     }
 
-    fn pass(&self, fence: Fence) {
+    fn retire_through(&self, fence: Fence) {
         let mut state = lock(&self.state);
-        while !state.pending.is_empty() && state.last + 1 - state.pending.len() as u64 <= fence.0 {
-            self.pass_front(&mut state);
+        while !state.pending.is_empty() && state.last_fence + 1 - state.pending.len() as u64 <= fence.0 {
+            self.retire_oldest(&mut state);
         }
     }
 
-    fn pass_front(&self, state: &mut State) {
+    fn retire_oldest(&self, state: &mut FenceState) {
         if let Some(point) = state.pending.pop_front() {
-            self.passed.store(state.last - state.pending.len() as u64, Ordering::Release);
+            self.last_passed.store(state.last_fence - state.pending.len() as u64, Ordering::Release);
             // Events that another thread still waits on are not recorded again.
             if Arc::strong_count(&point) == 1 {
                 state.spare.extend(point.iter().cloned());
@@ -189,9 +189,9 @@ impl Fences {
 }
 
 /// Whether the device has passed all events of a point.
-fn done(point: &Point) -> Result<bool, SourceError> {
+fn all_done(point: &FenceEvents) -> Result<bool, SourceError> {
     for event in point.iter() {
-        if !event.done()? {
+        if !event.is_done()? {
             return Ok(false);
         }
     }

@@ -8,37 +8,37 @@ use std::ffi::CStr;
 use forebay_core::backend::{Epilogue, GELU_GRAD_ROWS, MatmulCall, MatrixOperand};
 use forebay_core::dtype::DType;
 
-use crate::tensor_map::{Elements, TensorMap};
-use crate::written::{Source, defined};
+use crate::native_kernels::{NativeKernel, with_defines};
+use crate::tensor_map::{TensorMap, TensorMapDtype};
 
 /// The architecture that has `wgmma`, and the copy engine with it.
-pub(crate) const ARCH: u32 = 90;
+pub(crate) const REQUIRED_ARCH: u32 = 90;
 
 /// A block's part of c.
-const ROWS: u32 = GELU_GRAD_ROWS as u32;
-const COLS: u32 = 256;
+const TILE_ROWS: u32 = GELU_GRAD_ROWS as u32;
+const TILE_COLS: u32 = 256;
 /// Elements along the sum that a block has at a time, of 128 bytes, and how many such stages are in shared memory.
-const DEPTH: u32 = 64;
+const TILE_K: u32 = 64;
 const STAGES: u32 = 3;
 /// Warps that multiply, that finish a tile, and one that fetches.
-const WARPS: u32 = 8 + FINISHERS + 1;
-const FINISHERS: u32 = 7;
+const TOTAL_WARPS: u32 = 8 + EPILOGUE_WARPS + 1;
+const EPILOGUE_WARPS: u32 = 7;
 
 /// A form of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Kernel {
+pub struct GeluGradKernel {
     /// Whether elements are bf16, else f16.
     pub bf16: bool,
 }
 
-impl Source for Kernel {
-    const WITHOUT: &'static str =
+impl NativeKernel for GeluGradKernel {
+    const FALLBACK_MESSAGE: &'static str =
         "GELU's gradient is a pass of its own behind the product, which takes longer";
 
     fn source(&self) -> String {
-        use forebay_shaders::cuda::{GELU_GRAD, HALVES};
+        use forebay_shaders::cuda::{GELU_GRAD, PACKED_HALVES};
         let defines = [("BF16", self.bf16.into()), ("STAGES", STAGES)];
-        defined(&defines, &[forebay_shaders::cuda::STAGES, HALVES, GELU_GRAD])
+        with_defines(&defines, &[forebay_shaders::cuda::TMA_PIPELINE, PACKED_HALVES, GELU_GRAD])
     }
 
     fn options(&self) -> &'static [&'static str] {
@@ -49,20 +49,21 @@ impl Source for Kernel {
         c"gelu_grad"
     }
 
-    fn threads(&self) -> u32 {
-        WARPS * 32
+    fn block_threads(&self) -> u32 {
+        TOTAL_WARPS * 32
     }
 
-    fn shared(&self) -> u32 {
-        let (stages, tile) = (STAGES * (ROWS + COLS) * DEPTH * 2, ROWS * (COLS * 2 + 16));
+    fn shared_bytes(&self) -> u32 {
+        let (stages, tile) =
+            (STAGES * (TILE_ROWS + TILE_COLS) * TILE_K * 2, TILE_ROWS * (TILE_COLS * 2 + 16));
         // Sums of columns, and barriers.
-        stages + tile + FINISHERS * COLS * 4 + 16 * (STAGES + 1)
+        stages + tile + EPILOGUE_WARPS * TILE_COLS * 4 + 16 * (STAGES + 1)
     }
 }
 
 /// `Params` of the kernel.
 #[repr(C)]
-pub(crate) struct Params {
+pub(crate) struct GeluGradParams {
     a: TensorMap,
     b: TensorMap,
     x: u64,
@@ -70,33 +71,42 @@ pub(crate) struct Params {
     c: u64,
     sums: u64,
     /// From one row of x, gelu and c to the next, in elements.
-    leads: [i64; 3],
+    leading_dims: [i64; 3],
     /// m, n, k, tiles side by side, and all.
     sizes: [i32; 5],
     unused: i32,
 }
 
 /// A matrix of 16-bit floats that lies by rows, in boxes of so many rows.
-fn map(elements: Elements, operand: &MatrixOperand, [rows, cols]: [u64; 2], boxed: u32) -> Option<TensorMap> {
+fn matrix_tensor_map(
+    elements: TensorMapDtype,
+    operand: &MatrixOperand,
+    [rows, cols]: [u64; 2],
+    boxed: u32,
+) -> Option<TensorMap> {
     let address = operand.segment.0 + operand.offset;
-    TensorMap::new(elements, address, &[cols, rows], &[2 * operand.row_stride], &[DEPTH, boxed], true)
+    TensorMap::new(elements, address, &[cols, rows], &[2 * operand.row_stride], &[TILE_K, boxed], true)
 }
 
 /// What a call is made of: its kernel, the kernel's parameters, the blocks, of which each multiprocessor of `units` has one. `None` for
 /// what is not the kernel's.
-pub(crate) fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, Params, [u32; 3])> {
+pub(crate) fn plan_gelu_grad(
+    call: &MatmulCall,
+    arch: u32,
+    units: u64,
+) -> Option<(GeluGradKernel, GeluGradParams, [u32; 3])> {
     let Epilogue::GeluGrad { x, gelu, sums } = &call.epilogue else { return None };
-    if arch != ARCH || !call.takes_epilogue() {
+    if arch != REQUIRED_ARCH || !call.takes_epilogue() {
         return None;
     }
     let (bf16, elements) = match call.dtype {
-        DType::BF16 => (true, Elements::Bf16),
-        DType::F16 => (false, Elements::F16),
+        DType::BF16 => (true, TensorMapDtype::Bf16),
+        DType::F16 => (false, TensorMapDtype::F16),
         _ => return None,
     };
     let MatmulCall { m, n, k, .. } = *call;
-    let across = n.div_ceil(COLS.into());
-    let tiles = across * m.div_ceil(ROWS.into());
+    let across = n.div_ceil(TILE_COLS.into());
+    let tiles = across * m.div_ceil(TILE_ROWS.into());
     let mut sizes = [0; 5];
     for (to, size) in sizes.iter_mut().zip([m, n, k, across, tiles]) {
         *to = i32::try_from(size).ok()?;
@@ -106,18 +116,18 @@ pub(crate) fn plan(call: &MatmulCall, arch: u32, units: u64) -> Option<(Kernel, 
         *to = i64::try_from(operand.row_stride).ok()?;
     }
     let address = |operand: &MatrixOperand| operand.segment.0 + operand.offset;
-    let params = Params {
-        a: map(elements, &call.a, [m, k], ROWS)?,
-        b: map(elements, &call.b, [k, n], DEPTH)?,
+    let params = GeluGradParams {
+        a: matrix_tensor_map(elements, &call.a, [m, k], TILE_ROWS)?,
+        b: matrix_tensor_map(elements, &call.b, [k, n], TILE_K)?,
         x: address(x),
         gelu: address(gelu),
         c: address(&call.c),
         sums: sums.segment.0 + sums.offset,
-        leads,
+        leading_dims: leads,
         sizes,
         unused: 0,
     };
-    Some((Kernel { bf16 }, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
+    Some((GeluGradKernel { bf16 }, params, [u32::try_from(tiles.min(units)).ok()?, 1, 1]))
 }
 
 #[cfg(test)]
@@ -125,7 +135,7 @@ mod tests {
     use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId, Slice};
     use forebay_core::dtype::DType;
 
-    use super::{ARCH, Kernel, plan};
+    use super::{GeluGradKernel, REQUIRED_ARCH, plan_gelu_grad};
 
     fn operand(row_stride: u64) -> MatrixOperand {
         MatrixOperand { segment: SegmentId(1 << 20), offset: 0, row_stride, col_stride: 1, batch_stride: 0 }
@@ -151,8 +161,8 @@ mod tests {
 
     #[test]
     fn what_it_does_not_take_is_declined() {
-        let declined = |call: MatmulCall| plan(&call, ARCH, 132).is_none();
-        assert!(plan(&call(), 80, 132).is_none() && plan(&call(), 100, 132).is_none());
+        let declined = |call: MatmulCall| plan_gelu_grad(&call, REQUIRED_ARCH, 132).is_none();
+        assert!(plan_gelu_grad(&call(), 80, 132).is_none() && plan_gelu_grad(&call(), 100, 132).is_none());
         assert!(declined(MatmulCall { epilogue: Epilogue::None, ..call() }));
         assert!(declined(MatmulCall { dtype: DType::F32, dtype_b: DType::F32, out: DType::F32, ..call() }));
         assert!(declined(MatmulCall { out: DType::F32, ..call() }));
@@ -172,12 +182,12 @@ mod tests {
 
     #[test]
     fn its_blocks_share_the_tiles_and_have_room_for_them() {
-        use crate::written::Source;
+        use crate::native_kernels::NativeKernel;
 
         for bf16 in [false, true] {
-            let kernel = Kernel { bf16 };
-            assert_eq!((kernel.threads(), kernel.shared()), (512, 222_272));
-            assert!(kernel.shared() <= 227 << 10);
+            let kernel = GeluGradKernel { bf16 };
+            assert_eq!((kernel.block_threads(), kernel.shared_bytes()), (512, 222_272));
+            assert!(kernel.shared_bytes() <= 227 << 10);
         }
     }
 }

@@ -26,40 +26,40 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-mod algorithms;
 pub mod attention;
+mod autotune;
 mod backend;
-mod cache;
-mod clock;
 mod compiler;
 mod context;
+mod cublaslt;
+mod deferred;
+mod disk_cache;
 mod driver;
 mod fences;
 pub mod gelu_grad;
 mod graph;
 mod kernels;
-mod later;
+mod launch_batcher;
 mod libraries;
-mod line;
-mod matmul;
+mod native_kernels;
 pub mod nvrtc;
 mod nvtx;
 mod processes;
-pub mod product;
+mod settings;
+pub mod sgemm_small;
 mod staging;
-mod switches;
 mod tensor_map;
+mod timestamps;
 mod toolkit;
 pub mod translate;
 mod virtual_memory;
-mod written;
 
 pub use backend::CudaBackend;
-pub use driver::Unavailable;
-pub use libraries::{Found, Library, libraries, probe};
+pub use driver::CudaUnavailable;
+pub use libraries::{CudaDeviceInfo, LibraryInfo, libraries, probe};
+pub use native_kernels::NativeKernel;
 pub use nvtx::{NvtxUnavailable, set_nvtx};
-pub use switches::{allow_tf32, portable, set_allow_tf32, set_portable};
-pub use written::Source;
+pub use settings::{allow_tf32, portable_kernels, set_allow_tf32, set_portable_kernels};
 
 /// What a mutex guards, whether or not a thread panicked meanwhile.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

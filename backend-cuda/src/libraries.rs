@@ -2,13 +2,13 @@
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
-use crate::driver::{Driver, Unavailable};
-use crate::{matmul, nvrtc, toolkit};
+use crate::driver::{CudaUnavailable, Driver};
+use crate::{cublaslt, nvrtc, toolkit};
 
 /// A device that the driver found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Found {
+pub struct CudaDeviceInfo {
     /// Its number, as in `cuda:0`.
     pub index: usize,
     /// The card's name.
@@ -22,19 +22,19 @@ pub struct Found {
 }
 
 /// Everything that the driver finds, or why there is nothing. Opens no device.
-pub fn probe() -> Vec<Result<Found, Unavailable>> {
+pub fn probe() -> Vec<Result<CudaDeviceInfo, CudaUnavailable>> {
     let found = Driver::load().and_then(|driver| Ok((driver, driver.device_count()?)));
     match found {
         Err(reason) => vec![Err(reason)],
-        Ok((_, 0)) => vec![Err(Unavailable::NoDevice)],
-        Ok((driver, count)) => (0..count).map(|index| describe(driver, index)).collect(),
+        Ok((_, 0)) => vec![Err(CudaUnavailable::NoDevice)],
+        Ok((driver, count)) => (0..count).map(|index| describe_device(driver, index)).collect(),
     }
 }
 
-fn describe(driver: Driver, index: usize) -> Result<Found, Unavailable> {
+fn describe_device(driver: Driver, index: usize) -> Result<CudaDeviceInfo, CudaUnavailable> {
     let device = driver.device(index)?;
     let managed = Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
-    Ok(Found {
+    Ok(CudaDeviceInfo {
         index,
         name: device.name()?,
         compute_capability: device.compute_capability()?,
@@ -45,20 +45,20 @@ fn describe(driver: Driver, index: usize) -> Result<Found, Unavailable> {
 
 /// The libraries beside the driver: what each is for, and its version where it was found.
 #[must_use]
-pub fn libraries() -> Vec<Library> {
-    toolkit::find_nvrtc();
+pub fn libraries() -> Vec<LibraryInfo> {
+    toolkit::load_nvrtc();
     let nvrtc = nvrtc::version().ok().map(|(major, minor)| format!("{major}.{minor}"));
-    let cublaslt = matmul::version().map(|v| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100));
+    let cublaslt = cublaslt::version().map(|v| format!("{}.{}.{}", v / 10_000, v % 10_000 / 100, v % 100));
     vec![
-        Library { name: "NVRTC", purpose: "compiles kernels", version: nvrtc },
-        Library { name: "cuBLASLt", purpose: "fast matrix products", version: cublaslt },
+        LibraryInfo { name: "NVRTC", purpose: "compiles kernels", version: nvrtc },
+        LibraryInfo { name: "cuBLASLt", purpose: "fast matrix products", version: cublaslt },
     ]
 }
 
 /// A library that the backend uses where it is installed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Library {
+pub struct LibraryInfo {
     /// Its name.
     pub name: &'static str,
     /// What for.

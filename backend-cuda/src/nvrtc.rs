@@ -18,10 +18,10 @@ pub enum CompileError {
     #[error(
         "NVRTC was not found: install the CUDA toolkit's libnvrtc (13.x) where the loader looks for libraries"
     )]
-    Missing,
+    NotInstalled,
     /// The compiler refuses the source.
     #[error("NVRTC does not compile the kernel for sm_{arch}:\n{log}")]
-    Source {
+    InvalidSource {
         /// The architecture asked for.
         arch: u32,
         /// What the compiler says.
@@ -29,10 +29,10 @@ pub enum CompileError {
     },
     /// The source has a zero byte.
     #[error("the source of a kernel has a zero byte: {0}")]
-    Zero(#[from] NulError),
+    NulByte(#[from] NulError),
     /// NVRTC itself failed.
     #[error("NVRTC failed while {doing}: {error:?}")]
-    Library {
+    Nvrtc {
         /// The step.
         doing: &'static str,
         /// Its error.
@@ -41,35 +41,42 @@ pub enum CompileError {
 }
 
 /// Whether NVRTC can be loaded.
-pub fn is_present() -> bool {
-    toolkit::find_nvrtc();
+pub fn is_available() -> bool {
+    toolkit::load_nvrtc();
     // SAFETY: loads the library and runs its initialisers, as every later call does.
     unsafe { sys::is_culib_present() }
 }
 
 /// NVRTC's version, as major and minor number.
 pub fn version() -> Result<(u32, u32), CompileError> {
-    if !is_present() {
-        return Err(CompileError::Missing);
+    if !is_available() {
+        return Err(CompileError::NotInstalled);
     }
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both are valid for writes.
-    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }.result().map_err(library("asking its version"))?;
+    unsafe { sys::nvrtcVersion(&mut major, &mut minor) }
+        .result()
+        .map_err(nvrtc_error("asking its version"))?;
     Ok((major.unsigned_abs(), minor.unsigned_abs()))
 }
 
 /// Compiles a source without headers for `sm_{arch}` (for example 90) to a cubin.
 pub fn compile(source: &str, name: &str, arch: u32) -> Result<Vec<u8>, CompileError> {
-    compile_with(source, name, arch, &[])
+    compile_with_options(source, name, arch, &[])
 }
 
 /// [`compile`], with more of the compiler's options. An architecture's own variant is asked for by
 /// `--gpu-architecture=sm_90a` in the options, which then replaces the one made from `arch`.
-pub fn compile_with(source: &str, name: &str, arch: u32, options: &[&str]) -> Result<Vec<u8>, CompileError> {
-    if !is_present() {
-        return Err(CompileError::Missing);
+pub fn compile_with_options(
+    source: &str,
+    name: &str,
+    arch: u32,
+    options: &[&str],
+) -> Result<Vec<u8>, CompileError> {
+    if !is_available() {
+        return Err(CompileError::NotInstalled);
     }
-    let program = Program::new(source, name)?;
+    let program = NvrtcProgram::new(source, name)?;
     let mut all = vec!["--std=c++17".to_owned()];
     // Without what no kernel here uses (textures and the like), a source is parsed in four fifths of the time; older ones lack it.
     if version()?.0 >= 13 {
@@ -83,29 +90,30 @@ pub fn compile_with(source: &str, name: &str, arch: u32, options: &[&str]) -> Re
     match unsafe { result::compile_program(program.handle, &all) } {
         Ok(()) => program.cubin(),
         Err(NvrtcError(sys::nvrtcResult::NVRTC_ERROR_COMPILATION)) => {
-            Err(CompileError::Source { arch, log: program.log()? })
+            Err(CompileError::InvalidSource { arch, log: program.log()? })
         }
-        Err(error) => Err(CompileError::Library { doing: "compiling", error }),
+        Err(error) => Err(CompileError::Nvrtc { doing: "compiling", error }),
     }
 }
 
 /// A program of NVRTC's, destroyed with this value.
-struct Program {
+struct NvrtcProgram {
     handle: sys::nvrtcProgram,
     /// NVRTC may keep pointers to the source and its name.
     _texts: [CString; 2],
 }
 
-impl Program {
+impl NvrtcProgram {
     fn new(source: &str, name: &str) -> Result<Self, CompileError> {
         let (source, name) = (CString::new(source)?, CString::new(name)?);
-        let handle = result::create_program(&source, Some(&name)).map_err(library("creating a program"))?;
+        let handle =
+            result::create_program(&source, Some(&name)).map_err(nvrtc_error("creating a program"))?;
         Ok(Self { handle, _texts: [source, name] })
     }
 
     fn log(&self) -> Result<String, CompileError> {
         // SAFETY: the program has been created and not destroyed.
-        let log = unsafe { result::get_program_log(self.handle) }.map_err(library("reading the log"))?;
+        let log = unsafe { result::get_program_log(self.handle) }.map_err(nvrtc_error("reading the log"))?;
         let bytes: Vec<u8> = log.iter().map(|&c: &c_char| c as u8).take_while(|&b| b != 0).collect();
         Ok(String::from_utf8_lossy(&bytes).trim_end().to_owned())
     }
@@ -115,23 +123,23 @@ impl Program {
         // SAFETY: the program has been created and not destroyed; `size` is valid for writes.
         unsafe { sys::nvrtcGetCUBINSize(self.handle, &mut size) }
             .result()
-            .map_err(library("sizing the cubin"))?;
+            .map_err(nvrtc_error("sizing the cubin"))?;
         let mut cubin = vec![0u8; size];
         // SAFETY: as above, and `cubin` has the size that the library has just asked for.
         unsafe { sys::nvrtcGetCUBIN(self.handle, cubin.as_mut_ptr().cast()) }
             .result()
-            .map_err(library("reading the cubin"))?;
+            .map_err(nvrtc_error("reading the cubin"))?;
         Ok(cubin)
     }
 }
 
-impl Drop for Program {
+impl Drop for NvrtcProgram {
     fn drop(&mut self) {
         // SAFETY: the program has been created and is not used again. Nothing can be done about an error here.
         let _ = unsafe { result::destroy_program(self.handle) };
     }
 }
 
-fn library(doing: &'static str) -> impl Fn(NvrtcError) -> CompileError {
-    move |error| CompileError::Library { doing, error }
+fn nvrtc_error(doing: &'static str) -> impl Fn(NvrtcError) -> CompileError {
+    move |error| CompileError::Nvrtc { doing, error }
 }

@@ -13,7 +13,7 @@ use std::{env, mem, ptr};
 use forebay_core::memory::ranges::{self, Ranges};
 use libloading::Library;
 
-use crate::switches;
+use crate::settings;
 
 /// Why no tool sees ranges.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -26,7 +26,7 @@ pub enum NvtxUnavailable {
     NoTool,
     /// What `NVTX_INJECTION64_PATH` names is no tool's library, or cannot be loaded.
     #[error("NVTX_INJECTION64_PATH={path}: {reason}")]
-    Broken {
+    LoadFailed {
         /// The file.
         path: String,
         /// What went wrong.
@@ -40,46 +40,47 @@ pub enum NvtxUnavailable {
 /// # Errors
 /// The program does not run under a tool that listens, or the tool's library cannot be used.
 pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
-    static TOOL: OnceLock<Result<Tool, NvtxUnavailable>> = OnceLock::new();
+    static TOOL: OnceLock<Result<NvtxTool, NvtxUnavailable>> = OnceLock::new();
     if !on {
         ranges::set_ranges(None);
-        switches::set_lines(true);
+        settings::set_launch_batching(true);
         return Ok(());
     }
-    let tool = TOOL.get_or_init(Tool::attach).as_ref().map_err(Clone::clone)?;
+    let tool = TOOL.get_or_init(NvtxTool::load).as_ref().map_err(Clone::clone)?;
     ranges::set_ranges(Some(tool));
-    switches::set_lines(false);
+    settings::set_launch_batching(false);
     Ok(())
 }
 
 /// The most functions that a module of NVTX has, with the unused first number, and a null behind them.
-const SLOTS: usize = 17;
+const MAX_FUNCTIONS: usize = 17;
 /// Functions of NVTX's modules, by number: none, core, CUDA, OpenCL, the CUDA runtime, core with domains, synchronisation.
-const MODULES: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
+const FUNCTION_COUNTS: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 /// NVTX's version.
-const VERSION: u32 = 3;
+const NVTX_VERSION: u32 = 3;
 /// Numbers of functions of the core module.
-const PUSH: usize = 9;
-const POP: usize = 11;
+const RANGE_PUSH: usize = 9;
+const RANGE_POP: usize = 11;
 
-type Slot = AtomicPtr<c_void>;
-type GetExportTable = extern "C" fn(u32) -> *const c_void;
-type Initialize = unsafe extern "C" fn(GetExportTable) -> c_int;
-type Push = unsafe extern "C" fn(*const c_char) -> c_int;
-type Pop = unsafe extern "C" fn() -> c_int;
+type FunctionSlot = AtomicPtr<c_void>;
+type GetExportTableFn = extern "C" fn(u32) -> *const c_void;
+type InitializeFn = unsafe extern "C" fn(GetExportTableFn) -> c_int;
+type RangePushFn = unsafe extern "C" fn(*const c_char) -> c_int;
+type RangePopFn = unsafe extern "C" fn() -> c_int;
 
 /// Where a tool writes its functions.
-static FUNCTIONS: [[Slot; SLOTS]; MODULES.len()] =
-    [const { [const { Slot::new(ptr::null_mut()) }; SLOTS] }; MODULES.len()];
+static FUNCTIONS: [[FunctionSlot; MAX_FUNCTIONS]; FUNCTION_COUNTS.len()] =
+    [const { [const { FunctionSlot::new(ptr::null_mut()) }; MAX_FUNCTIONS] }; FUNCTION_COUNTS.len()];
 
 /// `NvtxExportTableCallbacks`.
 #[repr(C)]
-struct Callbacks {
+struct ExportTableCallbacks {
     size: usize,
-    table: extern "C" fn(c_uint, *mut *const *const Slot, *mut c_uint) -> c_int,
+    table: extern "C" fn(c_uint, *mut *const *const FunctionSlot, *mut c_uint) -> c_int,
 }
 
-static CALLBACKS: Callbacks = Callbacks { size: size_of::<Callbacks>(), table: function_table };
+static CALLBACKS: ExportTableCallbacks =
+    ExportTableCallbacks { size: size_of::<ExportTableCallbacks>(), table: get_function_table };
 
 /// `NvtxExportTableVersionInfo`.
 #[repr(C)]
@@ -91,11 +92,11 @@ struct VersionInfo {
 }
 
 static VERSION_INFO: VersionInfo =
-    VersionInfo { size: size_of::<VersionInfo>(), version: VERSION, reserved: 0, set: ignore_version };
+    VersionInfo { size: size_of::<VersionInfo>(), version: NVTX_VERSION, reserved: 0, set: ignore_version };
 
 extern "C" fn ignore_version(_: u32) {}
 
-extern "C" fn export_table(id: u32) -> *const c_void {
+extern "C" fn get_export_table(id: u32) -> *const c_void {
     match id {
         1 => (&raw const CALLBACKS).cast(),
         3 => (&raw const VERSION_INFO).cast(),
@@ -104,23 +105,29 @@ extern "C" fn export_table(id: u32) -> *const c_void {
 }
 
 /// Where the pointers to a module's functions are, as an array of places with a null at its end.
-extern "C" fn function_table(module: c_uint, table: *mut *const *const Slot, size: *mut c_uint) -> c_int {
-    struct Places([[*const Slot; SLOTS]; MODULES.len()]);
+extern "C" fn get_function_table(
+    module: c_uint,
+    table: *mut *const *const FunctionSlot,
+    size: *mut c_uint,
+) -> c_int {
+    struct SlotPointers([[*const FunctionSlot; MAX_FUNCTIONS]; FUNCTION_COUNTS.len()]);
     // SAFETY: the pointers are to a static, whose slots are atomic.
-    unsafe impl Sync for Places {}
+    unsafe impl Sync for SlotPointers {}
     // SAFETY: as above.
-    unsafe impl Send for Places {}
-    static PLACES: OnceLock<Places> = OnceLock::new();
+    unsafe impl Send for SlotPointers {}
+    static PLACES: OnceLock<SlotPointers> = OnceLock::new();
     let places = PLACES.get_or_init(|| {
-        let mut places = [[ptr::null(); SLOTS]; MODULES.len()];
-        for ((places, slots), count) in places.iter_mut().zip(&FUNCTIONS).zip(MODULES) {
+        let mut places = [[ptr::null(); MAX_FUNCTIONS]; FUNCTION_COUNTS.len()];
+        for ((places, slots), count) in places.iter_mut().zip(&FUNCTIONS).zip(FUNCTION_COUNTS) {
             let used = places.iter_mut().zip(slots).take(count).skip(1);
             used.for_each(|(place, slot)| *place = ptr::from_ref(slot));
         }
-        Places(places)
+        SlotPointers(places)
     });
     let number = module as usize;
-    let (Some(found), Some(&count @ 1..)) = (places.0.get(number), MODULES.get(number)) else { return 0 };
+    let (Some(found), Some(&count @ 1..)) = (places.0.get(number), FUNCTION_COUNTS.get(number)) else {
+        return 0;
+    };
     // SAFETY: each is null or a place of the tool's for one result.
     unsafe {
         if let Some(size) = size.as_mut() {
@@ -134,58 +141,58 @@ extern "C" fn function_table(module: c_uint, table: *mut *const *const Slot, siz
 }
 
 /// A tool's functions.
-struct Tool {
-    push: Push,
-    pop: Pop,
+struct NvtxTool {
+    push: RangePushFn,
+    pop: RangePopFn,
 }
 
-impl Tool {
+impl NvtxTool {
     /// Finds the tool's library and lets it fill in its functions.
-    fn attach() -> Result<Self, NvtxUnavailable> {
+    fn load() -> Result<Self, NvtxUnavailable> {
         let named = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
         let path = named.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
-        let broken = |reason: String| NvtxUnavailable::Broken { path: path.clone(), reason };
+        let broken = |reason: String| NvtxUnavailable::LoadFailed { path: path.clone(), reason };
         let load = |named| {
             // SAFETY: the user asked for this library; a tool's initialisers are its own affair.
             unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))
         };
-        let library = match (ahead(), &named) {
+        let library = match (find_preloaded_tool(), &named) {
             (Some(library), _) => library,
             (None, Some(named)) => load(named)?,
             (None, None) => return Err(NvtxUnavailable::NoTool),
         };
         // SAFETY: the name has one meaning, and this is its type.
         let initialize =
-            unsafe { library.get::<Initialize>(ENTRY) }.map_err(|error| broken(error.to_string()))?;
+            unsafe { library.get::<InitializeFn>(INIT_SYMBOL) }.map_err(|error| broken(error.to_string()))?;
         // SAFETY: the tables it is led to are as NVTX describes them, and live as long as the process.
-        if unsafe { initialize(export_table) } == 0 {
+        if unsafe { initialize(get_export_table) } == 0 {
             return Err(broken("its InitializeInjectionNvtx2 failed".into()));
         }
         // The tool's functions are called until the process ends.
         mem::forget(library);
-        let [push, pop] = [PUSH, POP].map(|number| FUNCTIONS[1][number].load(Ordering::Acquire));
+        let [push, pop] = [RANGE_PUSH, RANGE_POP].map(|number| FUNCTIONS[1][number].load(Ordering::Acquire));
         if push.is_null() || pop.is_null() {
             return Err(broken("the tool takes no ranges".into()));
         }
         // SAFETY: NVTX gives these numbers to nvtxRangePushA and nvtxRangePop, which have these types.
         unsafe {
             Ok(Self {
-                push: mem::transmute::<*mut c_void, Push>(push),
-                pop: mem::transmute::<*mut c_void, Pop>(pop),
+                push: mem::transmute::<*mut c_void, RangePushFn>(push),
+                pop: mem::transmute::<*mut c_void, RangePopFn>(pop),
             })
         }
     }
 }
 
 /// What a tool's library exports.
-const ENTRY: &[u8] = b"InitializeInjectionNvtx2\0";
+const INIT_SYMBOL: &[u8] = b"InitializeInjectionNvtx2\0";
 
 /// The program with what was loaded ahead of it, if a tool is among that.
 #[cfg(unix)]
-fn ahead() -> Option<Library> {
+fn find_preloaded_tool() -> Option<Library> {
     let program = Library::from(libloading::os::unix::Library::this());
     // SAFETY: the address is not used as anything here.
-    let found = unsafe { program.get::<*const c_void>(ENTRY) }.is_ok();
+    let found = unsafe { program.get::<*const c_void>(INIT_SYMBOL) }.is_ok();
     found.then_some(program)
 }
 
@@ -194,7 +201,7 @@ fn ahead() -> Option<Library> {
     None
 }
 
-impl Ranges for Tool {
+impl Ranges for NvtxTool {
     fn push(&self, name: &str) {
         thread_local! {
             static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

@@ -10,28 +10,28 @@ use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
 /// Longest name that is asked for.
-const NAME: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 
 /// The processes on the device of a PCI address, the largest first.
 ///
 /// None if the library is missing or denied, and if this process, which has a context on the device, is not among
 /// them: then they are numbered as outside of a container, and their numbers mean others here.
-pub(crate) fn on(pci: &str) -> Vec<Process> {
-    let Some(nvml) = library() else { return Vec::new() };
-    let found = nvml.device_by_pci_bus_id(pci).and_then(|device| list(nvml, &device));
+pub(crate) fn list_processes(pci: &str) -> Vec<Process> {
+    let Some(nvml) = load_nvml() else { return Vec::new() };
+    let found = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
     found.unwrap_or_else(|error| {
         log::debug!("NVML does not tell the processes of {pci}: {error}");
         Vec::new()
     })
 }
 
-fn library() -> Option<&'static Nvml> {
+fn load_nvml() -> Option<&'static Nvml> {
     static NVML: OnceLock<Option<Nvml>> = OnceLock::new();
     let load = || Nvml::init().inspect_err(|error| log::debug!("NVML cannot be used: {error}")).ok();
     NVML.get_or_init(load).as_ref()
 }
 
-fn list(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
+fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
     // One that computes and draws is in both lists, with the same bytes.
     let mut all = BTreeMap::new();
     let drawing = device.running_graphics_processes().unwrap_or_default();
@@ -46,7 +46,9 @@ fn list(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
     if !all.contains_key(&std::process::id()) {
         return Ok(Vec::new());
     }
-    let name = |pid| nvml.sys_process_name(pid, NAME).map(|path| file(&path).to_owned()).unwrap_or_default();
+    let name = |pid| {
+        nvml.sys_process_name(pid, MAX_NAME_BYTES).map(|path| file_name(&path).to_owned()).unwrap_or_default()
+    };
     let mut all: Vec<Process> =
         all.into_iter().map(|(pid, bytes)| Process { pid, name: name(pid), bytes }).collect();
     all.sort_by_key(|process| std::cmp::Reverse(process.bytes));
@@ -54,6 +56,6 @@ fn list(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
 }
 
 /// The last part of a path, of any system.
-fn file(path: &str) -> &str {
+fn file_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)
 }

@@ -13,7 +13,7 @@ pub(crate) struct TensorMap(sys::CUtensorMap);
 
 /// What a tensor is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Elements {
+pub(crate) enum TensorMapDtype {
     F16,
     Bf16,
     F32,
@@ -28,7 +28,7 @@ impl TensorMap {
     /// are. `None` where the engine cannot: steps and the address are multiples of 16, and steps less than 2^40; those of a dimension of one
     /// element, which are never taken, may be anything.
     pub(crate) fn new(
-        elements: Elements,
+        elements: TensorMapDtype,
         address: u64,
         sizes: &[u64],
         steps: &[u64],
@@ -48,9 +48,9 @@ impl TensorMap {
             }
         }
         let dtype = match elements {
-            Elements::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-            Elements::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            Elements::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+            TensorMapDtype::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            TensorMapDtype::Bf16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            TensorMapDtype::F32 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
         };
         let swizzle = match swapped {
             true => Swizzle::CU_TENSOR_MAP_SWIZZLE_128B,

@@ -9,26 +9,28 @@ use std::sync::Once;
 use cudarc::{cublaslt, nvrtc};
 
 /// Sees to it that NVRTC is found, if it is anywhere.
-pub(crate) fn find_nvrtc() {
+pub(crate) fn load_nvrtc() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| load(nvrtc::sys::is_culib_present, &["libnvrtc-builtins.so", "libnvrtc.so"]));
+    ONCE.call_once(|| {
+        load_from_toolkit(nvrtc::sys::is_culib_present, &["libnvrtc-builtins.so", "libnvrtc.so"])
+    });
 }
 
 /// Sees to it that cuBLASLt is found, if it is anywhere.
-pub(crate) fn find_cublaslt() {
+pub(crate) fn load_cublaslt() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| load(cublaslt::sys::is_culib_present, &["libcublasLt.so"]));
+    ONCE.call_once(|| load_from_toolkit(cublaslt::sys::is_culib_present, &["libcublasLt.so"]));
 }
 
 /// Loads `libraries`, in this order, from the first folder from which the last one can be.
-fn load(is_present: unsafe fn() -> bool, libraries: &[&str]) {
+fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
     // SAFETY: loading the library runs its initialisers, which do not touch the device.
     let is_found = || unsafe { is_present() };
     if !cfg!(target_os = "linux") || is_found() {
         return;
     }
-    for folder in folders() {
-        for file in libraries.iter().flat_map(|library| files(&folder, library)) {
+    for folder in toolkit_folders() {
+        for file in libraries.iter().flat_map(|library| newest_library_file(&folder, library)) {
             // SAFETY: a library of the toolkit; its initialisers do not touch the device.
             match unsafe { libloading::Library::new(&file) } {
                 // Kept for the life of the process: that is what makes its name known.
@@ -43,22 +45,22 @@ fn load(is_present: unsafe fn() -> bool, libraries: &[&str]) {
 }
 
 /// Where toolkits are, those that the environment names first.
-fn folders() -> impl Iterator<Item = PathBuf> {
+fn toolkit_folders() -> impl Iterator<Item = PathBuf> {
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     named.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"))
 }
 
 /// The library's file for this crate's CUDA versions: `libnvrtc.so.13`, `libnvrtc-builtins.so.13.0`. One at most,
 /// of the newest version.
-fn files(folder: &Path, library: &str) -> Option<PathBuf> {
+fn newest_library_file(folder: &Path, library: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let newest = names.filter_map(|name| Some((version(&name, library)?, name))).max()?;
+    let newest = names.filter_map(|name| Some((parse_library_version(&name, library)?, name))).max()?;
     Some(folder.join(newest.1))
 }
 
 /// The version in a file's name, of CUDA 12 and 13: the releases whose libraries have the interface used here.
-fn version(name: &str, library: &str) -> Option<Vec<u32>> {
+fn parse_library_version(name: &str, library: &str) -> Option<Vec<u32>> {
     let numbers = name.strip_prefix(library)?.strip_prefix('.')?.split('.').map(str::parse);
     let numbers: Vec<u32> = numbers.collect::<Result<_, _>>().ok()?;
     (12..=13).contains(numbers.first()?).then_some(numbers)
@@ -66,15 +68,15 @@ fn version(name: &str, library: &str) -> Option<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::version;
+    use super::parse_library_version;
 
     #[test]
     fn names_tell_versions() {
-        assert_eq!(version("libnvrtc.so.13", "libnvrtc.so"), Some(vec![13]));
-        assert_eq!(version("libnvrtc.so.12.9.86", "libnvrtc.so"), Some(vec![12, 9, 86]));
-        assert_eq!(version("libnvrtc.so.11", "libnvrtc.so"), None);
-        assert_eq!(version("libnvrtc.so", "libnvrtc.so"), None);
-        assert_eq!(version("libnvrtc-builtins.so.13.0", "libnvrtc.so"), None);
-        assert_eq!(version("libnvrtc.so.13.alt", "libnvrtc.so"), None);
+        assert_eq!(parse_library_version("libnvrtc.so.13", "libnvrtc.so"), Some(vec![13]));
+        assert_eq!(parse_library_version("libnvrtc.so.12.9.86", "libnvrtc.so"), Some(vec![12, 9, 86]));
+        assert_eq!(parse_library_version("libnvrtc.so.11", "libnvrtc.so"), None);
+        assert_eq!(parse_library_version("libnvrtc.so", "libnvrtc.so"), None);
+        assert_eq!(parse_library_version("libnvrtc-builtins.so.13.0", "libnvrtc.so"), None);
+        assert_eq!(parse_library_version("libnvrtc.so.13.alt", "libnvrtc.so"), None);
     }
 }

@@ -11,27 +11,27 @@ use cudarc::driver::sys::{self, CUmemAccessDesc, CUmemAllocationProp, CUmemLocat
 use forebay_core::backend::{SourceError, VirtualMemory};
 
 use crate::context::Context;
-use crate::driver::{Device, check, check_memory};
+use crate::driver::{DeviceHandle, check, check_alloc};
 use crate::lock;
 
 /// The address space of one device.
 #[derive(Debug)]
-pub(crate) struct AddressSpace {
+pub(crate) struct VirtualAddressSpace {
     context: Arc<Context>,
-    properties: Properties,
+    properties: AllocationProperties,
     pub(crate) limits: VirtualMemory,
     /// Lengths of the reserved ranges, which the driver wants to hear when it gets them back.
-    reserved: Mutex<HashMap<u64, usize>>,
+    reservations: Mutex<HashMap<u64, usize>>,
 }
 
 /// What the memory is: pinned, on one device, not shared with other processes.
 #[derive(Clone, Copy, Debug)]
-struct Properties {
+struct AllocationProperties {
     location: CUmemLocation,
 }
 
-impl Properties {
-    fn of(device: Device) -> Self {
+impl AllocationProperties {
+    fn for_device(device: DeviceHandle) -> Self {
         let type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
         Self { location: CUmemLocation { type_, id: device.raw } }
     }
@@ -57,14 +57,14 @@ impl Properties {
     }
 }
 
-impl AddressSpace {
+impl VirtualAddressSpace {
     /// `None` where the device has no virtual memory management.
     pub(crate) fn new(context: &Arc<Context>, total: u64) -> Result<Option<Self>, SourceError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         if context.device.attribute(attribute)? == 0 {
             return Ok(None);
         }
-        let properties = Properties::of(context.device);
+        let properties = AllocationProperties::for_device(context.device);
         let mut granularity = 0;
         let minimum = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
         // SAFETY: writes one size, reads one structure.
@@ -78,7 +78,7 @@ impl AddressSpace {
             context: Arc::clone(context),
             properties,
             limits: VirtualMemory { granularity, reservation },
-            reserved: Mutex::default(),
+            reservations: Mutex::default(),
         }))
     }
 
@@ -87,16 +87,16 @@ impl AddressSpace {
         let bytes = bytes.next_multiple_of(self.limits.granularity) as usize;
         let mut address = 0;
         // SAFETY: writes one address.
-        check_memory("cuMemAddressReserve", bytes as u64, unsafe {
+        check_alloc("cuMemAddressReserve", bytes as u64, unsafe {
             sys::cuMemAddressReserve(&mut address, bytes, 0, 0, 0)
         })?;
-        lock(&self.reserved).insert(address, bytes);
+        lock(&self.reservations).insert(address, bytes);
         Ok(address)
     }
 
     pub(crate) fn unreserve(&self, address: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let bytes = lock(&self.reserved).remove(&address);
+        let bytes = lock(&self.reservations).remove(&address);
         let bytes = bytes.ok_or_else(|| SourceError::Driver {
             call: "cuMemAddressFree",
             detail: format!("{address:#x} was not reserved"),
@@ -106,36 +106,39 @@ impl AddressSpace {
     }
 
     /// Maps pieces, or none of them; what was to move is nowhere then.
-    pub(crate) fn map(&self, pieces: Vec<Piece>) -> Result<(), SourceError> {
-        match self.begin(pieces) {
-            Ok(mut arrangement) => self.complete(&mut arrangement),
-            Err((error, pieces)) => self.leave(&pieces).and(Err(error)),
+    pub(crate) fn map(&self, pieces: Vec<PageMapping>) -> Result<(), SourceError> {
+        match self.prepare_remap(pieces) {
+            Ok(mut arrangement) => self.complete_remap(&mut arrangement),
+            Err((error, pieces)) => self.unmap_sources(&pieces).and(Err(error)),
         }
     }
 
     /// Takes the new memory of pieces. Else they come back, and nothing has happened.
-    pub(crate) fn begin(&self, pieces: Vec<Piece>) -> Result<Arrangement, (SourceError, Vec<Piece>)> {
-        let mut new = Handles::default();
+    pub(crate) fn prepare_remap(
+        &self,
+        pieces: Vec<PageMapping>,
+    ) -> Result<PendingRemap, (SourceError, Vec<PageMapping>)> {
+        let mut new = PhysicalHandles::default();
         let mut fresh = pieces.iter().filter(|piece| piece.from.is_none());
         let taken = self.context.make_current();
         match taken.and_then(|()| fresh.try_for_each(|piece| new.create(self.properties, piece.bytes))) {
-            Ok(()) => Ok(Arrangement { pieces, new, moving: None }),
+            Ok(()) => Ok(PendingRemap { mappings: pieces, new_handles: new, moving_handles: None }),
             Err(error) => Err((error, pieces)),
         }
     }
 
     /// Maps an arrangement's pieces, which no work uses any more. What fails may be tried again.
-    pub(crate) fn complete(&self, arrangement: &mut Arrangement) -> Result<(), SourceError> {
+    pub(crate) fn complete_remap(&self, arrangement: &mut PendingRemap) -> Result<(), SourceError> {
         self.context.make_current()?;
-        let Arrangement { pieces, new, moving } = arrangement;
+        let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = arrangement;
         let moving = match moving {
             Some(moving) => moving,
             None => {
-                let mut handles = Handles::default();
+                let mut handles = PhysicalHandles::default();
                 let mut from = pieces.iter().filter_map(|piece| piece.from);
                 let taken = from.try_for_each(|from| handles.retain(from));
                 // What moves leaves its place, whatever happens.
-                taken.and(self.leave(pieces))?;
+                taken.and(self.unmap_sources(pieces))?;
                 moving.insert(handles)
             }
         };
@@ -146,11 +149,11 @@ impl AddressSpace {
             let Some(&handle) = handle else { return Ok(()) };
             // SAFETY: a range that is not reserved, or is mapped already, is an error of the driver's.
             let done = unsafe { sys::cuMemMap(piece.to, piece.bytes as usize, 0, handle, 0) };
-            check_memory("cuMemMap", piece.bytes, done)?;
+            check_alloc("cuMemMap", piece.bytes, done)?;
             mapped += 1;
             Ok(())
         });
-        done.and_then(|()| self.open(pieces)).inspect_err(|_| {
+        done.and_then(|()| self.set_access(pieces)).inspect_err(|_| {
             // Undone without a word: the error that is returned is the one that counts.
             for piece in &pieces[..mapped] {
                 let _ = self.unmap(piece.to, piece.bytes);
@@ -159,19 +162,19 @@ impl AddressSpace {
     }
 
     /// Takes what is to move from its places.
-    fn leave(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn unmap_sources(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         let moving = pieces.iter().filter_map(|piece| piece.from.map(|from| (from, piece.bytes)));
         moving.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and)
     }
 
     /// Lets the device read and write mapped pieces, as many neighbours at once as there are.
-    fn open(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn set_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
             let bytes = run.iter().map(|piece| piece.bytes).sum::<u64>();
             // SAFETY: reads one structure; the range was just mapped.
             let done =
                 unsafe { sys::cuMemSetAccess(run[0].to, bytes as usize, &self.properties.access(), 1) };
-            check_memory("cuMemSetAccess", bytes, done)?;
+            check_alloc("cuMemSetAccess", bytes, done)?;
         }
         Ok(())
     }
@@ -185,7 +188,7 @@ impl AddressSpace {
 
 /// A piece of memory, by addresses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct PageMapping {
     /// Where it shall be.
     pub(crate) to: u64,
     pub(crate) bytes: u64,
@@ -195,23 +198,23 @@ pub(crate) struct Piece {
 
 /// Pieces that are to be mapped, and the new memory among them.
 #[derive(Debug)]
-pub(crate) struct Arrangement {
-    pieces: Vec<Piece>,
-    new: Handles,
+pub(crate) struct PendingRemap {
+    mappings: Vec<PageMapping>,
+    new_handles: PhysicalHandles,
     /// What moves, once it has left its places.
-    moving: Option<Handles>,
+    moving_handles: Option<PhysicalHandles>,
 }
 
 /// Physical allocations, given up when this is dropped: a mapping keeps its memory.
 #[derive(Debug, Default)]
-struct Handles(Vec<sys::CUmemGenericAllocationHandle>);
+struct PhysicalHandles(Vec<sys::CUmemGenericAllocationHandle>);
 
-impl Handles {
+impl PhysicalHandles {
     /// Adds new memory.
-    fn create(&mut self, properties: Properties, bytes: u64) -> Result<(), SourceError> {
+    fn create(&mut self, properties: AllocationProperties, bytes: u64) -> Result<(), SourceError> {
         let mut handle = 0;
         // SAFETY: writes one handle, reads one structure.
-        check_memory("cuMemCreate", bytes, unsafe {
+        check_alloc("cuMemCreate", bytes, unsafe {
             sys::cuMemCreate(&mut handle, bytes as usize, &properties.allocation(), 0)
         })?;
         self.0.push(handle);
@@ -230,7 +233,7 @@ impl Handles {
     }
 }
 
-impl Drop for Handles {
+impl Drop for PhysicalHandles {
     fn drop(&mut self) {
         for handle in &self.0 {
             // SAFETY: taken once, given up once.

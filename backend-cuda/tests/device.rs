@@ -10,8 +10,8 @@ use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::CudaBackend;
 use scenarios::{
-    DOUBLE, MIB, Product, SCALE, a_pool_keeps_contents, copies_and_fills, downloaded, kernel, pattern, slice,
-    uploads_and_downloads,
+    DOUBLE, MIB, MatmulCase, SCALE, a_pool_keeps_contents, copies_and_fills, kernel, pattern, read_back,
+    slice, uploads_and_downloads,
 };
 
 /// The device, for as long as `body` runs.
@@ -23,7 +23,7 @@ fn on_device(body: impl FnOnce(Arc<dyn Backend>)) {
 }
 
 /// Whether a library is there; says so where it is not.
-fn has(name: &str) -> bool {
+fn has_library(name: &str) -> bool {
     let there =
         forebay_cuda::libraries().iter().any(|library| library.name == name && library.version.is_some());
     if !there {
@@ -67,8 +67,8 @@ fn segments_grow_and_shrink_through_virtual_memory() {
         let mut expected = data;
         let copied = expected[page as usize / 2 - 4..][..page as usize].to_vec();
         expected.truncate(3 * page as usize);
-        assert!(downloaded(&*backend, slice(segment, 4, 3 * page)) == expected);
-        assert!(downloaded(&*backend, slice(segment, 3 * page + 8, page)) == copied);
+        assert!(read_back(&*backend, slice(segment, 4, 3 * page)) == expected);
+        assert!(read_back(&*backend, slice(segment, 3 * page + 8, page)) == copied);
         let error = backend.map(segment, 0, page).unwrap_err();
         assert!(matches!(error, SourceError::Driver { .. }), "{error}");
         // Memory comes and goes many times over without being used up.
@@ -118,7 +118,7 @@ fn fences_are_passed() {
         assert_eq!(backend.fence_done(fences[150]), Ok(true));
         assert_eq!(backend.fence_done(fences[0]), Ok(true));
         backend.fence_wait(fences[299]).unwrap();
-        assert_eq!(downloaded(&*backend, slice(segment, 64, 4)), 299_u32.to_le_bytes());
+        assert_eq!(read_back(&*backend, slice(segment, 64, 4)), 299_u32.to_le_bytes());
         backend.free_segment(segment).unwrap();
     });
 }
@@ -126,7 +126,7 @@ fn fences_are_passed() {
 #[test]
 fn kernels_run() {
     on_device(|backend| {
-        if !has("NVRTC") {
+        if !has_library("NVRTC") {
             return;
         }
         let id = backend
@@ -143,12 +143,12 @@ fn kernels_run() {
         backend.launch(&launch).unwrap();
         let scaled =
             |n: usize| (0..1000).map(|i| if i < n { 2.0 * i as f32 + 1.0 } else { 0.0 }).collect::<Vec<_>>();
-        assert_eq!(floats(&downloaded(&*backend, to)), scaled(990));
+        assert_eq!(floats(&read_back(&*backend, to)), scaled(990));
         // The kernel sees the binding's length, not the segment's.
         backend.fill(to, 0).unwrap();
         let short = slice(segment, 256, 2000);
         backend.launch(&Launch { bindings: &[short, to], ..launch }).unwrap();
-        assert_eq!(floats(&downloaded(&*backend, to)), scaled(500));
+        assert_eq!(floats(&read_back(&*backend, to)), scaled(500));
         backend.free_segment(segment).unwrap();
     });
 }
@@ -156,13 +156,13 @@ fn kernels_run() {
 #[test]
 fn products_are_exact() {
     on_device(|backend| {
-        if !has("cuBLASLt") {
+        if !has_library("cuBLASLt") {
             return;
         }
         for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
             let mut done = [0, 0];
             for sizes in [[2, 3, 4], [17, 5, 9], [1, 64, 32], [64, 1, 32], [128, 96, 64], [100, 200, 257]] {
-                for product in Product::new(dtype, sizes).forms() {
+                for product in MatmulCase::new(dtype, sizes).variants() {
                     done[usize::from(product.check(&*backend))] += 1;
                 }
             }
@@ -192,7 +192,7 @@ fn a_lost_device_is_an_error() {
         return print!("{text}");
     }
     on_device(|backend| {
-        if !has("NVRTC") {
+        if !has_library("NVRTC") {
             return;
         }
         let id = backend.compile(&kernel(DOUBLE, "double")).unwrap();

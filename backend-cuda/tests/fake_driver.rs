@@ -6,13 +6,14 @@ mod fake_cuda;
 mod scenarios;
 
 use fake_cuda::Libraries::{Driver, Management, Products};
-use fake_cuda::{PAGE, count, log, old_driver, on_fake, open, toolkit};
+use fake_cuda::{PAGE, call_log, count_calls, old_driver, on_fake, open, toolkit};
 use forebay_core::backend::{Backend, Fence, Piece, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
-use forebay_cuda::{CudaBackend, Unavailable};
+use forebay_cuda::{CudaBackend, CudaUnavailable};
 use scenarios::{
-    MIB, Product, a_pool_keeps_contents, copies_and_fills, downloaded, pattern, slice, uploads_and_downloads,
+    MIB, MatmulCase, a_pool_keeps_contents, copies_and_fills, pattern, read_back, slice,
+    uploads_and_downloads,
 };
 
 fn used(backend: &dyn Backend) -> u64 {
@@ -22,7 +23,7 @@ fn used(backend: &dyn Backend) -> u64 {
 
 on_fake! {
     a_device_says_what_it_is(Driver) {
-        assert_eq!(CudaBackend::count(), Ok(1));
+        assert_eq!(CudaBackend::device_count(), Ok(1));
         let backend = open();
         let info = backend.info();
         assert_eq!(info.to_string(), "cuda:0 Fake GPU 0 (CUDA 13.0, sm_90)");
@@ -37,18 +38,18 @@ on_fake! {
 
     the_processes_on_a_device_are_named(Management) {
         let backend = open();
-        assert_eq!(count("nvmlInit_v2"), 0, "nothing is loaded before it is asked for");
+        assert_eq!(count_calls("nvmlInit_v2"), 0, "nothing is loaded before it is asked for");
         let found = backend.processes();
         let found: Vec<_> = found.iter().map(|p| (p.pid, p.name.as_str(), p.bytes.map(|b| b / MIB))).collect();
         let me = (std::process::id(), "python3", Some(5));
         assert_eq!(found, [(4242, "python3", Some(60)), me, (99, "", None)]);
         backend.processes();
-        assert_eq!(count("nvmlInit_v2"), 1);
+        assert_eq!(count_calls("nvmlInit_v2"), 1);
     }
 
     processes_of_another_numbering_are_not_named(Management, "FAKE_NVML_CONTAINER" = "1") {
         assert_eq!(open().processes(), []);
-        assert_eq!(count("nvmlDeviceGetComputeRunningProcesses_v3"), 2);
+        assert_eq!(count_calls("nvmlDeviceGetComputeRunningProcesses_v3"), 2);
     }
 
     without_the_right_to_ask_no_process_is_named(Management, "FAKE_NVML_DENIED" = "1") {
@@ -62,7 +63,7 @@ on_fake! {
     uploads_are_taken_at_once_and_arrive_in_order(Driver) {
         let backend = open();
         uploads_and_downloads(&*backend);
-        assert!(count("cuMemHostAlloc") <= 6, "4 chunks for uploads, 2 for downloads");
+        assert!(count_calls("cuMemHostAlloc") <= 6, "4 chunks for uploads, 2 for downloads");
     }
 
     copies_and_fills_stay_on_the_device(Driver) {
@@ -74,13 +75,13 @@ on_fake! {
     a_pool_keeps_contents_in_virtual_memory(Driver, "FAKE_CUDA_MEMORY" = "67108864") {
         let backend = open();
         a_pool_keeps_contents(&backend);
-        assert_eq!((used(&*backend), count("cuMemUnmap")), (0, count("cuMemMap")));
+        assert_eq!((used(&*backend), count_calls("cuMemUnmap")), (0, count_calls("cuMemMap")));
     }
 
     a_pool_keeps_contents_in_plain_segments(Driver, "FOREBAY_CUDA_VMM" = "0") {
         let backend = open();
         a_pool_keeps_contents(&backend);
-        assert!(count("cuMemAlloc_v2") > 10 && count("cuMemMap") == 0);
+        assert!(count_calls("cuMemAlloc_v2") > 10 && count_calls("cuMemMap") == 0);
         assert_eq!(used(&*backend), 0);
     }
 
@@ -89,7 +90,7 @@ on_fake! {
         let segment = backend.alloc_segment(MIB).unwrap();
         let data = pattern(5000, 3);
         backend.upload(slice(segment, 0, 5000), &data).unwrap();
-        assert_eq!(downloaded(&*backend, slice(segment, 0, 5000)), data);
+        assert_eq!(read_back(&*backend, slice(segment, 0, 5000)), data);
     }
 
     downloads_do_without_pinned_memory_too(Driver, "FAKE_CUDA_FAIL" = "cuMemHostAlloc:2:2") {
@@ -97,7 +98,7 @@ on_fake! {
         let segment = backend.alloc_segment(MIB).unwrap();
         let data = pattern(5000, 3);
         backend.upload(slice(segment, 0, 5000), &data).unwrap();
-        assert_eq!(downloaded(&*backend, slice(segment, 0, 5000)), data);
+        assert_eq!(read_back(&*backend, slice(segment, 0, 5000)), data);
     }
 
     segments_grow_and_shrink_through_virtual_memory(Driver) {
@@ -109,7 +110,7 @@ on_fake! {
         // Copies cross from one mapping into the next.
         let data = pattern(3 * PAGE as usize, 5);
         backend.upload(slice(segment, 4, 3 * PAGE), &data).unwrap();
-        assert!(downloaded(&*backend, slice(segment, 4, 3 * PAGE)) == data);
+        assert!(read_back(&*backend, slice(segment, 4, 3 * PAGE)) == data);
         let error = backend.map(segment, 0, PAGE).unwrap_err();
         assert!(matches!(error, SourceError::Driver { call: "cuMemMap", .. }), "{error}");
         backend.fence_wait(backend.fence().unwrap()).unwrap();
@@ -120,7 +121,7 @@ on_fake! {
         assert_eq!(used(&*backend), 0);
         assert!(backend.unreserve(segment).is_err(), "given back twice");
         // No handle outlives its mapping.
-        assert_eq!(count("cuMemRelease"), count("cuMemCreate"));
+        assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate"));
     }
 
     memory_moves_from_one_range_to_another(Driver) {
@@ -134,10 +135,10 @@ on_fake! {
             Piece { to: (new, 3 * PAGE), bytes: PAGE, from: None },
         ];
         backend.arrange(&pieces).unwrap();
-        assert_eq!((used(&*backend), count("cuMemCreate"), count("cuMemSetAccess")), (4 * PAGE, 3, 3));
+        assert_eq!((used(&*backend), count_calls("cuMemCreate"), count_calls("cuMemSetAccess")), (4 * PAGE, 3, 3));
         let data = pattern(4 * PAGE as usize, 5);
         backend.upload(slice(new, 0, 4 * PAGE), &data).unwrap();
-        assert!(downloaded(&*backend, slice(new, 0, 4 * PAGE)) == data);
+        assert!(read_back(&*backend, slice(new, 0, 4 * PAGE)) == data);
         backend.fence_wait(backend.fence().unwrap()).unwrap();
         for Piece { to: (segment, offset), bytes, .. } in pieces {
             backend.unmap(segment, offset, bytes).unwrap();
@@ -224,19 +225,19 @@ on_fake! {
         assert!((0..8).any(|_| backend.fence_done(fences[3]).unwrap()));
         let unknown = backend.fence_done(Fence(99)).unwrap_err();
         assert!(unknown.to_string().contains("there is no fence 99; the last is 4"), "{unknown}");
-        let events = count("cuEventCreate");
+        let events = count_calls("cuEventCreate");
         for word in 0..100 {
             let fence = fence_after(word);
             backend.fence_wait(fence).unwrap();
             assert_eq!(backend.fence_done(fence), Ok(true));
         }
-        assert_eq!(count("cuEventCreate"), events, "events are used again");
+        assert_eq!(count_calls("cuEventCreate"), events, "events are used again");
         // Fences that nobody asks about do not pile up events either.
         for word in 0..100 {
             fence_after(word);
-            downloaded(&*backend, slice(segment, 0, 4));
+            read_back(&*backend, slice(segment, 0, 4));
         }
-        assert!(count("cuEventCreate") <= events + 2, "{} after {events}", count("cuEventCreate"));
+        assert!(count_calls("cuEventCreate") <= events + 2, "{} after {events}", count_calls("cuEventCreate"));
     }
 
     a_lost_device_is_told_from_other_errors_and_nothing_panics(Driver, "FAKE_CUDA_FAIL" = "cuMemsetD32Async:700:2") {
@@ -264,17 +265,17 @@ on_fake! {
         let expected = "no device `cuda:0`: the driver refused cuStreamCreate: CUDA_ERROR_UNKNOWN";
         assert_eq!(error.to_string(), expected);
         // Nothing of the failed attempt is left.
-        assert_eq!(count("cuDevicePrimaryCtxRelease_v2"), 1);
+        assert_eq!(count_calls("cuDevicePrimaryCtxRelease_v2"), 1);
         open();
     }
 
     no_device(Driver, "FAKE_CUDA_DEVICES" = "0") {
-        assert_eq!(CudaBackend::count(), Err(Unavailable::NoDevice));
+        assert_eq!(CudaBackend::device_count(), Err(CudaUnavailable::NoDevice));
         assert_eq!(
             CudaBackend::open(0).unwrap_err().to_string(),
             "no device `cuda:0`: the NVIDIA driver found no device; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES"
         );
-        assert_eq!(forebay_cuda::probe(), [Err(Unavailable::NoDevice)]);
+        assert_eq!(forebay_cuda::probe(), [Err(CudaUnavailable::NoDevice)]);
     }
 
     no_such_device(Driver, "FAKE_CUDA_DEVICES" = "2") {
@@ -286,18 +287,18 @@ on_fake! {
     }
 
     an_old_driver(Driver, "FAKE_CUDA_VERSION" = "11040") {
-        assert_eq!(CudaBackend::count(), Err(Unavailable::OldDriver { found: 11_040 }));
-        assert_eq!(log(), ["cuDriverGetVersion"], "nothing is called that it may not have");
+        assert_eq!(CudaBackend::device_count(), Err(CudaUnavailable::OldDriver { found: 11_040 }));
+        assert_eq!(call_log(), ["cuDriverGetVersion"], "nothing is called that it may not have");
     }
 
     a_driver_that_lacks_a_function(Driver, "LD_LIBRARY_PATH" = old_driver().to_str().unwrap()) {
-        assert_eq!(CudaBackend::count(), Err(Unavailable::MissingFunction("cuMemUnmap")));
-        assert!(log().is_empty());
+        assert_eq!(CudaBackend::device_count(), Err(CudaUnavailable::MissingFunction("cuMemUnmap")));
+        assert!(call_log().is_empty());
     }
 }
 
-fn square() -> Product {
-    Product::new(DType::F32, [8; 3])
+fn square() -> MatmulCase {
+    MatmulCase::new(DType::F32, [8; 3])
 }
 
 on_fake! {
@@ -305,7 +306,7 @@ on_fake! {
         let backend = open();
         for dtype in [DType::F32, DType::F64] {
             for sizes in [[2, 3, 4], [17, 5, 9], [1, 6, 3], [6, 1, 3], [4, 4, 1]] {
-                for product in Product::new(dtype, sizes).forms() {
+                for product in MatmulCase::new(dtype, sizes).variants() {
                     assert!(product.check(&*backend), "refused: {product:?}");
                 }
             }
@@ -317,17 +318,17 @@ on_fake! {
         for _ in 0..3 {
             assert!(square().check(&*backend));
         }
-        assert_eq!((count("heuristic"), count("cublasLtMatmul")), (1, 3));
+        assert_eq!((count_calls("heuristic"), count_calls("cublasLtMatmul")), (1, 3));
         forebay_cuda::set_allow_tf32(true);
         assert!(square().check(&*backend));
-        assert_eq!(count("heuristic"), 2);
+        assert_eq!(count_calls("heuristic"), 2);
         // What the library refuses is left to the core, and not asked for again.
-        let half = Product { dtype: DType::F16, ..square() };
+        let half = MatmulCase { dtype: DType::F16, ..square() };
         assert!(!half.check(&*backend) && !half.check(&*backend));
-        assert_eq!(count("heuristic"), 3);
-        forebay_cuda::set_portable(true);
+        assert_eq!(count_calls("heuristic"), 3);
+        forebay_cuda::set_portable_kernels(true);
         assert!(!square().check(&*backend));
-        forebay_cuda::set_portable(false);
+        forebay_cuda::set_portable_kernels(false);
         assert!(square().check(&*backend));
     }
 
@@ -340,7 +341,7 @@ on_fake! {
 
     portable_kernels_can_be_forced(Products, "FOREBAY_PORTABLE_KERNELS" = "1") {
         assert!(!square().check(&*open()));
-        assert_eq!(count("cublasLtMatmul"), 0);
+        assert_eq!(count_calls("cublasLtMatmul"), 0);
     }
 
     a_toolkit_that_the_loader_does_not_know_is_found(Driver, "CUDA_HOME" = toolkit().to_str().unwrap()) {

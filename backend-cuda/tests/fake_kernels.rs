@@ -8,28 +8,28 @@ use std::fs;
 use std::sync::Arc;
 
 use fake_cuda::Libraries::{Compiler, Driver};
-use fake_cuda::{PAGE, cache, count, log, on_fake, open};
+use fake_cuda::{PAGE, cache, call_log, count_calls, on_fake, open};
 use forebay_core::backend::{
     Backend, Command, KernelId, KernelSource, Launch, Piece, SegmentId, Slice, SourceError,
 };
 use forebay_core::error::{Error, Result};
-use scenarios::{DOUBLE, MIB, SCALE, downloaded, kernel, pattern, slice};
+use scenarios::{DOUBLE, MIB, SCALE, kernel, pattern, read_back, slice};
 
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A kernel's number once nobody has to wait for it.
-fn compiled(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
+fn compile_and_wait(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
     let id = backend.compile(source)?;
     backend.compiled(id).map(|()| id)
 }
 
 /// A device, memory of it, and what launches a kernel on that in so many groups.
-fn doubling() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<()>) {
+fn doubling_launcher() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<()>) {
     let backend = open();
     let segment = backend.alloc_segment(MIB).unwrap();
-    let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+    let kernel = compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
     let own = Arc::clone(&backend);
     let launch = move |groups| {
         own.launch(&Launch {
@@ -43,9 +43,9 @@ fn doubling() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<()>) {
 }
 
 /// The groups of all launches so far, in order.
-fn launched() -> Vec<u32> {
+fn launched_grids() -> Vec<u32> {
     let groups = |line: String| line.strip_prefix("launch ")?.split(',').next()?.parse().ok();
-    log().into_iter().filter_map(groups).collect()
+    call_log().into_iter().filter_map(groups).collect()
 }
 
 /// Launches a kernel that is not there before the compiler may go on.
@@ -55,7 +55,7 @@ fn wait_for_double(backend: &dyn Backend, slice: Slice) {
 }
 
 /// Lets the compiler that waits go on.
-fn let_compile() {
+fn release_compiler() {
     let mut path = std::env::var_os("FAKE_CUDA_LOG").unwrap();
     path.push(".go");
     fs::write(path, "").unwrap();
@@ -81,13 +81,13 @@ on_fake! {
         let ran = || {
             let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async"].iter().any(|w| line.starts_with(w));
             let first = |line: String| line.split([',', ':']).next().unwrap_or_default().to_owned();
-            log().into_iter().filter(mine).map(first).collect::<Vec<_>>()
+            call_log().into_iter().filter(mine).map(first).collect::<Vec<_>>()
         };
         assert!(ran().is_empty(), "{:?}", ran());
-        let_compile();
-        assert_eq!(downloaded(&*backend, slice(segment, 64, 8)), pattern(64, 3)[..8]);
+        release_compiler();
+        assert_eq!(read_back(&*backend, slice(segment, 64, 8)), pattern(64, 3)[..8]);
         assert_eq!(ran(), ["launch 5", "cuMemcpyAsync", "cuMemsetD32Async", "launch 6"]);
-        assert_eq!(downloaded(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
+        assert_eq!(read_back(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
         // From then on nothing waits.
         backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [8, 1, 1] }).unwrap();
         assert_eq!(ran().last().unwrap(), "launch 8");
@@ -96,18 +96,18 @@ on_fake! {
     small_kernels_are_given_together_in_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
-        let kernels = ["2.0", "3.0"].map(|by| compiled(&*backend, &kernel(&DOUBLE.replace("2.0", by), "double")).unwrap());
+        let kernels = ["2.0", "3.0"].map(|by| compile_and_wait(&*backend, &kernel(&DOUBLE.replace("2.0", by), "double")).unwrap());
         let launch = |n: u32| {
             let bindings = [slice(segment, 16 * u64::from(n), 64)];
             backend.launch(&Launch { kernel: kernels[n as usize % 2], bindings: &bindings, params: &[], groups: [n, 1, 1] }).unwrap();
         };
         let ran = || {
             let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async", "cuEventRecord"].iter().any(|w| line.starts_with(w));
-            log().into_iter().filter(mine).collect::<Vec<_>>()
+            call_log().into_iter().filter(mine).collect::<Vec<_>>()
         };
         // Each with its own arguments, in graphs of 16 and of what is left, which are used again.
         for turn in 0..3 {
-            let before = (ran().len(), count("cuGraphInstantiateWithFlags"), count("cuGraphLaunch"));
+            let before = (ran().len(), count_calls("cuGraphInstantiateWithFlags"), count_calls("cuGraphLaunch"));
             (1..=23).for_each(launch);
             assert_eq!(ran().len() - before.0, 16, "the others wait");
             backend.flush().unwrap();
@@ -118,8 +118,8 @@ on_fake! {
             for (line, (start, argument)) in ran()[before.0..].iter().zip(expected) {
                 assert!(line.starts_with(&start) && line.ends_with(&argument), "{line}: {start} {argument}");
             }
-            let made = count("cuGraphInstantiateWithFlags") - before.1;
-            assert_eq!((ran().len() - before.0, count("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
+            let made = count_calls("cuGraphInstantiateWithFlags") - before.1;
+            assert_eq!((ran().len() - before.0, count_calls("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
             assert!(turn == 0 && made == 3 || made == 0, "{made} in turn {turn}");
         }
         // What else is asked of the queue comes behind them, and so does a kernel that is large.
@@ -154,63 +154,63 @@ on_fake! {
     }
 
     what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
-        let (backend, _, launch) = doubling();
+        let (backend, _, launch) = doubling_launcher();
         launch(7).unwrap();
         // Also where that thread has had nothing to do with the device before.
         let other = Arc::clone(&backend);
         std::thread::spawn(move || other.fence_wait(other.fence().unwrap()).unwrap()).join().unwrap();
-        assert_eq!(launched(), [7], "{:?}", log());
+        assert_eq!(launched_grids(), [7], "{:?}", call_log());
     }
 
     lines_that_are_no_graphs_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:2:1") {
-        let (backend, _, launch) = doubling();
+        let (backend, _, launch) = doubling_launcher();
         (1..=80).for_each(|n| launch(n).unwrap());
         backend.flush().unwrap();
-        assert_eq!(launched(), (1..=80).collect::<Vec<_>>());
-        assert_eq!((count("cuGraphCreate"), count("cuGraphLaunch")), (1, 0), "it is not tried again each time");
+        assert_eq!(launched_grids(), (1..=80).collect::<Vec<_>>());
+        assert_eq!((count_calls("cuGraphCreate"), count_calls("cuGraphLaunch")), (1, 0), "it is not tried again each time");
     }
 
     lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
-        let (backend, _, launch) = doubling();
+        let (backend, _, launch) = doubling_launcher();
         (1..=40).for_each(|n| launch(n).unwrap());
         backend.fence().unwrap();
-        assert_eq!(launched(), (1..=40).collect::<Vec<_>>());
+        assert_eq!(launched_grids(), (1..=40).collect::<Vec<_>>());
     }
 
     a_launch_that_fails_in_a_line_is_said_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
-        let (backend, segment, launch) = doubling();
+        let (backend, segment, launch) = doubling_launcher();
         (1..=7).for_each(|n| launch(n).unwrap());
         let error = backend.free_segment(segment).unwrap_err();
         assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
-        assert_eq!((launched().len(), count("cuMemFree_v2")), (6, 1), "memory goes all the same");
+        assert_eq!((launched_grids().len(), count_calls("cuMemFree_v2")), (6, 1), "memory goes all the same");
         launch(8).unwrap();
         backend.fence().unwrap();
-        assert_eq!(launched().len(), 7, "and it is said once");
+        assert_eq!(launched_grids().len(), 7, "and it is said once");
     }
 
     memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {
-        let (backend, segment, launch) = doubling();
+        let (backend, segment, launch) = doubling_launcher();
         (1..=3).for_each(|n| launch(n).unwrap());
         backend.free_segment(segment).unwrap();
-        let lines = log();
+        let lines = call_log();
         let at = |start: &str| lines.iter().position(|line| line.starts_with(start)).unwrap_or_else(|| panic!("no {start}: {lines:?}"));
         assert!(at("launch 1") < at("launch 2") && at("launch 2") < at("launch 3") && at("launch 3") < at("cuMemFree"));
     }
 
     a_kernel_that_is_alone_does_not_wait(Compiler, "FAKE_CUDA_PARAMS" = "8") {
-        let (_, _, launch) = doubling();
+        let (_, _, launch) = doubling_launcher();
         for turn in 1..4 {
             launch(1).unwrap();
-            assert_eq!(launched().len(), turn);
+            assert_eq!(launched_grids().len(), turn);
             std::thread::sleep(std::time::Duration::from_millis(1));
         }
     }
 
     kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "0") {
-        let (_, _, launch) = doubling();
+        let (_, _, launch) = doubling_launcher();
         for turn in 1..100 {
             launch(1).unwrap();
-            assert_eq!(launched().len(), turn);
+            assert_eq!(launched_grids().len(), turn);
         }
     }
 
@@ -224,11 +224,11 @@ on_fake! {
             let bindings = [slice(segment, 0, 64)];
             queue.launch(&Launch { kernel, bindings: &bindings, params: &[], groups: [groups, 1, 1] }).unwrap();
         };
-        let launches = || log().iter().filter(|line| line.starts_with("launch ")).count();
+        let launches = || call_log().iter().filter(|line| line.starts_with("launch ")).count();
         launch(&*backend, 1, "2.0");
         launch(&*side, 2, "3.0");
         assert_eq!(launches(), 0);
-        let_compile();
+        release_compiler();
         // A fence is behind everything on all queues.
         let fence = backend.fence().unwrap();
         assert_eq!(launches(), 2);
@@ -268,29 +268,29 @@ on_fake! {
         // To where that will have been, and from where it will be.
         backend.map(old, 0, PAGE).unwrap();
         backend.arrange(&[Piece { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
-        assert_eq!((count("cuMemMap"), count("cuMemUnmap")), (1, 0), "{:?}", log());
+        assert_eq!((count_calls("cuMemMap"), count_calls("cuMemUnmap")), (1, 0), "{:?}", call_log());
         backend.fill(slice(old, 0, 64), 9).unwrap();
         backend.copy(slice(kept, 64, 128), slice(new, 0, 128)).unwrap();
         backend.copy(slice(kept, 192, 64), slice(old, 0, 64)).unwrap();
         backend.copy(slice(new, 3 * PAGE, 64), slice(new, 0, 64)).unwrap();
-        let_compile();
+        release_compiler();
         let seven = 7_u32.to_le_bytes().repeat(16);
         let expected = [&pattern(256, 3)[64..128], &seven, &pattern(256, 3)[64..128], &9_u32.to_le_bytes().repeat(16)];
-        assert_eq!(downloaded(&*backend, slice(kept, 0, 256)), expected.concat());
-        assert_eq!(downloaded(&*backend, slice(new, 3 * PAGE, 64)), seven);
+        assert_eq!(read_back(&*backend, slice(kept, 0, 256)), expected.concat());
+        assert_eq!(read_back(&*backend, slice(new, 3 * PAGE, 64)), seven);
         // It waited for what had used the memory, and for that alone.
-        let at = |name: &str| log().iter().position(|line| line.starts_with(name)).unwrap();
-        assert!(at("launch ") < at("cuStreamSynchronize") && at("cuStreamSynchronize") < at("cuMemUnmap"), "{:?}", log());
+        let at = |name: &str| call_log().iter().position(|line| line.starts_with(name)).unwrap();
+        assert!(at("launch ") < at("cuStreamSynchronize") && at("cuStreamSynchronize") < at("cuMemUnmap"), "{:?}", call_log());
         assert!(!backend.holds_back());
         // Where nothing waits for the compiler, the device is waited for.
         backend.fill(slice(old, 64, 64), 5).unwrap();
         backend.arrange_behind(&[Piece { to: (old, PAGE), bytes: PAGE, from: Some((old, 0)) }]).unwrap();
-        assert_eq!(downloaded(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
+        assert_eq!(read_back(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
         backend.fence_wait(backend.fence().unwrap()).unwrap();
         for (segment, offset) in [(new, 0), (new, 3 * PAGE), (old, PAGE)] {
             backend.unmap(segment, offset, PAGE).unwrap();
         }
-        assert_eq!(count("cuMemRelease"), count("cuMemCreate") + count("cuMemRetainAllocationHandle"));
+        assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate") + count_calls("cuMemRetainAllocationHandle"));
     }
 
     a_queue_that_comes_does_not_find_memory_on_its_way(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
@@ -300,15 +300,15 @@ on_fake! {
         wait_for_double(&*backend, slice(segment, 0, 64));
         let moved = |from, to| Piece { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
         backend.arrange_behind(&[moved(0, 1)]).unwrap();
-        assert_eq!(count("cuMemMap"), 1);
-        let_compile();
+        assert_eq!(count_calls("cuMemMap"), 1);
+        release_compiler();
         let side = backend.queue(1).unwrap().unwrap();
-        assert_eq!(count("cuMemMap"), 2);
+        assert_eq!(count_calls("cuMemMap"), 2);
         // With a second one in use, nothing is held back.
         assert!(!backend.holds_back());
         side.fill(slice(segment, PAGE, 64), 5).unwrap();
         backend.arrange_behind(&[moved(1, 2)]).unwrap();
-        assert_eq!(downloaded(&*backend, slice(segment, 2 * PAGE, 64)), 5_u32.to_le_bytes().repeat(16));
+        assert_eq!(read_back(&*backend, slice(segment, 2 * PAGE, 64)), 5_u32.to_le_bytes().repeat(16));
     }
 
     a_move_that_waits_and_fails_is_tried_again(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
@@ -320,11 +320,11 @@ on_fake! {
         let moved = Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
         backend.arrange_behind(&[moved]).unwrap();
         backend.fill(slice(segment, PAGE, 8), 7).unwrap();
-        let_compile();
+        release_compiler();
         let error = backend.download(slice(segment, PAGE, 64), &mut [0; 64]).unwrap_err();
         assert!(matches!(error, Error::Source(SourceError::OutOfMemory { .. })), "{error}");
         let expected = [&7_u32.to_le_bytes().repeat(2), &pattern(64, 3)[8..]].concat();
-        assert_eq!(downloaded(&*backend, slice(segment, PAGE, 64)), expected);
+        assert_eq!(read_back(&*backend, slice(segment, PAGE, 64)), expected);
     }
 
     new_memory_that_is_not_there_is_said_at_once(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
@@ -332,7 +332,7 @@ on_fake! {
         let segment = backend.reserve(1024 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
-        let_compile();
+        release_compiler();
         let pieces = [
             Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) },
             Piece { to: (segment, 2 * PAGE), bytes: 512 * MIB, from: None },
@@ -352,13 +352,13 @@ on_fake! {
         // Nobody knows yet that it is wrong.
         backend.launch(&launch).unwrap();
         backend.fill(slice(segment, 0, 8), 7).unwrap();
-        let_compile();
+        release_compiler();
         let downloaded = backend.download(slice(segment, 0, 8), &mut [0; 8]).err();
         for error in [downloaded, backend.fence().err().map(Error::from), backend.launch(&launch).err()] {
             let message = error.unwrap().to_string();
             assert!(message.contains("it is wrong") && message.contains("a test's kernel"), "{message}");
         }
-        assert_eq!(count("cuMemsetD32Async"), 0);
+        assert_eq!(count_calls("cuMemsetD32Async"), 0);
     }
 
     a_module_that_finds_no_room_is_loaded_later(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuModuleLoadData:2:1", "FAKE_NVRTC_WAITS" = "1") {
@@ -368,18 +368,18 @@ on_fake! {
         let bindings = [slice(segment, 0, 64)];
         backend.launch(&Launch { kernel, bindings: &bindings, params: &[], groups: [3, 1, 1] }).unwrap();
         backend.fill(slice(segment, 0, 8), 7).unwrap();
-        let_compile();
+        release_compiler();
         let error = backend.download(slice(segment, 0, 8), &mut [0; 8]).unwrap_err();
         assert!(matches!(error, Error::Source(SourceError::Driver { call: "cuModuleLoadData", .. })), "{error}");
-        assert_eq!(downloaded(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
-        assert!(log().iter().any(|line| line.starts_with("launch 3,1,1")));
+        assert_eq!(read_back(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
+        assert!(call_log().iter().any(|line| line.starts_with("launch 3,1,1")));
     }
 
     a_launch_hands_over_addresses_lengths_and_parameters(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let source = KernelSource { overrides: &[("width", 128.0)], ..kernel(SCALE, "scale") };
-        let id = compiled(&*backend, &source).unwrap();
+        let id = compile_and_wait(&*backend, &source).unwrap();
         let params = pattern(12, 1);
         let bindings = [slice(segment, 256, 400), slice(segment, 1024, 4096)];
         let launch = Launch { kernel: id, bindings: &bindings, params: &params, groups: [7, 2, 1] };
@@ -390,8 +390,8 @@ on_fake! {
             "launch 7,2,1 of 128,2,1: {} {} {} {}",
             address(256), address(1024), hex(&lengths), hex(&params)
         );
-        assert_eq!(log().last(), Some(&expected));
-        assert_eq!(count("--gpu-architecture=sm_90"), 1, "{:?}", log());
+        assert_eq!(call_log().last(), Some(&expected));
+        assert_eq!(count_calls("--gpu-architecture=sm_90"), 1, "{:?}", call_log());
         // Too few bindings or parameters would let the driver read what is not there.
         assert!(matches!(backend.launch(&Launch { bindings: &bindings[..1], ..launch }), Err(Error::Argument { .. })));
         let error = backend.launch(&Launch { params: &params[..8], ..launch }).unwrap_err();
@@ -406,10 +406,10 @@ on_fake! {
     kernels_are_started_early_on_queues_and_in_order_in_graphs(Compiler, "FAKE_CUDA_PARAMS" = "8") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
-        let kernel = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        let kernel = compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
         let bindings = [slice(segment, 0, 64)];
         let launch = Launch { kernel, bindings: &bindings, params: &[], groups: [1, 1, 1] };
-        let started = || (count("it may be started early"), count("it is started in order"));
+        let started = || (count_calls("it may be started early"), count_calls("it is started in order"));
         backend.launch(&launch).unwrap();
         assert_eq!(started(), (1, 0));
         // In a graph one after the other.
@@ -425,7 +425,7 @@ on_fake! {
         let segment = backend.alloc_segment(MIB).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
         backend.fence_wait(backend.fence().unwrap()).unwrap();
-        assert_eq!((count("it may be started early"), count("it is started in order")), (0, 1));
+        assert_eq!((count_calls("it may be started early"), count_calls("it is started in order")), (0, 1));
     }
 
     a_captured_step_is_one_graph(Compiler, "FAKE_CUDA_PARAMS" = "8,8,16,12") {
@@ -440,25 +440,25 @@ on_fake! {
             Command::Launch(launch),
             Command::Copy { dst: slice(segment, 64, 8), src: slice(segment, 0, 8) },
         ];
-        let contents = || downloaded(&*backend, slice(segment, 64, 8));
+        let contents = || read_back(&*backend, slice(segment, 64, 8));
         backend.fill(slice(segment, 64, 8), 1).unwrap();
         let mut step = backend.prepare(&commands).unwrap().unwrap();
         assert!(step.is_graph());
         assert_eq!(contents(), 1_u32.to_le_bytes().repeat(2), "preparing runs nothing");
-        let runs = || log().into_iter().filter(|line| line.starts_with("launch 7,2,1")).collect::<Vec<_>>();
+        let runs = || call_log().into_iter().filter(|line| line.starts_with("launch 7,2,1")).collect::<Vec<_>>();
         assert!(runs().is_empty());
         step.enqueue().unwrap();
         assert_eq!(contents(), 7_u32.to_le_bytes().repeat(2));
         step.set_params(1, &second).unwrap();
         step.enqueue().unwrap();
-        assert_eq!((count("cuGraphLaunch"), count("cuGraphInstantiateWithFlags")), (2, 1));
+        assert_eq!((count_calls("cuGraphLaunch"), count_calls("cuGraphInstantiateWithFlags")), (2, 1));
         let runs = runs();
         assert_eq!(runs.len(), 2);
         assert!(runs[0].ends_with(&hex(&first)) && runs[1].ends_with(&hex(&second)), "{runs:?}");
         assert!(step.set_params(0, &second).is_err(), "a fill has no parameters");
         assert!(step.set_params(1, &second[..4]).is_err());
         drop(step);
-        assert_eq!((count("cuGraphExecDestroy"), count("cuGraphDestroy")), (1, 1));
+        assert_eq!((count_calls("cuGraphExecDestroy"), count_calls("cuGraphDestroy")), (1, 1));
     }
 
     a_step_that_is_no_graph_is_left_to_the_core(Compiler, "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:999:1") {
@@ -466,32 +466,32 @@ on_fake! {
         let segment = backend.alloc_segment(MIB).unwrap();
         let commands = [Command::Fill { dst: slice(segment, 0, 8), word: 7 }];
         assert!(backend.prepare(&commands).unwrap().is_none());
-        assert_eq!((count("cuStreamEndCapture"), count("cuGraphDestroy"), count("cuGraphExecDestroy")), (1, 1, 0));
+        assert_eq!((count_calls("cuStreamEndCapture"), count_calls("cuGraphDestroy"), count_calls("cuGraphExecDestroy")), (1, 1, 0));
         assert!(backend.prepare(&commands).unwrap().is_some());
     }
 
     kernels_are_compiled_once(Compiler) {
         let backend = open();
-        let first = compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        assert_eq!(compiled(&*backend, &kernel(DOUBLE, "double")).unwrap(), first);
-        let narrow = compiled(&*backend, &kernel(SCALE, "scale")).unwrap();
+        let first = compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        assert_eq!(compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap(), first);
+        let narrow = compile_and_wait(&*backend, &kernel(SCALE, "scale")).unwrap();
         let wide = KernelSource { overrides: &[("width", 64.0)], ..kernel(SCALE, "scale") };
-        let wide = compiled(&*backend, &wide).unwrap();
+        let wide = compile_and_wait(&*backend, &wide).unwrap();
         assert!(first != narrow && narrow != wide);
-        assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 3));
+        assert_eq!((count_calls("nvrtcCompileProgram"), count_calls("cuModuleLoadData")), (3, 3));
         // Another device finds them on the disk.
         let other = open();
-        compiled(&*other, &kernel(DOUBLE, "double")).unwrap();
-        assert_eq!((count("nvrtcCompileProgram"), count("cuModuleLoadData")), (3, 4));
+        compile_and_wait(&*other, &kernel(DOUBLE, "double")).unwrap();
+        assert_eq!((count_calls("nvrtcCompileProgram"), count_calls("cuModuleLoadData")), (3, 4));
         // Files that are damaged, or that the driver does not take, are made again.
         let files: Vec<_> = fs::read_dir(cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(files.len(), 3);
         for file in &files {
             fs::write(file, b"damaged").unwrap();
         }
-        compiled(&*open(), &kernel(DOUBLE, "double")).unwrap();
-        compiled(&*open(), &kernel(DOUBLE, "double")).unwrap();
-        assert_eq!(count("nvrtcCompileProgram"), 4);
+        compile_and_wait(&*open(), &kernel(DOUBLE, "double")).unwrap();
+        compile_and_wait(&*open(), &kernel(DOUBLE, "double")).unwrap();
+        assert_eq!(count_calls("nvrtcCompileProgram"), 4);
     }
 
     a_kernel_that_is_wrong_is_named(Compiler) {
@@ -500,13 +500,13 @@ on_fake! {
         assert!(error.to_string().starts_with("kernel `a test's kernel` does not compile: "), "{error}");
         let error = backend.compile(&kernel(DOUBLE, "triple")).unwrap_err();
         assert!(error.to_string().contains("triple"), "{error}");
-        assert_eq!(count("nvrtcCompileProgram"), 0);
+        assert_eq!(count_calls("nvrtcCompileProgram"), 0);
         let wrong = DOUBLE.replace("double", "fail_to_compile");
         for _ in 0..2 {
-            let error = compiled(&*backend, &kernel(&wrong, "fail_to_compile")).unwrap_err();
+            let error = compile_and_wait(&*backend, &kernel(&wrong, "fail_to_compile")).unwrap_err();
             assert!(matches!(error, Error::Kernel { .. }) && error.to_string().contains("it is wrong"), "{error}");
         }
-        compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
     }
 
     without_a_compiler_the_message_says_what_to_install(Driver) {
@@ -523,8 +523,8 @@ on_fake! {
         let backend = open();
         let segment = backend.alloc_segment(16 * MIB).unwrap();
         backend.upload(slice(segment, 0, 10 << 20), &vec![1; 10 << 20]).unwrap();
-        downloaded(&*backend, slice(segment, 0, 10 << 20));
-        compiled(&*backend, &kernel(DOUBLE, "double")).unwrap();
+        read_back(&*backend, slice(segment, 0, 10 << 20));
+        compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
         backend.fence().unwrap();
         backend.free_segment(segment).unwrap();
         drop(backend);
@@ -535,9 +535,9 @@ on_fake! {
             ("cuStreamCreate", "cuStreamDestroy_v2"),
             ("cuDevicePrimaryCtxRetain", "cuDevicePrimaryCtxRelease_v2"),
         ] {
-            assert!(count(made) > 0 && count(made) == count(given_back), "{made}");
+            assert!(count_calls(made) > 0 && count_calls(made) == count_calls(given_back), "{made}");
         }
-        assert_eq!(log().last().map(String::as_str), Some("cuDevicePrimaryCtxRelease_v2"));
+        assert_eq!(call_log().last().map(String::as_str), Some("cuDevicePrimaryCtxRelease_v2"));
         // And a new one finds its way without the old one's context.
         open().alloc_segment(4).unwrap();
     }

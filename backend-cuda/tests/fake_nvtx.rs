@@ -4,13 +4,13 @@
 mod fake_cuda;
 
 use fake_cuda::Libraries::Driver;
-use fake_cuda::{NVTX_TOOL, log, on_fake, open};
+use fake_cuda::{NVTX_TOOL, call_log, on_fake, open};
 use forebay_core::memory::scope;
 use forebay_cuda::{NvtxUnavailable, set_nvtx};
 
 /// What the tool was told.
-fn told() -> Vec<String> {
-    log().into_iter().filter(|line| line.starts_with(['+', '-'])).collect()
+fn recorded_ranges() -> Vec<String> {
+    call_log().into_iter().filter(|line| line.starts_with(['+', '-'])).collect()
 }
 
 /// A module with an operation in it.
@@ -34,14 +34,14 @@ on_fake! {
         step();
         set_nvtx(true).unwrap();
         drop(scope::module("again\0not this"));
-        assert_eq!(told(), ["+fc1", "+fc1: linear", "-", "-", "+again", "-"]);
+        assert_eq!(recorded_ranges(), ["+fc1", "+fc1: linear", "-", "-", "+again", "-"]);
     }
 
     the_variable_is_read_where_a_device_is_opened(Driver, "NVTX_INJECTION64_PATH" = NVTX_TOOL, "FOREBAY_NVTX" = "1") {
         step();
         let _backend = open();
         step();
-        assert_eq!(told(), ["+fc1", "+fc1: linear", "-", "-"]);
+        assert_eq!(recorded_ranges(), ["+fc1", "+fc1: linear", "-", "-"]);
     }
 
     a_device_opens_without_a_tool(Driver, "FOREBAY_NVTX" = "1") {

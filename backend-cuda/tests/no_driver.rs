@@ -1,16 +1,16 @@
 //! What a machine has, whatever that is: nothing here panics, with a driver or without.
 
 use forebay_core::error::Error;
-use forebay_cuda::{CudaBackend, Unavailable};
+use forebay_cuda::{CudaBackend, CudaUnavailable};
 
 #[test]
 fn a_device_that_is_not_there_is_an_error_with_its_reason() {
-    let missing = CudaBackend::count().unwrap_or(0);
+    let missing = CudaBackend::device_count().unwrap_or(0);
     let Err(Error::NoDevice { asked, reason }) = CudaBackend::open(missing) else {
         panic!("device {missing} of {missing} was opened");
     };
     assert_eq!(asked, format!("cuda:{missing}"));
-    match CudaBackend::count() {
+    match CudaBackend::device_count() {
         Ok(_) => assert!(reason.contains("counted from 0"), "{reason}"),
         Err(unavailable) => assert_eq!(reason, unavailable.to_string()),
     }
@@ -19,14 +19,14 @@ fn a_device_that_is_not_there_is_an_error_with_its_reason() {
 #[test]
 fn what_was_found_and_what_was_not_can_be_listed() {
     let found = forebay_cuda::probe();
-    match CudaBackend::count() {
+    match CudaBackend::device_count() {
         Ok(count) => assert_eq!(found.len(), count.max(1)),
         Err(reason) => assert_eq!(found, [Err(reason)]),
     }
     let names: Vec<_> = forebay_cuda::libraries().iter().map(|library| library.name).collect();
     assert_eq!(names, ["NVRTC", "cuBLASLt"]);
     assert_eq!(
-        Unavailable::NoDriver.to_string(),
+        CudaUnavailable::NoDriver.to_string(),
         "no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the wgpu backend"
     );
 }

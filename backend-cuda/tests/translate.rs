@@ -4,15 +4,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_cuda::nvrtc;
-use forebay_cuda::translate::{Options, TranslateError, Translated, translate, translate_with};
+use forebay_cuda::translate::{
+    TranslateError, TranslateOptions, TranslatedKernel, translate, translate_with_options,
+};
 
 /// From Turing to Blackwell.
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
 /// Whether NVRTC can be asked; says so where not, and fails if that is required.
-fn nvrtc() -> bool {
+fn require_nvrtc() -> bool {
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
-    if nvrtc::is_present() {
+    if nvrtc::is_available() {
         return true;
     }
     assert!(!required, "FOREBAY_REQUIRE names nvrtc, and NVRTC was not found");
@@ -71,7 +73,7 @@ fn overrides(wgsl: &str) -> Vec<(&str, f64)> {
 
 /// Optimised on one architecture: what can fail on the others, and not there, fails without it too.
 fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
-    let compile = nvrtc();
+    let compile = require_nvrtc();
     let mut failures = Vec::new();
     for (at, (path, wgsl)) in corpus(folder).into_iter().enumerate() {
         for entry in entries(&wgsl) {
@@ -88,7 +90,7 @@ fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
             }
             for &arch in architectures.iter().filter(|_| compile) {
                 let options: &[&str] = if arch == optimised { &[] } else { &["--Ofast-compile=max"] };
-                if let Err(error) = nvrtc::compile_with(&kernel.source, &entry, arch, options) {
+                if let Err(error) = nvrtc::compile_with_options(&kernel.source, &entry, arch, options) {
                     failures.push(format!("{}: {entry}: {error}", path.display()));
                     break;
                 }
@@ -110,7 +112,7 @@ fn every_conformance_kernel_compiles() {
 }
 
 /// The source after the prelude.
-fn own(kernel: &Translated) -> &str {
+fn source_after_prelude(kernel: &TranslatedKernel) -> &str {
     kernel.source.rsplit_once("namespace wgsl {\n").unwrap().1
 }
 
@@ -142,15 +144,16 @@ fn main(@builtin(global_invocation_id) id: vec3<u32>, @builtin(local_invocation_
 }
 ";
     let kernel = translate(wgsl, "main", &[]).unwrap();
-    insta::assert_snapshot!(own(&kernel));
+    insta::assert_snapshot!(source_after_prelude(&kernel));
     assert_eq!(kernel, translate(wgsl, "main", &[]).unwrap());
     assert_eq!(kernel.entry, "k_main");
-    assert_eq!((kernel.workgroup_size, kernel.workgroup_memory), ([64, 1, 1], 256));
+    assert_eq!((kernel.workgroup_size, kernel.workgroup_bytes), ([64, 1, 1], 256));
     assert_eq!((kernel.params_size, kernel.needs_lengths), (32, true));
-    let bindings: Vec<_> = kernel.bindings.iter().map(|b| (b.name.as_str(), b.written, b.stride)).collect();
+    let bindings: Vec<_> =
+        kernel.bindings.iter().map(|b| (b.name.as_str(), b.is_written, b.stride)).collect();
     assert_eq!(bindings, [("x", false, 16), ("y", true, 4)]);
-    let unzeroed = Options { label: "weights f32", zero_workgroup_memory: false };
-    let unzeroed = translate_with(wgsl, "main", &[], &unzeroed).unwrap();
+    let unzeroed = TranslateOptions { label: "weights f32", zero_workgroup_memory: false };
+    let unzeroed = translate_with_options(wgsl, "main", &[], &unzeroed).unwrap();
     assert!(kernel.source.contains("zero(g_partial") && !unzeroed.source.contains("zero(g_partial"));
     assert!(unzeroed.source.starts_with("// weights f32 (main): "));
 }
@@ -192,10 +195,11 @@ fn main(@builtin(local_invocation_index) lane: u32) {
 }
 ";
     let kernel = translate(wgsl, "main", &[("twice", 2.0)]).unwrap();
-    insta::assert_snapshot!(own(&kernel));
-    let bindings: Vec<_> = kernel.bindings.iter().map(|b| (b.name.as_str(), b.used, b.written)).collect();
+    insta::assert_snapshot!(source_after_prelude(&kernel));
+    let bindings: Vec<_> =
+        kernel.bindings.iter().map(|b| (b.name.as_str(), b.is_used, b.is_written)).collect();
     assert_eq!(bindings, [("out", true, true), ("unused", false, false)]);
-    assert!(kernel.needs.subgroups && !kernel.needs.f16 && !kernel.needs_lengths);
+    assert!(kernel.required_features.subgroups && !kernel.required_features.f16 && !kernel.needs_lengths);
 }
 
 #[test]
@@ -208,10 +212,10 @@ fn more_memory_than_a_block_has_comes_with_the_launch() {
         translate(&wgsl, "main", &[]).unwrap()
     };
     let few = of(3000);
-    assert_eq!((few.workgroup_memory, few.dynamic_memory), (16 + 48_000, 0));
+    assert_eq!((few.workgroup_bytes, few.dynamic_shared_bytes), (16 + 48_000, 0));
     assert!(few.source.contains("static __shared__") && !few.source.contains("extern __shared__"));
     let many = of(6000);
-    assert_eq!((many.workgroup_memory, many.dynamic_memory), (16 + 96_000, 16 + 96_000));
+    assert_eq!((many.workgroup_bytes, many.dynamic_shared_bytes), (16 + 96_000, 16 + 96_000));
     assert!(many.source.contains("extern __shared__") && many.source.contains("(dynamic_memory + 16)"));
     // Names are of this kernel alone.
     assert_eq!(many.source.matches("#define g_").count(), many.source.matches("#undef g_").count());

@@ -4,7 +4,7 @@ use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, Peak, So
 use forebay_core::error::{Error, Result};
 
 use crate::backend::WgpuBackend;
-use crate::gpu::{Gpu, one_line};
+use crate::gpu::{Gpu, to_single_line};
 use crate::params::MAX_PARAMS;
 use crate::probe;
 
@@ -12,16 +12,16 @@ use crate::probe;
 /// has the same memory on every adapter.
 const ALIGNMENT: u32 = 256;
 /// Buffers smaller than this share a block of the driver's memory inside wgpu; segments do not.
-const WGPU_BLOCK: u64 = 4 << 20;
+const SUBALLOCATION_BLOCK: u64 = 4 << 20;
 /// Creation of a buffer fails, in place of the machine, when this much (in percent) of the driver's budget is used.
-const BUDGET: u8 = 98;
+const BUDGET_PERCENT: u8 = 98;
 /// What WebGPU promises: fewer bindings or smaller workgroups are no platform for the kernels.
 const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
 
 /// A device that wgpu sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct WgpuDeviceInfo {
     /// Its number, for [`WgpuBackend::open`].
     pub index: usize,
     /// The card's name.
@@ -31,25 +31,25 @@ pub struct Found {
     /// Whether it is a program that plays a GPU.
     pub software: bool,
     /// Why it cannot be used, if it cannot.
-    pub why_not: Option<String>,
+    pub unavailable_reason: Option<String>,
 }
 
 /// An adapter and its place in the list.
-struct Candidate {
+struct AdapterCandidate {
     adapter: wgpu::Adapter,
     info: wgpu::AdapterInfo,
-    why_not: Option<String>,
+    unavailable_reason: Option<String>,
 }
 
-impl Candidate {
+impl AdapterCandidate {
     fn new(adapter: wgpu::Adapter) -> Self {
         let info = adapter.get_info();
-        let why_not = why_not(&adapter);
-        Self { adapter, info, why_not }
+        let why_not = unavailable_reason(&adapter);
+        Self { adapter, info, unavailable_reason: why_not }
     }
 
     /// Usable before unusable, cards before programs, then the APIs in the order in which they are best served.
-    fn rank(&self) -> (bool, u8, u8) {
+    fn sort_key(&self) -> (bool, u8, u8) {
         let kind = match self.info.device_type {
             wgpu::DeviceType::DiscreteGpu => 0,
             wgpu::DeviceType::IntegratedGpu => 1,
@@ -62,14 +62,14 @@ impl Candidate {
             wgpu::Backend::Dx12 => 1,
             _ => 2,
         };
-        (self.why_not.is_some(), kind, api)
+        (self.unavailable_reason.is_some(), kind, api)
     }
 
-    fn software(&self) -> bool {
+    fn is_software(&self) -> bool {
         self.info.device_type == wgpu::DeviceType::Cpu
     }
 
-    fn driver(&self) -> String {
+    fn driver_description(&self) -> String {
         let api = match self.info.backend {
             wgpu::Backend::Vulkan => "Vulkan",
             wgpu::Backend::Metal => "Metal",
@@ -81,7 +81,7 @@ impl Candidate {
     }
 }
 
-fn why_not(adapter: &wgpu::Adapter) -> Option<String> {
+fn unavailable_reason(adapter: &wgpu::Adapter) -> Option<String> {
     let limits = adapter.limits();
     if !adapter.get_downlevel_capabilities().flags.contains(wgpu::DownlevelFlags::COMPUTE_SHADERS) {
         return Some("it has no compute shaders".to_owned());
@@ -97,33 +97,33 @@ fn why_not(adapter: &wgpu::Adapter) -> Option<String> {
     None
 }
 
-fn instance() -> wgpu::Instance {
+fn create_instance() -> wgpu::Instance {
     let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle_from_env();
-    descriptor.memory_budget_thresholds.for_resource_creation = Some(BUDGET);
+    descriptor.memory_budget_thresholds.for_resource_creation = Some(BUDGET_PERCENT);
     wgpu::Instance::new(descriptor)
 }
 
-fn candidates(instance: &wgpu::Instance) -> Vec<Candidate> {
+fn list_candidates(instance: &wgpu::Instance) -> Vec<AdapterCandidate> {
     let backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
     let adapters = pollster::block_on(instance.enumerate_adapters(backends.with_env()));
     let wanted = std::env::var("WGPU_ADAPTER_NAME").unwrap_or_default().to_lowercase();
-    let candidates = adapters.into_iter().map(Candidate::new);
+    let candidates = adapters.into_iter().map(AdapterCandidate::new);
     let mut found = candidates
         .filter(|candidate| candidate.info.name.to_lowercase().contains(&wanted))
         .collect::<Vec<_>>();
-    found.sort_by_key(Candidate::rank);
+    found.sort_by_key(AdapterCandidate::sort_key);
     found
 }
 
 /// See [`WgpuBackend::enumerate`].
-pub(crate) fn enumerate() -> Vec<Found> {
-    let found = candidates(&instance());
-    let describe = |(index, candidate): (usize, Candidate)| Found {
+pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
+    let found = list_candidates(&create_instance());
+    let describe = |(index, candidate): (usize, AdapterCandidate)| WgpuDeviceInfo {
         index,
         name: candidate.info.name.clone(),
-        driver: candidate.driver(),
-        software: candidate.software(),
-        why_not: candidate.why_not,
+        driver: candidate.driver_description(),
+        software: candidate.is_software(),
+        unavailable_reason: candidate.unavailable_reason,
     };
     found.into_iter().enumerate().map(describe).collect()
 }
@@ -131,34 +131,34 @@ pub(crate) fn enumerate() -> Vec<Found> {
 /// See [`WgpuBackend::new`].
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     let mut backend = open_probed(index)?;
-    if backend.info_mut().software && !probe::finishes_long_loops(&backend)? {
-        backend.info_mut().limits.max_turns = probe::FEW_TURNS;
+    if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
+        backend.info_mut().limits.max_turns = probe::MESA_MAX_ITERATIONS;
     }
     Ok(backend)
 }
 
 /// Opens an adapter, and tries the types that its driver offers.
 fn open_probed(index: usize) -> Result<WgpuBackend> {
-    let instance = instance();
-    let found = candidates(&instance);
+    let instance = create_instance();
+    let found = list_candidates(&instance);
     let refuse = |reason: String| Error::NoDevice { asked: format!("wgpu:{index}"), reason };
     let Some(candidate) = found.get(index) else {
         let reason = match found.len() {
-            0 => nothing(&instance),
+            0 => describe_missing_device(&instance),
             1 => format!("wgpu sees one device, wgpu:0 {}", found[0].info.name),
             count => format!("wgpu sees {count} devices, wgpu:0 to wgpu:{}", count - 1),
         };
         return Err(refuse(reason));
     };
-    if let Some(why_not) = &candidate.why_not {
+    if let Some(why_not) = &candidate.unavailable_reason {
         return Err(refuse(format!("{}: {why_not}", candidate.info.name)));
     }
     let offered = candidate.adapter.features();
     let probes =
         probe::probes().into_iter().filter(|probe| offered.contains(probe.feature)).collect::<Vec<_>>();
-    let mut backend = request(candidate, index, probe_features(&probes))?;
+    let mut backend = request_device(candidate, index, probe_features(&probes))?;
     let mut features = backend.info_mut().features;
-    let Err(error) = probe::run(&backend, &probes, &mut features) else {
+    let Err(error) = probe::run_probes(&backend, &probes, &mut features) else {
         backend.info_mut().features = features;
         return Ok(backend);
     };
@@ -168,9 +168,9 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
     let mut features = Features { subgroups: features.subgroups, ..Features::default() };
     for probe in probes {
         let feature = probe.feature;
-        let trial = request(candidate, index, feature)?;
+        let trial = request_device(candidate, index, feature)?;
         let mut alone = Features::default();
-        if probe::run(&trial, &[probe], &mut alone).is_ok() && alone != Features::default() {
+        if probe::run_probes(&trial, &[probe], &mut alone).is_ok() && alone != Features::default() {
             good |= feature;
             features = Features {
                 f16: features.f16 | alone.f16,
@@ -181,17 +181,17 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
             };
         }
     }
-    let mut backend = request(candidate, index, good)?;
+    let mut backend = request_device(candidate, index, good)?;
     backend.info_mut().features = features;
     Ok(backend)
 }
 
-fn probe_features(probes: &[probe::Probe]) -> wgpu::Features {
+fn probe_features(probes: &[probe::TypeProbe]) -> wgpu::Features {
     probes.iter().fold(wgpu::Features::empty(), |all, probe| all | probe.feature)
 }
 
 /// Opens the device with the features that need no probe, and those of `probed`.
-fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
+fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Features) -> Result<WgpuBackend> {
     let wanted = wgpu::Features::SUBGROUP
         | wgpu::Features::SUBGROUP_BARRIER
         | wgpu::Features::SHADER_FLOAT32_ATOMIC
@@ -215,21 +215,21 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         required_features: features,
         required_limits: limits.clone(),
         memory_hints: wgpu::MemoryHints::Manual {
-            suballocated_device_memory_block_size: WGPU_BLOCK..WGPU_BLOCK,
+            suballocated_device_memory_block_size: SUBALLOCATION_BLOCK..SUBALLOCATION_BLOCK,
         },
         ..wgpu::DeviceDescriptor::default()
     };
     let opened = pollster::block_on(candidate.adapter.request_device(&descriptor));
     let (device, queue) = opened.map_err(|error| Error::NoDevice {
         asked: format!("wgpu:{index}"),
-        reason: format!("{} cannot be opened: {}", candidate.info.name, one_line(&error)),
+        reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
     })?;
     let info = DeviceInfo {
         backend: "wgpu",
         index,
         name: candidate.info.name.clone(),
-        driver: candidate.driver(),
-        software: candidate.software(),
+        driver: candidate.driver_description(),
+        software: candidate.is_software(),
         features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
         limits: launch_limits(&limits, &candidate.info),
         // No API tells it.
@@ -243,7 +243,7 @@ fn request(candidate: &Candidate, index: usize, probed: wgpu::Features) -> Resul
         virtual_memory: None,
     };
     let memory = DeviceMemory { total: total_memory(&device), free: None };
-    Ok(WgpuBackend::over(Gpu::new(device, queue), info, source, memory))
+    Ok(WgpuBackend::from_parts(Gpu::new(device, queue), info, source, memory))
 }
 
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
@@ -266,18 +266,18 @@ fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
 }
 
 /// Why [`enumerate`] has found nothing, and what to do.
-pub(crate) fn why_nothing() -> String {
-    nothing(&instance())
+pub(crate) fn no_device_reason() -> String {
+    describe_missing_device(&create_instance())
 }
 
 /// Why wgpu sees nothing, and what to do.
-fn nothing(instance: &wgpu::Instance) -> String {
+fn describe_missing_device(instance: &wgpu::Instance) -> String {
     for filter in ["WGPU_ADAPTER_NAME", "WGPU_BACKEND", "VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
         if let Ok(value) = std::env::var(filter) {
             return format!("wgpu sees nothing with {filter}={value}; unset it, or correct it");
         }
     }
-    no_driver(instance).to_owned()
+    missing_driver_message(instance).to_owned()
 }
 
 /// Bytes of the device's largest heap of its own, where the API tells it. (What is free, none tells.)
@@ -300,7 +300,7 @@ fn total_memory(_device: &wgpu::Device) -> Option<u64> {
 }
 
 #[cfg(all(unix, not(target_vendor = "apple")))]
-fn no_driver(instance: &wgpu::Instance) -> &'static str {
+fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
     // SAFETY: the instance is only asked whether it exists.
     let loader = unsafe { instance.as_hal::<wgpu::hal::api::Vulkan>() }.is_some();
     if loader {

@@ -11,46 +11,46 @@ use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
 
-use crate::adapter::{self, Found};
-use crate::bind::{BindGroups, Layouts};
-use crate::clock::Clock;
+use crate::adapter::{self, WgpuDeviceInfo};
+use crate::bind_groups::{BindGroupCache, BindLayouts};
+use crate::copy_fill::CopyFillKernels;
 use crate::gpu::{Gpu, lock};
-use crate::kernel::{self, Kernel};
-use crate::params::Params;
-use crate::prepared::{Step, Steps};
-use crate::recorder::{Dispatch, Recorder};
-use crate::staging::{READBACK, Readbacks};
-use crate::words::Words;
+use crate::kernel::{self, CompiledKernel};
+use crate::params::ParamRing;
+use crate::prepared::{PreparedCommand, PreparedCommands};
+use crate::recorder::{CommandRecorder, Dispatch};
+use crate::staging::{MAX_READBACK_BYTES, ReadbackPool};
+use crate::timestamps::Timestamps;
 
 /// Zeroes of at least this many bytes are cleared by the driver's own command, which ends a pass; fewer by a kernel.
-const CLEAR: u64 = 1 << 16;
+const MIN_CLEAR_BYTES: u64 = 1 << 16;
 
 /// A device behind wgpu.
 #[derive(Debug)]
 pub struct WgpuBackend {
     gpu: Arc<Gpu>,
     info: DeviceInfo,
-    source: SourceLimits,
+    source_limits: SourceLimits,
     memory: DeviceMemory,
-    layouts: Layouts,
+    layouts: BindLayouts,
     /// Segment numbers are never used twice, so a stale one is an error and not somebody else's memory.
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
     next_segment: AtomicU64,
-    kernels: RwLock<Vec<Arc<Kernel>>>,
+    kernels: RwLock<Vec<Arc<CompiledKernel>>>,
     /// Several devices may share this backend.
-    known: Mutex<FxHashMap<KernelContent, KernelId>>,
-    words: Words,
-    readbacks: Readbacks,
-    clock: Clock,
+    ids_by_content: Mutex<FxHashMap<KernelContent, KernelId>>,
+    copy_fill: CopyFillKernels,
+    readbacks: ReadbackPool,
+    timestamps: Timestamps,
     /// The last submission that the device has passed.
     completed: Arc<AtomicU64>,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<QueueState>>,
 }
 
 #[derive(Debug)]
-pub(crate) struct State {
-    pub(crate) recorder: Recorder,
-    groups: BindGroups,
+pub(crate) struct QueueState {
+    pub(crate) recorder: CommandRecorder,
+    bind_groups: BindGroupCache,
 }
 
 impl WgpuBackend {
@@ -58,13 +58,13 @@ impl WgpuBackend {
     /// software; those that cannot be used last.
     ///
     /// `WGPU_BACKEND` (`vulkan`, `metal`, `dx12`) and `WGPU_ADAPTER_NAME` (part of a name) restrict it.
-    pub fn enumerate() -> Vec<Found> {
+    pub fn enumerate() -> Vec<WgpuDeviceInfo> {
         adapter::enumerate()
     }
 
     /// Why [`enumerate`](Self::enumerate) has found nothing, and what to do.
-    pub fn why_nothing() -> String {
-        adapter::why_nothing()
+    pub fn no_device_reason() -> String {
+        adapter::no_device_reason()
     }
 
     /// Opens a device of [`enumerate`](Self::enumerate).
@@ -83,28 +83,28 @@ impl WgpuBackend {
         self.gpu.device.generate_allocator_report().map(|report| report.total_reserved_bytes)
     }
 
-    pub(crate) fn over(gpu: Gpu, info: DeviceInfo, source: SourceLimits, memory: DeviceMemory) -> Self {
+    pub(crate) fn from_parts(gpu: Gpu, info: DeviceInfo, source: SourceLimits, memory: DeviceMemory) -> Self {
         let gpu = Arc::new(gpu);
-        let layouts = Layouts::new(&gpu.device);
+        let layouts = BindLayouts::new(&gpu.device);
         let completed = Arc::new(AtomicU64::new(0));
         let align = gpu.device.limits().min_uniform_buffer_offset_alignment;
-        let params = Params::new(layouts.params.clone(), align);
-        let recorder = Recorder::new(Arc::clone(&gpu), params, Arc::clone(&completed));
+        let params = ParamRing::new(layouts.params.clone(), align);
+        let recorder = CommandRecorder::new(Arc::clone(&gpu), params, Arc::clone(&completed));
         Self {
             gpu,
             info,
-            source,
+            source_limits: source,
             memory,
             layouts,
             segments: RwLock::default(),
             next_segment: AtomicU64::new(1),
             kernels: RwLock::default(),
-            known: Mutex::default(),
-            words: Words::default(),
-            readbacks: Readbacks::default(),
-            clock: Clock::default(),
+            ids_by_content: Mutex::default(),
+            copy_fill: CopyFillKernels::default(),
+            readbacks: ReadbackPool::default(),
+            timestamps: Timestamps::default(),
             completed,
-            state: Arc::new(Mutex::new(State { recorder, groups: BindGroups::default() })),
+            state: Arc::new(Mutex::new(QueueState { recorder, bind_groups: BindGroupCache::default() })),
         }
     }
 
@@ -122,79 +122,82 @@ impl WgpuBackend {
     }
 
     /// Gives a buffer its number.
-    fn keep(&self, buffer: wgpu::Buffer) -> SegmentId {
+    fn register_buffer(&self, buffer: wgpu::Buffer) -> SegmentId {
         let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
         self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
         SegmentId(id)
     }
 
-    fn kernel(&self, kernel: KernelId) -> Result<Arc<Kernel>> {
+    fn kernel(&self, kernel: KernelId) -> Result<Arc<CompiledKernel>> {
         let kernels = self.kernels.read().unwrap_or_else(PoisonError::into_inner);
         let found = kernels.get(kernel.0 as usize).cloned();
         found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
 
     /// A slice of everything in a segment.
-    fn whole(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
+    fn whole_segment(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
         Slice { segment, offset: 0, bytes: buffer.size() }
     }
 
     /// A command with all that it needs looked up; `None` for a library's, of which there is none here.
-    fn step(&self, command: &Command<'_>) -> Result<Option<Step>> {
+    fn prepare_command(&self, command: &Command<'_>) -> Result<Option<PreparedCommand>> {
         Ok(Some(match *command {
-            Command::Launch(ref launch) => self.dispatch(launch)?,
+            Command::Launch(ref launch) => self.prepare_dispatch(launch)?,
             Command::Copy { dst, src } => {
                 let from = self.segment(src.segment)?;
                 if src.segment == dst.segment {
-                    let whole = Self::whole(src.segment, &from);
-                    let work = self.words.copy(self, whole, dst.offset, src.offset, src.bytes)?;
-                    self.dispatch(&work.launch())?
+                    let whole = Self::whole_segment(src.segment, &from);
+                    let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+                    self.prepare_dispatch(&work.launch())?
                 } else {
                     let to = (self.segment(dst.segment)?, dst.offset);
-                    Step::Copy { from: (from, src.offset), to, bytes: src.bytes }
+                    PreparedCommand::Copy { from: (from, src.offset), to, bytes: src.bytes }
                 }
             }
             Command::Fill { dst, word } => {
                 let buffer = self.segment(dst.segment)?;
-                if word == 0 && dst.bytes >= CLEAR {
-                    Step::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
+                if word == 0 && dst.bytes >= MIN_CLEAR_BYTES {
+                    PreparedCommand::Clear { buffer, offset: dst.offset, bytes: dst.bytes }
                 } else {
-                    let whole = Self::whole(dst.segment, &buffer);
-                    let work = self.words.fill(self, whole, dst.offset, dst.bytes, word)?;
-                    self.dispatch(&work.launch())?
+                    let whole = Self::whole_segment(dst.segment, &buffer);
+                    let work = self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?;
+                    self.prepare_dispatch(&work.launch())?
                 }
             }
             Command::Matmul(_) | Command::Attention(_) => return Ok(None),
         }))
     }
 
-    fn dispatch(&self, launch: &Launch<'_>) -> Result<Step> {
-        let kernel = self.checked(launch)?;
-        let storage = match launch.bindings {
-            [] => None,
-            slices => {
-                let groups = &mut lock(&self.state).groups;
-                Some(groups.get(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?)
-            }
-        };
+    fn prepare_dispatch(&self, launch: &Launch<'_>) -> Result<PreparedCommand> {
+        let kernel = self.checked_kernel(launch)?;
+        let storage =
+            match launch.bindings {
+                [] => None,
+                slices => {
+                    let groups = &mut lock(&self.state).bind_groups;
+                    Some(groups.get_or_create(&self.gpu, &self.layouts, slices, |slice| {
+                        self.segment(slice.segment)
+                    })?)
+                }
+            };
         let (params, groups) = (launch.params.to_vec(), launch.groups);
-        Ok(Step::Dispatch { id: launch.kernel, kernel, storage, params, groups })
+        Ok(PreparedCommand::Dispatch { id: launch.kernel, kernel, storage, params, groups })
     }
 
     /// The kernel of a launch that fits it.
-    fn checked(&self, launch: &Launch<'_>) -> Result<Arc<Kernel>> {
+    fn checked_kernel(&self, launch: &Launch<'_>) -> Result<Arc<CompiledKernel>> {
         let kernel = self.kernel(launch.kernel)?;
-        if launch.bindings.len() != kernel.bindings as usize {
-            let (expected, got) = (kernel.bindings, launch.bindings.len());
+        if launch.bindings.len() != kernel.binding_count as usize {
+            let (expected, got) = (kernel.binding_count, launch.bindings.len());
             return Err(Error::argument(
                 "launch",
                 format!("`{}` binds {expected} slices; got {got}", kernel.label),
             ));
         }
         let (params, max) = (launch.params.len(), self.info.limits.max_params);
-        if params > max as usize || (params > 0) != kernel.params {
+        if params > max as usize || (params > 0) != kernel.has_params {
             let expected =
-                if kernel.params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
+                if kernel.has_params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
             return Err(Error::argument(
                 "launch",
                 format!("`{}` {expected} parameters; got {params}", kernel.label),
@@ -211,7 +214,7 @@ impl WgpuBackend {
 
 impl SegmentSource for WgpuBackend {
     fn limits(&self) -> SourceLimits {
-        self.source
+        self.source_limits
     }
 
     fn device_memory(&self) -> DeviceMemory {
@@ -219,14 +222,14 @@ impl SegmentSource for WgpuBackend {
     }
 
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        let max = self.source.max_segment;
+        let max = self.source_limits.max_segment;
         if bytes > max {
             let detail = format!("one buffer of this device holds at most {max} bytes");
             return Err(SourceError::OutOfMemory { bytes, detail });
         }
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        Ok(self.keep(self.gpu.buffer("forebay segment", size, usage, false)?))
+        Ok(self.register_buffer(self.gpu.create_buffer("forebay segment", size, usage, false)?))
     }
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
@@ -234,7 +237,7 @@ impl SegmentSource for WgpuBackend {
         // Commands recorded and not submitted may still name the buffer, and would be refused without it.
         let submitted = {
             let mut state = lock(&self.state);
-            state.groups.clear();
+            state.bind_groups.clear();
             state.recorder.submit()
         };
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
@@ -276,7 +279,7 @@ impl SegmentSource for WgpuBackend {
             return Ok(());
         }
         // Waited for without the lock: others go on recording.
-        let submission = lock(&self.state).recorder.submission(fence);
+        let submission = lock(&self.state).recorder.pending_submission(fence);
         if let Some((reached, index)) = submission {
             self.gpu.wait(index)?;
             self.completed.fetch_max(reached.0, Ordering::AcqRel);
@@ -291,9 +294,9 @@ impl Backend for WgpuBackend {
     }
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         let content = source.content();
-        let known = || lock(&self.known);
+        let known = || lock(&self.ids_by_content);
         if let Some(&id) = known().get(&content) {
             return Ok(id);
         }
@@ -307,13 +310,15 @@ impl Backend for WgpuBackend {
     }
 
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.gpu.check()?;
-        let kernel = self.checked(launch)?;
+        self.gpu.check_health()?;
+        let kernel = self.checked_kernel(launch)?;
         let state = &mut *lock(&self.state);
         let storage = match launch.bindings {
             [] => None,
             slices => Some(
-                state.groups.get(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
+                state
+                    .bind_groups
+                    .get_or_create(&self.gpu, &self.layouts, slices, |slice| self.segment(slice.segment))?,
             ),
         };
         state.recorder.dispatch(&Dispatch {
@@ -327,64 +332,64 @@ impl Backend for WgpuBackend {
     }
 
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         let buffer = self.segment(dst.segment)?;
         Ok(lock(&self.state).recorder.upload(&buffer, dst.offset, data)?)
     }
 
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         let buffer = self.segment(src.segment)?;
         let mut offset = src.offset;
-        for part in data.chunks_mut(READBACK as usize) {
+        for part in data.chunks_mut(MAX_READBACK_BYTES as usize) {
             let bytes = part.len() as u64;
-            let staging = self.readbacks.take(&self.gpu, bytes)?;
+            let staging = self.readbacks.acquire(&self.gpu, bytes)?;
             let submission = {
                 let recorder = &mut lock(&self.state).recorder;
-                recorder.encoder().copy_buffer_to_buffer(&buffer, offset, &staging, 0, bytes);
+                recorder.copy_encoder().copy_buffer_to_buffer(&buffer, offset, &staging, 0, bytes);
                 let fence = recorder.submit()?;
-                recorder.submission(fence)
+                recorder.pending_submission(fence)
             };
-            self.readbacks.read(&self.gpu, staging, submission.map(|(_, index)| index), part)?;
+            self.readbacks.read_and_release(&self.gpu, staging, submission.map(|(_, index)| index), part)?;
             offset += bytes;
         }
         Ok(())
     }
 
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         if src.bytes == 0 {
             return Ok(());
         }
         let from = self.segment(src.segment)?;
         if src.segment == dst.segment {
-            let whole = Self::whole(src.segment, &from);
-            let work = self.words.copy(self, whole, dst.offset, src.offset, src.bytes)?;
+            let whole = Self::whole_segment(src.segment, &from);
+            let work = self.copy_fill.copy(self, whole, dst.offset, src.offset, src.bytes)?;
             return self.launch(&work.launch());
         }
         let to = self.segment(dst.segment)?;
         lock(&self.state)
             .recorder
-            .encoder()
+            .copy_encoder()
             .copy_buffer_to_buffer(&from, src.offset, &to, dst.offset, src.bytes);
-        Ok(self.gpu.check()?)
+        Ok(self.gpu.check_health()?)
     }
 
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         if dst.bytes == 0 {
             return Ok(());
         }
         let buffer = self.segment(dst.segment)?;
         {
             let recorder = &mut lock(&self.state).recorder;
-            if word == 0 && (dst.bytes >= CLEAR || !recorder.in_pass()) {
-                recorder.encoder().clear_buffer(&buffer, dst.offset, Some(dst.bytes));
-                return Ok(self.gpu.check()?);
+            if word == 0 && (dst.bytes >= MIN_CLEAR_BYTES || !recorder.is_in_pass()) {
+                recorder.copy_encoder().clear_buffer(&buffer, dst.offset, Some(dst.bytes));
+                return Ok(self.gpu.check_health()?);
             }
         }
-        let whole = Self::whole(dst.segment, &buffer);
-        self.launch(&self.words.fill(self, whole, dst.offset, dst.bytes, word)?.launch())
+        let whole = Self::whole_segment(dst.segment, &buffer);
+        self.launch(&self.copy_fill.fill(self, whole, dst.offset, dst.bytes, word)?.launch())
     }
 
     fn flush(&self) -> Result<()> {
@@ -393,32 +398,36 @@ impl Backend for WgpuBackend {
     }
 
     fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         let mut steps = Vec::with_capacity(commands.len());
         for command in commands {
-            match self.step(command)? {
+            match self.prepare_command(command)? {
                 Some(step) => steps.push(step),
                 None => return Ok(None),
             }
         }
-        Ok(Some(Box::new(Steps { gpu: Arc::clone(&self.gpu), state: Arc::clone(&self.state), steps })))
+        Ok(Some(Box::new(PreparedCommands {
+            gpu: Arc::clone(&self.gpu),
+            state: Arc::clone(&self.state),
+            steps,
+        })))
     }
 
     fn stamp(&self) -> Result<Option<Stamp>> {
         if !self.gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
             return Ok(None);
         }
-        Ok(Some(self.clock.stamp(&self.gpu, lock(&self.state).recorder.encoder())?))
+        Ok(Some(self.timestamps.record(&self.gpu, lock(&self.state).recorder.copy_encoder())?))
     }
 
     fn read_stamps(&self) -> Result<Vec<f64>> {
         let submit = |resolve: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
             let recorder = &mut lock(&self.state).recorder;
-            resolve(recorder.encoder());
+            resolve(recorder.copy_encoder());
             let fence = recorder.submit()?;
-            Ok(recorder.submission(fence).map(|(_, index)| index))
+            Ok(recorder.pending_submission(fence).map(|(_, index)| index))
         };
-        Ok(self.clock.read(&self.gpu, &self.readbacks, submit)?)
+        Ok(self.timestamps.read_all(&self.gpu, &self.readbacks, submit)?)
     }
 
     fn reaches_host(&self) -> bool {
@@ -435,7 +444,7 @@ impl Backend for WgpuBackend {
         let usage =
             wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
-        Ok(self.keep(self.gpu.buffer("forebay host", size, usage, false)?))
+        Ok(self.register_buffer(self.gpu.create_buffer("forebay host", size, usage, false)?))
     }
 
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
@@ -454,7 +463,7 @@ mod tests {
     /// `destroy` is the one way to lose a device on purpose; what follows is the same as after a crash of the driver.
     #[test]
     fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
-        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.why_not.is_none()) {
+        for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
             let device = WgpuBackend::new(found.index).unwrap();
             let source =
                 KernelSource { label: "one", wgsl: KERNEL, entry: "main", overrides: &[], zeroed: true };

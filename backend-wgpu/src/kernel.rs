@@ -8,33 +8,33 @@ use forebay_core::error::{Error, Result};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ShaderStage, StorageAccess};
 
-use crate::bind::Layouts;
-use crate::gpu::{Gpu, one_line};
+use crate::bind_groups::BindLayouts;
+use crate::gpu::{Gpu, to_single_line};
 
 /// A compiled kernel.
 #[derive(Debug)]
-pub(crate) struct Kernel {
+pub(crate) struct CompiledKernel {
     pub(crate) label: String,
     pub(crate) pipeline: wgpu::ComputePipeline,
     /// Storage bindings.
-    pub(crate) bindings: u32,
+    pub(crate) binding_count: u32,
     /// Whether it has a uniform block.
-    pub(crate) params: bool,
+    pub(crate) has_params: bool,
 }
 
 /// What a module binds.
-struct Interface {
-    bindings: u32,
-    params: bool,
+struct BindingInterface {
+    binding_count: u32,
+    has_params: bool,
 }
 
 /// Compiles a kernel.
 pub(crate) fn compile(
     gpu: &Gpu,
-    layouts: &Layouts,
+    layouts: &BindLayouts,
     limits: &Limits,
     source: &KernelSource<'_>,
-) -> Result<Kernel> {
+) -> Result<CompiledKernel> {
     let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
     let mut module = naga::front::wgsl::parse_str(source.wgsl)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
@@ -43,13 +43,13 @@ pub(crate) fn compile(
     Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
-    let interface = interface(&module, limits).map_err(refuse)?;
-    open_storage(&mut module);
+    let interface = check_bindings(&module, limits).map_err(refuse)?;
+    make_storage_read_write(&mut module);
 
     let label = Some(source.label);
     let module = wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module));
     let checks = runtime_checks();
-    let made = gpu.scoped(|| {
+    let made = gpu.with_error_scopes(|| {
         // SAFETY: kernels guard their own accesses (the contract of the core's launches: slices lie inside their
         // segments, kernels compare positions with the lengths they are given) and their loops end. Where that is in
         // doubt, debug builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
@@ -57,7 +57,7 @@ pub(crate) fn compile(
             gpu.device
                 .create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label, source: module }, checks)
         };
-        let layout = layouts.pipeline(&gpu.device, interface.bindings, interface.params);
+        let layout = layouts.pipeline(&gpu.device, interface.binding_count, interface.has_params);
         gpu.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label,
             layout: Some(&layout),
@@ -70,13 +70,13 @@ pub(crate) fn compile(
             cache: None,
         })
     });
-    let pipeline = made.map_err(|error| refuse(one_line(&error)))?;
-    gpu.check()?;
-    Ok(Kernel {
+    let pipeline = made.map_err(|error| refuse(to_single_line(&error)))?;
+    gpu.check_health()?;
+    Ok(CompiledKernel {
         label: source.label.to_owned(),
         pipeline,
-        bindings: interface.bindings,
-        params: interface.params,
+        binding_count: interface.binding_count,
+        has_params: interface.has_params,
     })
 }
 
@@ -101,12 +101,12 @@ fn check_entry(module: &Module, entry: &str) -> Result<(), String> {
         None => {
             let names =
                 module.entry_points.iter().map(|found| format!("`{}`", found.name)).collect::<Vec<_>>();
-            Err(format!("there is no entry point `{entry}`; the module has {}", listed(&names)))
+            Err(format!("there is no entry point `{entry}`; the module has {}", join_names(&names)))
         }
     }
 }
 
-fn listed(names: &[impl Display]) -> String {
+fn join_names(names: &[impl Display]) -> String {
     match names {
         [] => "none".to_owned(),
         names => names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
@@ -114,7 +114,7 @@ fn listed(names: &[impl Display]) -> String {
 }
 
 /// Checks that the bindings are as the contract of `KernelSource` has them.
-fn interface(module: &Module, limits: &Limits) -> Result<Interface, String> {
+fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, String> {
     let mut storage = Vec::new();
     let mut params = false;
     for (_, variable) in module.global_variables.iter() {
@@ -142,18 +142,18 @@ fn interface(module: &Module, limits: &Limits) -> Result<Interface, String> {
     storage.sort_unstable();
     storage.dedup();
     if storage.iter().enumerate().any(|(expected, &number)| expected as u32 != number) {
-        return Err(format!("storage bindings are {}; they must be 0, 1, 2 and so on", listed(&storage)));
+        return Err(format!("storage bindings are {}; they must be 0, 1, 2 and so on", join_names(&storage)));
     }
     let bindings = storage.len() as u32;
     if bindings > limits.max_bindings {
         return Err(format!("it binds {bindings} buffers; this device allows {}", limits.max_bindings));
     }
-    Ok(Interface { bindings, params })
+    Ok(BindingInterface { binding_count: bindings, has_params: params })
 }
 
 /// Makes every storage buffer read_write: one buffer may not be bound in both ways in one dispatch, and inputs and
 /// outputs are slices of the same few buffers. (Types need no change: naga lets no function take pointers to storage.)
-fn open_storage(module: &mut Module) {
+fn make_storage_read_write(module: &mut Module) {
     for (_, variable) in module.global_variables.iter_mut() {
         if let AddressSpace::Storage { access } = &mut variable.space {
             *access |= StorageAccess::LOAD | StorageAccess::STORE;

@@ -12,8 +12,8 @@
 
 mod adapter;
 mod backend;
-mod bind;
-mod clock;
+mod bind_groups;
+mod copy_fill;
 mod gpu;
 mod kernel;
 mod params;
@@ -21,7 +21,7 @@ mod prepared;
 mod probe;
 mod recorder;
 mod staging;
-mod words;
+mod timestamps;
 
-pub use adapter::Found;
+pub use adapter::WgpuDeviceInfo;
 pub use backend::WgpuBackend;

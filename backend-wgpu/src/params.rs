@@ -7,35 +7,35 @@ use crate::gpu::Gpu;
 /// Bytes of parameters that one launch may have.
 pub(crate) const MAX_PARAMS: u32 = 4096;
 /// Bytes of parameters in one submission: 256 launches with the largest alignment.
-const CAPACITY: usize = 64 * 1024;
+const PAGE_BYTES: usize = 64 * 1024;
 
 /// One uniform buffer, in use by one submission at a time.
 #[derive(Debug)]
-pub(crate) struct Page {
+pub(crate) struct ParamPage {
     buffer: wgpu::Buffer,
     group: wgpu::BindGroup,
 }
 
 /// The parameters recorded since the last submission, and the pages that nobody uses.
 #[derive(Debug)]
-pub(crate) struct Params {
+pub(crate) struct ParamRing {
     layout: wgpu::BindGroupLayout,
     align: usize,
     bytes: Vec<u8>,
-    page: Option<Page>,
-    free: Vec<Page>,
+    page: Option<ParamPage>,
+    free: Vec<ParamPage>,
 }
 
-impl Params {
+impl ParamRing {
     /// `layout` has one uniform buffer with a dynamic offset.
     pub(crate) fn new(layout: wgpu::BindGroupLayout, align: u32) -> Self {
         let align = align.max(16) as usize;
-        Self { layout, align, bytes: Vec::with_capacity(CAPACITY), page: None, free: Vec::new() }
+        Self { layout, align, bytes: Vec::with_capacity(PAGE_BYTES), page: None, free: Vec::new() }
     }
 
     /// Whether `len` more bytes fit into this submission.
     pub(crate) fn has_room(&self, len: usize) -> bool {
-        self.bytes.len() + len <= CAPACITY
+        self.bytes.len() + len <= PAGE_BYTES
     }
 
     /// Adds one launch's parameters; returns what to bind and the dynamic offset.
@@ -45,7 +45,7 @@ impl Params {
             none => {
                 let page = match self.free.pop() {
                     Some(page) => page,
-                    None => Page::new(gpu, &self.layout)?,
+                    None => ParamPage::new(gpu, &self.layout)?,
                 };
                 none.insert(page)
             }
@@ -57,7 +57,7 @@ impl Params {
     }
 
     /// Writes what was recorded in front of the commands about to be submitted, and hands over the page they use.
-    pub(crate) fn submit(&mut self, gpu: &Gpu) -> Option<Page> {
+    pub(crate) fn write_page(&mut self, gpu: &Gpu) -> Option<ParamPage> {
         let page = self.page.take()?;
         gpu.queue.write_buffer(&page.buffer, 0, &self.bytes);
         self.bytes.clear();
@@ -65,17 +65,17 @@ impl Params {
     }
 
     /// Takes a page back that the device has passed.
-    pub(crate) fn recycle(&mut self, page: Page) {
+    pub(crate) fn recycle(&mut self, page: ParamPage) {
         self.free.push(page);
     }
 }
 
-impl Page {
+impl ParamPage {
     fn new(gpu: &Gpu, layout: &wgpu::BindGroupLayout) -> Result<Self, SourceError> {
         // The window of the last launch reaches MAX_PARAMS beyond its offset.
-        let bytes = CAPACITY as u64 + u64::from(MAX_PARAMS);
+        let bytes = PAGE_BYTES as u64 + u64::from(MAX_PARAMS);
         let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
-        let buffer = gpu.buffer("forebay parameters", bytes, usage, false)?;
+        let buffer = gpu.create_buffer("forebay parameters", bytes, usage, false)?;
         let window = wgpu::BufferBinding {
             buffer: &buffer,
             offset: 0,
@@ -86,8 +86,8 @@ impl Page {
             layout,
             entries: &[wgpu::BindGroupEntry { binding: 0, resource: wgpu::BindingResource::Buffer(window) }],
         };
-        let group = gpu.scoped(|| gpu.device.create_bind_group(&descriptor)).map_err(|error| {
-            SourceError::Driver { call: "create_bind_group", detail: crate::gpu::one_line(&error) }
+        let group = gpu.with_error_scopes(|| gpu.device.create_bind_group(&descriptor)).map_err(|error| {
+            SourceError::Driver { call: "create_bind_group", detail: crate::gpu::to_single_line(&error) }
         })?;
         Ok(Self { buffer, group })
     }

@@ -5,17 +5,17 @@ use std::sync::{Arc, Mutex};
 use forebay_core::backend::{KernelId, Prepared};
 use forebay_core::error::{Error, Result};
 
-use crate::backend::State;
+use crate::backend::QueueState;
 use crate::gpu::{Gpu, lock};
-use crate::kernel::Kernel;
+use crate::kernel::CompiledKernel;
 use crate::recorder::Dispatch;
 
 /// One command.
 #[derive(Debug)]
-pub(crate) enum Step {
+pub(crate) enum PreparedCommand {
     Dispatch {
         id: KernelId,
-        kernel: Arc<Kernel>,
+        kernel: Arc<CompiledKernel>,
         storage: Option<wgpu::BindGroup>,
         params: Vec<u8>,
         groups: [u32; 3],
@@ -34,16 +34,16 @@ pub(crate) enum Step {
 
 /// Commands, ready to be recorded.
 #[derive(Debug)]
-pub(crate) struct Steps {
+pub(crate) struct PreparedCommands {
     pub(crate) gpu: Arc<Gpu>,
-    pub(crate) state: Arc<Mutex<State>>,
-    pub(crate) steps: Vec<Step>,
+    pub(crate) state: Arc<Mutex<QueueState>>,
+    pub(crate) steps: Vec<PreparedCommand>,
 }
 
-impl Prepared for Steps {
+impl Prepared for PreparedCommands {
     fn set_params(&mut self, at: usize, new: &[u8]) -> Result<()> {
         match self.steps.get_mut(at) {
-            Some(Step::Dispatch { params, .. }) if params.len() == new.len() => {
+            Some(PreparedCommand::Dispatch { params, .. }) if params.len() == new.len() => {
                 params.copy_from_slice(new);
                 Ok(())
             }
@@ -55,26 +55,28 @@ impl Prepared for Steps {
     }
 
     fn enqueue(&mut self) -> Result<()> {
-        self.gpu.check()?;
+        self.gpu.check_health()?;
         let recorder = &mut lock(&self.state).recorder;
         for step in &self.steps {
             match step {
-                Step::Dispatch { id, kernel, storage, params, groups } => recorder.dispatch(&Dispatch {
-                    kernel: *id,
-                    pipeline: &kernel.pipeline,
-                    storage: storage.as_ref(),
-                    params,
-                    groups: *groups,
-                })?,
-                Step::Copy { from: (from, src), to: (to, dst), bytes } => {
-                    recorder.encoder().copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
+                PreparedCommand::Dispatch { id, kernel, storage, params, groups } => {
+                    recorder.dispatch(&Dispatch {
+                        kernel: *id,
+                        pipeline: &kernel.pipeline,
+                        storage: storage.as_ref(),
+                        params,
+                        groups: *groups,
+                    })?
                 }
-                Step::Clear { buffer, offset, bytes } => {
-                    recorder.encoder().clear_buffer(buffer, *offset, Some(*bytes));
+                PreparedCommand::Copy { from: (from, src), to: (to, dst), bytes } => {
+                    recorder.copy_encoder().copy_buffer_to_buffer(from, *src, to, *dst, *bytes);
+                }
+                PreparedCommand::Clear { buffer, offset, bytes } => {
+                    recorder.copy_encoder().clear_buffer(buffer, *offset, Some(*bytes));
                 }
             }
         }
-        Ok(self.gpu.check()?)
+        Ok(self.gpu.check_health()?)
     }
 
     fn is_graph(&self) -> bool {

@@ -6,79 +6,79 @@ use forebay_core::error::Result;
 use crate::backend::WgpuBackend;
 
 /// One type: what it takes to use it, and a sum that only works if it works.
-pub(crate) struct Probe {
+pub(crate) struct TypeProbe {
     /// What wgpu calls it.
     pub(crate) feature: wgpu::Features,
-    set: fn(&mut Features),
+    mark_supported: fn(&mut Features),
     enable: &'static str,
     element: &'static str,
     /// Computes element 1 of `x`.
     statement: &'static str,
-    before: [u64; 2],
-    after: [u64; 2],
+    input: [u64; 2],
+    expected: [u64; 2],
     /// Bytes of an element.
-    size: usize,
+    element_bytes: usize,
 }
 
 const F64: fn(f64) -> u64 = f64::to_bits;
 
 /// Everything that is tried.
-pub(crate) fn probes() -> [Probe; 4] {
+pub(crate) fn probes() -> [TypeProbe; 4] {
     [
-        Probe {
+        TypeProbe {
             feature: wgpu::Features::SHADER_F16,
-            set: |features| features.f16 = true,
+            mark_supported: |features| features.f16 = true,
             enable: "enable f16;",
             element: "f16",
             // 2 * 1.5 + 1 = 4
             statement: "x[0] * 1.5h + x[1]",
-            before: [0x4000, 0x3c00],
-            after: [0x4000, 0x4400],
-            size: 2,
+            input: [0x4000, 0x3c00],
+            expected: [0x4000, 0x4400],
+            element_bytes: 2,
         },
-        Probe {
+        TypeProbe {
             feature: wgpu::Features::SHADER_I16,
-            set: |features| features.i16 = true,
+            mark_supported: |features| features.i16 = true,
             enable: "enable wgpu_int16;",
             element: "u16",
             statement: "x[0] + x[1]",
-            before: [0xfff0, 0x0020],
-            after: [0xfff0, 0x0010],
-            size: 2,
+            input: [0xfff0, 0x0020],
+            expected: [0xfff0, 0x0010],
+            element_bytes: 2,
         },
-        Probe {
+        TypeProbe {
             feature: wgpu::Features::SHADER_INT64,
-            set: |features| features.i64 = true,
+            mark_supported: |features| features.i64 = true,
             enable: "",
             element: "i64",
             statement: "x[0] * 3li + x[1]",
-            before: [1 << 40, u64::MAX],
-            after: [1 << 40, (3 << 40) - 1],
-            size: 8,
+            input: [1 << 40, u64::MAX],
+            expected: [1 << 40, (3 << 40) - 1],
+            element_bytes: 8,
         },
-        Probe {
+        TypeProbe {
             feature: wgpu::Features::SHADER_F64,
-            set: |features| features.f64 = true,
+            mark_supported: |features| features.f64 = true,
             enable: "",
             element: "f64",
             statement: "x[0] / x[1]",
-            before: [F64(1.0), F64(3.0)],
-            after: [F64(1.0), F64(1.0 / 3.0)],
-            size: 8,
+            input: [F64(1.0), F64(3.0)],
+            expected: [F64(1.0), F64(1.0 / 3.0)],
+            element_bytes: 8,
         },
     ]
 }
 
-impl Probe {
-    fn bytes(&self, values: [u64; 2]) -> Vec<u8> {
-        values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(self.size)).collect()
+impl TypeProbe {
+    fn encode(&self, values: [u64; 2]) -> Vec<u8> {
+        values.iter().flat_map(|value| value.to_le_bytes().into_iter().take(self.element_bytes)).collect()
     }
 }
 
 /// Runs the probes in one kernel, and marks those that worked in `features`.
 ///
 /// An error means that at least one of them breaks the device or does not compile: try them one by one.
-pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Features) -> Result<()> {
+pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: &mut Features) -> Result<()> {
     if probes.is_empty() {
         return Ok(());
     }
@@ -105,18 +105,18 @@ pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Featur
     let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
         segment,
         offset: at * step,
-        bytes: 2 * probe.size as u64,
+        bytes: 2 * probe.element_bytes as u64,
     });
     let slices = slices.collect::<Vec<_>>();
     for (probe, &slice) in probes.iter().zip(&slices) {
-        backend.upload(slice, &probe.bytes(probe.before))?;
+        backend.upload(slice, &probe.encode(probe.input))?;
     }
     backend.launch(&Launch { kernel, bindings: &slices, params: &[], groups: [1, 1, 1] })?;
     for (probe, &slice) in probes.iter().zip(&slices) {
         let mut found = vec![0; slice.bytes as usize];
         backend.download(slice, &mut found)?;
-        if found == probe.bytes(probe.after) {
-            (probe.set)(features);
+        if found == probe.encode(probe.expected) {
+            (probe.mark_supported)(features);
         } else {
             log::warn!(
                 "{}: the driver offers {} but computes it wrongly; it is not used",
@@ -129,11 +129,11 @@ pub(crate) fn run(backend: &WgpuBackend, probes: &[Probe], features: &mut Featur
 }
 
 /// Turns that drivers which end loops early let all loops of an invocation take together (Mesa's `LP_MAX_TGSI_LOOP_ITERATIONS`).
-pub(crate) const FEW_TURNS: u32 = 65_535;
+pub(crate) const MESA_MAX_ITERATIONS: u32 = 65_535;
 
 /// Counts the turns of a loop of more than [`FEW_TURNS`], by a recurrence that no compiler has a formula for. True if all were taken.
-pub(crate) fn finishes_long_loops(backend: &WgpuBackend) -> Result<bool> {
-    const TURNS: u32 = FEW_TURNS + 1000;
+pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
+    const TURNS: u32 = MESA_MAX_ITERATIONS + 1000;
     let next = |value: u32| (value ^ (value >> 7)).wrapping_mul(5).wrapping_add(1);
     let wgsl = "
         @group(0) @binding(0) var<storage, read_write> x: array<u32>;

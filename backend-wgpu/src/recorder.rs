@@ -11,22 +11,22 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_core::backend::{Fence, KernelId, SourceError};
 
 use crate::gpu::Gpu;
-use crate::params::{Page, Params};
-use crate::staging::Belt;
+use crate::params::{ParamPage, ParamRing};
+use crate::staging::StagingBelt;
 
 /// Launches in one submission.
-const LAUNCHES: u32 = 64;
+const MAX_BATCH_LAUNCHES: u32 = 64;
 /// Launches after which a device that has nothing else to do gets them at once.
-const LAUNCHES_IDLE: u32 = 16;
+const MIN_IDLE_LAUNCHES: u32 = 16;
 /// Submissions in flight.
-const IN_FLIGHT: usize = 6;
+const MAX_IN_FLIGHT: usize = 6;
 
 /// A submission that the device may not have passed.
 #[derive(Debug)]
 struct Submission {
     number: u64,
     index: wgpu::SubmissionIndex,
-    page: Option<Page>,
+    page: Option<ParamPage>,
 }
 
 /// One launch, looked up and checked.
@@ -40,31 +40,31 @@ pub(crate) struct Dispatch<'a> {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Recorder {
+pub(crate) struct CommandRecorder {
     gpu: Arc<Gpu>,
     // Above the encoder: a pass must end before its encoder goes.
     pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
     /// The pipeline that the pass has set.
-    bound: Option<KernelId>,
+    bound_kernel: Option<KernelId>,
     launches: u32,
-    params: Params,
-    belt: Belt,
+    params: ParamRing,
+    belt: StagingBelt,
     submitted: u64,
     completed: Arc<AtomicU64>,
     in_flight: VecDeque<Submission>,
 }
 
-impl Recorder {
-    pub(crate) fn new(gpu: Arc<Gpu>, params: Params, completed: Arc<AtomicU64>) -> Self {
+impl CommandRecorder {
+    pub(crate) fn new(gpu: Arc<Gpu>, params: ParamRing, completed: Arc<AtomicU64>) -> Self {
         Self {
             gpu,
             pass: None,
             encoder: None,
-            bound: None,
+            bound_kernel: None,
             launches: 0,
             params,
-            belt: Belt::default(),
+            belt: StagingBelt::default(),
             submitted: 0,
             completed,
             in_flight: VecDeque::new(),
@@ -83,17 +83,17 @@ impl Recorder {
         let pass = match &mut self.pass {
             Some(pass) => pass,
             none => {
-                let encoder = encoder(&mut self.encoder, &self.gpu);
-                self.bound = None;
+                let encoder = get_or_create_encoder(&mut self.encoder, &self.gpu);
+                self.bound_kernel = None;
                 // The pass lives beside its encoder, and ends before the encoder is used again.
                 none.insert(
                     encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default()).forget_lifetime(),
                 )
             }
         };
-        if self.bound != Some(dispatch.kernel) {
+        if self.bound_kernel != Some(dispatch.kernel) {
             pass.set_pipeline(dispatch.pipeline);
-            self.bound = Some(dispatch.kernel);
+            self.bound_kernel = Some(dispatch.kernel);
         }
         if let Some(storage) = dispatch.storage {
             pass.set_bind_group(0, storage, &[]);
@@ -104,8 +104,9 @@ impl Recorder {
         let [x, y, z] = dispatch.groups;
         pass.dispatch_workgroups(x, y, z);
         self.launches += 1;
-        let idle = self.launches >= LAUNCHES_IDLE && self.completed.load(Ordering::Acquire) == self.submitted;
-        if self.launches >= LAUNCHES || idle { self.submit().map(drop) } else { Ok(()) }
+        let idle =
+            self.launches >= MIN_IDLE_LAUNCHES && self.completed.load(Ordering::Acquire) == self.submitted;
+        if self.launches >= MAX_BATCH_LAUNCHES || idle { self.submit().map(drop) } else { Ok(()) }
     }
 
     /// Records copies from the host, through staging memory, after everything recorded so far.
@@ -116,14 +117,14 @@ impl Recorder {
         mut data: &[u8],
     ) -> Result<(), SourceError> {
         while !data.is_empty() {
-            while !self.belt.prepare(&self.gpu)? {
+            while !self.belt.ensure_space(&self.gpu)? {
                 self.submit()?;
                 if !self.retire_oldest()? {
-                    self.belt.wait(&self.gpu)?;
+                    self.belt.wait_for_buffer(&self.gpu)?;
                 }
             }
             self.pass = None;
-            let encoder = encoder(&mut self.encoder, &self.gpu);
+            let encoder = get_or_create_encoder(&mut self.encoder, &self.gpu);
             let taken = self.belt.write(encoder, dst, offset, data)?;
             offset += taken as u64;
             data = &data[taken..];
@@ -132,13 +133,13 @@ impl Recorder {
     }
 
     /// The encoder, between passes, for copies.
-    pub(crate) fn encoder(&mut self) -> &mut wgpu::CommandEncoder {
+    pub(crate) fn copy_encoder(&mut self) -> &mut wgpu::CommandEncoder {
         self.pass = None;
-        encoder(&mut self.encoder, &self.gpu)
+        get_or_create_encoder(&mut self.encoder, &self.gpu)
     }
 
     /// Whether a copy would end a pass.
-    pub(crate) fn in_pass(&self) -> bool {
+    pub(crate) fn is_in_pass(&self) -> bool {
         self.pass.is_some()
     }
 
@@ -147,36 +148,36 @@ impl Recorder {
         self.pass = None;
         self.launches = 0;
         let Some(encoder) = self.encoder.take() else {
-            return self.gpu.check().map(|()| Fence(self.submitted));
+            return self.gpu.check_health().map(|()| Fence(self.submitted));
         };
-        while self.in_flight.len() >= IN_FLIGHT {
+        while self.in_flight.len() >= MAX_IN_FLIGHT {
             self.retire_oldest()?;
         }
-        self.belt.before_submit();
-        let page = self.params.submit(&self.gpu);
+        self.belt.unmap_for_submit();
+        let page = self.params.write_page(&self.gpu);
         let index = self.gpu.queue.submit([encoder.finish()]);
         self.submitted += 1;
         let (number, completed) = (self.submitted, Arc::clone(&self.completed));
         self.gpu.queue.on_submitted_work_done(move || {
             completed.fetch_max(number, Ordering::AcqRel);
         });
-        self.belt.after_submit();
+        self.belt.map_after_submit();
         self.in_flight.push_back(Submission { number, index, page });
         // Nothing in wgpu is freed unless somebody polls.
         self.gpu.poll()?;
-        self.retire();
+        self.retire_completed();
         Ok(Fence(number))
     }
 
     /// What to wait for so that the device has passed `fence`; `None` if it has.
-    pub(crate) fn submission(&mut self, fence: Fence) -> Option<(Fence, wgpu::SubmissionIndex)> {
-        self.retire();
+    pub(crate) fn pending_submission(&mut self, fence: Fence) -> Option<(Fence, wgpu::SubmissionIndex)> {
+        self.retire_completed();
         let found = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
         Some((Fence(found.number), found.index.clone()))
     }
 
     /// Takes back what the device has passed.
-    fn retire(&mut self) {
+    fn retire_completed(&mut self) {
         let completed = self.completed.load(Ordering::Acquire);
         let passed = self.in_flight.iter().take_while(|submission| submission.number <= completed).count();
         for submission in self.in_flight.drain(..passed) {
@@ -191,12 +192,15 @@ impl Recorder {
         let Some(oldest) = self.in_flight.front() else { return Ok(false) };
         self.gpu.wait(oldest.index.clone())?;
         self.completed.fetch_max(oldest.number, Ordering::AcqRel);
-        self.retire();
+        self.retire_completed();
         Ok(true)
     }
 }
 
-fn encoder<'a>(slot: &'a mut Option<wgpu::CommandEncoder>, gpu: &Gpu) -> &'a mut wgpu::CommandEncoder {
+fn get_or_create_encoder<'a>(
+    slot: &'a mut Option<wgpu::CommandEncoder>,
+    gpu: &Gpu,
+) -> &'a mut wgpu::CommandEncoder {
     slot.get_or_insert_with(|| {
         gpu.device.create_command_encoder(&wgpu::CommandEncoderDescriptor { label: Some("forebay") })
     })

@@ -5,57 +5,57 @@ use std::time::Duration;
 
 use forebay_core::backend::SourceError;
 
-use crate::gpu::{Gpu, lock, one_line};
+use crate::gpu::{Gpu, lock, to_single_line};
 
 /// Bytes of one upload buffer.
-const CHUNK: u64 = 4 << 20;
+const CHUNK_BYTES: u64 = 4 << 20;
 /// Upload buffers at most; when all of them are in flight, an upload waits for the device.
-const CHUNKS: usize = 8;
+const MAX_CHUNKS: usize = 8;
 /// How long, and how often, to wait for an upload buffer that another thread is about to give back.
-const WAIT: Duration = Duration::from_millis(10);
-const WAITS: usize = 1000;
+const WAIT_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_WAITS: usize = 1000;
 /// A download goes through at most this many bytes at a time.
-pub(crate) const READBACK: u64 = 16 << 20;
+pub(crate) const MAX_READBACK_BYTES: u64 = 16 << 20;
 /// The smallest download buffer, so that all small downloads share one.
-const READBACK_MIN: u64 = 64 << 10;
+const MIN_READBACK_BYTES: u64 = 64 << 10;
 /// Download buffers that are kept.
-const READBACKS_KEPT: usize = 2;
+const MAX_CACHED_READBACKS: usize = 2;
 
 /// An upload buffer, mapped, and how much of it is taken.
 #[derive(Debug)]
-struct Chunk {
+struct UploadChunk {
     buffer: wgpu::Buffer,
     used: u64,
 }
 
 /// What the device gave back, and a call for whoever waits for it.
 #[derive(Debug, Default)]
-struct Returns {
-    inner: Mutex<Returned>,
+struct ReturnQueue {
+    inner: Mutex<ReturnedBuffers>,
     arrived: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct Returned {
+struct ReturnedBuffers {
     mapped: Vec<wgpu::Buffer>,
     /// Buffers that could not be mapped again, because the device was lost.
-    dropped: usize,
+    lost: usize,
 }
 
 /// The ring of upload buffers.
 #[derive(Debug, Default)]
-pub(crate) struct Belt {
-    open: Option<Chunk>,
+pub(crate) struct StagingBelt {
+    open: Option<UploadChunk>,
     /// Full, and read by commands that are not submitted yet.
     closed: Vec<wgpu::Buffer>,
-    returns: Arc<Returns>,
-    made: usize,
+    returns: Arc<ReturnQueue>,
+    buffer_count: usize,
 }
 
-impl Belt {
+impl StagingBelt {
     /// Makes sure that there is room for at least one word; `false` if the device has to pass something first.
-    pub(crate) fn prepare(&mut self, gpu: &Gpu) -> Result<bool, SourceError> {
-        if let Some(chunk) = self.open.take_if(|chunk| chunk.used >= CHUNK) {
+    pub(crate) fn ensure_space(&mut self, gpu: &Gpu) -> Result<bool, SourceError> {
+        if let Some(chunk) = self.open.take_if(|chunk| chunk.used >= CHUNK_BYTES) {
             self.close(chunk);
         }
         if self.open.is_some() {
@@ -63,26 +63,26 @@ impl Belt {
         }
         let reused = {
             let mut returned = lock(&self.returns.inner);
-            self.made -= std::mem::take(&mut returned.dropped);
+            self.buffer_count -= std::mem::take(&mut returned.lost);
             returned.mapped.pop()
         };
         let buffer = match reused {
             Some(buffer) => buffer,
-            None if self.made == CHUNKS => return Ok(false),
+            None if self.buffer_count == MAX_CHUNKS => return Ok(false),
             None => {
                 let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
-                match gpu.buffer("forebay upload", CHUNK, usage, true) {
+                match gpu.create_buffer("forebay upload", CHUNK_BYTES, usage, true) {
                     Ok(buffer) => {
-                        self.made += 1;
+                        self.buffer_count += 1;
                         buffer
                     }
                     // A full device is no reason to fail while there are others to wait for.
-                    Err(SourceError::OutOfMemory { .. }) if self.made > 0 => return Ok(false),
+                    Err(SourceError::OutOfMemory { .. }) if self.buffer_count > 0 => return Ok(false),
                     Err(error) => return Err(error),
                 }
             }
         };
-        self.open = Some(Chunk { buffer, used: 0 });
+        self.open = Some(UploadChunk { buffer, used: 0 });
         Ok(true)
     }
 
@@ -95,12 +95,12 @@ impl Belt {
         data: &[u8],
     ) -> Result<usize, SourceError> {
         let Some(chunk) = &mut self.open else { return Ok(0) };
-        let len = data.len().min((CHUNK - chunk.used) as usize);
+        let len = data.len().min((CHUNK_BYTES - chunk.used) as usize);
         let bytes = len as u64;
-        let mut view = chunk
-            .buffer
-            .get_mapped_range_mut(chunk.used..chunk.used + bytes)
-            .map_err(|error| SourceError::Driver { call: "get_mapped_range", detail: one_line(&error) })?;
+        let mut view =
+            chunk.buffer.get_mapped_range_mut(chunk.used..chunk.used + bytes).map_err(|error| {
+                SourceError::Driver { call: "get_mapped_range", detail: to_single_line(&error) }
+            })?;
         view.copy_from_slice(&data[..len]);
         drop(view);
         encoder.copy_buffer_to_buffer(&chunk.buffer, chunk.used, dst, offset, bytes);
@@ -108,20 +108,20 @@ impl Belt {
         Ok(len)
     }
 
-    fn close(&mut self, chunk: Chunk) {
+    fn close(&mut self, chunk: UploadChunk) {
         chunk.buffer.unmap();
         self.closed.push(chunk.buffer);
     }
 
     /// Unmaps what the commands about to be submitted read.
-    pub(crate) fn before_submit(&mut self) {
+    pub(crate) fn unmap_for_submit(&mut self) {
         if let Some(chunk) = self.open.take_if(|chunk| chunk.used > 0) {
             self.close(chunk);
         }
     }
 
     /// Asks for it back; it comes with a later poll.
-    pub(crate) fn after_submit(&mut self) {
+    pub(crate) fn map_after_submit(&mut self) {
         for buffer in self.closed.drain(..) {
             let returns = Arc::clone(&self.returns);
             let mapped = buffer.clone();
@@ -129,7 +129,7 @@ impl Belt {
                 let mut returned = lock(&returns.inner);
                 match result {
                     Ok(()) => returned.mapped.push(mapped),
-                    Err(_) => returned.dropped += 1,
+                    Err(_) => returned.lost += 1,
                 }
                 returns.arrived.notify_all();
             });
@@ -138,12 +138,12 @@ impl Belt {
 
     /// Blocks until something came back that the device has already passed: another thread may have polled, and be
     /// about to hand it over.
-    pub(crate) fn wait(&self, gpu: &Gpu) -> Result<(), SourceError> {
-        for _ in 0..WAITS {
+    pub(crate) fn wait_for_buffer(&self, gpu: &Gpu) -> Result<(), SourceError> {
+        for _ in 0..MAX_WAITS {
             gpu.poll()?;
             let returned = lock(&self.returns.inner);
-            let nothing = |returned: &mut Returned| returned.mapped.is_empty() && returned.dropped == 0;
-            let waited = self.returns.arrived.wait_timeout_while(returned, WAIT, nothing);
+            let nothing = |returned: &mut ReturnedBuffers| returned.mapped.is_empty() && returned.lost == 0;
+            let waited = self.returns.arrived.wait_timeout_while(returned, WAIT_INTERVAL, nothing);
             if !waited.unwrap_or_else(PoisonError::into_inner).1.timed_out() {
                 return Ok(());
             }
@@ -155,13 +155,13 @@ impl Belt {
 
 /// Download buffers that nobody uses.
 #[derive(Debug, Default)]
-pub(crate) struct Readbacks {
+pub(crate) struct ReadbackPool {
     free: Mutex<Vec<wgpu::Buffer>>,
 }
 
-impl Readbacks {
+impl ReadbackPool {
     /// A buffer of at least `bytes` bytes, which are at most [`READBACK`].
-    pub(crate) fn take(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
+    pub(crate) fn acquire(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
         {
             let mut free = lock(&self.free);
             if let Some(found) = free.iter().position(|buffer| buffer.size() >= bytes) {
@@ -169,12 +169,12 @@ impl Readbacks {
             }
         }
         let usage = wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST;
-        gpu.buffer("forebay download", bytes.next_power_of_two().max(READBACK_MIN), usage, false)
+        gpu.create_buffer("forebay download", bytes.next_power_of_two().max(MIN_READBACK_BYTES), usage, false)
     }
 
     /// Reads a buffer whose copy was submitted as `submission` (`None`: the device has passed it), and keeps the
     /// buffer for the next download. Blocking.
-    pub(crate) fn read(
+    pub(crate) fn read_and_release(
         &self,
         gpu: &Gpu,
         buffer: wgpu::Buffer,
@@ -194,19 +194,19 @@ impl Readbacks {
         let refused = |detail: String| SourceError::Driver { call: "map_async", detail };
         match receiver.recv() {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => return gpu.check().and(Err(refused(one_line(&error)))),
-            Err(_) => return gpu.check().and(Err(refused("the driver never answered".to_owned()))),
+            Ok(Err(error)) => return gpu.check_health().and(Err(refused(to_single_line(&error)))),
+            Err(_) => return gpu.check_health().and(Err(refused("the driver never answered".to_owned()))),
         }
-        let view = buffer.get_mapped_range(..bytes).map_err(|error| refused(one_line(&error)))?;
+        let view = buffer.get_mapped_range(..bytes).map_err(|error| refused(to_single_line(&error)))?;
         data.copy_from_slice(&view);
         drop(view);
         buffer.unmap();
         let mut free = lock(&self.free);
         free.push(buffer);
-        if free.len() > READBACKS_KEPT {
+        if free.len() > MAX_CACHED_READBACKS {
             // The largest ones serve every later download.
             free.sort_by_key(|buffer| std::cmp::Reverse(buffer.size()));
-            free.truncate(READBACKS_KEPT);
+            free.truncate(MAX_CACHED_READBACKS);
         }
         Ok(())
     }

@@ -30,7 +30,7 @@ fn devices() -> &'static [WgpuBackend] {
     static DEVICES: OnceLock<Vec<WgpuBackend>> = OnceLock::new();
     DEVICES.get_or_init(|| {
         let found = WgpuBackend::enumerate();
-        let usable = found.iter().filter(|found| found.why_not.is_none());
+        let usable = found.iter().filter(|found| found.unavailable_reason.is_none());
         let opened = usable.map(|found| WgpuBackend::new(found.index).unwrap()).collect::<Vec<_>>();
         for device in &opened {
             println!("on {}, {:?}", device.info(), device.info().features);
@@ -47,7 +47,7 @@ fn devices() -> &'static [WgpuBackend] {
 }
 
 /// The same devices, opened again: for tests that other work on the device would disturb, or that disturb it.
-fn alone() -> Vec<WgpuBackend> {
+fn open_fresh_devices() -> Vec<WgpuBackend> {
     devices().iter().map(|device| WgpuBackend::new(device.info().index).unwrap()).collect()
 }
 
@@ -61,18 +61,18 @@ fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
     Slice { segment, offset, bytes }
 }
 
-fn words(device: &WgpuBackend, slice: Slice) -> Vec<u32> {
+fn read_words(device: &WgpuBackend, slice: Slice) -> Vec<u32> {
     let mut bytes = vec![0; slice.bytes as usize];
     device.download(slice, &mut bytes).unwrap();
     bytes.chunks_exact(4).map(|word| u32::from_ne_bytes(word.try_into().unwrap())).collect()
 }
 
-fn bytes_of<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4]) -> Vec<u8> {
+fn to_bytes<T: Copy>(values: &[T], bytes: fn(T) -> [u8; 4]) -> Vec<u8> {
     values.iter().flat_map(|&value| bytes(value)).collect()
 }
 
 fn upload(device: &WgpuBackend, slice: Slice, values: &[u32]) {
-    device.upload(slice, &bytes_of(values, u32::to_ne_bytes)).unwrap();
+    device.upload(slice, &to_bytes(values, u32::to_ne_bytes)).unwrap();
 }
 
 #[test]
@@ -83,15 +83,15 @@ fn slices_of_one_segment_are_read_and_written_in_one_launch() {
         let count = 1000;
         let [a, b, c] = [0, 4096, 8192].map(|offset| slice(segment, offset, 4 * count));
         let values = (0..count).map(|i| i as f32).collect::<Vec<_>>();
-        device.upload(a, &bytes_of(&values, f32::to_ne_bytes)).unwrap();
-        device.upload(b, &bytes_of(&values, f32::to_ne_bytes)).unwrap();
+        device.upload(a, &to_bytes(&values, f32::to_ne_bytes)).unwrap();
+        device.upload(b, &to_bytes(&values, f32::to_ne_bytes)).unwrap();
         let params = [(count as u32).to_ne_bytes(), 2f32.to_ne_bytes()].concat();
         device.launch(&Launch { kernel, bindings: &[a, b, c], params: &params, groups: [16, 1, 1] }).unwrap();
-        let found = words(device, c).into_iter().map(f32::from_bits).collect::<Vec<_>>();
+        let found = read_words(device, c).into_iter().map(f32::from_bits).collect::<Vec<_>>();
         assert_eq!(found, (0..count).map(|i| 3.0 * i as f32).collect::<Vec<_>>());
         // One slice may be read twice.
         device.launch(&Launch { kernel, bindings: &[a, a, c], params: &params, groups: [16, 1, 1] }).unwrap();
-        assert_eq!(words(device, c)[7], 21f32.to_bits());
+        assert_eq!(read_words(device, c)[7], 21f32.to_bits());
         device.free_segment(segment).unwrap();
     }
 }
@@ -105,7 +105,7 @@ fn bytes_come_back_from_odd_places_and_in_large_amounts() {
             let values = (0..count as u32).map(|i| i.wrapping_mul(2654435761)).collect::<Vec<_>>();
             let place = slice(segment, offset, 4 * count as u64);
             upload(device, place, &values);
-            assert!(words(device, place) == values, "{count} words at {offset}");
+            assert!(read_words(device, place) == values, "{count} words at {offset}");
         }
         device.free_segment(segment).unwrap();
     }
@@ -121,24 +121,24 @@ fn copies_and_fills_reach_every_place() {
         for (to, at) in [(one, 8012), (one, 8192), (other, 4), (other, 64)] {
             device.fill(slice(to, at - 4, 4008), 0xdead_beef).unwrap();
             device.copy(slice(to, at, 4000), slice(one, 4, 4000)).unwrap();
-            let found = words(device, slice(to, at - 4, 4008));
+            let found = read_words(device, slice(to, at - 4, 4008));
             assert_eq!((found[0], found[1001]), (0xdead_beef, 0xdead_beef), "around {at}");
             assert_eq!(found[1..1001], values, "at {at}");
         }
         // Vectors of four, in one segment.
         device.copy(slice(one, 65536, 3984), slice(one, 16, 3984)).unwrap();
-        assert_eq!(words(device, slice(one, 65536, 3984)), values[3..999]);
+        assert_eq!(read_words(device, slice(one, 65536, 3984)), values[3..999]);
         for (at, bytes, word) in
             [(0, 1 << 20, 0), (4, 12, 7), (16, 32, 9), (64, 4, 0), (128, 1 << 19, u32::MAX)]
         {
             device.fill(slice(other, at, bytes), word).unwrap();
             assert!(
-                words(device, slice(other, at, bytes)).iter().all(|&found| found == word),
+                read_words(device, slice(other, at, bytes)).iter().all(|&found| found == word),
                 "{bytes} at {at}"
             );
         }
         // What was around them stayed.
-        assert_eq!(words(device, slice(other, 0, 20)), [0, 7, 7, 7, 9]);
+        assert_eq!(read_words(device, slice(other, 0, 20)), [0, 7, 7, 7, 9]);
         device.free_segment(one).unwrap();
         device.free_segment(other).unwrap();
     }
@@ -163,16 +163,16 @@ fn everything_runs_in_the_order_of_the_calls() {
             device.copy(slice(segment, 512 + 4 * u64::from(round), 4), y).unwrap();
             device.fill(y, 0).unwrap();
         }
-        assert_eq!(words(device, x), [(99 * 3 + 1) * 3 + 1]);
+        assert_eq!(read_words(device, x), [(99 * 3 + 1) * 3 + 1]);
         let expected = (0..50).map(|round| 3 * round + 1).collect::<Vec<_>>();
-        assert_eq!(words(device, slice(segment, 512, 200)), expected);
+        assert_eq!(read_words(device, slice(segment, 512, 200)), expected);
         device.free_segment(segment).unwrap();
     }
 }
 
 #[test]
 fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
-    for device in &alone() {
+    for device in &open_fresh_devices() {
         let add = compile(device, ADD);
         let segment = device.alloc_segment(48 << 20).unwrap();
         // As much staging memory as there may be is in use once, so that timing does not decide when it is made.
@@ -255,7 +255,7 @@ fn overrides_specialise_a_kernel() {
                 .unwrap();
             let bindings = &[slice(segment, 0, 4)];
             device.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] }).unwrap();
-            assert_eq!(words(device, bindings[0]), [(size * value) as u32]);
+            assert_eq!(read_words(device, bindings[0]), [(size * value) as u32]);
         }
         device.free_segment(segment).unwrap();
     }
@@ -270,7 +270,7 @@ fn a_request_too_large_for_the_device_is_an_error_and_the_device_goes_on() {
         }
         let segment = device.alloc_segment(4096).unwrap();
         upload(device, slice(segment, 0, 8), &[1, 2]);
-        assert_eq!(words(device, slice(segment, 0, 8)), [1, 2]);
+        assert_eq!(read_words(device, slice(segment, 0, 8)), [1, 2]);
         device.free_segment(segment).unwrap();
     }
 }
@@ -309,14 +309,14 @@ fn a_call_that_breaks_the_contract_is_an_error_and_the_device_goes_on() {
         assert!(error.contains("was given back"), "{error}");
         assert!(device.download(slice(stale, 0, 4), &mut [0; 4]).is_err());
         device.launch(&Launch { kernel, bindings: &good, params: &params, groups }).unwrap();
-        assert_eq!(words(device, good[2]), [0; 4]);
+        assert_eq!(read_words(device, good[2]), [0; 4]);
         device.free_segment(segment).unwrap();
     }
 }
 
 #[test]
 fn a_command_that_the_driver_refuses_late_is_an_error_of_a_later_call() {
-    for device in &alone() {
+    for device in &open_fresh_devices() {
         let kernel = compile(device, INCREMENT);
         let segment = device.alloc_segment(4096).unwrap();
         let bindings = &[slice(segment, 0, 4)];
@@ -327,13 +327,13 @@ fn a_command_that_the_driver_refuses_late_is_an_error_of_a_later_call() {
         assert!(error.contains("4294967295"), "{error}");
         upload(device, bindings[0], &[1]);
         launch(1).unwrap();
-        assert_eq!(words(device, bindings[0]), [4]);
+        assert_eq!(read_words(device, bindings[0]), [4]);
     }
 }
 
 #[test]
 fn fences_are_ordered_and_are_passed() {
-    for device in &alone() {
+    for device in &open_fresh_devices() {
         let kernel = compile(device, INCREMENT);
         let segment = device.alloc_segment(4096).unwrap();
         let mut last = Fence(0);
@@ -362,7 +362,7 @@ fn work_beyond_one_dimension_of_groups_is_folded() {
         device.fill(slice(segment, 4 * count + 512, 8), 5).unwrap();
         device.fill(from, 0x0123_4567).unwrap();
         device.copy(to, from).unwrap();
-        let found = words(device, slice(segment, 4 * count + 512, 4 * count + 4));
+        let found = read_words(device, slice(segment, 4 * count + 512, 4 * count + 4));
         assert_eq!(found[0], 5);
         assert!(found[1..].iter().all(|&word| word == 0x0123_4567));
         device.free_segment(segment).unwrap();
@@ -389,7 +389,7 @@ fn more_parameters_than_one_submission_holds_arrive_whole() {
             device.launch(&Launch { kernel, bindings, params: &params, groups: [1, 1, 1] }).unwrap();
         }
         let expected = (0..200).map(|i| i * i).collect::<Vec<u32>>();
-        assert_eq!(words(device, slice(segment, 0, 800)), expected);
+        assert_eq!(read_words(device, slice(segment, 0, 800)), expected);
         let large = wgsl.replace("256>", "257>");
         assert!(
             device
@@ -420,7 +420,7 @@ fn threads_share_a_device() {
                         device
                             .launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] })
                             .unwrap();
-                        assert_eq!(words(device, x), [(round * 4 + thread) * 3 + 1]);
+                        assert_eq!(read_words(device, x), [(round * 4 + thread) * 3 + 1]);
                     }
                     device.free_segment(segment).unwrap();
                 });

@@ -15,25 +15,31 @@ pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
     let causal = Attention { is_causal: true, ..Attention::default() };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for &length in lengths.iter().filter(|&&length| dtype == DType::BF16 || length == usual) {
-            one(b, "causal", ((positions / length).max(1), length), dtype, &causal)?;
+            bench_attention(b, "causal", ((positions / length).max(1), length), dtype, &causal)?;
         }
     }
     let shape = ((positions / usual).max(1), usual);
     let dropped = Attention { dropout_p: 0.1, ..causal };
-    one(b, "causal_dropout", shape, DType::BF16, &dropped)?;
-    let numbers = b.random(&[usual, usual], DType::F32)?;
+    bench_attention(b, "causal_dropout", shape, DType::BF16, &dropped)?;
+    let numbers = b.random_tensor(&[usual, usual], DType::F32)?;
     for (name, mask) in [
         ("mask_bool", numbers.gt(-2.0)?),
         ("mask_f32", numbers.clone()),
         ("mask_bf16", numbers.to_dtype(DType::BF16)?),
     ] {
-        one(b, name, shape, DType::BF16, &Attention { attn_mask: Some(&mask), ..Attention::default() })?;
+        bench_attention(
+            b,
+            name,
+            shape,
+            DType::BF16,
+            &Attention { attn_mask: Some(&mask), ..Attention::default() },
+        )?;
     }
     Ok(())
 }
 
 /// Two rows: forward, and forward and backward together.
-fn one(
+fn bench_attention(
     b: &Bench<'_>,
     kind: &str,
     (batch, length): (usize, usize),
@@ -42,7 +48,8 @@ fn one(
 ) -> Result<()> {
     let (heads, features) = if b.tiny { (2, 32) } else { (12, 64) };
     let shape = [batch, heads, length, features];
-    let [q, k, v] = [b.random(&shape, dtype)?, b.random(&shape, dtype)?, b.random(&shape, dtype)?];
+    let [q, k, v] =
+        [b.random_tensor(&shape, dtype)?, b.random_tensor(&shape, dtype)?, b.random_tensor(&shape, dtype)?];
     // As they are commonly counted: of a causal one half of the matrix, two products forward, seven with the gradients.
     let seen = if options.is_causal { 2.0 } else { 4.0 };
     let flops = seen * (batch * heads * length * length * features) as f64;
@@ -51,7 +58,7 @@ fn one(
     let t = b.time(inner, || Ok(q.scaled_dot_product_attention(&k, &v, options)?))?;
     let rate = flops / t.median_ms / 1e9;
     b.emit_rate(&format!("attention_fwd_{kind}"), &name, dtype.name(), &t, ("tflops", rate));
-    let g = b.random(&shape, dtype)?;
+    let g = b.random_tensor(&shape, dtype)?;
     let leaves = [q.requires_grad_()?, k.requires_grad_()?, v.requires_grad_()?];
     let t = b.time(inner, || -> Result<Tensor> {
         let [q, k, v] = &leaves;

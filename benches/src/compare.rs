@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use serde_json::Value;
 
 /// The figure of a line: its field, and whether more is better.
-const FIGURES: [(&str, bool); 6] = [
+const METRICS: [(&str, bool); 6] = [
     ("tflops", true),
     ("gbps", true),
     ("steps_s", true),
@@ -16,63 +16,64 @@ const FIGURES: [(&str, bool); 6] = [
     ("first_ms", false),
 ];
 
-fn lines(path: &Path) -> Result<Vec<Value>> {
+fn read_lines(path: &Path) -> Result<Vec<Value>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
     Ok(text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect())
 }
 
-fn word<'a>(line: &'a Value, field: &str) -> &'a str {
+fn str_field<'a>(line: &'a Value, field: &str) -> &'a str {
     line.get(field).and_then(Value::as_str).unwrap_or("")
 }
 
-fn figure(line: &Value) -> Option<(&'static str, bool, f64)> {
-    FIGURES.iter().find_map(|&(name, up)| Some((name, up, line.get(name)?.as_f64()?)))
+fn metric(line: &Value) -> Option<(&'static str, bool, f64)> {
+    METRICS.iter().find_map(|&(name, up)| Some((name, up, line.get(name)?.as_f64()?)))
 }
 
 /// What was measured: work, shape, type.
-fn work(line: &Value) -> [String; 3] {
-    ["bench", "shape", "dtype"].map(|field| word(line, field).to_owned())
+fn bench_key(line: &Value) -> [String; 3] {
+    ["bench", "shape", "dtype"].map(|field| str_field(line, field).to_owned())
 }
 
-fn by_work(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3], Vec<Value>> {
+fn group_by_key(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3], Vec<Value>> {
     let mut map = BTreeMap::<_, Vec<Value>>::new();
     for line in lines {
-        map.entry(work(&line)).or_default().push(line);
+        map.entry(bench_key(&line)).or_default().push(line);
     }
     map
 }
 
 /// A row for each of our lines: beside all of the peer's of the same work, and beside ours of the same variant on CUDA. Ratios above 1 mean
 /// that it is the better one.
-fn rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
-    let peers = by_work(peers);
-    let cuda = by_work(ours.iter().filter(|line| word(line, "backend") == "cuda").cloned());
+fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
+    let peers = group_by_key(peers);
+    let cuda = group_by_key(ours.iter().filter(|line| str_field(line, "backend") == "cuda").cloned());
     let row = |line: &Value| {
-        let (name, up, value) = figure(line)?;
+        let (name, up, value) = metric(line)?;
         let ratio = |other: f64| format!("{:.3}", if up { value / other } else { other / value });
         let other = |line: &Value| line.get(name).and_then(Value::as_f64);
         let cells: Vec<(&str, f64)> = peers
-            .get(&work(line))
+            .get(&bench_key(line))
             .into_iter()
             .flatten()
-            .filter_map(|p| Some((word(p, "variant"), other(p)?)))
+            .filter_map(|p| Some((str_field(p, "variant"), other(p)?)))
             .collect();
         let peer: Vec<String> = cells.iter().map(|(v, x)| format!("{x:.1} {v}").trim().to_owned()).collect();
         let ratios: Vec<String> = cells.iter().map(|(_, x)| ratio(*x)).collect();
-        let on_cuda = match word(line, "backend") {
+        let on_cuda = match str_field(line, "backend") {
             "cuda" => None,
-            _ => cuda.get(&work(line)),
+            _ => cuda.get(&bench_key(line)),
         };
-        let on_cuda = on_cuda.into_iter().flatten().find(|c| word(c, "variant") == word(line, "variant"));
+        let on_cuda =
+            on_cuda.into_iter().flatten().find(|c| str_field(c, "variant") == str_field(line, "variant"));
         let of_cuda = on_cuda.and_then(other).map(ratio);
-        let [bench, shape, dtype] = work(line);
-        let kind = match word(line, "variant") {
+        let [bench, shape, dtype] = bench_key(line);
+        let kind = match str_field(line, "variant") {
             "" => dtype,
             variant => variant.to_owned(),
         };
         Some(format!(
             "| {bench} | {shape} | {kind} | {} | {value:.1} {name} | {} | {} | {} |",
-            word(line, "backend"),
+            str_field(line, "backend"),
             peer.join(", "),
             ratios.join(", "),
             of_cuda.unwrap_or_default()
@@ -82,12 +83,12 @@ fn rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
 }
 
 /// Prints a table of our lines beside the peer's, and of those on other backends beside ours on CUDA.
-pub(crate) fn table(ours: &[PathBuf], peer: &Path) -> Result<()> {
-    let ours = ours.iter().map(|path| lines(path)).collect::<Result<Vec<_>>>()?.concat();
+pub(crate) fn print_table(ours: &[PathBuf], peer: &Path) -> Result<()> {
+    let ours = ours.iter().map(|path| read_lines(path)).collect::<Result<Vec<_>>>()?.concat();
     println!(
         "| work | shape | type | backend | forebay | peer | ratio | to CUDA |\n|---|---|---|---|---|---|---|---|"
     );
-    rows(&ours, lines(peer)?).iter().for_each(|row| println!("{row}"));
+    format_rows(&ours, read_lines(peer)?).iter().for_each(|row| println!("{row}"));
     Ok(())
 }
 
@@ -105,7 +106,7 @@ mod tests {
             line("cuda", "bf16_captured", 8.0),
             line("wgpu", "bf16_captured", 80.0),
         ];
-        let rows = rows(&ours, vec![line("cuda", "bf16", 30.0), line("cuda", "bf16_compile", 20.0)]);
+        let rows = format_rows(&ours, vec![line("cuda", "bf16", 30.0), line("cuda", "bf16_compile", 20.0)]);
         let start = "| gpt | 8x1024 | bf16";
         assert_eq!(
             rows,

@@ -7,9 +7,9 @@ use forebay::tensor::Tensor;
 use crate::timing::Bench;
 
 /// One operation on two square matrices.
-type Op = fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>;
+type BinaryFn = fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>;
 
-const OPS: [(&str, Op); 6] = [
+const OPS: [(&str, BinaryFn); 6] = [
     ("add", |x, y| x.add(y)),
     ("add_", |x, y| x.add_(y).map(|()| x.clone())),
     ("relu", |x, _| x.relu()),
@@ -20,7 +20,7 @@ const OPS: [(&str, Op); 6] = [
 
 pub(crate) fn eager(b: &Bench<'_>) -> Result<()> {
     let n = 64;
-    let (x, y) = (b.random(&[n, n], DType::F32)?, b.random(&[n, n], DType::F32)?);
+    let (x, y) = (b.random_tensor(&[n, n], DType::F32)?, b.random_tensor(&[n, n], DType::F32)?);
     for (name, op) in OPS {
         let t = b.time(1000, || Ok(op(&x, &y)?))?;
         b.emit_rate(

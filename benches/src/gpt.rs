@@ -16,16 +16,16 @@ use serde_json::json;
 use crate::timing::Bench;
 
 /// Steps before the first that counts, and those that count.
-const WARM_UP: usize = 5;
+const WARMUP_STEPS: usize = 5;
 const STEPS: usize = 20;
 
 struct Training {
     net: Gpt,
     optimizer: AdamW,
     text: Tensor,
-    next: Tensor,
+    target: Tensor,
     /// The 16-bit type of mixed precision.
-    low: Option<DType>,
+    autocast_dtype: Option<DType>,
     /// Whether layers multiply in 8 bits.
     fp8: bool,
 }
@@ -45,14 +45,14 @@ impl Training {
             .low_precision_copies(copies);
         let shape = [batch, sizes.context];
         let text = || Tensor::randint(0, sizes.vocabulary as i64, &shape, DType::I32, device);
-        Ok(Self { text: text()?, next: text()?, net, optimizer, low, fp8: false })
+        Ok(Self { text: text()?, target: text()?, net, optimizer, autocast_dtype: low, fp8: false })
     }
 
     fn step(&mut self) -> CoreResult<Tensor> {
         let loss = {
-            let _autocast = self.low.map(autocast).transpose()?;
+            let _autocast = self.autocast_dtype.map(autocast).transpose()?;
             let _fp8 = self.fp8.then(fp8);
-            self.net.loss(&self.text, &self.next)?
+            self.net.loss(&self.text, &self.target)?
         };
         loss.backward()?;
         self.optimizer.step()?;
@@ -98,10 +98,10 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
             Some(captured) => captured.replay(),
             None => training.step(),
         };
-        let (m, last) = Bench::steps(device, (WARM_UP.min(steps), steps), &mut step)?;
+        let (m, last) = Bench::time_steps(device, (WARMUP_STEPS.min(steps), steps), &mut step)?;
         let memory = device.memory();
         let mb = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        b.emit(
+        b.emit_line(
             "gpt2_train",
             &format!("{batch}x{}", sizes.context),
             if low.is_some() { "bf16" } else { "f32" },
@@ -113,7 +113,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
             }),
         );
         if k == 0 {
-            b.profile(device, "gpt2_train", || training.step())?;
+            b.write_profile(device, "gpt2_train", || training.step())?;
         }
     }
     Ok(())

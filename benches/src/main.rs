@@ -12,17 +12,17 @@ use forebay::device::Device;
 use forebay::prelude::*;
 
 mod attention;
+mod catalog;
 mod compare;
-mod copies;
-mod curve;
 mod eager;
 mod gpt;
+mod long_reductions;
+mod loss_curve;
 mod mlp;
-mod operations;
-mod records;
+mod offload;
+mod ops;
 mod recurrent;
 mod resize;
-mod rows;
 mod scatter;
 mod timing;
 mod vision;
@@ -69,7 +69,7 @@ enum Command {
     },
     /// Measures every operation that the conformance suite has a record of, and prints a JSON line for each: bytes that it has to move a
     /// second, or operations of its products.
-    Records {
+    Catalog {
         /// A device id: `cuda:0`, `wgpu:0`.
         #[arg(long)]
         device: Option<String>,
@@ -111,17 +111,17 @@ fn main() -> Result<()> {
             let bench = Bench::new(&device, tiny, profile);
             type Group = fn(&Bench<'_>) -> Result<()>;
             let groups: [(&str, Group); 15] = [
-                ("matmul", operations::matmul),
-                ("elementwise", operations::elementwise),
-                ("reduce", operations::reduce),
-                ("order", operations::order),
+                ("matmul", ops::matmul),
+                ("elementwise", ops::elementwise),
+                ("reduce", ops::reduce),
+                ("order", ops::sort),
                 ("scatter", scatter::scatter),
                 ("resize", resize::resize),
-                ("rows", rows::rows),
+                ("rows", long_reductions::long_reductions),
                 ("attention", attention::attention),
-                ("alloc", operations::alloc),
+                ("alloc", ops::allocation),
                 ("eager", eager::eager),
-                ("copies", copies::copies),
+                ("copies", offload::offload),
                 ("mlp", mlp::mlp),
                 ("recurrent", recurrent::recurrent),
                 ("vision", vision::vision),
@@ -134,15 +134,17 @@ fn main() -> Result<()> {
             }
             Ok(())
         }
-        Command::Records { device, dtype, gradients, tiny, only } => {
+        Command::Catalog { device, dtype, gradients, tiny, only } => {
             let known = [DType::F32, DType::F16, DType::BF16, DType::F64];
             let Some(dtype) = known.into_iter().find(|known| known.name() == dtype) else {
                 bail!("--dtype takes f32, f16, bf16 or f64, not {dtype}");
             };
             let device = open(device)?;
-            records::records(&Bench::new(&device, tiny, None), dtype, gradients, &only)
+            catalog::bench_catalog(&Bench::new(&device, tiny, None), dtype, gradients, &only)
         }
-        Command::Curve { folder, device, steps, tiny } => curve::curve(&open(device)?, &folder, steps, tiny),
-        Command::Compare { ours, peer } => compare::table(&ours, &peer),
+        Command::Curve { folder, device, steps, tiny } => {
+            loss_curve::write_loss_curves(&open(device)?, &folder, steps, tiny)
+        }
+        Command::Compare { ours, peer } => compare::print_table(&ours, &peer),
     }
 }

@@ -40,7 +40,7 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
     let start = Instant::now();
     let first_loss = step()?.item()?;
     let first_ms = start.elapsed().as_secs_f64() * 1e3;
-    b.profile(device, "mlp_train", &mut step)?;
+    b.write_profile(device, "mlp_train", &mut step)?;
     let mut captured = None;
     for (bench, each, capture) in [
         ("mlp_train", false, false),
@@ -75,7 +75,7 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
         }
         let m = median(ms);
         let stats = device.memory();
-        b.emit(
+        b.emit_line(
             bench,
             &format!("{batch}x784-{hidden}-{hidden}-10"),
             "f32",

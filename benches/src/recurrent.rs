@@ -11,7 +11,7 @@ use forebay::tensor::Tensor;
 use crate::timing::Bench;
 
 /// Times one layer; `run` gives its output.
-fn both(
+fn bench_forward_backward(
     b: &Bench<'_>,
     name: &str,
     x: &Tensor,
@@ -48,10 +48,10 @@ fn both(
 
 pub(crate) fn recurrent(b: &Bench<'_>) -> Result<()> {
     let [steps, batch, width] = if b.tiny { [4, 2, 8] } else { [128, 64, 512] };
-    let x = b.random(&[steps, batch, width], DType::F32)?;
+    let x = b.random_tensor(&[steps, batch, width], DType::F32)?;
     let options = RecurrentOptions { num_layers: 2, ..RecurrentOptions::default() };
     let lstm = Lstm::new(width, width, options, b.device)?;
-    both(b, "lstm, 2 layers", &x, &lstm, |x| Ok(lstm.forward(x, None)?.0))?;
+    bench_forward_backward(b, "lstm, 2 layers", &x, &lstm, |x| Ok(lstm.forward(x, None)?.0))?;
     let gru = Gru::new(width, width, options, b.device)?;
-    both(b, "gru, 2 layers", &x, &gru, |x| Ok(gru.forward(x, None)?.0))
+    bench_forward_backward(b, "gru, 2 layers", &x, &gru, |x| Ok(gru.forward(x, None)?.0))
 }

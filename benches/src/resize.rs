@@ -8,7 +8,7 @@ use forebay::tensor::Tensor;
 use crate::timing::Bench;
 
 /// Times an operation, and it with its gradient; `bytes` is what the operation alone has to move.
-fn both(
+fn bench_forward_backward(
     b: &Bench<'_>,
     name: &str,
     x: &Tensor,
@@ -34,7 +34,7 @@ fn both(
 pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
     let (images, side) = if b.tiny { (1, 16) } else { (16, 128) };
     for dtype in [DType::F32, DType::BF16] {
-        let x = b.random(&[images, 64, side, side], dtype)?;
+        let x = b.random_tensor(&[images, 64, side, side], dtype)?;
         let bytes = 5 * x.numel() * dtype.size();
         for (name, mode) in [
             ("nearest", InterpolateMode::Nearest),
@@ -42,19 +42,23 @@ pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
             ("bicubic", InterpolateMode::Bicubic),
         ] {
             let twice = Interpolate { mode, ..Interpolate::by(2.0) };
-            both(b, name, &x, bytes, |x| Ok(x.interpolate(&twice)?))?;
+            bench_forward_backward(b, name, &x, bytes, |x| Ok(x.interpolate(&twice)?))?;
         }
         let x = x.narrow(0, 0, images.div_ceil(4))?.copy()?;
-        both(b, "im2col 3x3", &x, 10 * x.numel() * dtype.size(), |x| Ok(x.im2col(3, 1, 1, 1)?))?;
+        bench_forward_backward(b, "im2col 3x3", &x, 10 * x.numel() * dtype.size(), |x| {
+            Ok(x.im2col(3, 1, 1, 1)?)
+        })?;
     }
     let (rows, width) = if b.tiny { (64, 16) } else { (4096, 64) };
-    let (x, y) = (b.random(&[rows, width], DType::F32)?, b.random(&[rows, width], DType::F32)?);
+    let (x, y) = (b.random_tensor(&[rows, width], DType::F32)?, b.random_tensor(&[rows, width], DType::F32)?);
     for p in [2.0, f64::INFINITY, 3.5] {
-        both(b, &format!("cdist {p}"), &x, 4 * rows * rows, |x| Ok(x.cdist(&y, p)?))?;
+        bench_forward_backward(b, &format!("cdist {p}"), &x, 4 * rows * rows, |x| Ok(x.cdist(&y, p)?))?;
     }
     let (entries, bags, length, width) = if b.tiny { (100, 8, 4, 8) } else { (100_000, 3000, 20, 256) };
-    let table = b.random(&[entries, width], DType::F32)?;
+    let table = b.random_tensor(&[entries, width], DType::F32)?;
     let index = Tensor::randint(0, entries as i64, &[bags, length], DType::I32, b.device)?;
     let sums = Bags { mode: BagMode::Sum, ..Bags::default() };
-    both(b, "embedding_bag", &table, 4 * bags * (length + 1) * width, |t| Ok(t.embedding_bag(&index, &sums)?))
+    bench_forward_backward(b, "embedding_bag", &table, 4 * bags * (length + 1) * width, |t| {
+        Ok(t.embedding_bag(&index, &sums)?)
+    })
 }

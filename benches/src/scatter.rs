@@ -30,7 +30,7 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
                     autograd::grad(&[product], std::slice::from_ref(&table), &Default::default())?;
                 Ok(grads.swap_remove(0))
             };
-            measure(b, "embedding_grad", &format!("{words}x{width}, {name}"), 4 * words * width, &grad)?;
+            bench_op(b, "embedding_grad", &format!("{words}x{width}, {name}"), 4 * words * width, &grad)?;
         }
     }
     {
@@ -39,46 +39,46 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
             let index = ints(many, below)?;
             let out = Tensor::zeros(&[below], DType::F32, b.device)?;
             let op = || Ok(out.scatter_add(0, &index, &x)?);
-            measure(b, "scatter_add", &format!("{many} to {below}"), 4 * many, &op)?;
+            bench_op(b, "scatter_add", &format!("{many} to {below}"), 4 * many, &op)?;
         }
         let (x, index) = (floats(&[rows, width])?, ints(rows, slots)?);
         let out = Tensor::zeros(&[slots, width], DType::F32, b.device)?;
         let op = || Ok(out.index_add(0, &index, &x, 1.0)?);
-        measure(b, "index_add", &format!("{rows}x{width} to {slots}"), 4 * rows * width, &op)?;
+        bench_op(b, "index_add", &format!("{rows}x{width} to {slots}"), 4 * rows * width, &op)?;
     }
     {
         let x = floats(&[numbers])?;
         for below in [10, 100_000] {
             let index = ints(numbers, below)?;
-            measure(b, "bincount", &format!("{numbers} to {below}"), 4 * numbers, &|| {
+            bench_op(b, "bincount", &format!("{numbers} to {below}"), 4 * numbers, &|| {
                 Ok(index.bincount(None, below)?)
             })?;
         }
-        measure(b, "histc", &format!("{numbers} to 100"), 4 * numbers, &|| Ok(x.histc(100, 0.0, 1.0)?))?;
-        measure(b, "sort", &numbers.to_string(), 4 * numbers, &|| Ok(x.sort(0, false)?.0))?;
+        bench_op(b, "histc", &format!("{numbers} to 100"), 4 * numbers, &|| Ok(x.histc(100, 0.0, 1.0)?))?;
+        bench_op(b, "sort", &numbers.to_string(), 4 * numbers, &|| Ok(x.sort(0, false)?.0))?;
     }
     {
         let x = floats(&[long])?;
-        measure(b, "cumsum", &long.to_string(), 8 * long, &|| Ok(x.cumsum(0)?))?;
+        bench_op(b, "cumsum", &long.to_string(), 8 * long, &|| Ok(x.cumsum(0)?))?;
         let x = floats(&[side, side])?;
         for dim in [0, 1] {
             let op = || Ok(x.cumsum(dim)?);
-            measure(b, "cumsum", &format!("{side}x{side}, dimension {dim}"), 8 * side * side, &op)?;
+            bench_op(b, "cumsum", &format!("{side}x{side}, dimension {dim}"), 8 * side * side, &op)?;
         }
     }
     for classes in [600, 50_000] {
         let (x, draws) = (floats(&[classes])?, words);
         let op = || Ok(x.multinomial(draws, true)?);
-        measure(b, "multinomial", &format!("{draws} of {classes}"), 8 * draws, &op)?;
+        bench_op(b, "multinomial", &format!("{draws} of {classes}"), 8 * draws, &op)?;
     }
     let (rows, classes) = (64, 50_000 / small);
     let x = floats(&[rows, classes])?;
-    measure(b, "multinomial", &format!("{rows}x{classes}, 100 each once"), 4 * x.numel(), &|| {
+    bench_op(b, "multinomial", &format!("{rows}x{classes}, 100 each once"), 4 * x.numel(), &|| {
         Ok(x.multinomial(100, false)?)
     })
 }
 
-fn measure(
+fn bench_op(
     b: &Bench<'_>,
     name: &str,
     shape: &str,

@@ -23,7 +23,7 @@ pub(crate) struct Timing {
     min_ms: f64,
     first_ms: f64,
     samples: usize,
-    inner: usize,
+    calls_per_sample: usize,
 }
 
 const SAMPLES: usize = 20;
@@ -39,7 +39,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Prints the kernels of one step on `device`, and writes its timeline under the name of `row`, if profiles are wanted.
-    pub(crate) fn profile(
+    pub(crate) fn write_profile(
         &self,
         device: &Device,
         row: &str,
@@ -78,12 +78,12 @@ impl<'a> Bench<'a> {
         }
         let all = (0..samples).map(|_| timed(inner)).collect::<Result<Vec<_>>>()?;
         let min_ms = all.iter().copied().fold(f64::INFINITY, f64::min);
-        Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, inner })
+        Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, calls_per_sample: inner })
     }
 
     /// Steps that each read their loss: some that do not count, then the median of the others in milliseconds, and the last loss. The peak
     /// of memory is theirs.
-    pub(crate) fn steps(
+    pub(crate) fn time_steps(
         device: &Device,
         (warm_up, steps): (usize, usize),
         mut once: impl FnMut() -> forebay::error::Result<Tensor>,
@@ -109,7 +109,7 @@ impl<'a> Bench<'a> {
     }
 
     /// Prints a line.
-    pub(crate) fn emit(&self, bench: &str, shape: &str, dtype: &str, fields: Value) {
+    pub(crate) fn emit_line(&self, bench: &str, shape: &str, dtype: &str, fields: Value) {
         let mut line = Map::new();
         line.insert("peer".into(), json!("forebay"));
         line.insert("backend".into(), json!(self.device.info().backend));
@@ -126,14 +126,14 @@ impl<'a> Bench<'a> {
     pub(crate) fn emit_rate(&self, bench: &str, shape: &str, dtype: &str, t: &Timing, rate: (&str, f64)) {
         let mut fields = json!({
             "median_ms": t.median_ms, "min_ms": t.min_ms, "first_ms": t.first_ms,
-            "samples": t.samples, "inner": t.inner,
+            "samples": t.samples, "inner": t.calls_per_sample,
         });
         fields[rate.0] = json!(rate.1);
-        self.emit(bench, shape, dtype, fields);
+        self.emit_line(bench, shape, dtype, fields);
     }
 
     /// Numbers in -1..1.
-    pub(crate) fn random(&self, shape: &[usize], dtype: forebay::dtype::DType) -> Result<Tensor> {
+    pub(crate) fn random_tensor(&self, shape: &[usize], dtype: forebay::dtype::DType) -> Result<Tensor> {
         Ok(Tensor::uniform(shape, -1.0, 1.0, forebay::dtype::DType::F32, self.device)?.to_dtype(dtype)?)
     }
 }

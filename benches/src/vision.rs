@@ -6,7 +6,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, LayerNorm, Linear, Module, SelfAttention};
-use forebay::ops::{Pool2d, cat};
+use forebay::ops::{Pool2dOptions, cat};
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use serde_json::json;
@@ -158,20 +158,20 @@ impl Vit {
 }
 
 /// What is trained.
-trait Net: Module {
+trait Classifier: Module {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor>;
 }
 
-impl Net for ResNet {
+impl Classifier for ResNet {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor> {
-        let window = Pool2d { stride: [2; 2], padding: [1; 2], ..Pool2d::new(3) };
+        let window = Pool2dOptions { stride: [2; 2], padding: [1; 2], ..Pool2dOptions::new(3) };
         let x = self.stem.forward_relu(x)?.max_pool2d(window)?;
         let x = self.blocks.iter().try_fold(x, |x, block| block.forward(&x))?;
         self.head.forward(&x.mean(&[2, 3], false)?)
     }
 }
 
-impl Net for Vit {
+impl Classifier for Vit {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor> {
         let x = self.patches.forward(x)?.flatten(2, -1)?.transpose(1, 2)?;
         let class = self.class.broadcast_to(&[x.shape()[0], 1, x.shape()[2]])?;
@@ -184,17 +184,17 @@ impl Net for Vit {
 /// One line for each model and way; a profile of one eager step of each, if wanted.
 pub(crate) fn vision(b: &Bench<'_>) -> Result<()> {
     let (batch, side) = if b.tiny { (2, 32) } else { (64, 224) };
-    row(b, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
+    bench_model(b, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
         true => ResNet::new(&[1, 1], 8, device),
         false => ResNet::new(&[3, 4, 6, 3], 64, device),
     })?;
-    row(b, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
+    bench_model(b, "vit_b16_train", [batch, 3, side, side], |device| match b.tiny {
         true => Vit::new(side, 2, 32, 2, device),
         false => Vit::new(side, 12, 768, 12, device),
     })
 }
 
-fn row<N: Net>(
+fn bench_model<N: Classifier>(
     b: &Bench<'_>,
     name: &str,
     shape: [usize; 4],
@@ -228,9 +228,9 @@ fn row<N: Net>(
             None => step(),
         };
         let (warm_up, steps) = if b.tiny { (1, 2) } else { (4, 10) };
-        let (m, last_loss) = Bench::steps(device, (warm_up, steps), once)?;
+        let (m, last_loss) = Bench::time_steps(device, (warm_up, steps), once)?;
         let memory = device.memory();
-        b.emit(
+        b.emit_line(
             name,
             &shape.map(|n| n.to_string()).join("x"),
             if low.is_some() { "bf16" } else { "f32" },
@@ -241,7 +241,7 @@ fn row<N: Net>(
             }),
         );
         if !capture {
-            b.profile(device, &format!("{name}_{variant}"), step)?;
+            b.write_profile(device, &format!("{name}_{variant}"), step)?;
         }
     }
     Ok(())

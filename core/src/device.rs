@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
-use forebay_shaders::module::Interface;
+use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
 use crate::autograd;
@@ -37,7 +37,7 @@ struct Inner {
     kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
     /// By their identities.
     known: RwLock<FxHashMap<Box<[usize]>, Kernel>>,
-    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Arc<Interface>)>>,
+    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Arc<ModuleInterface>)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
     random: Mutex<RandomState>,
@@ -390,14 +390,14 @@ impl Device {
         label: &'static str,
         wgsl: &'static str,
         overrides: &'static [(&'static str, f64)],
-    ) -> Result<(Kernel, Arc<Interface>)> {
+    ) -> Result<(Kernel, Arc<ModuleInterface>)> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
         let kernels = &self.inner.custom;
         if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(form.clone());
         }
         // What is wrong with it is said in the terms of WGSL, before a backend compiles it.
-        let interface = forebay_shaders::module::interface(wgsl, "main")
+        let interface = forebay_shaders::reflection::reflect_module(wgsl, "main")
             .map_err(|message| crate::error::Error::Kernel { label: label.to_owned(), message })?;
         let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
         // What is wrong with a user's kernel is said where it is first run.
@@ -414,7 +414,7 @@ impl Device {
         if labels.len() <= at {
             labels.resize(at + 1, (Arc::from(""), u32::MAX));
         }
-        let written = forebay_shaders::written(source.wgsl);
+        let written = forebay_shaders::writable_bindings(source.wgsl);
         labels[at] = (source.label.into(), written);
         Ok(Kernel { id, written })
     }

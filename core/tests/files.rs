@@ -18,7 +18,7 @@ fn device() -> Device {
     Device::null(Default::default())
 }
 
-fn temporary(name: &str) -> PathBuf {
+fn temp_path(name: &str) -> PathBuf {
     std::env::temp_dir().join(format!("forebay-files-{}-{name}", std::process::id()))
 }
 
@@ -50,7 +50,7 @@ fn xz(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 }
 
 /// Every loader on these bytes.
-fn read_all(bytes: &[u8]) {
+fn parse_all(bytes: &[u8]) {
     let _ = safetensors::from_bytes(bytes, &device());
     let _ = idx::from_bytes(bytes);
     let _ = Trace::unpack(bytes);
@@ -58,7 +58,7 @@ fn read_all(bytes: &[u8]) {
 }
 
 /// A file with bytes changed, and its end cut off or something put behind it.
-fn damaged(file: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
+fn corrupted(file: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let n = file.len();
     let changes = prop::collection::vec((0..n, any::<u8>()), 0..6);
     (changes, 0..2 * n, prop::collection::vec(any::<u8>(), 0..9)).prop_map(move |(changes, keep, tail)| {
@@ -77,14 +77,14 @@ proptest! {
 
     #[test]
     fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-        read_all(&bytes);
+        parse_all(&bytes);
     }
 
     #[test]
     fn damaged_files_are_read_or_refused(
-        bytes in prop_oneof![damaged(safetensors_file()), damaged(idx_file()), damaged(trace_file())]
+        bytes in prop_oneof![corrupted(safetensors_file()), corrupted(idx_file()), corrupted(trace_file())]
     ) {
-        read_all(&bytes);
+        parse_all(&bytes);
         if let Ok(packed) = gzip(&bytes) {
             let _ = idx::from_bytes(&packed);
         }
@@ -96,11 +96,11 @@ proptest! {
     #[test]
     fn damaged_packed_files_are_read_or_refused(
         bytes in prop_oneof![
-            damaged(gzip(&idx_file()).unwrap_or_default()),
-            damaged(xz(&trace_file()).unwrap_or_default()),
+            corrupted(gzip(&idx_file()).unwrap_or_default()),
+            corrupted(xz(&trace_file()).unwrap_or_default()),
         ]
     ) {
-        read_all(&bytes);
+        parse_all(&bytes);
     }
 
     #[test]
@@ -128,15 +128,15 @@ fn the_seeds_of_these_tests_are_whole() -> Result<()> {
 }
 
 /// A file of one header and these bytes.
-fn file_of(header: &str, data: &[u8]) -> Vec<u8> {
+fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
 
 #[test]
 fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -> Result<()> {
-    let (device, path) = (device(), temporary("types"));
+    let (device, path) = (device(), temp_path("types"));
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[8,10]},"c":{"dtype":"U8","shape":[2],"data_offsets":[10,12]},"d":{"dtype":"NEW_1","shape":[9],"data_offsets":[12,15]}}"#;
-    io::write(&path, file_of(header, &[1; 15]))?;
+    io::write(&path, safetensors_bytes(header, &[1; 15]))?;
     let mut file = safetensors::open(&path)?;
     assert_eq!(file.keys().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
     assert_eq!((file.dtype("b"), file.shape("d")), (Some("F8_E8M0"), Some(&[9][..])));
@@ -160,7 +160,7 @@ fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -
 
 #[test]
 fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()> {
-    let (device, path) = (device(), temporary("sparse"));
+    let (device, path) = (device(), temp_path("sparse"));
     let bytes = 137_u64 << 30;
     let header = format!(
         r#"{{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,{bytes}]}},"b":{{"dtype":"U8","shape":[2],"data_offsets":[{bytes},{}]}}}}"#,
@@ -168,7 +168,7 @@ fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()>
         bytes + 2
     );
     let made = std::fs::File::create(&path).and_then(|mut file| {
-        file.write_all(&file_of(&header, &[]))?;
+        file.write_all(&safetensors_bytes(&header, &[]))?;
         file.set_len(8 + header.len() as u64 + bytes + 2)
     });
     // Not every file system has files of this size.
@@ -186,7 +186,7 @@ fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()>
 #[test]
 fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
     let device = device();
-    let path = temporary("save").join("below").join("weights.safetensors");
+    let path = temp_path("save").join("below").join("weights.safetensors");
     let tensors: BTreeMap<String, Tensor> = DType::ALL
         .into_iter()
         .chain(DType::STORED)
@@ -220,7 +220,7 @@ fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
 
 #[test]
 fn a_write_that_fails_leaves_the_old_file() -> std::io::Result<()> {
-    let path = temporary("old");
+    let path = temp_path("old");
     std::fs::write(&path, "old")?;
     let failed = io::replace(&path, |out| {
         let _ = out.write_all(b"half");
@@ -277,7 +277,7 @@ fn messages_say_what_is_wrong() {
 #[cfg(unix)]
 #[test]
 fn a_link_stays_and_what_is_no_file_is_not_replaced() -> Result<()> {
-    let (file, link) = (temporary("target"), temporary("link"));
+    let (file, link) = (temp_path("target"), temp_path("link"));
     let save = |path: &Path| safetensors::save(path, &BTreeMap::new(), &BTreeMap::new());
     save(&file)?;
     std::os::unix::fs::symlink(&file, &link).expect("a link can be made");

@@ -13,16 +13,16 @@ mod shared;
 use shared::{LOADERS, Random, mutate};
 
 /// Files, if the environment does not say otherwise.
-const CASES: u64 = 20_700;
+const DEFAULT_CASES: u64 = 20_700;
 /// Address space that reading may add: the files have a few hundred bytes.
-const ROOM: u64 = 1 << 30;
+const MAX_ADDRESS_SPACE_GROWTH: u64 = 1 << 30;
 
-fn number(variable: &str, otherwise: u64) -> u64 {
+fn env_number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number in the environment"))
 }
 
 /// The most address space that this process has had, where the system tells.
-fn peak() -> u64 {
+fn peak_address_space() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"));
     line.and_then(|line| line.trim().trim_end_matches("kB").trim().parse::<u64>().ok()).unwrap_or(0) * 1024
@@ -31,13 +31,14 @@ fn peak() -> u64 {
 #[test]
 fn mutated_files_are_read_or_refused_by_every_loader() -> Result<()> {
     let device = Device::null(Default::default());
-    let (cases, seed) = (number("FOREBAY_FUZZ_ROUNDS", CASES), number("FOREBAY_FUZZ_SEED", 0));
+    let (cases, seed) =
+        (env_number("FOREBAY_FUZZ_ROUNDS", DEFAULT_CASES), env_number("FOREBAY_FUZZ_SEED", 0));
     let each = cases.div_ceil(LOADERS.len() as u64);
     for loader in LOADERS {
         let file = (loader.file)(&device)?;
         // The whole file is taken: mutations begin behind the first checks.
         (loader.read)(&device, &file).map_err(|e| e.at(loader.name))?;
-        let (before, mut taken) = (peak(), 0);
+        let (before, mut taken) = (peak_address_space(), 0);
         let held = device.memory().allocated();
         for case in seed..seed + each {
             let bytes = mutate(&file, &mut Random(case));
@@ -45,7 +46,11 @@ fn mutated_files_are_read_or_refused_by_every_loader() -> Result<()> {
             let shown = String::from_utf8_lossy(&bytes);
             let read = read.unwrap_or_else(|_| panic!("{}, seed {case}: a panic on {shown:?}", loader.name));
             taken += u64::from(read.is_ok());
-            assert!(peak() < before + ROOM, "{}, seed {case}: much memory for {shown:?}", loader.name);
+            assert!(
+                peak_address_space() < before + MAX_ADDRESS_SPACE_GROWTH,
+                "{}, seed {case}: much memory for {shown:?}",
+                loader.name
+            );
         }
         assert_eq!(device.memory().allocated(), held, "{}: memory is left", loader.name);
         assert!(taken < each, "{}: nothing was refused, of {each} files", loader.name);

@@ -195,8 +195,8 @@ fn parameters_and_states_are_tagged() -> Result<()> {
 fn steps_keep_no_memory() -> Result<()> {
     let device = device();
     let w = Linear::new(64, 64, &device)?;
-    type Maker = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
-    let makers: [Maker; 4] = [
+    type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+    let makers: [OptimizerCtor; 4] = [
         |p| Box::new(Sgd::new(p, 0.1).momentum(0.9)),
         |p| Box::new(Adam::new(p, 0.1)),
         |p| Box::new(AdamW::new(p, 0.1).amsgrad(true)),

@@ -21,71 +21,71 @@ use forebay_core::tensor::Tensor;
 const QUEUES: usize = MAX_QUEUES as usize;
 
 /// How many operations of each queue are known to be done before a moment.
-type Clock = [u64; QUEUES];
+type VectorClock = [u64; QUEUES];
 
 /// One operation on a range: who, its number in its queue, and whether it wrote.
 #[derive(Clone, Debug)]
-struct Touch {
+struct Access {
     slice: Slice,
     queue: usize,
-    number: u64,
-    wrote: bool,
+    sequence: u64,
+    is_write: bool,
 }
 
 #[derive(Debug, Default)]
-struct Seen {
-    clocks: [Clock; QUEUES],
-    events: Vec<Clock>,
-    touches: Vec<Touch>,
+struct AccessLog {
+    clocks: [VectorClock; QUEUES],
+    events: Vec<VectorClock>,
+    accesses: Vec<Access>,
     races: Vec<String>,
     waits: usize,
 }
 
 /// The device, or one of its queues.
 #[derive(Debug)]
-struct Checked {
+struct RaceCheckBackend {
     inner: Arc<NullBackend>,
     queue: usize,
-    seen: Arc<Mutex<Seen>>,
+    log: Arc<Mutex<AccessLog>>,
     /// Kernels and which bindings they write.
-    written: Arc<Mutex<Vec<u32>>>,
+    write_masks: Arc<Mutex<Vec<u32>>>,
 }
 
-impl Checked {
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+impl RaceCheckBackend {
+    fn lock_log(&self) -> MutexGuard<'_, AccessLog> {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn touch(&self, what: &str, slices: &[(Slice, bool)]) {
-        let seen = &mut *self.seen();
+    fn record_access(&self, what: &str, slices: &[(Slice, bool)]) {
+        let seen = &mut *self.lock_log();
         let queue = self.queue;
         seen.clocks[queue][queue] += 1;
         let (clock, number) = (seen.clocks[queue], seen.clocks[queue][queue]);
         for (slice, wrote) in slices {
-            let overlaps = |t: &Touch| {
+            let overlaps = |t: &Access| {
                 let (a, b) = (&t.slice, slice);
                 a.segment == b.segment && a.offset < b.offset + b.bytes && b.offset < a.offset + a.bytes
             };
-            for t in seen.touches.iter().filter(|t| (t.wrote || *wrote) && overlaps(t)) {
-                if t.queue != queue && clock[t.queue] < t.number {
+            for t in seen.accesses.iter().filter(|t| (t.is_write || *wrote) && overlaps(t)) {
+                if t.queue != queue && clock[t.queue] < t.sequence {
                     seen.races.push(format!("{what} on queue {queue} does not wait for {t:?}"));
                 }
             }
             // What this one comes after need not be looked at again.
             if *wrote {
-                let inside = |t: &Touch| {
+                let inside = |t: &Access| {
                     t.slice.segment == slice.segment
                         && t.slice.offset >= slice.offset
                         && t.slice.offset + t.slice.bytes <= slice.offset + slice.bytes
                 };
-                seen.touches.retain(|t| !inside(t));
+                seen.accesses.retain(|t| !inside(t));
             }
-            seen.touches.push(Touch { slice: *slice, queue, number, wrote: *wrote });
+            seen.accesses.push(Access { slice: *slice, queue, sequence: number, is_write: *wrote });
         }
     }
 }
 
-impl SegmentSource for Checked {
+impl SegmentSource for RaceCheckBackend {
     fn limits(&self) -> SourceLimits {
         self.inner.limits()
     }
@@ -117,13 +117,13 @@ impl SegmentSource for Checked {
         MAX_QUEUES
     }
     fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        let mut seen = self.seen();
+        let mut seen = self.lock_log();
         let clock = seen.clocks[usize::from(queue)];
         seen.events.push(clock);
         Ok(Event(seen.events.len() as u64 - 1))
     }
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        let mut seen = self.seen();
+        let mut seen = self.lock_log();
         let known = seen.events[event.0 as usize];
         seen.waits += 1;
         for (clock, known) in seen.clocks[usize::from(queue)].iter_mut().zip(known) {
@@ -139,49 +139,50 @@ impl SegmentSource for Checked {
     }
     fn fence_wait(&self, _fence: Fence) -> Result<(), SourceError> {
         // The host has waited for all queues, and everything after this is after that.
-        let mut seen = self.seen();
-        let all: Clock = std::array::from_fn(|queue| seen.clocks[queue][queue]);
+        let mut seen = self.lock_log();
+        let all: VectorClock = std::array::from_fn(|queue| seen.clocks[queue][queue]);
         seen.clocks = [all; QUEUES];
         Ok(())
     }
 }
 
-impl Backend for Checked {
+impl Backend for RaceCheckBackend {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         let id = self.inner.compile(source)?;
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut written = self.write_masks.lock().unwrap_or_else(PoisonError::into_inner);
         // Another thread may have compiled the next one already.
         let len = written.len().max(id.0 as usize + 1);
         written.resize(len, u32::MAX);
-        written[id.0 as usize] = forebay_shaders::written(source.wgsl);
+        written[id.0 as usize] = forebay_shaders::writable_bindings(source.wgsl);
         Ok(id)
     }
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
+        let written =
+            self.write_masks.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
         let slices: Vec<_> =
             launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
         // Whatever another thread may do between what the core has decided and this, it does.
         std::thread::yield_now();
-        self.touch("a kernel", &slices);
+        self.record_access("a kernel", &slices);
         self.inner.launch(launch)
     }
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.touch("an upload", &[(dst, true)]);
+        self.record_access("an upload", &[(dst, true)]);
         self.inner.upload(dst, data)
     }
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.touch("a download", &[(src, false)]);
+        self.record_access("a download", &[(src, false)]);
         self.inner.download(src, data)
     }
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.touch("a copy", &[(src, false), (dst, true)]);
+        self.record_access("a copy", &[(src, false), (dst, true)]);
         self.inner.copy(dst, src)
     }
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.touch("a fill", &[(dst, true)]);
+        self.record_access("a fill", &[(dst, true)]);
         self.inner.fill(dst, word)
     }
     fn flush(&self) -> Result<()> {
@@ -191,8 +192,8 @@ impl Backend for Checked {
         Ok(Some(Arc::new(Self {
             inner: Arc::clone(&self.inner),
             queue: usize::from(number),
-            seen: Arc::clone(&self.seen),
-            written: Arc::clone(&self.written),
+            log: Arc::clone(&self.log),
+            write_masks: Arc::clone(&self.write_masks),
         })))
     }
     fn reaches_host(&self) -> bool {
@@ -212,27 +213,27 @@ impl Backend for Checked {
 
 /// Runs `work` on such a device, with and without virtual memory and chains that wait to be launched as one, and fails if
 /// anything was out of order. It must have used several queues.
-fn in_order(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
-    in_order_with("", work)
+fn assert_no_races(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
+    assert_no_races_with("", work)
 }
 
-fn in_order_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<()> {
+fn assert_no_races_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     for (virtual_memory, fusion) in [(true, None), (false, None), (true, Some(0)), (false, Some(0))] {
         let mut profile = Profile::default();
         if !virtual_memory {
             profile.source.virtual_memory = None;
         }
-        let backend = Arc::new(Checked {
+        let backend = Arc::new(RaceCheckBackend {
             inner: Arc::new(NullBackend::new(profile)),
             queue: 0,
-            seen: Arc::default(),
-            written: Arc::default(),
+            log: Arc::default(),
+            write_masks: Arc::default(),
         });
         let device = Device::with_config(backend.clone(), Config::parse(config)?);
         device.set_fusion(fusion);
         work(&device)?;
         drop(device);
-        let seen = backend.seen();
+        let seen = backend.lock_log();
         assert!(seen.races.is_empty(), "{} races, the first: {}", seen.races.len(), seen.races[0]);
         assert!(seen.waits > 0, "one queue alone was used");
     }
@@ -241,7 +242,7 @@ fn in_order_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<(
 
 #[test]
 fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
-    in_order(|device| {
+    assert_no_races(|device| {
         let all = (0..6).map(|_| Tensor::ones(&[1 << 18], DType::F32, device)).collect::<Result<Vec<_>>>()?;
         all.iter().try_for_each(Tensor::offload_)?;
         for _ in 0..30 {
@@ -256,7 +257,7 @@ fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
 
 #[test]
 fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
-    in_order(|device| {
+    assert_no_races(|device| {
         let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
         let mut all = vec![Tensor::ones(&[64, 64], DType::F32, device)?; 3];
         for k in 0..60 {
@@ -277,7 +278,7 @@ fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
 #[test]
 fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
     const THREADS: usize = 4;
-    in_order(|device| {
+    assert_no_races(|device| {
         let shared = Tensor::ones(&[64, 64], DType::F32, device)?;
         let (to, from): (Vec<_>, Vec<_>) = (0..THREADS).map(|_| mpsc::channel::<Tensor>()).unzip();
         std::thread::scope(|threads| {
@@ -310,7 +311,7 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
 /// Memory that is full, and free in parts: blocks move while streams, threads and copies to the host have them in hand.
 #[test]
 fn blocks_that_move_are_waited_for() -> Result<()> {
-    in_order_with("max_memory_mb:24,large_segment_size_mb:2", |device| {
+    assert_no_races_with("max_memory_mb:24,large_segment_size_mb:2", |device| {
         let work = |seed: u64| -> Result<()> {
             let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
             let (mut state, mut kept) = (seed, Vec::<Tensor>::new());
@@ -362,7 +363,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
 /// Chains wait on one queue while others take what they read, write it, and get memory that was freed.
 #[test]
 fn chains_that_wait_are_waited_for() -> Result<()> {
-    in_order(|device| {
+    assert_no_races(|device| {
         let shared = Tensor::ones(&[1 << 10], DType::F32, device)?;
         let work = |seed: usize| -> Result<()> {
             let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
@@ -392,7 +393,7 @@ fn chains_that_wait_are_waited_for() -> Result<()> {
 #[test]
 fn a_training_step_with_offload_is_in_order() -> Result<()> {
     let options = GptOptions { vocabulary: 256, context: 64, layers: 5, heads: 4, width: 64, dropout: 0.1 };
-    in_order(|device| {
+    assert_no_races(|device| {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let choice = Choice::new(8, 2).offload([true; 5]).with_offloaded_state();

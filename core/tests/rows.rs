@@ -16,7 +16,7 @@ use proptest::prelude::*;
 
 /// A model to train, by its sizes.
 #[derive(Clone, Debug)]
-enum Model {
+enum ModelSpec {
     /// Layers of these widths.
     Layers(Vec<usize>),
     /// Width, layers, context.
@@ -24,22 +24,22 @@ enum Model {
 }
 
 /// Smaller ones are a matter of how many segments of 32 MiB there are, and not of rows.
-const ENOUGH: u64 = 256 << 20;
+const MIN_PEAK_BYTES: u64 = 256 << 20;
 
 /// A step of it.
-enum Net {
+enum TestModel {
     Layers(Vec<Linear>),
     Gpt(Box<Gpt>, usize),
 }
 
-impl Net {
-    fn new(model: &Model, device: &Device) -> Result<Self> {
+impl TestModel {
+    fn new(model: &ModelSpec, device: &Device) -> Result<Self> {
         Ok(match model {
-            Model::Layers(widths) => {
+            ModelSpec::Layers(widths) => {
                 let layers = widths.windows(2).map(|w| Linear::new(w[0], w[1], device));
                 Self::Layers(layers.collect::<Result<_>>()?)
             }
-            &Model::Gpt(width, layers, context) => {
+            &ModelSpec::Gpt(width, layers, context) => {
                 let options = GptOptions { vocabulary: 1000, context, layers, heads: 4, width, dropout: 0.0 };
                 Self::Gpt(Box::new(Gpt::new(&options, device)?), context)
             }
@@ -72,12 +72,18 @@ impl Net {
     }
 }
 
-fn out_of_memory(result: Result<()>) -> Result<Option<Box<OutOfMemory>>> {
+fn oom_details(result: Result<()>) -> Result<Option<Box<OutOfMemory>>> {
     result.map_or_else(|error| error.into_out_of_memory().map(Some), |()| Ok(None))
 }
 
 /// A step of a batch of which so many rows run at once.
-fn step(net: &Net, optimizer: &mut AdamW, parts: usize, rows: usize, device: &Device) -> Result<()> {
+fn train_step(
+    net: &TestModel,
+    optimizer: &mut AdamW,
+    parts: usize,
+    rows: usize,
+    device: &Device,
+) -> Result<()> {
     let x = net.input(parts * rows, device)?;
     optimizer.zero_grad();
     let made = (0..parts).try_for_each(|part| {
@@ -90,25 +96,25 @@ fn step(net: &Net, optimizer: &mut AdamW, parts: usize, rows: usize, device: &De
 }
 
 /// Runs a model, then with a part of the memory it took: if it has advice, that is taken. Whether it had.
-fn advice_fits(model: &Model, rows: usize, parts: usize, part: u64, card: Profile) -> Result<bool> {
+fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: Profile) -> Result<bool> {
     let device = Device::null(card);
-    let net = Net::new(model, &device)?;
+    let net = TestModel::new(model, &device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
     for _ in 0..2 {
         // Some are too large for the card, or for one tensor.
-        if step(&net, &mut optimizer, parts, rows, &device).is_err() {
+        if train_step(&net, &mut optimizer, parts, rows, &device).is_err() {
             return Ok(false);
         }
     }
     let measured = device.pool().measured_rows().filter(|m| m.rows == rows);
     let peak = measured.map(|m| m.peak).ok_or_else(|| Error::argument("test", "nothing was measured"))?;
-    if peak < ENOUGH {
+    if peak < MIN_PEAK_BYTES {
         return Ok(false);
     }
     device.pool().empty_cache()?;
     let least = device.memory().reserved();
     device.pool().set_limit(Some(least + peak.saturating_sub(least) * part / 100));
-    let failed = out_of_memory(step(&net, &mut optimizer, parts, rows, &device))?;
+    let failed = oom_details(train_step(&net, &mut optimizer, parts, rows, &device))?;
     let Some(error) = failed.filter(|e| e.rows.is_some()) else { return Ok(false) };
     let Some(fits) = error.fitting_rows().filter(|fits| fits.measured) else { return Ok(false) };
     let text = error.to_string();
@@ -116,22 +122,22 @@ fn advice_fits(model: &Model, rows: usize, parts: usize, part: u64, card: Profil
     assert!(fits.rows <= rows.div_ceil(2) && Some(fits.bytes) <= error.room);
     // Plain segments are cut for the step that failed.
     device.pool().empty_cache()?;
-    match out_of_memory(step(&net, &mut optimizer, parts, fits.rows, &device))? {
+    match oom_details(train_step(&net, &mut optimizer, parts, fits.rows, &device))? {
         Some(again) => panic!("{fits:?} did not fit: {again}\nafter: {text}"),
         None => Ok(true),
     }
 }
 
-fn card(plain: bool) -> Result<Profile> {
+fn card_profile(plain: bool) -> Result<Profile> {
     let card = Profile::card("h100")?;
     Ok(if plain { card.through_wgpu() } else { card })
 }
 
-fn model() -> impl Strategy<Value = Model> {
+fn any_model() -> impl Strategy<Value = ModelSpec> {
     let width = prop_oneof![16..200usize, (2..48usize).prop_map(|w| 64 * w)];
     prop_oneof![
-        prop::collection::vec(width, 2..7).prop_map(Model::Layers),
-        (1..24usize, 1..6usize, 1..64usize).prop_map(|(w, l, c)| Model::Gpt(32 * w, l, 16 * c)),
+        prop::collection::vec(width, 2..7).prop_map(ModelSpec::Layers),
+        (1..24usize, 1..6usize, 1..64usize).prop_map(|(w, l, c)| ModelSpec::Gpt(32 * w, l, 16 * c)),
     ]
 }
 
@@ -140,21 +146,22 @@ proptest! {
 
     #[test]
     fn rows_that_would_fit_do(
-        model in model(),
+        model in any_model(),
         rows in prop_oneof![2..200usize, (4..13u32).prop_map(|power| 1 << power)],
         parts in 1..4usize,
         part in 10..99u64,
         plain in any::<bool>(),
     ) {
-        advice_fits(&model, rows, parts, part, card(plain)?)?;
+        check_advice(&model, rows, parts, part, card_profile(plain)?)?;
     }
 }
 
 #[test]
 fn there_is_advice_where_memory_is_short() -> Result<()> {
     for plain in [false, true] {
-        let model = Model::Layers(vec![1024, 4096, 4096, 1024]);
-        let advised = (30..90).step_by(10).map(|part| advice_fits(&model, 32_768, 2, part, card(plain)?));
+        let model = ModelSpec::Layers(vec![1024, 4096, 4096, 1024]);
+        let advised =
+            (30..90).step_by(10).map(|part| check_advice(&model, 32_768, 2, part, card_profile(plain)?));
         let advised = advised.collect::<Result<Vec<_>>>()?;
         assert!(advised.iter().filter(|a| **a).count() >= 4, "{advised:?}");
     }
@@ -162,9 +169,9 @@ fn there_is_advice_where_memory_is_short() -> Result<()> {
 }
 
 /// So many samples of 1024 numbers, in two classes.
-struct Samples(usize);
+struct ConstantDataset(usize);
 
-impl Dataset for Samples {
+impl Dataset for ConstantDataset {
     type Input = f32;
     type Target = i64;
 
@@ -188,17 +195,17 @@ impl Dataset for Samples {
 }
 
 /// What the trainer has logged.
-static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static LOG_LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
-struct Log;
+struct CapturingLogger;
 
-impl log::Log for Log {
+impl log::Log for CapturingLogger {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
         true
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        LINES.lock().unwrap().push(record.args().to_string());
+        LOG_LINES.lock().unwrap().push(record.args().to_string());
     }
 
     fn flush(&self) {}
@@ -206,18 +213,18 @@ impl log::Log for Log {
 
 #[test]
 fn a_trainer_goes_straight_to_what_fits() -> Result<()> {
-    log::set_logger(&Log).unwrap();
+    log::set_logger(&CapturingLogger).unwrap();
     log::set_max_level(log::LevelFilter::Info);
     let said = || -> Vec<String> {
-        let lines = std::mem::take(&mut *LINES.lock().unwrap());
+        let lines = std::mem::take(&mut *LOG_LINES.lock().unwrap());
         lines.into_iter().filter(|line| line.contains("made again") || line.contains("fits")).collect()
     };
     // Knowing the whole batch' step, and without.
     for knows in [true, false] {
-        let device = Device::null(card(false)?);
-        let net = Net::new(&Model::Layers(vec![1024, 4096, 4096, 2]), &device)?;
-        let Net::Layers(layers) = &net else { return Ok(()) };
-        let samples = || Samples(16_384).batches(8192);
+        let device = Device::null(card_profile(false)?);
+        let net = TestModel::new(&ModelSpec::Layers(vec![1024, 4096, 4096, 2]), &device)?;
+        let TestModel::Layers(layers) = &net else { return Ok(()) };
+        let samples = || ConstantDataset(16_384).batches(8192);
         let loss = |x: &Tensor, y: &Tensor| -> Result<Tensor> {
             layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x)?.gelu())?.cross_entropy(y)
         };

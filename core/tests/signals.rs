@@ -17,9 +17,9 @@ use forebay_core::train::{Ended, Trainer};
 const CHECKPOINT: &str = "FOREBAY_TEST_CHECKPOINT";
 const STEPS: u64 = 200_000;
 
-struct Zeros;
+struct ZeroDataset;
 
-impl Dataset for Zeros {
+impl Dataset for ZeroDataset {
     type Input = f32;
     type Target = i64;
     fn len(&self) -> usize {
@@ -51,7 +51,7 @@ fn trains() -> Result<()> {
     let mut run = trainer(&net).checkpoint(file, u64::MAX);
     // A step for a line of input; without a wait when the input has ended.
     let mut open = true;
-    let ended = run.fit(&Zeros.batches(4), |x, y| {
+    let ended = run.fit(&ZeroDataset.batches(4), |x, y| {
         if open {
             println!("step");
             open = std::io::stdin().read_line(&mut String::new()).is_ok_and(|bytes| bytes > 0);
@@ -76,7 +76,7 @@ fn saves() -> Result<()> {
 }
 
 /// A program of this file.
-struct Program {
+struct ChildProgram {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
@@ -84,13 +84,13 @@ struct Program {
     folder: tempfile::TempDir,
 }
 
-impl Program {
+impl ChildProgram {
     /// Starts it, through a shell that begins with `before`, and waits for its first step.
-    fn start(before: &str) -> Self {
-        Self::start_in(tempfile::tempdir().expect("a folder can be made"), before, "trains")
+    fn spawn(before: &str) -> Self {
+        Self::spawn_in(tempfile::tempdir().expect("a folder can be made"), before, "trains")
     }
 
-    fn start_in(folder: tempfile::TempDir, before: &str, name: &str) -> Self {
+    fn spawn_in(folder: tempfile::TempDir, before: &str, name: &str) -> Self {
         let file = folder.path().join("run.safetensors");
         let mut child = Command::new("sh")
             .args(["-c", &format!("{before} exec \"$0\" {name} --exact --ignored --nocapture")])
@@ -117,18 +117,18 @@ impl Program {
         }
     }
 
-    fn step(&mut self) {
+    fn run_step(&mut self) {
         self.input.write_all(b"\n").expect("it reads");
         self.wait_for("step");
     }
 
-    fn signal(&self, name: &str) {
+    fn send_signal(&self, name: &str) {
         let kill = format!("kill -s {name} {}", self.child.id());
         assert!(Command::new("sh").args(["-c", &kill]).status().is_ok_and(|s| s.success()), "{name}");
     }
 
     /// Lets it run on by itself, and returns all it says and how it ended.
-    fn end(mut self) -> (String, ExitStatus, PathBuf, tempfile::TempDir) {
+    fn wait(mut self) -> (String, ExitStatus, PathBuf, tempfile::TempDir) {
         drop(self.input);
         let mut said = String::new();
         std::io::Read::read_to_string(&mut self.output, &mut said).expect("it can be read");
@@ -150,9 +150,9 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
         if name == "HUP" && hangup_is_ignored() {
             continue;
         }
-        let program = Program::start("");
-        program.signal(name);
-        let (said, status, file, _folder) = program.end();
+        let program = ChildProgram::spawn("");
+        program.send_signal(name);
+        let (said, status, file, _folder) = program.wait();
         assert!(said.contains("interrupted") && status.success(), "{name}: {said} {status}");
         let net = Linear::new(3, 2, &Device::null(Default::default()))?;
         let resumed = trainer(&net).resume(&file)?;
@@ -163,15 +163,15 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
 
 #[test]
 fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
-    let mut program = Program::start("trap '' HUP;");
+    let mut program = ChildProgram::spawn("trap '' HUP;");
     if std::fs::metadata("/proc/self/status").is_err() {
         // This system does not say what is ignored.
         return;
     }
-    program.signal("HUP");
-    (0..50).for_each(|_| program.step());
-    program.signal("TERM");
-    let (said, status, file, _folder) = program.end();
+    program.send_signal("HUP");
+    (0..50).for_each(|_| program.run_step());
+    program.send_signal("TERM");
+    let (said, status, file, _folder) = program.wait();
     assert!(said.contains("interrupted") && status.success() && file.exists(), "{said} {status}");
     assert_eq!(status.signal(), None);
 }
@@ -181,11 +181,11 @@ fn writers_that_are_killed_leave_whole_files_and_little_else() -> std::io::Resul
     let mut folder = tempfile::tempdir()?;
     let file = folder.path().join("run.safetensors");
     for turn in 0..10 {
-        let mut program = Program::start_in(folder, "", "saves");
+        let mut program = ChildProgram::spawn_in(folder, "", "saves");
         // At various places of a save.
         (0..turn % 4).for_each(|_| program.wait_for("step"));
-        program.signal("KILL");
-        let (_, status, _, kept) = program.end();
+        program.send_signal("KILL");
+        let (_, status, _, kept) = program.wait();
         assert_eq!(status.signal(), Some(9));
         folder = kept;
         if let Ok(bytes) = std::fs::read(&file) {

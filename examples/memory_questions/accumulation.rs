@@ -4,16 +4,16 @@ use anyhow::Result;
 use forebay::plan::Choice;
 use forebay::prelude::*;
 
-use crate::training::{ROWS, compare};
+use crate::training::{BATCH_SIZE, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    compare(
+    compare_strategies(
         device,
         &[
-            ("whole batch: 8 passages", Choice::new(ROWS, 1)),
-            ("2 x 4 passages", Choice::new(ROWS / 2, 2)),
-            ("4 x 2 passages", Choice::new(ROWS / 4, 4)),
-            ("8 x 1 passage", Choice::new(1, ROWS)),
+            ("whole batch: 8 passages", Choice::new(BATCH_SIZE, 1)),
+            ("2 x 4 passages", Choice::new(BATCH_SIZE / 2, 2)),
+            ("4 x 2 passages", Choice::new(BATCH_SIZE / 4, 4)),
+            ("8 x 1 passage", Choice::new(1, BATCH_SIZE)),
         ],
     )
 }

@@ -9,14 +9,14 @@ use forebay::plan::{Budget, Choice};
 use forebay::prelude::*;
 
 use crate::MIB;
-use crate::training::{ROWS, Training};
+use crate::training::{BATCH_SIZE, Training};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     // So small a model fits into one segment of the usual size, where segments are plain.
     let config = Config { large_segment_size: 2 * MIB, ..Config::default() };
     let profile = Profile::of(device).with_config(config);
     let plan = |bytes: u64| {
-        Budget::new(bytes, ROWS).plan(&profile, |dry| {
+        Budget::new(bytes, BATCH_SIZE).plan(&profile, |dry| {
             let mut training = Training::new(dry)?;
             Ok(move |choice: &Choice| training.step(choice))
         })

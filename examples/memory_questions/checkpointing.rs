@@ -4,11 +4,12 @@ use anyhow::Result;
 use forebay::plan::Choice;
 use forebay::prelude::*;
 
-use crate::training::{BLOCKS, ROWS, compare};
+use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    let first = |blocks: usize| Choice::new(ROWS, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
-    compare(
+    let first =
+        |blocks: usize| Choice::new(BATCH_SIZE, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
+    compare_strategies(
         device,
         &[
             ("no block again", first(0)),

@@ -4,14 +4,14 @@ use anyhow::Result;
 use forebay::memory::{Bytes, Config, Pool};
 use forebay::prelude::*;
 
-use crate::{fresh, zeros};
+use crate::{with_empty_pool, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let churn = |empty: bool| -> Result<Pool> {
-        let device = fresh(device, Config::default());
+        let device = with_empty_pool(device, Config::default());
         for step in 0..20u64 {
-            let a = zeros(8 + step % 5, &device)?;
-            let b = zeros(40 - 2 * (step % 7), &device)?;
+            let a = zeros_mib(8 + step % 5, &device)?;
+            let b = zeros_mib(40 - 2 * (step % 7), &device)?;
             drop((a, b));
             if empty {
                 device.pool().empty_cache()?;

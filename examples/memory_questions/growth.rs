@@ -5,17 +5,17 @@ use forebay::plan::Choice;
 use forebay::prelude::*;
 
 use crate::training::Training;
-use crate::{show, zeros};
+use crate::{print_pool_usage, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let mut training = Training::new(device)?;
     let choice = Choice::new(2, 1);
     training.step(&choice)?;
     device.pool().assert_no_growth(3, || training.step(&choice))?;
-    show("three steps more leave nothing behind", device.pool());
+    print_pool_usage("three steps more leave nothing behind", device.pool());
     let mut kept = Vec::new();
     let leak = device.pool().assert_no_growth(2, || {
-        kept.push(zeros(1, device)?);
+        kept.push(zeros_mib(1, device)?);
         Ok(())
     });
     match leak {

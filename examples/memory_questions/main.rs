@@ -62,7 +62,7 @@ enum Question {
 }
 
 impl Question {
-    fn ask(self, device: &Device) -> Result<()> {
+    fn answer(self, device: &Device) -> Result<()> {
         match self {
             Self::Preallocate => preallocate::answer(device),
             Self::Limit => limit::answer(device),
@@ -91,22 +91,22 @@ fn main() -> Result<()> {
             let name = question.to_possible_value().and_then(|v| v.get_help().map(ToString::to_string));
             println!("\n== {}", name.unwrap_or_default());
             // Each answer over a pool of its own: what one holds does not count in another.
-            question.ask(&fresh(&device, Config::default()))?;
+            question.answer(&with_empty_pool(&device, Config::default()))?;
         }
     }
     Ok(())
 }
 
 /// The same device with an empty pool.
-fn fresh(device: &Device, config: Config) -> Device {
+fn with_empty_pool(device: &Device, config: Config) -> Device {
     Device::with_config(Arc::clone(device.backend()), config)
 }
 
-fn zeros(mib: u64, device: &Device) -> Result<Tensor, Error> {
+fn zeros_mib(mib: u64, device: &Device) -> Result<Tensor, Error> {
     Tensor::zeros(&[(mib * MIB / 4) as usize], DType::F32, device)
 }
 
-fn show(what: &str, pool: &Pool) {
+fn print_pool_usage(what: &str, pool: &Pool) {
     let stats = pool.stats();
     let [held, taken] = [stats.allocated(), stats.reserved()].map(|bytes| Bytes(bytes).to_string());
     println!("{what:<44} {held:>10} held {taken:>10} taken from the device");

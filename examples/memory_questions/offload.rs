@@ -4,15 +4,15 @@ use anyhow::Result;
 use forebay::plan::Choice;
 use forebay::prelude::*;
 
-use crate::training::{BLOCKS, ROWS, compare};
+use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     if !device.backend().reaches_host() {
         println!("the device reaches no memory of the host");
         return Ok(());
     }
-    let whole = || Choice::new(ROWS, 1);
-    compare(
+    let whole = || Choice::new(BATCH_SIZE, 1);
+    compare_strategies(
         device,
         &[
             ("everything on the device", whole()),

@@ -3,15 +3,15 @@
 use anyhow::Result;
 use forebay::prelude::*;
 
-use crate::{MIB, show, zeros};
+use crate::{MIB, print_pool_usage, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    show("opened", device.pool());
+    print_pool_usage("opened", device.pool());
     let _small = Tensor::zeros(&[10], DType::F32, device)?;
-    show("a tensor of 40 bytes", device.pool());
-    let _large = zeros(100, device)?;
-    show("and one of 100 MiB", device.pool());
+    print_pool_usage("a tensor of 40 bytes", device.pool());
+    let _large = zeros_mib(100, device)?;
+    print_pool_usage("and one of 100 MiB", device.pool());
     device.pool().preallocate(256 * MIB)?;
-    show("after preallocate(256 MiB)", device.pool());
+    print_pool_usage("after preallocate(256 MiB)", device.pool());
     Ok(())
 }

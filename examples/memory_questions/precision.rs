@@ -4,11 +4,11 @@ use anyhow::Result;
 use forebay::plan::Choice;
 use forebay::prelude::*;
 
-use crate::training::{BLOCKS, ROWS, compare};
+use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    let [whole, parts] = [Choice::new(ROWS, 1), Choice::new(ROWS / 4, 4)];
-    compare(
+    let [whole, parts] = [Choice::new(BATCH_SIZE, 1), Choice::new(BATCH_SIZE / 4, 4)];
+    compare_strategies(
         device,
         &[
             ("f32", whole.clone()),

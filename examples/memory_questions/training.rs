@@ -8,10 +8,10 @@ use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::Choice;
 use forebay::prelude::*;
 
-use crate::fresh;
+use crate::with_empty_pool;
 
 /// Passages in a step.
-pub(crate) const ROWS: usize = 8;
+pub(crate) const BATCH_SIZE: usize = 8;
 pub(crate) const BLOCKS: usize = 4;
 const SIZES: GptOptions =
     GptOptions { vocabulary: 256, context: 128, layers: BLOCKS, heads: 4, width: 64, dropout: 0.0 };
@@ -28,7 +28,7 @@ impl Training {
         // A quarter of the length on a program that plays a GPU.
         let context = if device.info().software { SIZES.context / 4 } else { SIZES.context };
         let net = Gpt::new(&GptOptions { context, ..SIZES }, device)?;
-        let text = Tensor::randint(0, 256, &[ROWS, context], DType::I64, device)?;
+        let text = Tensor::randint(0, 256, &[BATCH_SIZE, context], DType::I64, device)?;
         Ok(Self { optimizer: AdamW::new(net.parameters(), 1e-3), net, text })
     }
 
@@ -50,15 +50,15 @@ impl Training {
 
 /// What a way to run the step takes: bytes held at most, in all and by activations, and the time of a step.
 #[derive(Clone, Copy)]
-pub(crate) struct Taken {
+pub(crate) struct StepMeasurement {
     pub(crate) peak: u64,
     pub(crate) activations: u64,
     pub(crate) time: Duration,
 }
 
 /// Measures the step, run as chosen, over a pool of its own: from the second one on, when the optimiser has its state.
-pub(crate) fn measure(device: &Device, choice: &Choice) -> Result<Taken> {
-    let device = fresh(device, Config::default());
+pub(crate) fn measure_step(device: &Device, choice: &Choice) -> Result<StepMeasurement> {
+    let device = with_empty_pool(device, Config::default());
     let mut training = Training::new(&device)?;
     let _segments = choice.segments();
     training.step(choice)?;
@@ -71,14 +71,14 @@ pub(crate) fn measure(device: &Device, choice: &Choice) -> Result<Taken> {
     }
     device.synchronize()?;
     let (time, stats) = (start.elapsed() / steps, device.memory());
-    Ok(Taken { peak: stats.peak_allocated(), activations: stats.tag(Tag::Activation).peak, time })
+    Ok(StepMeasurement { peak: stats.peak_allocated(), activations: stats.tag(Tag::Activation).peak, time })
 }
 
 /// Measures and shows several ways to run the step, the first of which is what the others are compared with.
-pub(crate) fn compare(device: &Device, ways: &[(&str, Choice)]) -> Result<()> {
-    let mut plain: Option<Taken> = None;
+pub(crate) fn compare_strategies(device: &Device, ways: &[(&str, Choice)]) -> Result<()> {
+    let mut plain: Option<StepMeasurement> = None;
     for (name, choice) in ways {
-        let taken = measure(device, choice)?;
+        let taken = measure_step(device, choice)?;
         let first = *plain.get_or_insert(taken);
         let [peak, activations] = [taken.peak, taken.activations].map(|bytes| Bytes(bytes).to_string());
         println!(

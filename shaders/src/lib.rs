@@ -17,82 +17,84 @@ use minijinja::{Environment, UndefinedBehavior, Value};
 use thiserror::Error;
 
 pub mod cuda;
-pub mod module;
+pub mod reflection;
 mod templates;
 pub use templates::TEMPLATES;
 
 /// One definition handed to a template.
 #[derive(Clone, Debug, Eq)]
-pub enum Def {
+pub enum TemplateDef {
     /// A word or an expression.
     Str(&'static str),
     /// Several of them.
-    List(smallvec::SmallVec<[&'static str; 2]>),
+    StrList(smallvec::SmallVec<[&'static str; 2]>),
     /// A number.
     Int(i64),
     /// Several of them.
-    Ints(smallvec::SmallVec<[u8; 16]>),
+    IntList(smallvec::SmallVec<[u8; 16]>),
     /// A switch.
-    Flag(bool),
+    Bool(bool),
 }
 
 /// Whether two words are the same, which are mostly in the same place.
 #[inline]
-fn same(a: &str, b: &str) -> bool {
+fn str_eq(a: &str, b: &str) -> bool {
     std::ptr::eq(a, b) || a == b
 }
 
-impl PartialEq for Def {
+impl PartialEq for TemplateDef {
     #[inline]
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Str(a), Self::Str(b)) => same(a, b),
-            (Self::List(a), Self::List(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b)),
+            (Self::Str(a), Self::Str(b)) => str_eq(a, b),
+            (Self::StrList(a), Self::StrList(b)) => {
+                a.len() == b.len() && a.iter().zip(b).all(|(a, b)| str_eq(a, b))
+            }
             (Self::Int(a), Self::Int(b)) => a == b,
-            (Self::Ints(a), Self::Ints(b)) => a == b,
-            (Self::Flag(a), Self::Flag(b)) => a == b,
+            (Self::IntList(a), Self::IntList(b)) => a == b,
+            (Self::Bool(a), Self::Bool(b)) => a == b,
             _ => false,
         }
     }
 }
 
-impl Hash for Def {
+impl Hash for TemplateDef {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
         // Of words their bytes, without what would keep lists of them apart that are hardly ever of one template.
         match self {
             Self::Str(s) => state.write(s.as_bytes()),
-            Self::List(l) => l.iter().for_each(|s| state.write(s.as_bytes())),
+            Self::StrList(l) => l.iter().for_each(|s| state.write(s.as_bytes())),
             Self::Int(n) => state.write_i64(*n),
-            Self::Ints(l) => state.write(l),
-            Self::Flag(b) => state.write_u8(u8::from(*b)),
+            Self::IntList(l) => state.write(l),
+            Self::Bool(b) => state.write_u8(u8::from(*b)),
         }
     }
 }
 
-impl From<&'static str> for Def {
+impl From<&'static str> for TemplateDef {
     fn from(s: &'static str) -> Self {
         Self::Str(s)
     }
 }
-impl From<bool> for Def {
+impl From<bool> for TemplateDef {
     fn from(b: bool) -> Self {
-        Self::Flag(b)
+        Self::Bool(b)
     }
 }
-impl From<usize> for Def {
+impl From<usize> for TemplateDef {
     fn from(n: usize) -> Self {
         Self::Int(n as i64)
     }
 }
-impl From<&[&'static str]> for Def {
+impl From<&[&'static str]> for TemplateDef {
     fn from(l: &[&'static str]) -> Self {
-        Self::List(l.into())
+        Self::StrList(l.into())
     }
 }
-impl From<&[u8]> for Def {
+impl From<&[u8]> for TemplateDef {
     fn from(l: &[u8]) -> Self {
-        Self::Ints(l.into())
+        Self::IntList(l.into())
     }
 }
 
@@ -102,13 +104,13 @@ pub struct KernelSpec {
     /// The file in `wgsl/`, without its ending.
     pub template: &'static str,
     /// Its definitions.
-    pub defs: Vec<(&'static str, Def)>,
+    pub defs: Vec<(&'static str, TemplateDef)>,
 }
 
 impl PartialEq for KernelSpec {
     fn eq(&self, other: &Self) -> bool {
-        let equal = |((a, x), (b, y)): (&(&str, Def), &(&str, Def))| same(a, b) && x == y;
-        same(self.template, other.template)
+        let equal = |((a, x), (b, y)): (&(&str, TemplateDef), &(&str, TemplateDef))| str_eq(a, b) && x == y;
+        str_eq(self.template, other.template)
             && self.defs.len() == other.defs.len()
             && self.defs.iter().zip(&other.defs).all(equal)
     }
@@ -132,7 +134,7 @@ impl KernelSpec {
 
     /// Adds a definition.
     #[must_use]
-    pub fn def(mut self, name: &'static str, value: impl Into<Def>) -> Self {
+    pub fn def(mut self, name: &'static str, value: impl Into<TemplateDef>) -> Self {
         self.defs.push((name, value.into()));
         self
     }
@@ -142,7 +144,7 @@ impl KernelSpec {
     pub fn label(&self) -> String {
         let list = |name| {
             self.defs.iter().find_map(|(n, def)| match def {
-                Def::List(l) if *n == name => Some(&l[..]),
+                TemplateDef::StrList(l) if *n == name => Some(&l[..]),
                 _ => None,
             })
         };
@@ -153,9 +155,9 @@ impl KernelSpec {
         let mut label = self.template.to_owned();
         for (name, def) in &self.defs {
             match def {
-                Def::Str(s) if s.len() <= 24 => label.push_str(&format!(" {name}={s}")),
-                Def::Int(n) => label.push_str(&format!(" {name}={n}")),
-                Def::Flag(true) => label.push_str(&format!(" {name}")),
+                TemplateDef::Str(s) if s.len() <= 24 => label.push_str(&format!(" {name}={s}")),
+                TemplateDef::Int(n) => label.push_str(&format!(" {name}={n}")),
+                TemplateDef::Bool(true) => label.push_str(&format!(" {name}")),
                 _ => {}
             }
         }
@@ -173,7 +175,7 @@ pub struct RenderError {
     pub message: String,
 }
 
-fn environment() -> &'static Environment<'static> {
+fn template_environment() -> &'static Environment<'static> {
     static ENV: OnceLock<Environment<'static>> = OnceLock::new();
     ENV.get_or_init(|| {
         let mut env = Environment::new();
@@ -181,7 +183,7 @@ fn environment() -> &'static Environment<'static> {
         env.set_syntax(
             SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build().unwrap_or_default(),
         );
-        env.set_loader(|name| Ok(templates::source(name).map(str::to_owned)));
+        env.set_loader(|name| Ok(templates::template_source(name).map(str::to_owned)));
         env
     })
 }
@@ -198,23 +200,23 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
         .iter()
         .map(|(name, def)| {
             let value = match def {
-                Def::Str(s) => Value::from(*s),
-                Def::List(l) => l.iter().map(|s| Value::from(*s)).collect(),
-                Def::Int(n) => Value::from(*n),
-                Def::Ints(l) => l.iter().map(|n| Value::from(*n)).collect(),
-                Def::Flag(b) => Value::from(*b),
+                TemplateDef::Str(s) => Value::from(*s),
+                TemplateDef::StrList(l) => l.iter().map(|s| Value::from(*s)).collect(),
+                TemplateDef::Int(n) => Value::from(*n),
+                TemplateDef::IntList(l) => l.iter().map(|n| Value::from(*n)).collect(),
+                TemplateDef::Bool(b) => Value::from(*b),
             };
             (*name, value)
         })
         .collect();
-    let template = environment().get_template(spec.template).map_err(fail)?;
+    let template = template_environment().get_template(spec.template).map_err(fail)?;
     template.render(defs).map_err(fail)
 }
 
 /// Which storage buffers of a module may be written, a bit for each binding of group 0; all of them where it cannot be told.
 #[must_use]
-pub fn written(wgsl: &str) -> u32 {
-    let mut written = 0;
+pub fn writable_bindings(wgsl: &str) -> u32 {
+    let mut bits = 0;
     let mut rest = wgsl;
     while let Some(at) = rest.find("var<storage") {
         let (before, from) = rest.split_at(at);
@@ -224,20 +226,20 @@ pub fn written(wgsl: &str) -> u32 {
             let attributes = before.rsplit([';', '}']).next().unwrap_or("");
             let binding = attributes.rsplit_once("@binding(").and_then(|(_, n)| n.split(')').next());
             match binding.and_then(|n| n.trim().trim_end_matches('u').parse::<u32>().ok()) {
-                Some(binding) if binding < u32::BITS => written |= 1 << binding,
+                Some(binding) if binding < u32::BITS => bits |= 1 << binding,
                 _ => return u32::MAX,
             }
         }
         rest = &from[access.len()..];
     }
-    written
+    bits
 }
 
 #[cfg(test)]
 mod tests {
     use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-    use super::{Def, KernelSpec, render};
+    use super::{KernelSpec, TemplateDef, render};
 
     fn valid(spec: &KernelSpec) {
         let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
@@ -267,7 +269,7 @@ mod tests {
                         .def("result", compute)
                         .def("out", dtype)
                         .def("expr", "a + b * s")
-                        .def("math", Def::List(Default::default()))
+                        .def("math", TemplateDef::StrList(Default::default()))
                         .def("scalars", &["s"][..])
                         .def("layout", layout)
                         .def("width", if dtype.ends_with("f16") { 8 } else { 4 })
@@ -329,11 +331,14 @@ mod tests {
             @group(0) @binding(1)
             var<storage, read_write> c: array<f32>;
             var<workgroup> w: array<f32, 4>;";
-        assert_eq!(super::written(wgsl), 0b1010);
-        assert_eq!(super::written("@group(0) @binding(N) var<storage, read_write> a: array<f32>;"), u32::MAX);
+        assert_eq!(super::writable_bindings(wgsl), 0b1010);
+        assert_eq!(
+            super::writable_bindings("@group(0) @binding(N) var<storage, read_write> a: array<f32>;"),
+            u32::MAX
+        );
         let copy =
             render(&KernelSpec::new("copy").def("size", 4usize).def("mode", "packed")).expect("it renders");
-        assert_eq!(super::written(&copy), 0b10);
+        assert_eq!(super::writable_bindings(&copy), 0b10);
     }
 
     #[test]

@@ -96,6 +96,6 @@ templates! {
 }
 
 /// The text of a template.
-pub(crate) fn source(name: &str) -> Option<&'static str> {
+pub(crate) fn template_source(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
 }

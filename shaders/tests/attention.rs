@@ -4,8 +4,8 @@ use forebay_shaders::KernelSpec;
 
 mod common;
 
-fn fits(spec: &KernelSpec, most: u32) {
-    let module = common::valid(spec);
+fn check_limits(spec: &KernelSpec, most: u32) {
+    let module = common::render_valid(spec);
     let (mut shared, mut bindings) = (0, 0);
     for (_, global) in module.global_variables.iter() {
         match global.space {
@@ -36,17 +36,17 @@ fn attention() {
                         .def("whole", whole)
                 };
                 for pass in ["forward", "queries", "keys"] {
-                    fits(&spec(pass, false), 16 << 10);
+                    check_limits(&spec(pass, false), 16 << 10);
                     // As core/src/ops/attention.rs counts.
                     let fours = |extent: usize| extent.div_ceil(4);
                     let rows = if pass == "forward" { fours(head) } else { fours(head.max(value)) };
                     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
-                    fits(&spec(pass, true), (16 * (65 * rows + 33 * columns + 64 * 9) + 768) as u32);
+                    check_limits(&spec(pass, true), (16 * (65 * rows + 33 * columns + 64 * 9) + 768) as u32);
                 }
             }
         }
-        fits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize), 16 << 10);
+        check_limits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize), 16 << 10);
     }
-    fits(&KernelSpec::new("attention_kept"), 16 << 10);
-    fits(&KernelSpec::new("drawn_words"), 16 << 10);
+    check_limits(&KernelSpec::new("attention_kept"), 16 << 10);
+    check_limits(&KernelSpec::new("drawn_words"), 16 << 10);
 }

@@ -10,7 +10,7 @@ fn math_files() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// The names after `// needs:` on the first line.
-fn needs(text: &'static str) -> Vec<&'static str> {
+fn declared_needs(text: &'static str) -> Vec<&'static str> {
     let line = text.lines().next().and_then(|l| l.strip_prefix("// needs: "));
     let line = line.unwrap_or_else(|| panic!("the first line must say `// needs: ...`:\n{text}"));
     if line == "none" { Vec::new() } else { line.split(", ").collect() }
@@ -28,7 +28,7 @@ fn texts(names: &[&str]) -> String {
 fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
     assert!(math_files().count() >= 11);
     for (file, text) in math_files() {
-        let mut names = needs(text);
+        let mut names = declared_needs(text);
         names.push(file);
         let wgsl = texts(&names);
         let module = naga::front::wgsl::parse_str(&wgsl)

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 mod common;
-use common::valid;
+use common::render_valid;
 
 const KINDS: [&str; 8] = ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"];
 
@@ -11,12 +11,12 @@ const KINDS: [&str; 8] = ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"
 fn sorts() {
     for kind in KINDS {
         for tiled in [false, true] {
-            valid(&KernelSpec::new("sort").def("kind", kind).def("tiled", tiled));
+            render_valid(&KernelSpec::new("sort").def("kind", kind).def("tiled", tiled));
         }
     }
     for wide in [false, true] {
-        valid(&KernelSpec::new("sort_merge").def("wide", wide));
-        valid(&KernelSpec::new("sort_pick").def("wide", wide));
+        render_valid(&KernelSpec::new("sort_merge").def("wide", wide));
+        render_valid(&KernelSpec::new("sort_pick").def("wide", wide));
     }
 }
 
@@ -24,7 +24,7 @@ fn sorts() {
 fn placing() {
     for size in [2usize, 4, 8] {
         for index in ["i32", "u32", "i64w"] {
-            valid(&KernelSpec::new("place").def("size", size).def("index", index));
+            render_valid(&KernelSpec::new("place").def("size", size).def("index", index));
         }
     }
 }
@@ -34,10 +34,10 @@ fn selecting() {
     for kind in KINDS {
         for (stage, coordinates) in [("count", false), ("write", false), ("write", true)] {
             let spec = KernelSpec::new("compact").def("kind", kind).def("stage", stage);
-            valid(&spec.def("coordinates", coordinates));
+            render_valid(&spec.def("coordinates", coordinates));
         }
         for (sorter, out) in [("", "i64w"), ("i64w", "i32")] {
-            valid(&KernelSpec::new("search").def("kind", kind).def("sorter", sorter).def("out", out));
+            render_valid(&KernelSpec::new("search").def("kind", kind).def("sorter", sorter).def("out", out));
         }
     }
 }
@@ -47,15 +47,15 @@ fn scattering_runs() {
     for index in ["i32", "u32", "i64w"] {
         let of = |chained| KernelSpec::new("places").def("index", index).def("chained", chained);
         for (chained, wraps) in [(false, false), (false, true), (true, false), (true, true)] {
-            valid(&of(chained).def("wraps", wraps).def("narrow", false));
+            render_valid(&of(chained).def("wraps", wraps).def("narrow", false));
         }
-        valid(&of(false).def("wraps", false).def("narrow", true));
+        render_valid(&of(false).def("wraps", false).def("narrow", true));
     }
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {
             for (more, level) in [(false, 0usize), (true, 0), (false, 1), (true, 1)] {
                 let spec = KernelSpec::new("scatter_runs").def("dtype", dtype).def("op", op);
-                valid(&spec.def("more", more).def("level", level));
+                render_valid(&spec.def("more", more).def("level", level));
             }
         }
     }
@@ -64,6 +64,6 @@ fn scattering_runs() {
 #[test]
 fn counting() {
     for near in [false, true] {
-        valid(&KernelSpec::new("counts").def("near", near));
+        render_valid(&KernelSpec::new("counts").def("near", near));
     }
 }

@@ -1,12 +1,12 @@
 //! The kernels of products and convolutions are valid WGSL in every form that the core asks for.
 
-use forebay_shaders::{Def, KernelSpec};
+use forebay_shaders::{KernelSpec, TemplateDef};
 
 mod common;
-use common::valid;
+use common::render_valid;
 
 /// The definitions of a tile, and of the simple way.
-fn ways() -> Vec<Vec<(&'static str, Def)>> {
+fn matmul_variants() -> Vec<Vec<(&'static str, TemplateDef)>> {
     let mut ways = Vec::new();
     for (high, rows, cols, depth) in
         [(16usize, 8usize, 2usize, 8usize), (32, 4, 1, 16), (4, 4, 1, 8), (16, 2, 1, 16), (16, 1, 1, 16)]
@@ -32,9 +32,9 @@ fn ways() -> Vec<Vec<(&'static str, Def)>> {
 }
 
 /// Every way of a kernel in every mode that goes with it.
-fn every_way(spec: &KernelSpec, tiles: bool) {
-    for way in ways() {
-        let tiled = way[0].1 == Def::Str("tiled");
+fn check_variants(spec: &KernelSpec, tiles: bool) {
+    for way in matmul_variants() {
+        let tiled = way[0].1 == TemplateDef::Str("tiled");
         for split in [false, true] {
             for mode in ["packed", "scattered"] {
                 if (tiled && !tiles) || (!tiled && mode == "packed") {
@@ -42,7 +42,7 @@ fn every_way(spec: &KernelSpec, tiles: bool) {
                 }
                 let mut spec = spec.clone().def("split", split).def("mode", mode);
                 spec.defs.extend(way.iter().cloned());
-                valid(&spec);
+                render_valid(&spec);
             }
         }
     }
@@ -52,7 +52,7 @@ fn every_way(spec: &KernelSpec, tiles: bool) {
 fn products_are_valid() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
         for bias in [false, true] {
-            every_way(
+            check_variants(
                 &KernelSpec::new("matmul").def("dtype", dtype).def("out", dtype).def("bias", bias),
                 matches!(dtype, "f32" | "f16" | "bf16"),
             );
@@ -62,7 +62,7 @@ fn products_are_valid() {
             "u8" => "u32",
             other => other,
         };
-        valid(&KernelSpec::new("matmul_sum").def("T", sums).def("dtype", dtype));
+        render_valid(&KernelSpec::new("matmul_sum").def("T", sums).def("dtype", dtype));
     }
 }
 
@@ -78,7 +78,7 @@ fn convolutions_are_valid() {
                         .def("rank", rank)
                         .def("quick", bias)
                         .def("bias", bias);
-                    every_way(&spec, matches!(dtype, "f32" | "f16" | "bf16"));
+                    check_variants(&spec, matches!(dtype, "f32" | "f16" | "bf16"));
                 }
             }
         }
@@ -90,14 +90,16 @@ fn windows_are_valid() {
     for rank in [2usize, 3] {
         for quick in [false, true] {
             for size in [2usize, 4] {
-                valid(&KernelSpec::new("windows").def("size", size).def("rank", rank).def("quick", quick));
+                render_valid(
+                    &KernelSpec::new("windows").def("size", size).def("rank", rank).def("quick", quick),
+                );
             }
             for dtype in ["f32", "f16", "bf16"] {
                 let spec =
                     KernelSpec::new("windows_sum").def("from", "f32").def("dtype", dtype).def("rank", rank);
                 let spec = spec.def("quick", quick).def("kernel_x", 3).def("kernel_y", 1).def("kernel_z", 2);
                 let spec = spec.def("stride_x", 2).def("stride_y", 2).def("stride_z", 1);
-                valid(&spec.def("dilation_x", 1).def("dilation_y", 2).def("dilation_z", 1));
+                render_valid(&spec.def("dilation_x", 1).def("dilation_y", 2).def("dilation_z", 1));
             }
         }
     }

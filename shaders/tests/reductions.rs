@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 mod common;
-use common::valid;
+use common::render_valid;
 
 fn reduce(
     source: &'static str,
@@ -58,7 +58,7 @@ fn reductions() {
                         .def("across", across)
                         .def("width", width)
                         .def("unroll", unroll);
-                    valid(&spec);
+                    render_valid(&spec);
                 }
             }
         }
@@ -86,7 +86,7 @@ fn scans() {
                             .def("lanes", lanes)
                             .def("stage", stage)
                             .def("level", 0usize);
-                        valid(&spec);
+                        render_valid(&spec);
                     }
                 }
             }
@@ -107,7 +107,7 @@ fn scans() {
                         .def("lanes", lanes)
                         .def("stage", stage)
                         .def("level", 1usize);
-                    valid(&spec);
+                    render_valid(&spec);
                 }
             }
         }
@@ -131,11 +131,13 @@ fn softmax() {
                         .def("across", across)
                         .def("width", width)
                         .def("hold", hold);
-                    valid(&spec.clone().def("stage", "whole"));
+                    render_valid(&spec.clone().def("stage", "whole"));
                     if hold == 0 {
-                        valid(&spec.clone().def("stage", "parts"));
-                        valid(&spec.clone().def("stage", "apply"));
-                        valid(&spec.def("stage", "finish").def("pass", "forward").def("width", 1usize));
+                        render_valid(&spec.clone().def("stage", "parts"));
+                        render_valid(&spec.clone().def("stage", "apply"));
+                        render_valid(
+                            &spec.def("stage", "finish").def("pass", "forward").def("width", 1usize),
+                        );
                     }
                 }
             }
@@ -180,7 +182,7 @@ fn row_normalisations() {
                         .def("lanes", lanes)
                         .def("width", width)
                         .def("hold", hold);
-                    valid(&spec);
+                    render_valid(&spec);
                 }
             }
         }
@@ -206,10 +208,10 @@ fn normalisations() {
                         .def("across", across)
                         .def("width", width);
                     for stage in ["whole", "parts", "apply"] {
-                        valid(&spec.clone().def("stage", stage));
+                        render_valid(&spec.clone().def("stage", stage));
                     }
                     if pass == "forward" && !across {
-                        valid(&spec.def("stage", "finish").def("width", 1usize));
+                        render_valid(&spec.def("stage", "finish").def("width", 1usize));
                     }
                     let spec = KernelSpec::new("norm_weight")
                         .def("dtype", dtype)
@@ -217,7 +219,7 @@ fn normalisations() {
                         .def("single", across)
                         .def("lanes", lanes)
                         .def("across", across);
-                    valid(&spec);
+                    render_valid(&spec);
                 }
             }
         }
@@ -247,10 +249,10 @@ fn batch_normalisations() {
                     }
                     _ => spec.def("even", lanes == 256).def("fixed", single),
                 };
-                valid(&spec);
+                render_valid(&spec);
             }
         }
-        valid(
+        render_valid(
             &KernelSpec::new("batch_norm")
                 .def("pass", "finish")
                 .def("mean", weight)
@@ -296,7 +298,7 @@ fn cross_entropy() {
                         .def("width", width)
                         .def("ragged", ragged)
                         .def("inplace", inplace && pass == "backward" || pass == "both");
-                    valid(&spec);
+                    render_valid(&spec);
                 }
             }
         }
@@ -308,19 +310,19 @@ fn rows_of_tables_and_what_losses_need() {
     for index in ["i64w", "i32", "u32"] {
         for (g, out, width) in [("f32", "f32", 4usize), ("bf16", "f32", 1), ("f16", "f32", 4)] {
             let spec = KernelSpec::new("embedding_grad").def("index", index).def("g", g);
-            valid(&spec.def("out", out).def("width", width));
+            render_valid(&spec.def("out", out).def("width", width));
         }
         for weight in ["", "f32", "bf16"] {
-            valid(&KernelSpec::new("class_weights").def("goal", index).def("weight", weight));
+            render_valid(&KernelSpec::new("class_weights").def("goal", index).def("weight", weight));
         }
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
-        valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width).def("each", 8usize));
+        render_valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width).def("each", 8usize));
         for to in ["f8_e4m3", "f8_e5m2"] {
             let spec = KernelSpec::new("scaled_cast").def("dtype", dtype).def("to", to).def("width", width);
-            valid(&spec.def("turned", width == 4).def("each", 4usize));
+            render_valid(&spec.def("turned", width == 4).def("each", 4usize));
         }
-        valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
-        valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
+        render_valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
+        render_valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
     }
 }

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 mod common;
-use common::valid;
+use common::render_valid;
 
 #[test]
 fn resampling() {
@@ -11,7 +11,7 @@ fn resampling() {
         for dtype in ["f32", "f16", "bf16", "f64", "u8"] {
             for weighted in [false, true] {
                 if dtype != "u8" || !weighted {
-                    valid(
+                    render_valid(
                         &KernelSpec::new("resample")
                             .def("dtype", dtype)
                             .def("rank", rank)
@@ -27,7 +27,7 @@ fn resampling() {
 fn sums_of_what_views_repeat() {
     for rank in 1..=8usize {
         for dtype in ["f32", "f16", "bf16", "f64"] {
-            valid(&KernelSpec::new("strided_sum").def("dtype", dtype).def("rank", rank));
+            render_valid(&KernelSpec::new("strided_sum").def("dtype", dtype).def("rank", rank));
         }
     }
 }
@@ -35,7 +35,7 @@ fn sums_of_what_views_repeat() {
 #[test]
 fn vector_products() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8"] {
-        valid(&KernelSpec::new("cross").def("dtype", dtype));
+        render_valid(&KernelSpec::new("cross").def("dtype", dtype));
     }
 }
 
@@ -47,7 +47,7 @@ fn distances() {
                 if norm != "zero" || pass == "forward" {
                     for parts in [false, true] {
                         let spec = KernelSpec::new("cdist").def("dtype", dtype).def("norm", norm);
-                        valid(&spec.def("pass", pass).def("parts", parts));
+                        render_valid(&spec.def("pass", pass).def("parts", parts));
                     }
                 }
             }
@@ -63,7 +63,7 @@ fn pools() {
                 for stage in ["each", "whole", "parts", "join"] {
                     for (adaptive, large) in [(false, false), (true, false), (true, true)] {
                         let spec = KernelSpec::new("pool").def("dtype", dtype).def("kind", kind);
-                        valid(
+                        render_valid(
                             &spec
                                 .def("adaptive", adaptive)
                                 .def("large", large)
@@ -89,7 +89,7 @@ fn bags() {
                     for &stage in stages {
                         let spec = KernelSpec::new("embedding_bag").def("dtype", dtype).def("index", index);
                         let spec = spec.def("offsets", offsets).def("mode", mode).def("scaled", scaled);
-                        valid(&spec.def("stage", stage));
+                        render_valid(&spec.def("stage", stage));
                     }
                 }
             }
@@ -103,7 +103,7 @@ fn rotary_embeddings() {
         for table in ["f32", "f64"] {
             for interleaved in [false, true] {
                 let spec = KernelSpec::new("rotary").def("dtype", dtype).def("table", table);
-                valid(&spec.def("interleaved", interleaved));
+                render_valid(&spec.def("interleaved", interleaved));
             }
         }
     }
@@ -117,7 +117,7 @@ fn recurrent_steps() {
                 for (pass, keep) in [("forward", false), ("forward", true), ("backward", true)] {
                     let keep = keep && matches!(kind, "lstm" | "gru");
                     let spec = KernelSpec::new("recurrent").def("kind", kind).def("pass", pass);
-                    valid(&spec.def("dtype", dtype).def("keep", keep).def("lengths", lengths));
+                    render_valid(&spec.def("dtype", dtype).def("keep", keep).def("lengths", lengths));
                 }
             }
         }

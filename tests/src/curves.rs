@@ -10,22 +10,22 @@ use anyhow::{Context, Result, bail};
 use forebay::device::Device;
 use forebay::io::safetensors::{self, Tensors};
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, LayerNorm, Linear, Module, SelfAttention};
-use forebay::ops::Pool2d;
+use forebay::ops::Pool2dOptions;
 use forebay::optim::schedule::WarmupCosine;
 use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use serde::Deserialize;
 
 /// How many of PyTorch's own distances a run may be off, and the least relative distance that is allowed.
-const DISTANCES: f64 = 5.0;
-const LEAST: f64 = 1e-5;
+const TOLERANCE_FACTOR: f64 = 5.0;
+const MIN_RELATIVE_ERROR: f64 = 1e-5;
 
 /// A run as its JSON describes it.
 #[derive(Debug, Deserialize)]
-struct Curve {
-    #[serde(default = "one")]
+struct ReferenceCurve {
+    #[serde(default = "default_accumulate")]
     accumulate: usize,
-    optimizer: Settings,
+    optimizer: OptimizerConfig,
     /// Heads of attention, which no weight's shape tells.
     heads: Option<usize>,
     loss_f64: Vec<f64>,
@@ -36,12 +36,12 @@ struct Curve {
     grad_norm_f32: Vec<f64>,
 }
 
-fn one() -> usize {
+fn default_accumulate() -> usize {
     1
 }
 
 #[derive(Debug, Deserialize)]
-struct Settings {
+struct OptimizerConfig {
     opt: String,
     lr: f64,
     #[serde(default)]
@@ -63,8 +63,8 @@ struct Settings {
     cosine_to: Option<f64>,
 }
 
-impl Settings {
-    fn optimizer(&self, parameters: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
+impl OptimizerConfig {
+    fn build_optimizer(&self, parameters: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
         let (betas, eps) = (self.betas.unwrap_or((0.9, 0.999)), self.eps.unwrap_or(1e-8));
         let decay = |default: f64| self.weight_decay.unwrap_or(default);
         Ok(match self.opt.to_ascii_lowercase().as_str() {
@@ -102,7 +102,7 @@ impl Settings {
     }
 
     /// The learning rate of a step.
-    fn rate(&self, step: usize, steps: usize) -> f64 {
+    fn lr_at(&self, step: usize, steps: usize) -> f64 {
         match (self.warmup, self.cosine_to) {
             (None, None) => self.lr,
             (warmup, to) => {
@@ -159,7 +159,7 @@ struct Cnn {
 
 impl Classifier for Cnn {
     fn logits(&self, x: &Tensor) -> forebay::error::Result<Tensor> {
-        let x = self.b1.forward(&self.c1.forward(x)?)?.relu()?.max_pool2d(Pool2d::new(2))?;
+        let x = self.b1.forward(&self.c1.forward(x)?)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
         let x = self.b2.forward(&self.c2.forward(&x)?)?.relu()?;
         self.fc.forward(&x.flatten(1, -1)?)
     }
@@ -204,7 +204,7 @@ impl Classifier for Gpt {
 }
 
 /// The model that has weights of these names and shapes.
-fn model(weights: &Tensors, curve: &Curve, device: &Device) -> Result<Box<dyn Classifier>> {
+fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Result<Box<dyn Classifier>> {
     let shape = |name: &str| {
         weights.get(name).map(|t| t.shape().to_vec()).with_context(|| format!("no weight `init/{name}`"))
     };
@@ -278,7 +278,7 @@ fn model(weights: &Tensors, curve: &Curve, device: &Device) -> Result<Box<dyn Cl
 
 /// How a run of ours compares.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct CurveReport {
     /// The curve.
     pub name: String,
     /// Steps that were compared.
@@ -286,29 +286,29 @@ pub struct Report {
     /// The largest difference of a loss, in what is allowed, and where it was.
     pub loss: (f64, usize),
     /// The same of the gradients' norms; `None` where they were not recorded.
-    pub norm: Option<(f64, usize)>,
+    pub grad_norm: Option<(f64, usize)>,
     /// Our last loss, and PyTorch's in f64.
     pub last: (f64, f64),
     /// Why it did not run to its end.
     pub error: Option<String>,
 }
 
-impl Report {
+impl CurveReport {
     /// Whether every value is as near as it must be.
     #[must_use]
     pub fn passed(&self) -> bool {
-        self.error.is_none() && self.loss.0 <= 1.0 && self.norm.is_none_or(|n| n.0 <= 1.0)
+        self.error.is_none() && self.loss.0 <= 1.0 && self.grad_norm.is_none_or(|n| n.0 <= 1.0)
     }
 }
 
 /// The largest difference from `exact`, in units of what is allowed.
-fn worst(ours: &[f64], exact: &[f64], single: &[f64]) -> (f64, usize) {
-    let mut distance = LEAST / DISTANCES;
+fn max_error(ours: &[f64], exact: &[f64], single: &[f64]) -> (f64, usize) {
+    let mut distance = MIN_RELATIVE_ERROR / TOLERANCE_FACTOR;
     let mut worst = (0.0, 0);
     for (step, ((&ours, &exact), &single)) in ours.iter().zip(exact).zip(single).enumerate() {
         let scale = exact.abs().max(f64::MIN_POSITIVE);
         distance = f64::max(distance, (single - exact).abs() / scale);
-        let off = (ours - exact).abs() / scale / (DISTANCES * distance);
+        let off = (ours - exact).abs() / scale / (TOLERANCE_FACTOR * distance);
         if off > worst.0 || off.is_nan() {
             worst = (if off.is_nan() { f64::INFINITY } else { off }, step);
         }
@@ -316,26 +316,28 @@ fn worst(ours: &[f64], exact: &[f64], single: &[f64]) -> (f64, usize) {
     worst
 }
 
-fn batch<'a>(data: &'a Tensors, kind: &str, k: usize) -> Result<&'a Tensor> {
+fn batch_tensor<'a>(data: &'a Tensors, kind: &str, k: usize) -> Result<&'a Tensor> {
     data.get(&format!("{kind}/{k}")).with_context(|| format!("no tensor `{kind}/{k}`"))
 }
 
 /// Trains as PyTorch did; gives losses and norms of gradients.
-fn train(curve: &Curve, data: &Tensors, device: &Device) -> Result<(Vec<f64>, Vec<f64>)> {
+fn train(curve: &ReferenceCurve, data: &Tensors, device: &Device) -> Result<(Vec<f64>, Vec<f64>)> {
     let weights: Tensors =
         data.iter().filter_map(|(k, t)| Some((k.strip_prefix("init/")?.to_owned(), t.clone()))).collect();
-    let net = model(&weights, curve, device)?;
+    let net = build_model(&weights, curve, device)?;
     net.load_state_dict(&weights)?;
-    let mut optimizer = curve.optimizer.optimizer(net.parameters())?;
+    let mut optimizer = curve.optimizer.build_optimizer(net.parameters())?;
     let steps = curve.loss_f64.len();
     // Read back at the end: a step waits for nothing.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
-        optimizer.set_lr(curve.optimizer.rate(step, steps));
+        optimizer.set_lr(curve.optimizer.lr_at(step, steps));
         let mut total: Option<Tensor> = None;
         for micro in 0..curve.accumulate {
             let k = step * curve.accumulate + micro;
-            let loss = net.loss(batch(data, "x", k)?, batch(data, "y", k)?)?.div(curve.accumulate as f64)?;
+            let loss = net
+                .loss(batch_tensor(data, "x", k)?, batch_tensor(data, "y", k)?)?
+                .div(curve.accumulate as f64)?;
             loss.backward()?;
             let loss = loss.detach();
             total = Some(match total {
@@ -353,30 +355,30 @@ fn train(curve: &Curve, data: &Tensors, device: &Device) -> Result<(Vec<f64>, Ve
     Ok((read(&losses)?, read(&norms)?))
 }
 
-fn run_one(path: &Path, device: &Device) -> Result<Report> {
+fn run_curve(path: &Path, device: &Device) -> Result<CurveReport> {
     let name = path.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
     let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let curve: Curve = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
+    let curve: ReferenceCurve = serde_json::from_str(&text).with_context(|| path.display().to_string())?;
     let data = safetensors::load(path.with_extension("safetensors"), device)?;
     let steps = curve.loss_f64.len();
     if curve.loss_f32.len() != steps || curve.grad_norm_f64.len() != curve.grad_norm_f32.len() {
         bail!("{}: the runs have different lengths", path.display());
     }
     Ok(match train(&curve, &data, device) {
-        Ok((losses, norms)) => Report {
+        Ok((losses, norms)) => CurveReport {
             name,
             steps,
-            loss: worst(&losses, &curve.loss_f64, &curve.loss_f32),
-            norm: (!curve.grad_norm_f64.is_empty())
-                .then(|| worst(&norms, &curve.grad_norm_f64, &curve.grad_norm_f32)),
+            loss: max_error(&losses, &curve.loss_f64, &curve.loss_f32),
+            grad_norm: (!curve.grad_norm_f64.is_empty())
+                .then(|| max_error(&norms, &curve.grad_norm_f64, &curve.grad_norm_f32)),
             last: (losses.last().copied().unwrap_or(f64::NAN), curve.loss_f64[steps - 1]),
             error: None,
         },
-        Err(e) => Report {
+        Err(e) => CurveReport {
             name,
             steps,
             loss: (0.0, 0),
-            norm: None,
+            grad_norm: None,
             last: (f64::NAN, f64::NAN),
             error: Some(e.to_string()),
         },
@@ -387,7 +389,7 @@ fn run_one(path: &Path, device: &Device) -> Result<Report> {
 ///
 /// # Errors
 /// There is none, or its files cannot be read.
-pub fn run(dir: &Path, device: &Device) -> Result<Vec<Report>> {
+pub fn run(dir: &Path, device: &Device) -> Result<Vec<CurveReport>> {
     let entries = std::fs::read_dir(dir).with_context(|| dir.display().to_string())?;
     let mut paths: Vec<PathBuf> = entries.map(|e| Ok(e?.path())).collect::<std::io::Result<Vec<_>>>()?;
     paths.retain(|p| p.extension().is_some_and(|e| e == "json") && p.with_extension("safetensors").is_file());
@@ -395,18 +397,18 @@ pub fn run(dir: &Path, device: &Device) -> Result<Vec<Report>> {
     if paths.is_empty() {
         bail!("{}: no curves (NAME.json with NAME.safetensors)", dir.display());
     }
-    paths.iter().map(|path| run_one(path, device)).collect()
+    paths.iter().map(|path| run_curve(path, device)).collect()
 }
 
 /// Prints a line for each curve and one for all; how many failed.
-pub fn report(reports: &[Report], device: &Device) -> usize {
+pub fn print_report(reports: &[CurveReport], device: &Device) -> usize {
     for r in reports {
         let verdict = if r.passed() { "passed" } else { "FAILED" };
         if let Some(error) = &r.error {
             println!("{verdict} {}: {error}", r.name);
             continue;
         }
-        let norm = r.norm.map_or(String::new(), |(off, step)| format!(", norms {off:.2} (step {step})"));
+        let norm = r.grad_norm.map_or(String::new(), |(off, step)| format!(", norms {off:.2} (step {step})"));
         println!(
             "{verdict} {}: {} steps, last loss {:.6} ({:.6}); of the distance allowed: losses {:.2} (step {}){norm}",
             r.name, r.steps, r.last.0, r.last.1, r.loss.0, r.loss.1

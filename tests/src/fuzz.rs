@@ -11,30 +11,30 @@ use forebay::device::Device;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::tensor::Tensor;
 
-mod calls;
-mod draw;
+mod generator;
+mod ops;
 
-use draw::Draw;
+use generator::ArgGenerator;
 
 /// Memory of the null device: what asks for more must fail.
-const MEMORY: u64 = 64 << 20;
+const DEVICE_BYTES: u64 = 64 << 20;
 
 /// An operation: its name, and a call of it with drawn arguments on drawn tensors, the first of which is `self`.
 #[derive(Clone, Copy)]
-pub(crate) struct Call {
+pub(crate) struct FuzzOp {
     name: &'static str,
-    run: fn(&mut Draw, &[Tensor]) -> ForebayResult<Vec<Tensor>>,
+    run: fn(&mut ArgGenerator, &[Tensor]) -> ForebayResult<Vec<Tensor>>,
 }
 
 /// Tensors that a call returned.
-trait Outputs {
-    fn tensors(self) -> Vec<Tensor>;
+trait IntoTensors {
+    fn into_tensors(self) -> Vec<Tensor>;
 }
 
 macro_rules! outputs {
     ($($t:ty: $self:ident => $tensors:expr;)*) => {$(
-        impl Outputs for $t {
-            fn tensors($self) -> Vec<Tensor> { $tensors }
+        impl IntoTensors for $t {
+            fn into_tensors($self) -> Vec<Tensor> { $tensors }
         }
     )*};
 }
@@ -47,14 +47,14 @@ outputs! {
     Vec<Tensor>: self => self;
     (Tensor, Tensor): self => vec![self.0, self.1];
     (Tensor, Tensor, Tensor): self => vec![self.0, self.1, self.2];
-    forebay::ops::Unique: self => vec![self.values, self.inverse];
+    forebay::ops::Unique: self => vec![self.values, self.inverse_indices];
     forebay::ops::Lstsq: self => vec![self.solution, self.residuals];
-    forebay::ops::States: self => vec![self.all, self.last];
+    forebay::ops::RecurrentOutput: self => vec![self.output, self.h_n];
 }
 
 /// Number of calls, and how many of them succeeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
+pub struct FuzzCounts {
     /// All calls.
     pub calls: u64,
     /// Calls without an error.
@@ -62,7 +62,7 @@ pub struct Counts {
 }
 
 thread_local! {
-    static PANIC: RefCell<String> = const { RefCell::new(String::new()) };
+    static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 /// Makes calls of every operation, or of those whose name contains `filter` (of one alone: `=name`): `rounds` of each, drawn from `seed`.
@@ -70,23 +70,25 @@ thread_local! {
 ///
 /// # Errors
 /// A call panicked, or returned a tensor that is larger than the memory; the messages say how to make the call again.
-pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Result<Counts> {
+pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Result<FuzzCounts> {
     let hook = std::panic::take_hook();
-    std::panic::set_hook(Box::new(|info| PANIC.with(|text| *text.borrow_mut() = info.to_string())));
-    let mut counts = Counts::default();
+    std::panic::set_hook(Box::new(|info| LAST_PANIC.with(|text| *text.borrow_mut() = info.to_string())));
+    let mut counts = FuzzCounts::default();
     let mut found = Vec::new();
-    for call in calls::all().filter(|call| chosen(call.name, filter)) {
-        let device = Device::null(Profile { total: MEMORY, ..Profile::default() });
+    for call in ops::all_ops().filter(|call| matches_filter(call.name, filter)) {
+        let device = Device::null(Profile { total: DEVICE_BYTES, ..Profile::default() });
         for round in 0..rounds {
-            let mut draw = Draw::new(seed, call.name, round);
+            let mut draw = ArgGenerator::new(seed, call.name, round);
             before(&format!("{} round {round}", call.name));
             counts.calls += 1;
-            match catch_unwind(AssertUnwindSafe(|| one(&call, &mut draw, &device))) {
+            match catch_unwind(AssertUnwindSafe(|| run_call(&call, &mut draw, &device))) {
                 Ok(Ok(done)) => counts.succeeded += u64::from(done),
-                Ok(Err(error)) => found.push(format!("{}: {error:#}; {}", call.name, draw.told(seed, round))),
+                Ok(Err(error)) => {
+                    found.push(format!("{}: {error:#}; {}", call.name, draw.describe_call(seed, round)))
+                }
                 Err(_) => {
-                    let text = PANIC.with(|text| text.borrow().replace('\n', " "));
-                    found.push(format!("{}: {text}; {}", call.name, draw.told(seed, round)));
+                    let text = LAST_PANIC.with(|text| text.borrow().replace('\n', " "));
+                    found.push(format!("{}: {text}; {}", call.name, draw.describe_call(seed, round)));
                 }
             }
         }
@@ -98,12 +100,12 @@ pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Resul
     Ok(counts)
 }
 
-fn chosen(name: &str, filter: &str) -> bool {
+fn matches_filter(name: &str, filter: &str) -> bool {
     filter.strip_prefix('=').map_or_else(|| name.contains(filter), |exact| name == exact)
 }
 
 /// One call, its results read, and gradients of them; whether it succeeded.
-fn one(call: &Call, draw: &mut Draw, device: &Device) -> Result<bool> {
+fn run_call(call: &FuzzOp, draw: &mut ArgGenerator, device: &Device) -> Result<bool> {
     let Ok(inputs) = draw.inputs(device) else { return Ok(false) };
     let outputs = match (call.run)(draw, &inputs) {
         Ok(outputs) => outputs,
@@ -123,23 +125,23 @@ fn one(call: &Call, draw: &mut Draw, device: &Device) -> Result<bool> {
             .fold(1, usize::saturating_mul);
         let overlaps = out.layout().overlaps();
         ensure!(
-            overlaps || own as u64 <= MEMORY || out.numel() == 0,
+            overlaps || own as u64 <= DEVICE_BYTES || out.numel() == 0,
             "{:?} is larger than the memory",
             out.shape()
         );
         if bytes <= 1 << 16 {
-            out.to_bytes().or_else(accepted)?;
+            out.to_bytes().or_else(check_error_message)?;
         }
         if out.requires_grad() && bytes <= 1 << 16 {
             let sum = out.sum_all().and_then(|sum| sum.backward().map(|()| sum));
-            sum.map(drop).or_else(|error| accepted(error).map(drop))?;
+            sum.map(drop).or_else(|error| check_error_message(error).map(drop))?;
         }
     }
     Ok(true)
 }
 
 /// Errors that a gradient or a read may give.
-fn accepted(error: Error) -> Result<Vec<u8>> {
+fn check_error_message(error: Error) -> Result<Vec<u8>> {
     ensure!(!error.to_string().is_empty(), "an error without a message");
     Ok(Vec::new())
 }
@@ -160,12 +162,12 @@ mod tests {
 
     #[test]
     fn every_public_operation_is_called() -> Result<()> {
-        let names: std::collections::BTreeSet<&str> = calls::all().map(|call| call.name).collect();
+        let names: std::collections::BTreeSet<&str> = ops::all_ops().map(|call| call.name).collect();
         for case in crate::catalog::cases() {
             let name = case.name.split(' ').next().unwrap_or_default();
             let is_method = name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_');
             ensure!(
-                !is_method || names.contains(name) || calls::ELSEWHERE.contains(&name),
+                !is_method || names.contains(name) || ops::CALLED_INDIRECTLY.contains(&name),
                 "{name} is missing in fuzz/calls.rs"
             );
         }

@@ -25,27 +25,27 @@ use forebay::optim::{
     RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
-use forebay_cuda::Source;
-use forebay_cuda::attention::{self, Mask, Pass};
+use forebay_cuda::NativeKernel;
+use forebay_cuda::attention::{self, MaskKind, Pass};
 use forebay_cuda::gelu_grad;
 use forebay_cuda::nvrtc;
-use forebay_cuda::product::{self, CUTS, Cut, Finish};
-use forebay_cuda::translate::{Options, Translated, translate_with};
+use forebay_cuda::sgemm_small::{self, CONFIGS, SgemmConfig, SgemmEpilogue};
+use forebay_cuda::translate::{TranslateOptions, TranslatedKernel, translate_with_options};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use crate::catalog;
-use crate::golden::{Golden, How};
-use crate::machine;
+use crate::golden::{CallConfig, GoldenSet};
+use crate::sass;
 
 /// From Turing to Blackwell.
 pub const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
 /// Kernels in one program of NVRTC's.
-const BATCH: usize = 64;
+const KERNELS_PER_PROGRAM: usize = 64;
 
 /// What became of all kernels.
 #[derive(Clone, Debug, Default)]
-pub struct Report {
+pub struct KernelReport {
     /// Kernels.
     pub kernels: usize,
     /// How many were compiled, for each architecture; empty without NVRTC.
@@ -54,7 +54,7 @@ pub struct Report {
     pub failures: BTreeMap<String, String>,
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for KernelReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (label, why) in &self.failures {
             writeln!(f, "FAILED {label}: {why}")?;
@@ -74,44 +74,44 @@ impl fmt::Display for Report {
 const UNOPTIMISED: &[&str] = &["--Ofast-compile=max"];
 
 /// How thoroughly kernels are compiled.
-struct Compiling<'a> {
+struct CompileOptions<'a> {
     architectures: &'a [u32],
     /// Optimised on one architecture, and each kernel on all of them.
-    whole: bool,
+    is_full: bool,
 }
 
-impl Compiling<'_> {
+impl CompileOptions<'_> {
     /// Whether kernels with this prelude are compiled for `arch`: those that ask nothing of their architecture can do with the first.
-    fn takes(&self, prelude: &str, arch: u32) -> bool {
+    fn should_compile(&self, prelude: &str, arch: u32) -> bool {
         // How a kernel follows another one is the same text for all.
-        let own = prelude.replacen(forebay_shaders::cuda::FOLLOW, "", 1);
-        self.whole || self.architectures.first() == Some(&arch) || own.contains("__CUDA_ARCH__")
+        let own = prelude.replacen(forebay_shaders::cuda::PDL, "", 1);
+        self.is_full || self.architectures.first() == Some(&arch) || own.contains("__CUDA_ARCH__")
     }
 
     /// What can fail on the other architectures, and not on the optimised one, fails unoptimised too.
-    fn options(&self, arch: u32) -> &'static [&'static str] {
-        if self.whole && arch == 90 { &[] } else { UNOPTIMISED }
+    fn nvrtc_flags(&self, arch: u32) -> &'static [&'static str] {
+        if self.is_full && arch == 90 { &[] } else { UNOPTIMISED }
     }
 }
 
 /// Checks all kernels for all of [`ARCHITECTURES`], optimised on one of them; or quickly for `architectures`, where those are
 /// named: unoptimised, and what asks nothing of its architecture for the first one alone. Or those kernels whose
 /// label (template and words) contains one of `filters`. `golden` is the folder of the golden calls.
-pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result<Report> {
+pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result<KernelReport> {
     if let Some(other) = architectures.iter().find(|arch| !ARCHITECTURES.contains(arch)) {
         bail!("--architectures names sm_{other}: expected some of {ARCHITECTURES:?}");
     }
     let compiling = match architectures {
-        [] => Compiling { architectures: &ARCHITECTURES, whole: true },
-        architectures => Compiling { architectures, whole: false },
+        [] => CompileOptions { architectures: &ARCHITECTURES, is_full: true },
+        architectures => CompileOptions { architectures, is_full: false },
     };
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
-    let there = nvrtc::is_present();
+    let there = nvrtc::is_available();
     if required && !there {
         bail!("FOREBAY_REQUIRE names nvrtc, and NVRTC was not found");
     }
     let start = Instant::now();
-    let mut report = Report::default();
+    let mut report = KernelReport::default();
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
     let everything = Features { f8: true, ..Profile::default().features };
@@ -120,7 +120,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     for (features, software, allowed) in
         [(everything, false, Capabilities::all()), (Features::default(), true, bare)]
     {
-        for kernel in collect(features, software, golden)? {
+        for kernel in collect_kernels(features, software, golden)? {
             if !filters.is_empty() && !filters.iter().any(|f| kernel.label.contains(f.as_str())) {
                 continue;
             }
@@ -128,7 +128,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
                 continue;
             }
             let label = format!("{} #{}", kernel.label, seen.len());
-            match prepare(&kernel, allowed) {
+            match validate_and_translate(&kernel, allowed) {
                 Ok(cuda) => translated.push((label, cuda)),
                 Err(why) => {
                     report.failures.insert(label, why);
@@ -139,26 +139,26 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     report.kernels = translated.len() + report.failures.len();
     // One kernel of both devices is compiled once.
     let mut sources = BTreeSet::new();
-    translated.retain(|(_, cuda)| sources.insert(body(&cuda.source).to_owned()));
+    translated.retain(|(_, cuda)| sources.insert(kernel_body(&cuda.source).to_owned()));
     println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
     if there {
-        compile(&translated, &compiling, &mut report);
+        compile_translated(&translated, &compiling, &mut report);
         compile_attention(compiling.architectures, filters, &mut report);
-        compile_product(compiling.architectures, filters, &mut report);
+        compile_sgemm_small(compiling.architectures, filters, &mut report);
         compile_gelu_grad(compiling.architectures, filters, &mut report);
     }
     Ok(report)
 }
 
 /// What a null device with these features is asked to compile; `software` ones choose other tiles.
-fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Compiled>> {
+fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<Compiled>> {
     let backend = Arc::new(NullBackend::new(Profile { features, software, ..Profile::default() }));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
     let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports(d)).collect();
     for &dtype in &types {
         for case in catalog::cases().filter(|_| dtype.is_float()) {
             // Types that an operation does not take are refused before anything is compiled.
-            let _ = exercise(case, dtype, &device);
+            let _ = exercise_case(case, dtype, &device);
         }
         for &to in &types {
             let x = Tensor::zeros(&[8, 4], dtype, &device)?;
@@ -173,19 +173,19 @@ fn collect(features: Features, software: bool, golden: &Path) -> Result<Vec<Comp
         drop((Tensor::randint(0, 9, &[9], dtype, &device), Tensor::bernoulli(&[9], 0.5, dtype, &device)));
         drop(x.dropout(0.5, true));
     }
-    stored(&device, &types)?;
-    chains(&device)?;
-    windows(&device)?;
-    many_classes(&device)?;
-    long_rows(&device)?;
-    layers_in_bytes(&device)?;
-    train(&device)?;
-    Golden::load(golden)?.run(&How { device: &device, dtype: None }, &[])?;
+    exercise_storage_dtypes(&device, &types)?;
+    exercise_fused_chains(&device)?;
+    exercise_im2col(&device)?;
+    exercise_linear_cross_entropy(&device)?;
+    exercise_split_rows(&device)?;
+    exercise_fp8_linear(&device)?;
+    exercise_optimizers(&device)?;
+    GoldenSet::load(golden)?.run(&CallConfig { device: &device, dtype: None }, &[])?;
     Ok(backend.compiled())
 }
 
 /// What casts and moves elements of types that are only stored, and the parts of their products.
-fn stored(device: &Device, types: &[DType]) -> Result<()> {
+fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
     for dtype in DType::STORED {
         let x = Tensor::zeros(&[8, 4], dtype, device)?;
         for &other in types.iter().chain(&DType::STORED) {
@@ -200,7 +200,7 @@ fn stored(device: &Device, types: &[DType]) -> Result<()> {
 }
 
 /// Elementwise chains: by vectors and not, of each type, with a result kept on the way.
-fn chains(device: &Device) -> Result<()> {
+fn exercise_fused_chains(device: &Device) -> Result<()> {
     device.set_fusion(Some(0));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for columns in [8, 3] {
@@ -216,7 +216,7 @@ fn chains(device: &Device) -> Result<()> {
 }
 
 /// Convolutions over windows, of two and three dimensions, and the sums of windows.
-fn windows(device: &Device) -> Result<()> {
+fn exercise_im2col(device: &Device) -> Result<()> {
     device.set_windows(Some(1 << 28));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for shape in [&[1, 4, 5, 5][..], &[1, 4, 5, 5, 5], &[1, 4, 1 << 20]] {
@@ -235,7 +235,7 @@ fn windows(device: &Device) -> Result<()> {
 }
 
 /// Losses whose rows a workgroup keeps: in memory that a block has, in what it has to ask for, and padded ones.
-fn many_classes(device: &Device) -> Result<()> {
+fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for classes in [4096, 25_001, 50_304] {
             let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.requires_grad_());
@@ -247,7 +247,7 @@ fn many_classes(device: &Device) -> Result<()> {
 }
 
 /// Rows that many workgroups share.
-fn long_rows(device: &Device) -> Result<()> {
+fn exercise_split_rows(device: &Device) -> Result<()> {
     let n = 1 << 17;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let row = || Tensor::zeros(&[1, n], dtype, device)?.requires_grad_();
@@ -271,7 +271,7 @@ fn long_rows(device: &Device) -> Result<()> {
 }
 
 /// Optimisers, clipping and the scaling of losses, on parameters of every type and alignment.
-fn train(device: &Device) -> Result<()> {
+fn exercise_optimizers(device: &Device) -> Result<()> {
     let mut parameters = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for size in [8, 3] {
@@ -318,7 +318,7 @@ fn train(device: &Device) -> Result<()> {
         // The device goes on counting.
         optimizer.step()?;
     }
-    copies(device)?;
+    exercise_low_precision_copies(device)?;
     // Gradients of f16 are refused.
     let mut optimizer = Sgd::new(parameters[..4].to_vec(), 0.1);
     let mut scaler = GradScaler::new();
@@ -328,7 +328,7 @@ fn train(device: &Device) -> Result<()> {
 }
 
 /// Steps that write 16-bit copies of parameters.
-fn copies(device: &Device) -> Result<()> {
+fn exercise_low_precision_copies(device: &Device) -> Result<()> {
     for low in [DType::BF16, DType::F16] {
         let mut weights = Vec::new();
         for size in [4, 3] {
@@ -347,7 +347,7 @@ fn copies(device: &Device) -> Result<()> {
 }
 
 /// Linear layers in 8 bits, of extents that the library multiplies and of others.
-fn layers_in_bytes(device: &Device) -> Result<()> {
+fn exercise_fp8_linear(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for extent in [16, 3] {
             let of = || Tensor::ones(&[extent, extent], dtype, device)?.requires_grad_();
@@ -359,7 +359,7 @@ fn layers_in_bytes(device: &Device) -> Result<()> {
 }
 
 /// A case and its gradients, on dense and on strided inputs.
-fn exercise(case: &catalog::Case, dtype: DType, device: &Device) -> Result<()> {
+fn exercise_case(case: &catalog::OpCase, dtype: DType, device: &Device) -> Result<()> {
     for strided in if dtype == DType::F32 { &[false, true][..] } else { &[false] } {
         let mut leaves = Vec::new();
         for input in case.inputs(dtype, device)? {
@@ -368,7 +368,7 @@ fn exercise(case: &catalog::Case, dtype: DType, device: &Device) -> Result<()> {
                 _ if *strided => input.transpose(0, -1)?.copy()?.transpose(0, -1)?,
                 _ => input,
             };
-            let wants = case.gradient && input.dtype().is_float();
+            let wants = case.has_gradient && input.dtype().is_float();
             leaves.push(if wants { input.requires_grad_()? } else { input });
         }
         let out = case.run(&leaves)?;
@@ -380,53 +380,54 @@ fn exercise(case: &catalog::Case, dtype: DType, device: &Device) -> Result<()> {
 }
 
 /// Validates a kernel and writes it as CUDA C++.
-fn prepare(kernel: &Compiled, allowed: Capabilities) -> Result<Translated, String> {
+fn validate_and_translate(kernel: &Compiled, allowed: Capabilities) -> Result<TranslatedKernel, String> {
     let module = naga::front::wgsl::parse_str(&kernel.wgsl).map_err(|e| e.emit_to_string(&kernel.wgsl))?;
     Validator::new(ValidationFlags::all(), allowed)
         .validate(&module)
         .map_err(|e| e.emit_to_string(&kernel.wgsl))?;
     let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
-    let options = Options { zero_workgroup_memory: kernel.zeroed, ..Options::default() };
-    translate_with(&kernel.wgsl, &kernel.entry, &overrides, &options).map_err(|e| e.to_string())
+    let options = TranslateOptions { zero_workgroup_memory: kernel.zeroed, ..TranslateOptions::default() };
+    translate_with_options(&kernel.wgsl, &kernel.entry, &overrides, &options).map_err(|e| e.to_string())
 }
 
 /// Where a translation's prelude ends and its own text begins.
-const OWN: &str = "namespace wgsl {\n";
+const BODY_MARKER: &str = "namespace wgsl {\n";
 
-fn body(source: &str) -> &str {
-    source.rsplit_once(OWN).map_or(source, |(_, own)| own)
+fn kernel_body(source: &str) -> &str {
+    source.rsplit_once(BODY_MARKER).map_or(source, |(_, own)| own)
 }
 
 /// The prelude, without the line that names the kernel.
-fn prelude(source: &str) -> &str {
-    let prelude = source.rsplit_once(OWN).map_or("", |(prelude, _)| prelude);
+fn kernel_prelude(source: &str) -> &str {
+    let prelude = source.rsplit_once(BODY_MARKER).map_or("", |(prelude, _)| prelude);
     prelude.split_once('\n').map_or(prelude, |(_, rest)| rest)
 }
 
 /// Several kernels of one prelude as one source.
-fn together(kernels: &[&(String, Translated)]) -> String {
-    let mut source = kernels.first().map_or(String::new(), |(_, k)| prelude(&k.source).to_owned());
+fn concat_sources(kernels: &[&(String, TranslatedKernel)]) -> String {
+    let mut source = kernels.first().map_or(String::new(), |(_, k)| kernel_prelude(&k.source).to_owned());
     for (i, (_, kernel)) in kernels.iter().enumerate() {
-        let own =
-            body(&kernel.source).replace(&format!(" {}(", kernel.entry), &format!(" {}_{i}(", kernel.entry));
+        let own = kernel_body(&kernel.source)
+            .replace(&format!(" {}(", kernel.entry), &format!(" {}_{i}(", kernel.entry));
         source.push_str(&format!("namespace wgsl {{ namespace kernel{i} {{\n{own}}}\n"));
     }
     source
 }
 
 /// Compiles a source, and looks into its machine code where that is known: optimised, for only that has all functions in one.
-fn make(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
-    let cubin = nvrtc::compile_with(source, label, arch, options).map_err(|error| error.to_string())?;
-    if arch == machine::ARCH && options != UNOPTIMISED {
-        machine::followers(&cubin).map(drop)
+fn compile_and_check(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
+    let cubin =
+        nvrtc::compile_with_options(source, label, arch, options).map_err(|error| error.to_string())?;
+    if arch == sass::SASS_ARCH && options != UNOPTIMISED {
+        sass::count_waiting_kernels(&cubin).map(drop)
     } else {
         Ok(())
     }
 }
 
 /// A form of a kernel that is written in CUDA C++.
-fn compile_written(kernel: &impl Source, label: &str, arch: u32, report: &mut Report) {
-    match make(&kernel.source(), label, arch, kernel.options()) {
+fn compile_native(kernel: &impl NativeKernel, label: &str, arch: u32, report: &mut KernelReport) {
+    match compile_and_check(&kernel.source(), label, arch, kernel.options()) {
         Ok(()) => *report.compiled.entry(arch).or_default() += 1,
         Err(error) => {
             report.failures.insert(label.to_owned(), error);
@@ -435,32 +436,32 @@ fn compile_written(kernel: &impl Source, label: &str, arch: u32, report: &mut Re
 }
 
 /// The attention kernels that are written in CUDA C++, on every architecture that has them.
-fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Report) {
-    let plain = (Mask::None, false);
+fn compile_attention(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
+    let plain = (MaskKind::None, false);
     let forms = [
         (64, DType::BF16, plain),
         (128, DType::BF16, plain),
         (128, DType::F16, plain),
         (40, DType::F16, plain),
-        (64, DType::BF16, (Mask::None, true)),
-        (64, DType::F16, (Mask::Bool, false)),
-        (96, DType::F16, (Mask::Half, true)),
-        (128, DType::BF16, (Mask::Single, true)),
+        (64, DType::BF16, (MaskKind::None, true)),
+        (64, DType::F16, (MaskKind::Bool, false)),
+        (96, DType::F16, (MaskKind::SameAsInput, true)),
+        (128, DType::BF16, (MaskKind::F32, true)),
     ];
     for (head, dtype, (mask, drop)) in forms {
-        for pass in [Pass::Forward, Pass::Queries, Pass::Keys] {
+        for pass in [Pass::Forward, Pass::BackwardQueries, Pass::BackwardKeysValues] {
             let label = format!("attention.cu {pass:?} {dtype} {head} mask {mask:?} drop {drop}");
             if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
                 continue;
             }
             report.kernels += 1;
             for &arch in architectures {
-                let Some(kernel) = attention::Kernel::new(pass, head, dtype, arch) else { continue };
-                let kernel = attention::Kernel { mask, drop, ..kernel };
+                let Some(kernel) = attention::AttentionKernel::new(pass, head, dtype, arch) else { continue };
+                let kernel = attention::AttentionKernel { mask, has_dropout: drop, ..kernel };
                 // sm_90 has two forms.
-                let plain = attention::Kernel { hopper: false, ..kernel };
-                for kernel in [Some(kernel), kernel.hopper.then_some(plain)].into_iter().flatten() {
-                    compile_written(&kernel, &label, arch, report);
+                let plain = attention::AttentionKernel { uses_wgmma: false, ..kernel };
+                for kernel in [Some(kernel), kernel.uses_wgmma.then_some(plain)].into_iter().flatten() {
+                    compile_native(&kernel, &label, arch, report);
                 }
             }
         }
@@ -468,47 +469,54 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Rep
 }
 
 /// The product's kernel in CUDA C++, for the architectures that have clusters.
-fn compile_product(architectures: &[u32], filters: &[String], report: &mut Report) {
+fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     let layouts = [[false, false], [false, true], [true, false], [true, true]];
-    let cuts = CUTS.iter().filter(|cut| matches!(cut.share, 1 | 8));
-    for (&Cut { tile, share, .. }, by_lines) in cuts.flat_map(|cut| layouts.map(|by_lines| (cut, by_lines))) {
-        let finish = if by_lines[0] { Finish::Sums } else { Finish::Bias };
-        let kernel = product::Kernel { tile, share, by_lines, finish };
+    let cuts = CONFIGS.iter().filter(|cut| matches!(cut.cluster_blocks, 1 | 8));
+    for (&SgemmConfig { tile, cluster_blocks: share, .. }, by_lines) in
+        cuts.flat_map(|cut| layouts.map(|by_lines| (cut, by_lines)))
+    {
+        let finish = if by_lines[0] { SgemmEpilogue::RowSums } else { SgemmEpilogue::Bias };
+        let kernel =
+            sgemm_small::SgemmKernel { tile, cluster_blocks: share, mn_major: by_lines, epilogue: finish };
         let label = format!("product.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;
         }
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch >= 90) {
-            compile_written(&kernel, &label, arch, report);
+            compile_native(&kernel, &label, arch, report);
         }
     }
 }
 
 /// The gradient's kernel in CUDA C++, for the architecture that has it.
-fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut Report) {
+fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     for bf16 in [false, true] {
-        let kernel = gelu_grad::Kernel { bf16 };
+        let kernel = gelu_grad::GeluGradKernel { bf16 };
         let label = format!("gelu_grad.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;
         }
         report.kernels += 1;
         for &arch in architectures.iter().filter(|&&arch| arch == 90) {
-            compile_written(&kernel, &label, arch, report);
+            compile_native(&kernel, &label, arch, report);
         }
     }
 }
 
-fn compile(translated: &[(String, Translated)], compiling: &Compiling<'_>, report: &mut Report) {
-    let mut by_prelude: BTreeMap<&str, Vec<&(String, Translated)>> = BTreeMap::new();
+fn compile_translated(
+    translated: &[(String, TranslatedKernel)],
+    compiling: &CompileOptions<'_>,
+    report: &mut KernelReport,
+) {
+    let mut by_prelude: BTreeMap<&str, Vec<&(String, TranslatedKernel)>> = BTreeMap::new();
     for kernel in translated {
-        by_prelude.entry(prelude(&kernel.1.source)).or_default().push(kernel);
+        by_prelude.entry(kernel_prelude(&kernel.1.source)).or_default().push(kernel);
     }
-    let mut jobs: Vec<(u32, Vec<&(String, Translated)>)> = Vec::new();
+    let mut jobs: Vec<(u32, Vec<&(String, TranslatedKernel)>)> = Vec::new();
     for &arch in compiling.architectures {
-        for (_, kernels) in by_prelude.iter().filter(|(prelude, _)| compiling.takes(prelude, arch)) {
-            jobs.extend(kernels.chunks(BATCH).map(|batch| (arch, batch.to_vec())));
+        for (_, kernels) in by_prelude.iter().filter(|(prelude, _)| compiling.should_compile(prelude, arch)) {
+            jobs.extend(kernels.chunks(KERNELS_PER_PROGRAM).map(|batch| (arch, batch.to_vec())));
         }
     }
     let next = AtomicUsize::new(0);
@@ -517,10 +525,13 @@ fn compile(translated: &[(String, Translated)], compiling: &Compiling<'_>, repor
         while let Some((arch, batch)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
             let arch = *arch;
             let mut failures = Vec::new();
-            if make(&together(batch), "batch", arch, compiling.options(arch)).is_err() {
+            if compile_and_check(&concat_sources(batch), "batch", arch, compiling.nvrtc_flags(arch)).is_err()
+            {
                 // One by one, to name those that fail.
                 for (label, kernel) in batch {
-                    if let Err(error) = make(&kernel.source, &kernel.entry, arch, compiling.options(arch)) {
+                    if let Err(error) =
+                        compile_and_check(&kernel.source, &kernel.entry, arch, compiling.nvrtc_flags(arch))
+                    {
                         failures.push((label.clone(), error));
                     }
                 }

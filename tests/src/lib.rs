@@ -6,7 +6,7 @@ pub mod curves;
 pub mod fuzz;
 pub mod golden;
 pub mod kernels;
-mod machine;
+mod sass;
 pub mod suite;
 pub mod traces;
 pub mod validation;

@@ -95,7 +95,7 @@ enum Command {
 }
 
 /// A folder of this package, wherever the program runs: beside the program in a bundle, else in the sources.
-fn data(name: &str) -> PathBuf {
+fn data_dir(name: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tests").join(name)));
     match beside {
         Some(path) if path.is_dir() => path,
@@ -104,7 +104,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 /// The devices to run on: the one asked for, else the first of every backend.
-fn devices(asked: Option<&str>) -> Result<Vec<Device>> {
+fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
     if let Some(id) = asked {
         return Ok(vec![Device::open(id)?]);
     }
@@ -143,14 +143,14 @@ fn main() -> Result<()> {
             }
         }
         Command::Test { list: true, .. } => {
-            for (topic, test) in suite::all() {
+            for (topic, test) in suite::all_tests() {
                 println!("{topic}/{}", test.name);
             }
         }
         Command::Test { device, filter, .. } => {
-            let errors = validation::watch();
+            let errors = validation::install_error_counter();
             let mut tally = suite::Tally::default();
-            for device in devices(device.as_deref())? {
+            for device in select_devices(device.as_deref())? {
                 println!("{}", device.info());
                 tally += suite::run(&device, &filter);
             }
@@ -164,11 +164,11 @@ fn main() -> Result<()> {
             }
         }
         Command::Curves { dir, device } => {
-            let dir = dir.unwrap_or_else(|| data("curves"));
+            let dir = dir.unwrap_or_else(|| data_dir("curves"));
             let mut failed = 0;
-            for device in devices(device.as_deref())? {
+            for device in select_devices(device.as_deref())? {
                 println!("{}", device.info());
-                failed += curves::report(&curves::run(&dir, &device)?, &device);
+                failed += curves::print_report(&curves::run(&dir, &device)?, &device);
             }
             if failed > 0 {
                 bail!("{failed} curves failed");
@@ -182,28 +182,29 @@ fn main() -> Result<()> {
                 Some("f64") => Some(DType::F64),
                 Some(other) => bail!("--dtype takes f16, bf16, f32 or f64, not {other}"),
             };
-            let dirs = dir.map_or_else(|| vec![data("golden"), data("golden_more")], |dir| vec![dir]);
-            let golden: Vec<_> = dirs.iter().map(|dir| golden::Golden::load(dir)).collect::<Result<_>>()?;
+            let dirs = dir.map_or_else(|| vec![data_dir("golden"), data_dir("golden_more")], |dir| vec![dir]);
+            let golden: Vec<_> =
+                dirs.iter().map(|dir| golden::GoldenSet::load(dir)).collect::<Result<_>>()?;
             let mut failed = 0;
-            for device in devices(device.as_deref())? {
+            for device in select_devices(device.as_deref())? {
                 println!("{}", device.info());
-                let how = golden::How { device: &device, dtype };
+                let how = golden::CallConfig { device: &device, dtype };
                 let mut outcomes = Vec::new();
                 for golden in &golden {
                     outcomes.extend(golden.run(&how, &filter)?);
                 }
-                failed += golden::report(&outcomes, &how, verbose);
+                failed += golden::print_report(&outcomes, &how, verbose);
             }
             if failed > 0 {
                 bail!("{failed} golden calls failed");
             }
         }
         Command::Operators { file } => {
-            let page = golden::page(&golden::Golden::load(&data("golden"))?)?;
+            let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden"))?)?;
             forebay::io::write(&file, page)?;
         }
         Command::Kernels { architectures, dir, filter } => {
-            let report = kernels::check(&dir.unwrap_or_else(|| data("golden")), &architectures, &filter)?;
+            let report = kernels::check(&dir.unwrap_or_else(|| data_dir("golden")), &architectures, &filter)?;
             println!("{report}");
             if !report.failures.is_empty() {
                 bail!("{} kernels failed", report.failures.len());
@@ -219,7 +220,7 @@ fn main() -> Result<()> {
             println!("{} calls, {} of them succeeded, none panicked", counts.calls, counts.succeeded);
         }
         Command::Traces { dir } => {
-            let report = traces::check(&dir.unwrap_or_else(|| data("traces")))?;
+            let report = traces::check(&dir.unwrap_or_else(|| data_dir("traces")))?;
             println!("{report}");
             if report.failed() > 0 {
                 bail!("{} checks of traces failed", report.failed());

@@ -1,10 +1,10 @@
 //! Allocator traces of real workloads and of ones that were made up, beside what PyTorch made of them.
 
+mod expandable_segments;
 mod language;
-mod others;
-mod peer;
-mod program;
+mod miscellaneous;
 mod serving;
+mod trace_builder;
 mod transformers;
 mod vision;
 mod workloads;
@@ -18,46 +18,46 @@ use forebay::memory::trace::{Mode, Recorded, Row, Table, Trace, replay, table};
 
 /// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
 /// judged. A processor that is slow for a while is slow for a round, and not for a trace.
-const RUNS: u32 = 10;
+const REPLAYS_PER_TRACE: u32 = 10;
 const ROUNDS: usize = 6;
 /// The seed of the workloads that were made up.
-const SEED: u64 = 1;
+const SYNTHETIC_SEED: u64 = 1;
 
 /// What some workloads may come to, reserved over requested.
 struct Bounds {
     /// Of one.
-    each: f64,
+    max_ratio: f64,
     /// Their geometric mean.
-    mean: f64,
+    max_mean_ratio: f64,
 }
 
 /// Of recorded workloads: what the project has promised.
-fn promised(mode: Mode) -> Bounds {
+fn recorded_bounds(mode: Mode) -> Bounds {
     match mode {
-        Mode::Virtual => Bounds { each: 1.03, mean: 1.01 },
-        Mode::Plain => Bounds { each: 1.12, mean: 1.06 },
+        Mode::Virtual => Bounds { max_ratio: 1.03, max_mean_ratio: 1.01 },
+        Mode::Plain => Bounds { max_ratio: 1.12, max_mean_ratio: 1.06 },
     }
 }
 
 /// Of those that were made up: what holds now. In ranges that is the promise, and so is the mean in plain segments, where queues that take turns
 /// are above it.
-fn kept(mode: Mode) -> Bounds {
+fn synthetic_bounds(mode: Mode) -> Bounds {
     match mode {
-        Mode::Virtual => promised(mode),
-        Mode::Plain => Bounds { each: 1.17, mean: 1.04 },
+        Mode::Virtual => recorded_bounds(mode),
+        Mode::Plain => Bounds { max_ratio: 1.17, max_mean_ratio: 1.04 },
     }
 }
 
 /// What the traces came to.
 #[derive(Debug)]
-pub struct Report {
+pub struct TraceReport {
     recorded: Table,
-    made_up: Table,
+    synthetic: Table,
     failures: Vec<String>,
     checks: usize,
 }
 
-impl Report {
+impl TraceReport {
     /// How many checks failed.
     #[must_use]
     pub fn failed(&self) -> usize {
@@ -65,9 +65,9 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for TraceReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}\nmade up, PyTorch as its model says:\n{}", self.recorded, self.made_up)?;
+        writeln!(f, "{}\nmade up, PyTorch as its model says:\n{}", self.recorded, self.synthetic)?;
         for failure in &self.failures {
             writeln!(f, "FAILED {failure}")?;
         }
@@ -80,36 +80,37 @@ impl fmt::Display for Report {
 /// A recorded one passes if it holds no more over what was requested and calls the driver no more often than PyTorch in the same mode, and
 /// keeps to the bounds above; and each mode's geometric mean has a bound. The model of PyTorch has to agree with what was recorded. Workloads that were
 /// made up have bounds too, and all of them together call the driver no more often than PyTorch, as its model says.
-pub fn check(dir: &Path) -> Result<Report> {
-    let mut recorded = once(dir)?;
+pub fn check(dir: &Path) -> Result<TraceReport> {
+    let mut recorded = replay_all(dir)?;
     for _ in 1..ROUNDS {
-        for (row, again) in recorded.rows.iter_mut().zip(once(dir)?.rows) {
+        for (row, again) in recorded.rows.iter_mut().zip(replay_all(dir)?.rows) {
             row.report.ns_per_pair = row.report.ns_per_pair.min(again.report.ns_per_pair);
         }
     }
-    let mut failures: Vec<String> = recorded.rows.iter().filter_map(worse).collect();
-    failures.extend(means(&recorded, promised));
-    let modelled = model(dir, &recorded, &mut failures)?;
-    let made_up = made_up()?;
-    failures.extend(made_up.rows.iter().filter_map(|row| above(row, kept(row.mode).each)));
-    failures.extend(means(&made_up, kept));
-    failures.extend(more_calls(&made_up));
+    let mut failures: Vec<String> = recorded.rows.iter().filter_map(compare_with_pytorch).collect();
+    failures.extend(check_mean_ratios(&recorded, recorded_bounds));
+    let modelled = check_pytorch_model(dir, &recorded, &mut failures)?;
+    let made_up = replay_synthetic()?;
+    failures
+        .extend(made_up.rows.iter().filter_map(|row| check_ratio(row, synthetic_bounds(row.mode).max_ratio)));
+    failures.extend(check_mean_ratios(&made_up, synthetic_bounds));
+    failures.extend(check_driver_calls(&made_up));
     let checks = recorded.rows.len() + modelled + made_up.rows.len() + 6;
-    Ok(Report { recorded, made_up, failures, checks })
+    Ok(TraceReport { recorded, synthetic: made_up, failures, checks })
 }
 
-fn once(dir: &Path) -> Result<Table> {
-    Ok(table(dir, Config::default(), RUNS)?)
+fn replay_all(dir: &Path) -> Result<Table> {
+    Ok(table(dir, Config::default(), REPLAYS_PER_TRACE)?)
 }
 
 /// The workloads that were made up, in both modes.
-fn made_up() -> Result<Table> {
-    let traces: Vec<Trace> = workloads::all(SEED).collect();
+fn replay_synthetic() -> Result<Table> {
+    let traces: Vec<Trace> = workloads::synthetic_traces(SYNTHETIC_SEED).collect();
     let mut rows = Vec::new();
     for mode in [Mode::Virtual, Mode::Plain] {
         for trace in &traces {
             let report = replay(trace, Config::default(), mode, 0)?;
-            let pytorch = Some(pytorch(trace, mode)?);
+            let pytorch = Some(simulate_pytorch(trace, mode)?);
             rows.push(Row { workload: trace.recorded.workload.clone(), mode, report, pytorch });
         }
     }
@@ -117,9 +118,9 @@ fn made_up() -> Result<Table> {
 }
 
 /// What PyTorch makes of a trace, by its rules.
-fn pytorch(trace: &Trace, mode: Mode) -> Result<Recorded> {
+fn simulate_pytorch(trace: &Trace, mode: Mode) -> Result<Recorded> {
     if mode == Mode::Virtual {
-        return Ok(peer::expandable(trace));
+        return Ok(expandable_segments::simulate_expandable_segments(trace));
     }
     let report = replay(trace, Config::pytorch(), mode, 0)?;
     let (peak_reserved, device_allocs) = (report.peak_reserved, report.driver_calls);
@@ -127,12 +128,12 @@ fn pytorch(trace: &Trace, mode: Mode) -> Result<Recorded> {
 }
 
 /// Compares the model of PyTorch with its figures. Returns how many there were.
-fn model(dir: &Path, recorded: &Table, failures: &mut Vec<String>) -> Result<usize> {
+fn check_pytorch_model(dir: &Path, recorded: &Table, failures: &mut Vec<String>) -> Result<usize> {
     for row in &recorded.rows {
         let Some(told) = &row.pytorch else { continue };
         let trace = Trace::open(&dir.join(format!("{}.trace.xz", row.workload)))?;
         let figures = |of: &Recorded| (of.peak_reserved, of.device_allocs);
-        let (says, was) = (figures(&pytorch(&trace, row.mode)?), figures(told));
+        let (says, was) = (figures(&simulate_pytorch(&trace, row.mode)?), figures(told));
         if says != was {
             let (workload, mode) = (&row.workload, row.mode);
             failures.push(format!("{workload}, {mode}: the model of PyTorch says {says:?}, it was {was:?}"));
@@ -142,50 +143,50 @@ fn model(dir: &Path, recorded: &Table, failures: &mut Vec<String>) -> Result<usi
 }
 
 /// The geometric means that are above their bounds.
-fn means(table: &Table, bounds: impl Fn(Mode) -> Bounds) -> Vec<String> {
+fn check_mean_ratios(table: &Table, bounds: impl Fn(Mode) -> Bounds) -> Vec<String> {
     let above = [Mode::Virtual, Mode::Plain].into_iter().filter_map(|mode| {
-        let (mean, bound) = (table.mean_ratio(mode), bounds(mode).mean);
+        let (mean, bound) = (table.mean_ratio(mode), bounds(mode).max_mean_ratio);
         (mean > bound).then(|| format!("geometric mean, {mode}: {mean:.4} is above {bound}"))
     });
     above.collect()
 }
 
 /// The modes in which all workloads together call the driver more often than PyTorch.
-fn more_calls(table: &Table) -> Vec<String> {
+fn check_driver_calls(table: &Table) -> Vec<String> {
     let more = [Mode::Virtual, Mode::Plain].into_iter().filter_map(|mode| {
         let rows = || table.rows.iter().filter(|row| row.mode == mode);
         let ours: u64 = rows().map(|row| row.report.driver_calls).sum();
-        let theirs: u64 = rows().filter_map(|row| row.pytorch.as_ref()).map(calls).sum();
+        let theirs: u64 = rows().filter_map(|row| row.pytorch.as_ref()).map(driver_calls).sum();
         (ours > theirs).then(|| format!("{mode}: {ours} calls of the driver in all, PyTorch {theirs}"))
     });
     more.collect()
 }
 
-fn calls(recorded: &Recorded) -> u64 {
+fn driver_calls(recorded: &Recorded) -> u64 {
     recorded.device_allocs + recorded.device_frees
 }
 
 /// What is above a bound about a replay.
-fn above(row: &Row, most: f64) -> Option<String> {
+fn check_ratio(row: &Row, most: f64) -> Option<String> {
     let (workload, mode, ratio) = (&row.workload, row.mode, row.report.ratio());
     (ratio > most)
         .then(|| format!("{workload}, {mode}: reserved over requested is {ratio:.4}, the bound {most}"))
 }
 
 /// What is worse about a replay than PyTorch's own.
-fn worse(row: &Row) -> Option<String> {
+fn compare_with_pytorch(row: &Row) -> Option<String> {
     let name = format!("{}, {}", row.workload, row.mode);
     let Some(recorded) = &row.pytorch else {
         return Some(format!("{name}: PyTorch's figures are missing"));
     };
     let ours = row.report.ratio();
     let theirs = recorded.peak_reserved as f64 / recorded.peak_requested.max(1) as f64;
-    let calls = calls(recorded);
+    let calls = driver_calls(recorded);
     if ours > theirs {
         Some(format!("{name}: reserved over requested is {ours:.4}, PyTorch's {theirs:.4}"))
     } else if row.report.driver_calls > calls {
         Some(format!("{name}: {} calls of the driver, PyTorch made {calls}", row.report.driver_calls))
     } else {
-        above(row, promised(row.mode).each)
+        check_ratio(row, recorded_bounds(row.mode).max_ratio)
     }
 }

@@ -6,20 +6,20 @@ use log::{Level, LevelFilter, Log, Metadata, Record};
 
 /// The errors seen so far.
 #[derive(Debug)]
-pub struct Errors {
+pub struct ValidationErrorCounter {
     count: AtomicUsize,
 }
 
-static ERRORS: Errors = Errors { count: AtomicUsize::new(0) };
+static ERROR_COUNTER: ValidationErrorCounter = ValidationErrorCounter { count: AtomicUsize::new(0) };
 
-impl Errors {
+impl ValidationErrorCounter {
     /// How many there were.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
 }
 
-impl Log for Errors {
+impl Log for ValidationErrorCounter {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         metadata.level() <= Level::Warn
     }
@@ -39,11 +39,11 @@ impl Log for Errors {
 }
 
 /// Starts counting, if `FOREBAY_VALIDATION` asks for it; before the first device is opened.
-pub fn watch() -> Option<&'static Errors> {
+pub fn install_error_counter() -> Option<&'static ValidationErrorCounter> {
     let wanted = std::env::var("FOREBAY_VALIDATION").is_ok_and(|v| !matches!(&*v, "" | "0"));
-    if !wanted || log::set_logger(&ERRORS).is_err() {
+    if !wanted || log::set_logger(&ERROR_COUNTER).is_err() {
         return None;
     }
     log::set_max_level(LevelFilter::Warn);
-    Some(&ERRORS)
+    Some(&ERROR_COUNTER)
 }

@@ -1,66 +1,68 @@
 //! The cheap checks: they need no device and little time.
 
 use crate::process;
-use crate::stage::{Planned, Stage};
+use crate::stage::{PendingStage, Stage};
 use crate::workspace::Workspace;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The most lines that a source file may have.
-const MOST_LINES: usize = 800;
+const MAX_LINES: usize = 800;
 /// Folders whose files are not sources of ours.
-const FOREIGN: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
+const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
 
 /// All of them, in the order of their cost.
-pub(crate) fn all(workspace: &Workspace) -> Vec<Stage> {
-    let mut stages = quick(workspace);
-    stages
-        .extend(clippy(workspace).map_or_else(|skipped| vec![skipped], |p| Stage::side_by_side(vec![p], 1)));
+pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
+    let mut stages = run_quick(workspace);
+    stages.extend(
+        plan_clippy(workspace).map_or_else(|skipped| vec![skipped], |p| Stage::run_parallel(vec![p], 1)),
+    );
     stages
 }
 
 /// Those that compile nothing.
-pub(crate) fn quick(workspace: &Workspace) -> Vec<Stage> {
-    let budget = Stage::run("line budget", || Ok(line_budget(&workspace.root)));
-    let fmt = match tool(workspace, "fmt", &["--all", "--", "--check"]) {
-        Ok(mut command) => Stage::run("fmt", || process::hand_over(&mut command)),
+pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
+    let budget = Stage::run_pass_or_fail("line budget", || Ok(check_line_budget(&workspace.root)));
+    let fmt = match cargo_tool(workspace, "fmt", &["--all", "--", "--check"]) {
+        Ok(mut command) => Stage::run_pass_or_fail("fmt", || process::run_foreground(&mut command)),
         Err(skipped) => skipped,
     };
     vec![budget, fmt]
 }
 
 /// Clippy, or why it is skipped.
-pub(crate) fn clippy(workspace: &Workspace) -> Result<Planned, Stage> {
+pub(crate) fn plan_clippy(workspace: &Workspace) -> Result<PendingStage, Stage> {
     let args = ["--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
-    Ok(Planned::whole("clippy", tool(workspace, "clippy", &args)?))
+    Ok(PendingStage::pass_or_fail("clippy", cargo_tool(workspace, "clippy", &args)?))
 }
 
 /// A component of the toolchain, where it is installed.
-fn tool(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Command, Stage> {
+fn cargo_tool(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Command, Stage> {
     let mut command = workspace.cargo_command(&[name]);
     command.args(args);
-    match process::ask(workspace.cargo_command(&[name, "--version"]).env_remove("RUSTUP_TOOLCHAIN")) {
+    match process::run_captured(workspace.cargo_command(&[name, "--version"]).env_remove("RUSTUP_TOOLCHAIN"))
+    {
         Ok(_) => Ok(command),
         Err(_) => Err(Stage::skipped(name, format!("cargo {name} is not installed (rustup component add)"))),
     }
 }
 
 /// Whether every source file is short enough to read; names those that are not.
-fn line_budget(root: &Path) -> bool {
-    let mut long: Vec<(usize, PathBuf)> = sources(root)
+fn check_line_budget(root: &Path) -> bool {
+    let mut long: Vec<(usize, PathBuf)> = source_files(root)
         .into_iter()
         .filter_map(|path| Some((std::fs::read_to_string(&path).ok()?.lines().count(), path)))
-        .filter(|(lines, _)| *lines > MOST_LINES)
+        .filter(|(lines, _)| *lines > MAX_LINES)
         .collect();
     long.sort();
     for (lines, path) in &long {
-        println!("{}: {lines} lines, more than {MOST_LINES}: split it", path.display());
+        println!("{}: {lines} lines, more than {MAX_LINES}: split it", path.display());
     }
     long.is_empty()
 }
 
-fn sources(root: &Path) -> Vec<PathBuf> {
+fn source_files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.to_path_buf()];
     while let Some(folder) = open.pop() {
@@ -68,7 +70,7 @@ fn sources(root: &Path) -> Vec<PathBuf> {
             let path = entry.path();
             let name = entry.file_name();
             if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
-                if !FOREIGN.iter().any(|foreign| *foreign == name) {
+                if !EXCLUDED_DIRS.iter().any(|foreign| *foreign == name) {
                     open.push(path);
                 }
             } else if path
@@ -83,9 +85,9 @@ fn sources(root: &Path) -> Vec<PathBuf> {
 }
 
 /// Says which fuzz targets there are and how to run one: cargo-fuzz wants a nightly compiler, so nothing here does it.
-pub(crate) fn fuzz(workspace: &Workspace) -> Result<bool> {
+pub(crate) fn list_fuzz_targets(workspace: &Workspace) -> Result<bool> {
     let folder = workspace.root.join("fuzz/fuzz_targets");
-    let mut targets: Vec<String> = sources(&folder)
+    let mut targets: Vec<String> = source_files(&folder)
         .iter()
         .filter_map(|path| Some(path.file_stem()?.to_string_lossy().into_owned()))
         .collect();
@@ -108,11 +110,11 @@ mod tests {
         for folder in ["src", "target"] {
             std::fs::create_dir_all(root.join(folder))?;
         }
-        std::fs::write(root.join("target/long.rs"), "\n".repeat(MOST_LINES + 1))?;
-        std::fs::write(root.join("src/right.rs"), "\n".repeat(MOST_LINES))?;
-        let right = line_budget(&root);
-        std::fs::write(root.join("src/long.wgsl"), "\n".repeat(MOST_LINES + 1))?;
-        let wrong = line_budget(&root);
+        std::fs::write(root.join("target/long.rs"), "\n".repeat(MAX_LINES + 1))?;
+        std::fs::write(root.join("src/right.rs"), "\n".repeat(MAX_LINES))?;
+        let right = check_line_budget(&root);
+        std::fs::write(root.join("src/long.wgsl"), "\n".repeat(MAX_LINES + 1))?;
+        let wrong = check_line_budget(&root);
         std::fs::remove_dir_all(&root)?;
         assert!(right && !wrong);
         Ok(())

@@ -9,7 +9,7 @@ use std::process::Command;
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Environment {
     values: BTreeMap<String, OsString>,
-    folders: BTreeMap<String, Vec<PathBuf>>,
+    path_lists: BTreeMap<String, Vec<PathBuf>>,
 }
 
 impl Environment {
@@ -26,7 +26,7 @@ impl Environment {
 
     /// Puts a folder in front of a list of folders, once.
     pub(crate) fn prepend(mut self, name: &str, folder: impl AsRef<Path>) -> Self {
-        let folders = self.folders.entry(name.into()).or_default();
+        let folders = self.path_lists.entry(name.into()).or_default();
         if !folders.iter().any(|known| known == folder.as_ref()) {
             folders.push(folder.as_ref().into());
         }
@@ -34,9 +34,9 @@ impl Environment {
     }
 
     /// Both environments; where they disagree, the other one counts.
-    pub(crate) fn and(mut self, other: Self) -> Self {
+    pub(crate) fn merge(mut self, other: Self) -> Self {
         self.values.extend(other.values);
-        for (name, folders) in other.folders {
+        for (name, folders) in other.path_lists {
             self = folders.iter().fold(self, |all, folder| all.prepend(&name, folder));
         }
         self
@@ -45,13 +45,13 @@ impl Environment {
     /// Gives the variables to a command; lists keep what this process has in them, after ours.
     pub(crate) fn apply(&self, command: &mut Command) {
         command.envs(&self.values);
-        for (name, folders) in &self.folders {
-            command.env(name, joined(folders, std::env::var_os(name)));
+        for (name, folders) in &self.path_lists {
+            command.env(name, join_paths(folders, std::env::var_os(name)));
         }
     }
 }
 
-fn joined(folders: &[PathBuf], inherited: Option<OsString>) -> OsString {
+fn join_paths(folders: &[PathBuf], inherited: Option<OsString>) -> OsString {
     let inherited = inherited.unwrap_or_default();
     let rest = std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
     // A folder with a separator in its name cannot be in a list at all; the variable then stays as it was.
@@ -65,18 +65,18 @@ mod tests {
     #[test]
     fn lists_keep_what_was_there() {
         let folders = [PathBuf::from("/a"), PathBuf::from("/b")];
-        assert_eq!(joined(&folders, Some("/old:".into())), OsString::from("/a:/b:/old"));
-        assert_eq!(joined(&folders, None), OsString::from("/a:/b"));
+        assert_eq!(join_paths(&folders, Some("/old:".into())), OsString::from("/a:/b:/old"));
+        assert_eq!(join_paths(&folders, None), OsString::from("/a:/b"));
     }
 
     #[test]
     fn merging_keeps_both_and_prefers_the_other() {
         let one = Environment::default().set("DRIVER", "one").set("KEPT", "yes").prepend("LIBS", "/one");
         let two = Environment::default().set("DRIVER", "two").prepend("LIBS", "/two").prepend("LIBS", "/one");
-        let both = one.and(two);
+        let both = one.merge(two);
         assert_eq!(both.values["DRIVER"], "two");
         assert_eq!(both.values["KEPT"], "yes");
-        assert_eq!(both.folders["LIBS"], [PathBuf::from("/one"), PathBuf::from("/two")]);
+        assert_eq!(both.path_lists["LIBS"], [PathBuf::from("/one"), PathBuf::from("/two")]);
     }
 
     #[test]

@@ -10,44 +10,44 @@ use std::time::{Duration, Instant};
 /// A part of the run, and what it came to.
 pub(crate) struct Stage {
     name: String,
-    verdict: Verdict,
+    verdict: StageOutcome,
 }
 
-enum Verdict {
+enum StageOutcome {
     Ran { tally: Tally, time: Duration },
     Skipped { why: String },
 }
 
 /// A stage to come: a program.
-pub(crate) struct Planned {
+pub(crate) struct PendingStage {
     name: String,
     command: Command,
     /// Whether its output says how many tests passed.
-    counts: bool,
+    reports_counts: bool,
 }
 
-impl Planned {
+impl PendingStage {
     /// A program that says how many tests passed. One that does not has failed, as has one that ends badly.
     pub(crate) fn new(name: impl Into<String>, command: Command) -> Self {
-        Self { name: name.into(), command, counts: true }
+        Self { name: name.into(), command, reports_counts: true }
     }
 
     /// A program that passes or fails as a whole.
-    pub(crate) fn whole(name: impl Into<String>, command: Command) -> Self {
-        Self { name: name.into(), command, counts: false }
+    pub(crate) fn pass_or_fail(name: impl Into<String>, command: Command) -> Self {
+        Self { name: name.into(), command, reports_counts: false }
     }
 
     fn run(mut self) -> Stage {
         let name = self.name.clone();
-        Stage::count(self.name, || {
-            let ended = process::watch(&name, &mut self.command)?;
-            if !self.counts {
-                return Ok(Tally::one(ended.ok));
+        Stage::run_counted(self.name, || {
+            let ended = process::run_with_prefix(&name, &mut self.command)?;
+            if !self.reports_counts {
+                return Ok(Tally::from_bool(ended.success));
             }
-            let counted = Tally::of(&ended.lines);
+            let counted = Tally::parse_output(&ended.lines);
             let mut tally = counted.unwrap_or_default();
-            if tally.failed == 0 && (counted.is_none() || !ended.ok) {
-                println!("{name} {}", if ended.ok { "did not say what passed" } else { "ended badly" });
+            if tally.failed == 0 && (counted.is_none() || !ended.success) {
+                println!("{name} {}", if ended.success { "did not say what passed" } else { "ended badly" });
                 tally.failed = 1;
             }
             Ok(tally)
@@ -57,17 +57,17 @@ impl Planned {
 
 impl Stage {
     /// Something that passes or fails as a whole.
-    pub(crate) fn run(name: &str, what: impl FnOnce() -> Result<bool>) -> Self {
-        Self::count(name.into(), || Ok(Tally::one(what()?)))
+    pub(crate) fn run_pass_or_fail(name: &str, what: impl FnOnce() -> Result<bool>) -> Self {
+        Self::run_counted(name.into(), || Ok(Tally::from_bool(what()?)))
     }
 
     /// Something that could not be run here.
     pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
-        Self { name: name.into(), verdict: Verdict::Skipped { why: why.into() } }
+        Self { name: name.into(), verdict: StageOutcome::Skipped { why: why.into() } }
     }
 
     /// Runs stages that need nothing of each other, `lanes` at a time, in their order; and returns them in it.
-    pub(crate) fn side_by_side(planned: Vec<Planned>, lanes: usize) -> Vec<Self> {
+    pub(crate) fn run_parallel(planned: Vec<PendingStage>, lanes: usize) -> Vec<Self> {
         let waiting = Mutex::new(planned.into_iter().enumerate());
         let done = Mutex::new(Vec::new());
         let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
@@ -88,25 +88,25 @@ impl Stage {
 
     pub(crate) fn passed(&self) -> bool {
         match self.verdict {
-            Verdict::Ran { tally, .. } => tally.failed == 0,
-            Verdict::Skipped { .. } => true,
+            StageOutcome::Ran { tally, .. } => tally.failed == 0,
+            StageOutcome::Skipped { .. } => true,
         }
     }
 
     /// What cannot even be started has failed, and does not keep the others from running.
-    fn count(name: String, what: impl FnOnce() -> Result<Tally>) -> Self {
+    fn run_counted(name: String, what: impl FnOnce() -> Result<Tally>) -> Self {
         println!("\n=== {name} ===");
         let start = Instant::now();
         let tally = what().unwrap_or_else(|error| {
             println!("{name}: {error:#}");
-            Tally::one(false)
+            Tally::from_bool(false)
         });
-        Self { name, verdict: Verdict::Ran { tally, time: start.elapsed() } }
+        Self { name, verdict: StageOutcome::Ran { tally, time: start.elapsed() } }
     }
 }
 
 /// Prints what every stage came to, and all of them together in the last line; false if anything failed.
-pub(crate) fn report(stages: &[Stage], time: Duration) -> bool {
+pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
     println!("\n=== summary ===");
     println!(
         "{:<44} {:>8} {:>8} {:>8} {:>12} {:>7}",
@@ -115,7 +115,7 @@ pub(crate) fn report(stages: &[Stage], time: Duration) -> bool {
     let mut sum = Tally::default();
     for stage in stages {
         match &stage.verdict {
-            Verdict::Ran { tally, time } => {
+            StageOutcome::Ran { tally, time } => {
                 let Tally { passed, failed, skipped, unsupported } = tally;
                 let seconds = time.as_secs_f64();
                 println!(
@@ -124,7 +124,7 @@ pub(crate) fn report(stages: &[Stage], time: Duration) -> bool {
                 );
                 sum += *tally;
             }
-            Verdict::Skipped { why } => {
+            StageOutcome::Skipped { why } => {
                 println!("{:<44} not run: {why}", stage.name);
                 sum.skipped += 1;
             }
@@ -139,10 +139,10 @@ pub(crate) fn report(stages: &[Stage], time: Duration) -> bool {
 mod tests {
     use super::*;
 
-    fn shell(name: &str, script: &str) -> Planned {
+    fn shell(name: &str, script: &str) -> PendingStage {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
-        Planned::new(name, command)
+        PendingStage::new(name, command)
     }
 
     #[test]
@@ -158,10 +158,10 @@ mod tests {
             shell("writes", &writes),
             shell("silent", "true"),
             shell("ends badly", "echo 1 passed, 0 failed; exit 1"),
-            Planned::new("missing", Command::new("no such program")),
-            Planned::whole("whole", Command::new("true")),
+            PendingStage::new("missing", Command::new("no such program")),
+            PendingStage::pass_or_fail("whole", Command::new("true")),
         ];
-        let stages = Stage::side_by_side(planned, 2);
+        let stages = Stage::run_parallel(planned, 2);
         let names: Vec<_> = stages.iter().map(|stage| &*stage.name).collect();
         assert_eq!(names, ["reads", "writes", "silent", "ends badly", "missing", "whole"]);
         let passed: Vec<_> = stages.iter().map(Stage::passed).collect();

@@ -23,12 +23,12 @@ impl AddAssign for Tally {
 
 impl Tally {
     /// One thing that passed or failed.
-    pub(crate) fn one(ok: bool) -> Self {
+    pub(crate) fn from_bool(ok: bool) -> Self {
         Self { passed: ok.into(), failed: (!ok).into(), ..Self::default() }
     }
 
     /// Reads one line: `3 passed, 0 failed, 1 skipped`, or what libtest says. None without "passed" and "failed".
-    pub(crate) fn read(line: &str) -> Option<Self> {
+    pub(crate) fn parse_line(line: &str) -> Option<Self> {
         let words: Vec<&str> =
             line.split_whitespace().map(|word| word.trim_matches([',', ';', '.'])).collect();
         let count = |names: &[&str]| {
@@ -45,13 +45,14 @@ impl Tally {
     }
 
     /// What a program's output adds up to: its own last summary, or the sum of libtest's lines.
-    pub(crate) fn of(lines: &[String]) -> Option<Self> {
+    pub(crate) fn parse_output(lines: &[String]) -> Option<Self> {
         let libtest = |line: &&String| line.trim_start().starts_with("test result:");
         // What stands behind a stage's name is that stage's: xtask's own tests print such lines.
         let own = |line: &&String| !libtest(line) && !line.contains(" | ");
-        let own = lines.iter().rev().filter(own).find_map(|line| Self::read(line));
+        let own = lines.iter().rev().filter(own).find_map(|line| Self::parse_line(line));
         own.or_else(|| {
-            let parts: Vec<Self> = lines.iter().filter(libtest).filter_map(|line| Self::read(line)).collect();
+            let parts: Vec<Self> =
+                lines.iter().filter(libtest).filter_map(|line| Self::parse_line(line)).collect();
             (!parts.is_empty()).then(|| {
                 parts.into_iter().fold(Self::default(), |mut sum, part| {
                     sum += part;
@@ -76,7 +77,7 @@ mod tests {
                     test a ... ok\n\
                     test result: ok. 7 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out";
         assert_eq!(
-            Tally::of(&lines(text)),
+            Tally::parse_output(&lines(text)),
             Some(Tally { passed: 12, failed: 1, skipped: 2, unsupported: 0 })
         );
     }
@@ -85,23 +86,26 @@ mod tests {
     fn a_summary_of_its_own_counts_alone() {
         let text = "test result: FAILED. 5 passed; 1 failed; 0 ignored\n10 passed, 1 failed, 3 skipped\nbye";
         assert_eq!(
-            Tally::of(&lines(text)),
+            Tally::parse_output(&lines(text)),
             Some(Tally { passed: 10, failed: 1, skipped: 3, unsupported: 0 })
         );
         let golden = "golden: 812 passed, 0 failed, 455 unsupported of 1267 on wgpu";
-        assert_eq!(Tally::read(golden), Some(Tally { passed: 812, failed: 0, skipped: 0, unsupported: 455 }));
+        assert_eq!(
+            Tally::parse_line(golden),
+            Some(Tally { passed: 812, failed: 0, skipped: 0, unsupported: 455 })
+        );
     }
 
     #[test]
     fn lines_of_a_stage_within_are_no_summaries() {
         let text = "reads | 2 passed, 0 failed\ntest result: ok. 7 passed; 0 failed; 0 ignored";
-        assert_eq!(Tally::of(&lines(text)), Some(Tally { passed: 7, ..Tally::default() }));
+        assert_eq!(Tally::parse_output(&lines(text)), Some(Tally { passed: 7, ..Tally::default() }));
     }
 
     #[test]
     fn other_lines_are_no_summaries() {
-        assert_eq!(Tally::read("3 tests passed"), None);
-        assert_eq!(Tally::read("passed failed"), None);
-        assert_eq!(Tally::of(&[]), None);
+        assert_eq!(Tally::parse_line("3 tests passed"), None);
+        assert_eq!(Tally::parse_line("passed failed"), None);
+        assert_eq!(Tally::parse_output(&[]), None);
     }
 }

@@ -19,7 +19,7 @@ pub(crate) enum Profile {
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
     /// The folder of this program, which cargo put beside the others of its profile.
-    programs: PathBuf,
+    program_dir: PathBuf,
 }
 
 impl Workspace {
@@ -28,17 +28,17 @@ impl Workspace {
             Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("xtask is outside of a workspace")?;
         let exe = std::env::current_exe().context("this program does not know where it is")?;
         let programs = exe.parent().context("this program is in no folder")?;
-        Ok(Self { root: root.into(), programs: programs.into() })
+        Ok(Self { root: root.into(), program_dir: programs.into() })
     }
 
     /// The private folder of this checkout for everything that is fetched.
-    pub(crate) fn private(&self) -> PathBuf {
+    pub(crate) fn cache_dir(&self) -> PathBuf {
         self.root.join(".forebay")
     }
 
     /// Cargo's folder of everything that is built.
-    pub(crate) fn target(&self) -> &Path {
-        self.programs.parent().unwrap_or(&self.programs)
+    pub(crate) fn target_dir(&self) -> &Path {
+        self.program_dir.parent().unwrap_or(&self.program_dir)
     }
 
     /// Cargo, at the root of the workspace.
@@ -49,24 +49,24 @@ impl Workspace {
     }
 
     /// Runs cargo in the foreground.
-    pub(crate) fn cargo(&self, args: &[&str]) -> Result<bool> {
-        process::hand_over(&mut self.cargo_command(args))
+    pub(crate) fn run_cargo(&self, args: &[&str]) -> Result<bool> {
+        process::run_foreground(&mut self.cargo_command(args))
     }
 
     /// Runs an example of the facade, built for speed, in the foreground.
-    pub(crate) fn example(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
-        if !self.cargo(&["build", "--release", "--example", name])? {
+    pub(crate) fn run_example(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
+        if !self.run_cargo(&["build", "--release", "--example", name])? {
             bail!("the example {name} does not build: see above");
         }
-        self.start(&format!("examples/{name}"), Profile::Release, args, environment)
+        self.run_program(&format!("examples/{name}"), Profile::Release, args, environment)
     }
 
     /// An example that is a package of its own, built for speed, in the foreground.
-    pub(crate) fn package(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
-        if !self.cargo(&["build", "--release", "-p", name])? {
+    pub(crate) fn run_package(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
+        if !self.run_cargo(&["build", "--release", "-p", name])? {
             bail!("the example {name} does not build: see above");
         }
-        self.start(name, Profile::Release, args, environment)
+        self.run_program(name, Profile::Release, args, environment)
     }
 
     /// The arguments that build all programs; all at once, so that every command shares one build of what they need.
@@ -80,36 +80,36 @@ impl Workspace {
 
     /// Builds all programs of the workspace.
     pub(crate) fn build(&self, profile: Profile) -> Result<()> {
-        if !self.cargo(&Self::build_args(profile))? {
+        if !self.run_cargo(&Self::build_args(profile))? {
             bail!("the workspace does not build: see above");
         }
         Ok(())
     }
 
     /// Where a program is once it is built.
-    pub(crate) fn program(&self, name: &str, profile: Profile) -> PathBuf {
+    pub(crate) fn program_path(&self, name: &str, profile: Profile) -> PathBuf {
         match profile {
-            Profile::Dev => self.programs.join(name),
-            Profile::Release => self.programs.with_file_name("release").join(name),
+            Profile::Dev => self.program_dir.join(name),
+            Profile::Release => self.program_dir.with_file_name("release").join(name),
         }
     }
 
     /// A program that was built, at the root of the workspace.
-    pub(crate) fn command(&self, name: &str, profile: Profile, environment: &Environment) -> Command {
-        let mut command = Command::new(self.program(name, profile));
+    pub(crate) fn program_command(&self, name: &str, profile: Profile, environment: &Environment) -> Command {
+        let mut command = Command::new(self.program_path(name, profile));
         command.current_dir(&self.root);
         environment.apply(&mut command);
         command
     }
 
     /// Runs a program that was built, in the foreground.
-    pub(crate) fn start(
+    pub(crate) fn run_program(
         &self,
         name: &str,
         profile: Profile,
         args: &[String],
         environment: &Environment,
     ) -> Result<bool> {
-        process::hand_over(self.command(name, profile, environment).args(args))
+        process::run_foreground(self.program_command(name, profile, environment).args(args))
     }
 }

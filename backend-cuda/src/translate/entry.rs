@@ -9,15 +9,16 @@ use naga::{AddressSpace, BuiltIn, EntryPoint, FastHashMap, FastHashSet, Function
 use naga::{Module, StorageAccess, TypeInner};
 
 use super::function::FunctionWriter;
-use super::names::{Names, plain};
-use super::native::native;
-use super::types::Context;
+use super::intrinsics::find_intrinsic;
+use super::names::{NameScope, to_identifier};
+use super::types::ModuleContext;
 use super::{
-    Binding, Needs, Options, SHARED_MEMORY, STATIC_MEMORY, TranslateError, Translated, uniform, unsupported,
+    MAX_SHARED_BYTES, MAX_STATIC_SHARED_BYTES, RequiredFeatures, StorageBinding, TranslateError,
+    TranslateOptions, TranslatedKernel, uniformity, unsupported,
 };
 
 const PRELUDE: [&str; 9] = [
-    forebay_shaders::cuda::FOLLOW,
+    forebay_shaders::cuda::PDL,
     include_str!("prelude/base.cuh"),
     include_str!("prelude/math.cuh"),
     include_str!("prelude/bits.cuh"),
@@ -29,13 +30,16 @@ const PRELUDE: [&str; 9] = [
 ];
 
 /// Threads of a warp.
-const WARP: u32 = 32;
+const WARP_SIZE: u32 = 32;
 /// Most threads of a block.
-const BLOCK: u64 = 1024;
+const MAX_BLOCK_THREADS: u64 = 1024;
 
-impl Context<'_> {
+impl ModuleContext<'_> {
     /// The parameters that a function has beside its own: the globals that it uses, as declaration and as name.
-    pub(super) fn implicit(&self, function: Handle<Function>) -> impl Iterator<Item = (String, String)> {
+    pub(super) fn implicit_parameters(
+        &self,
+        function: Handle<Function>,
+    ) -> impl Iterator<Item = (String, String)> {
         let info = &self.info[function];
         let mut list = Vec::new();
         for (handle, global) in self.module.global_variables.iter().filter(|&(h, _)| !info[h].is_empty()) {
@@ -43,7 +47,7 @@ impl Context<'_> {
             let ty = || self.type_name(global.ty).unwrap_or_default();
             match global.space {
                 AddressSpace::Storage { .. } => {
-                    list.push((self.pointer(handle, "").unwrap_or_default(), name.clone()));
+                    list.push((self.binding_declaration(handle, "").unwrap_or_default(), name.clone()));
                 }
                 AddressSpace::Uniform => list.push((format!("const {}& {name}", ty()), name.clone())),
                 AddressSpace::Private => list.push((format!("{}& {name}", ty()), name.clone())),
@@ -57,20 +61,24 @@ impl Context<'_> {
     }
 
     /// The variables of the workgroup.
-    fn workgroup(&self) -> impl Iterator<Item = (Handle<GlobalVariable>, &GlobalVariable)> {
+    fn workgroup_variables(&self) -> impl Iterator<Item = (Handle<GlobalVariable>, &GlobalVariable)> {
         let all = self.module.global_variables.iter();
         all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)
     }
 
     /// The declaration of a storage binding.
-    fn pointer(&self, global: Handle<GlobalVariable>, restrict: &str) -> Result<String, TranslateError> {
+    fn binding_declaration(
+        &self,
+        global: Handle<GlobalVariable>,
+        restrict: &str,
+    ) -> Result<String, TranslateError> {
         let variable = &self.module.global_variables[global];
-        let ty = match self.dynamic(variable.ty) {
+        let ty = match self.runtime_array(variable.ty) {
             Some((element, _)) => self.element_name(element)?,
             None => self.type_name(variable.ty)?,
         };
         let name = &self.globals[&global];
-        Ok(match self.written.contains(&global) {
+        Ok(match self.written_bindings.contains(&global) {
             true => format!("{ty}* {name}"),
             false => format!("const {ty}*{restrict} {name}"),
         })
@@ -78,21 +86,21 @@ impl Context<'_> {
 }
 
 /// Writes the only entry point of `module`, which has been reduced to what that uses; `declared` is the whole module.
-pub(super) fn write(
+pub(super) fn write_module(
     declared: &Module,
     module: &Module,
     info: &ModuleInfo,
     wgsl: &str,
-    options: &Options<'_>,
-) -> Result<Translated, TranslateError> {
+    options: &TranslateOptions<'_>,
+) -> Result<TranslatedKernel, TranslateError> {
     let entry = &module.entry_points[0];
     let size = entry.workgroup_size;
-    if size.iter().map(|&n| u64::from(n)).product::<u64>() > BLOCK || size[2] > 64 {
+    if size.iter().map(|&n| u64::from(n)).product::<u64>() > MAX_BLOCK_THREADS || size[2] > 64 {
         return Err(TranslateError::WorkgroupSize { size });
     }
     let mut layouts = Layouter::default();
     layouts.update(module.to_ctx()).map_err(|e| TranslateError::Invalid(e.to_string()))?;
-    let mut context = Context {
+    let mut context = ModuleContext {
         module,
         info,
         layouts,
@@ -100,30 +108,30 @@ pub(super) fn write(
         globals: FastHashMap::default(),
         functions: FastHashMap::default(),
         constants: FastHashMap::default(),
-        written: FastHashSet::default(),
-        places: FastHashMap::default(),
-        uniformity: uniform::analyze(module, entry),
-        pieces: Cell::default(),
-        needs: Cell::default(),
+        written_bindings: FastHashSet::default(),
+        parameter_index: FastHashMap::default(),
+        uniformity: uniformity::analyze(module, entry),
+        prelude_files: Cell::default(),
+        required_features: Cell::default(),
         wgsl,
     };
-    let bindings = bind(&mut context, declared)?;
+    let bindings = collect_bindings(&mut context, declared)?;
 
-    let mut names = Names::default();
+    let mut names = NameScope::default();
     let mut text = String::new();
     context.write_structs(&mut names, &mut text)?;
     context.write_constants(&mut names, &mut text)?;
     for (handle, function) in module.functions.iter() {
-        let name = names.unique("f_", function.name.as_deref().unwrap_or(""));
+        let name = names.unique_name("f_", function.name.as_deref().unwrap_or(""));
         context.functions.insert(handle, name);
     }
     for (handle, global) in module.global_variables.iter() {
-        let name = names.unique("g_", global.name.as_deref().unwrap_or(""));
+        let name = names.unique_name("g_", global.name.as_deref().unwrap_or(""));
         context.globals.insert(handle, name);
     }
     let context = context;
     let workgroup_memory = write_workgroup(&context, &mut text)?;
-    let dynamic_memory = if workgroup_memory > STATIC_MEMORY { workgroup_memory } else { 0 };
+    let dynamic_memory = if workgroup_memory > MAX_STATIC_SHARED_BYTES { workgroup_memory } else { 0 };
     let queries = info.get_entry_point(0).global_uses.iter().any(|u| u.contains(GlobalUse::QUERY));
     if queries {
         writeln!(text, "struct Lengths {{ u64 bytes[{}]; }};", bindings.len()).ok();
@@ -133,18 +141,23 @@ pub(super) fn write(
     for (handle, function) in module.functions.iter() {
         write_function(&context, handle, function, &mut functions)?;
     }
-    let name = format!("k_{}", plain(&entry.name));
+    let name = format!("k_{}", to_identifier(&entry.name));
     let params_size = write_kernel(&context, entry, &name, &bindings, queries, options, &mut functions)?;
 
-    let pieces = context.pieces.get();
+    let pieces = context.prelude_files.get();
     if pieces.subgroup {
-        writeln!(text, "WGSL_FN u32 all_lanes() {{ return {}; }}", all_lanes(entry.workgroup_size)).ok();
+        writeln!(
+            text,
+            "WGSL_FN u32 all_lanes() {{ return {}; }}",
+            lane_mask_expression(entry.workgroup_size)
+        )
+        .ok();
     }
     let mut source = String::new();
     let label = options.label.replace(['\n', '\r', '\\'], " ");
     let label = if label.is_empty() { entry.name.clone() } else { format!("{label} ({})", entry.name) };
     writeln!(source, "// {label}: translated from WGSL, whose line numbers are in the comments.").ok();
-    let more = [pieces.native, pieces.matrix, pieces.atomic, pieces.subgroup];
+    let more = [pieces.intrinsics, pieces.matrix, pieces.atomic, pieces.subgroup];
     let wanted = [true, true, pieces.math, pieces.bits, pieces.pack].into_iter().chain(more);
     for (piece, _) in PRELUDE.iter().zip(wanted).filter(|&(_, wanted)| wanted) {
         source.push_str(piece);
@@ -153,38 +166,44 @@ pub(super) fn write(
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
     if dynamic_memory > 0 {
         // Other kernels may stand behind this one.
-        for (handle, _) in context.workgroup() {
+        for (handle, _) in context.workgroup_variables() {
             writeln!(source, "#undef {}", context.globals[&handle]).ok();
         }
     }
 
-    let needs = Needs { subgroups: pieces.subgroup || uses_subgroups(module, entry), ..context.needs.get() };
-    Ok(Translated {
+    let needs = RequiredFeatures {
+        subgroups: pieces.subgroup || uses_subgroups(module, entry),
+        ..context.required_features.get()
+    };
+    Ok(TranslatedKernel {
         source,
         entry: name,
         workgroup_size: entry.workgroup_size,
-        workgroup_memory,
-        dynamic_memory,
+        workgroup_bytes: workgroup_memory,
+        dynamic_shared_bytes: dynamic_memory,
         bindings,
         needs_lengths: queries,
         params_size,
-        needs,
+        required_features: needs,
     })
 }
 
 /// The storage bindings of the declared module; checks every resource of the entry point on the way.
-fn bind(context: &mut Context<'_>, declared: &Module) -> Result<Vec<Binding>, TranslateError> {
+fn collect_bindings(
+    context: &mut ModuleContext<'_>,
+    declared: &Module,
+) -> Result<Vec<StorageBinding>, TranslateError> {
     let module = context.module;
     let uses = context.info.get_entry_point(0);
-    let mut bindings: Vec<Binding> = Vec::new();
+    let mut bindings: Vec<StorageBinding> = Vec::new();
     for (_, global) in declared.global_variables.iter() {
         let (AddressSpace::Storage { .. }, Some(at)) = (global.space, global.binding) else { continue };
         if at.group == 0 && bindings.iter().all(|b| b.binding != at.binding) {
-            bindings.push(Binding {
+            bindings.push(StorageBinding {
                 binding: at.binding,
                 name: global.name.clone().unwrap_or_default(),
-                used: false,
-                written: false,
+                is_used: false,
+                is_written: false,
                 fixed_size: 0,
                 stride: 0,
             });
@@ -199,13 +218,19 @@ fn bind(context: &mut Context<'_>, declared: &Module) -> Result<Vec<Binding>, Tr
                 let Some(place) = bindings.iter().position(|b| b.binding == at.binding) else { continue };
                 let written = uses[handle].intersects(GlobalUse::WRITE | GlobalUse::ATOMIC)
                     && access.contains(StorageAccess::STORE);
-                context.places.insert(handle, place);
+                context.parameter_index.insert(handle, place);
                 if written {
-                    context.written.insert(handle);
+                    context.written_bindings.insert(handle);
                 }
-                let (fixed_size, stride) = extent(context, global);
-                bindings[place] =
-                    Binding { binding: at.binding, name, used: true, written, fixed_size, stride };
+                let (fixed_size, stride) = fixed_size_and_stride(context, global);
+                bindings[place] = StorageBinding {
+                    binding: at.binding,
+                    name,
+                    is_used: true,
+                    is_written: written,
+                    fixed_size,
+                    stride,
+                };
             }
             (AddressSpace::Uniform, Some(at)) if (at.group, at.binding) == (1, 0) => {}
             (AddressSpace::Storage { .. } | AddressSpace::Uniform, Some(at)) => {
@@ -227,13 +252,13 @@ fn bind(context: &mut Context<'_>, declared: &Module) -> Result<Vec<Binding>, Tr
 }
 
 /// Bytes before the runtime-sized array of a binding, and that array's stride.
-fn extent(context: &Context<'_>, global: &GlobalVariable) -> (u32, u32) {
-    if let Some((_, stride)) = context.dynamic(global.ty) {
+fn fixed_size_and_stride(context: &ModuleContext<'_>, global: &GlobalVariable) -> (u32, u32) {
+    if let Some((_, stride)) = context.runtime_array(global.ty) {
         return (0, stride);
     }
-    if let TypeInner::Struct { members, .. } = context.inner(global.ty)
+    if let TypeInner::Struct { members, .. } = context.type_inner(global.ty)
         && let Some(last) = members.last()
-        && let Some((_, stride)) = context.dynamic(last.ty)
+        && let Some((_, stride)) = context.runtime_array(last.ty)
     {
         return (last.offset, stride);
     }
@@ -242,18 +267,18 @@ fn extent(context: &Context<'_>, global: &GlobalVariable) -> (u32, u32) {
 
 /// The workgroup's variables: each by itself, or, where they are more than a block has without asking, at places of memory that the
 /// launch brings. Their bytes.
-fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, TranslateError> {
+fn write_workgroup(context: &ModuleContext<'_>, text: &mut String) -> Result<u32, TranslateError> {
     let size = |global: &GlobalVariable| u64::from(context.layouts[global.ty].size).next_multiple_of(16);
-    let bytes: u64 = context.workgroup().map(|(_, global)| size(global)).sum();
-    let Some(whole) = u32::try_from(bytes).ok().filter(|&bytes| bytes <= SHARED_MEMORY) else {
-        return Err(TranslateError::WorkgroupMemory { bytes, limit: SHARED_MEMORY });
+    let bytes: u64 = context.workgroup_variables().map(|(_, global)| size(global)).sum();
+    let Some(whole) = u32::try_from(bytes).ok().filter(|&bytes| bytes <= MAX_SHARED_BYTES) else {
+        return Err(TranslateError::WorkgroupMemory { bytes, limit: MAX_SHARED_BYTES });
     };
-    let dynamic = whole > STATIC_MEMORY;
+    let dynamic = whole > MAX_STATIC_SHARED_BYTES;
     if dynamic {
         writeln!(text, "extern __shared__ __align__(16) unsigned char dynamic_memory[];").ok();
     }
     let mut at = 0;
-    for (handle, global) in context.workgroup() {
+    for (handle, global) in context.workgroup_variables() {
         let (ty, name) = (context.type_name(global.ty)?, &context.globals[&handle]);
         match dynamic {
             true => writeln!(text, "#define {name} (*reinterpret_cast<{ty}*>(dynamic_memory + {at}))"),
@@ -266,7 +291,7 @@ fn write_workgroup(context: &Context<'_>, text: &mut String) -> Result<u32, Tran
 }
 
 fn write_function(
-    context: &Context<'_>,
+    context: &ModuleContext<'_>,
     handle: Handle<Function>,
     function: &Function,
     out: &mut String,
@@ -275,21 +300,21 @@ fn write_function(
     let writer = FunctionWriter::new(context, function, &context.info[handle], uniformity);
     let mut parameters = Vec::new();
     for (argument, name) in function.arguments.iter().zip(&writer.arguments) {
-        parameters.push(match *context.inner(argument.ty) {
+        parameters.push(match *context.type_inner(argument.ty) {
             TypeInner::Pointer { base, .. } => format!("{}& {name}", context.type_name(base)?),
             _ => format!("const {} {name}", context.type_name(argument.ty)?),
         });
     }
-    parameters.extend(context.implicit(handle).map(|(declaration, _)| declaration));
+    parameters.extend(context.implicit_parameters(handle).map(|(declaration, _)| declaration));
     let result = function.result.as_ref().map_or(Ok("void".to_owned()), |r| context.type_name(r.ty))?;
     let name = &context.functions[&handle];
     writeln!(out, "WGSL_FN {result} {name}({}) {{", parameters.join(", ")).ok();
-    match function.name.as_deref().and_then(native) {
+    match function.name.as_deref().and_then(find_intrinsic) {
         Some(native) => {
-            context.need(|pieces| pieces.native = true);
+            context.require_prelude(|pieces| pieces.intrinsics = true);
             writeln!(out, "    return {native}({});", writer.arguments.join(", ")).ok();
         }
-        None => out.push_str(&writer.body()?),
+        None => out.push_str(&writer.write_body()?),
     }
     out.push_str("}\n\n");
     Ok(())
@@ -297,20 +322,20 @@ fn write_function(
 
 /// Writes the kernel and says how many bytes its uniform block has.
 fn write_kernel(
-    context: &Context<'_>,
+    context: &ModuleContext<'_>,
     entry: &EntryPoint,
     name: &str,
-    bindings: &[Binding],
+    bindings: &[StorageBinding],
     queries: bool,
-    options: &Options<'_>,
+    options: &TranslateOptions<'_>,
     out: &mut String,
 ) -> Result<u32, TranslateError> {
     let [x, y, z] = entry.workgroup_size;
     let threads = x * y * z;
     let mut parameters: Vec<String> =
         bindings.iter().map(|b| format!("const void* unused_{}", b.binding)).collect();
-    for (&handle, &place) in &context.places {
-        parameters[place] = context.pointer(handle, " __restrict__")?;
+    for (&handle, &place) in &context.parameter_index {
+        parameters[place] = context.binding_declaration(handle, " __restrict__")?;
     }
     if queries {
         parameters.push("const __grid_constant__ Lengths lengths".to_owned());
@@ -323,7 +348,7 @@ fn write_kernel(
         &context.uniformity.entry,
     );
     let index = local_index(entry.workgroup_size);
-    writer.put("FOLLOW();");
+    writer.write_line("FOLLOW();");
     let mut cleared = false;
     for (handle, global) in context.module.global_variables.iter() {
         let (ty, global_name) = (|| context.type_name(global.ty), &context.globals[&handle]);
@@ -334,23 +359,23 @@ fn write_kernel(
             }
             AddressSpace::Private => {
                 let value = global.init.map_or(Ok("{}".to_owned()), |init| {
-                    context.constant(init).map(|value| format!(" = {value}"))
+                    context.constant_expression(init).map(|value| format!(" = {value}"))
                 })?;
-                writer.put(format!("{} {global_name}{value};", ty()?));
+                writer.write_line(format!("{} {global_name}{value};", ty()?));
             }
             AddressSpace::WorkGroup if options.zero_workgroup_memory => {
-                writer.put(format!("zero({global_name}, {index}, {threads}u);"));
+                writer.write_line(format!("zero({global_name}, {index}, {threads}u);"));
                 cleared = true;
             }
             _ => {}
         }
     }
     if cleared {
-        writer.put("__syncthreads();");
+        writer.write_line("__syncthreads();");
     }
     for (argument, argument_name) in entry.function.arguments.iter().zip(writer.arguments.clone()) {
         let ty = context.type_name(argument.ty)?;
-        let value = match (&argument.binding, context.inner(argument.ty)) {
+        let value = match (&argument.binding, context.type_inner(argument.ty)) {
             (Some(naga::Binding::BuiltIn(builtin)), _) => builtin_value(*builtin, entry.workgroup_size)?,
             (None, TypeInner::Struct { members, .. }) => {
                 let mut parts = Vec::new();
@@ -366,9 +391,9 @@ fn write_kernel(
             }
             _ => return unsupported("an input of a kernel that is no builtin"),
         };
-        writer.put(format!("const {ty} {argument_name} = {value};"));
+        writer.write_line(format!("const {ty} {argument_name} = {value};"));
     }
-    let body = writer.body()?;
+    let body = writer.write_body()?;
     let parameters = parameters.join(",\n    ");
     write!(
         out,
@@ -387,11 +412,11 @@ fn local_index([x, y, z]: [u32; 3]) -> String {
 }
 
 /// The lanes of this warp that exist: the last one of an odd workgroup is not full.
-fn all_lanes(size: [u32; 3]) -> String {
+fn lane_mask_expression(size: [u32; 3]) -> String {
     let threads = size.iter().product::<u32>();
-    let rest = threads % WARP;
+    let rest = threads % WARP_SIZE;
     let last = (1u64 << rest) - 1;
-    match (rest, threads < WARP) {
+    match (rest, threads < WARP_SIZE) {
         (0, _) => "FULL".to_owned(),
         (_, true) => format!("0x{last:x}u"),
         (_, false) => format!("{} < {}u ? FULL : 0x{last:x}u", local_index(size), threads - rest),
@@ -410,10 +435,10 @@ fn builtin_value(builtin: BuiltIn, size: [u32; 3]) -> Result<String, TranslateEr
         BuiltIn::WorkGroupId => "{blockIdx.x, blockIdx.y, blockIdx.z}".to_owned(),
         BuiltIn::WorkGroupSize => format!("{{{x}u, {y}u, {z}u}}"),
         BuiltIn::NumWorkGroups => "{gridDim.x, gridDim.y, gridDim.z}".to_owned(),
-        BuiltIn::SubgroupSize => format!("{WARP}u"),
-        BuiltIn::SubgroupInvocationId => format!("{index} % {WARP}u"),
-        BuiltIn::SubgroupId => format!("{index} / {WARP}u"),
-        BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP)),
+        BuiltIn::SubgroupSize => format!("{WARP_SIZE}u"),
+        BuiltIn::SubgroupInvocationId => format!("{index} % {WARP_SIZE}u"),
+        BuiltIn::SubgroupId => format!("{index} / {WARP_SIZE}u"),
+        BuiltIn::NumSubgroups => format!("{}u", (x * y * z).div_ceil(WARP_SIZE)),
         other => return unsupported(format!("the builtin {other:?} in a kernel")),
     })
 }

@@ -9,25 +9,25 @@ use super::{TranslateError, unsupported};
 const COMPONENTS: [&str; 4] = ["x", "y", "z", "w"];
 
 impl FunctionWriter<'_> {
-    pub(super) fn inner(&self, handle: Handle<Expression>) -> &TypeInner {
+    pub(super) fn expression_type(&self, handle: Handle<Expression>) -> &TypeInner {
         self.info[handle].ty.inner_with(&self.context.module.types)
     }
 
     /// The name of an expression's type.
-    pub(super) fn type_of(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+    pub(super) fn type_name_of(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.info[handle].ty.handle() {
             Some(ty) => self.context.type_name(ty),
-            None => self.context.inner_name(self.inner(handle)),
+            None => self.context.type_inner_name(self.expression_type(handle)),
         }
     }
 
     fn is_pointer(&self, handle: Handle<Expression>) -> bool {
-        self.inner(handle).pointer_space().is_some()
+        self.expression_type(handle).pointer_space().is_some()
     }
 
     /// What a pointer expression points to, if that is a type of the module's (not a part of a vector).
     fn pointee(&self, handle: Handle<Expression>) -> Option<Handle<Type>> {
-        match *self.inner(handle) {
+        match *self.expression_type(handle) {
             TypeInner::Pointer { base, .. } => Some(base),
             _ => None,
         }
@@ -39,7 +39,7 @@ impl FunctionWriter<'_> {
             return Ok(name.clone());
         }
         if self.is_pointer(handle) {
-            return self.place(handle);
+            return self.lvalue(handle);
         }
         self.expression(handle)
     }
@@ -50,22 +50,25 @@ impl FunctionWriter<'_> {
             Expression::Literal(literal) => self.context.literal(literal),
             Expression::Constant(constant) => match self.context.constants.get(&constant) {
                 Some(name) => Ok(name.clone()),
-                None => self.context.constant(self.context.module.constants[constant].init),
+                None => self.context.constant_expression(self.context.module.constants[constant].init),
             },
             Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.context.type_name(ty)?)),
             Expression::Compose { ty, ref components } => {
                 let parts = components.iter().map(|&c| self.value(c)).collect::<Result<Vec<_>, _>>()?;
-                let vectors = components.iter().any(|&c| matches!(self.inner(c), TypeInner::Vector { .. }));
+                let vectors =
+                    components.iter().any(|&c| matches!(self.expression_type(c), TypeInner::Vector { .. }));
                 self.context.compose(ty, &parts, vectors)
             }
             Expression::Access { base, index } => {
                 let (base_text, index) = (self.value(base)?, self.value(index)?);
-                Ok(match self.inner(base) {
+                Ok(match self.expression_type(base) {
                     TypeInner::Vector { .. } => format!("at({base_text}, {index})"),
                     _ => format!("{base_text}[{index}]"),
                 })
             }
-            Expression::AccessIndex { base, index } => self.member(base, self.info[base].ty.handle(), index),
+            Expression::AccessIndex { base, index } => {
+                self.access_member(base, self.info[base].ty.handle(), index)
+            }
             Expression::Splat { size, value } => {
                 Ok(format!("splat<{}>({})", size as u32, self.value(value)?))
             }
@@ -76,9 +79,9 @@ impl FunctionWriter<'_> {
             }
             Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
             Expression::Load { pointer } => {
-                let place = self.place(pointer)?;
-                if self.inner(pointer).is_atomic_pointer(&self.context.module.types) {
-                    self.context.need(|p| p.atomic = true);
+                let place = self.lvalue(pointer)?;
+                if self.expression_type(pointer).is_atomic_pointer(&self.context.module.types) {
+                    self.context.require_prelude(|p| p.atomic = true);
                     return Ok(format!("atomicLoad({place})"));
                 }
                 Ok(place)
@@ -87,13 +90,13 @@ impl FunctionWriter<'_> {
             Expression::Binary { op, left, right } => self.binary(op, left, right),
             Expression::Select { condition, accept, reject } => {
                 let (c, yes, no) = (self.value(condition)?, self.value(accept)?, self.value(reject)?);
-                Ok(match self.inner(condition) {
+                Ok(match self.expression_type(condition) {
                     TypeInner::Vector { .. } => format!("select({no}, {yes}, {c})"),
                     _ => format!("({c} ? {yes} : {no})"),
                 })
             }
             Expression::Relational { fun, argument } => {
-                self.context.need(|p| p.math = true);
+                self.context.require_prelude(|p| p.math = true);
                 let name = match fun {
                     RelationalFunction::All => "all",
                     RelationalFunction::Any => "any",
@@ -103,12 +106,12 @@ impl FunctionWriter<'_> {
                 Ok(format!("{name}({})", self.value(argument)?))
             }
             Expression::Math { fun, arg, arg1, arg2, arg3 } => {
-                self.math(handle, fun, arg, [arg1, arg2, arg3])
+                self.math_call(handle, fun, arg, [arg1, arg2, arg3])
             }
             Expression::As { expr, kind, convert } => self.cast(handle, expr, kind, convert),
             Expression::ArrayLength(array) => self.array_length(array),
             Expression::Override(_) => unsupported("an override without a value"),
-            Expression::GlobalVariable(_) | Expression::LocalVariable(_) => self.place(handle),
+            Expression::GlobalVariable(_) | Expression::LocalVariable(_) => self.lvalue(handle),
             Expression::CallResult(_)
             | Expression::AtomicResult { .. }
             | Expression::WorkGroupUniformLoadResult { .. }
@@ -130,29 +133,29 @@ impl FunctionWriter<'_> {
     }
 
     /// What a pointer points to, as an lvalue. Its indices are values and thus fixed since the pointer was made.
-    pub(super) fn place(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+    pub(super) fn lvalue(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.function.expressions[handle] {
             Expression::GlobalVariable(global) => {
                 let name = &self.context.globals[&global];
                 let ty = self.context.module.global_variables[global].ty;
-                let by_pointer =
-                    self.context.places.contains_key(&global) && self.context.dynamic(ty).is_none();
+                let by_pointer = self.context.parameter_index.contains_key(&global)
+                    && self.context.runtime_array(ty).is_none();
                 Ok(if by_pointer { format!("(*{name})") } else { name.clone() })
             }
             Expression::LocalVariable(local) => Ok(self.locals[&local].clone()),
             Expression::FunctionArgument(index) => Ok(self.arguments[index as usize].clone()),
             Expression::Access { base, index } => {
-                let element = format!("{}[{}]", self.place(base)?, self.value(index)?);
+                let element = format!("{}[{}]", self.lvalue(base)?, self.value(index)?);
                 Ok(self.unwrap_cell(base, element))
             }
-            Expression::AccessIndex { base, index } => self.member(base, self.pointee(base), index),
+            Expression::AccessIndex { base, index } => self.access_member(base, self.pointee(base), index),
             ref other => unsupported(format!("a pointer made by {other:?}")),
         }
     }
 
     /// Elements of runtime-sized arrays of vec3 lie in cells.
     fn unwrap_cell(&self, base: Handle<Expression>, element: String) -> String {
-        let dynamic = self.pointee(base).and_then(|ty| self.context.dynamic(ty));
+        let dynamic = self.pointee(base).and_then(|ty| self.context.runtime_array(ty));
         match dynamic {
             Some((inner, _)) if self.context.is_vec3(inner) => format!("{element}.t"),
             _ => element,
@@ -160,7 +163,7 @@ impl FunctionWriter<'_> {
     }
 
     /// A part of a composite, by number; the same text for values and places.
-    fn member(
+    fn access_member(
         &self,
         base: Handle<Expression>,
         base_type: Option<Handle<Type>>,
@@ -168,13 +171,13 @@ impl FunctionWriter<'_> {
     ) -> Result<String, TranslateError> {
         let text = self.value(base)?;
         let inner = match base_type {
-            Some(ty) => self.context.inner(ty),
-            None => self.inner(base),
+            Some(ty) => self.context.type_inner(ty),
+            None => self.expression_type(base),
         };
         Ok(match (inner, base_type) {
             (TypeInner::Struct { members, .. }, Some(ty)) => {
                 let member = &members[index as usize];
-                match self.context.dynamic(member.ty) {
+                match self.context.runtime_array(member.ty) {
                     Some((element, _)) => {
                         format!("tail<{}>({text}, {})", self.context.element_name(element)?, member.offset)
                     }
@@ -190,7 +193,7 @@ impl FunctionWriter<'_> {
 
     fn unary(&self, op: UnaryOperator, expr: Handle<Expression>) -> Result<String, TranslateError> {
         let text = self.value(expr)?;
-        let scalar = match *self.inner(expr) {
+        let scalar = match *self.expression_type(expr) {
             TypeInner::Scalar(scalar) => Some(scalar),
             _ => None,
         };
@@ -214,8 +217,10 @@ impl FunctionWriter<'_> {
         let (a, b) = (self.value(left)?, self.value(right)?);
         let infix = |symbol| Ok(format!("({a} {symbol} {b})"));
         let call = |name| Ok(format!("{name}({a}, {b})"));
-        let (&TypeInner::Scalar(scalar), TypeInner::Scalar(_)) = (self.inner(left), self.inner(right)) else {
-            return infix(symbol(op)); // overloaded for vectors and matrices
+        let (&TypeInner::Scalar(scalar), TypeInner::Scalar(_)) =
+            (self.expression_type(left), self.expression_type(right))
+        else {
+            return infix(operator_symbol(op)); // overloaded for vectors and matrices
         };
         let float = scalar.kind == ScalarKind::Float;
         // Narrow types would come back as int, and signed ones must wrap.
@@ -226,24 +231,24 @@ impl FunctionWriter<'_> {
             _ => None,
         };
         match op {
-            Op::Add | Op::Subtract | Op::Multiply if plain => infix(symbol(op)),
+            Op::Add | Op::Subtract | Op::Multiply if plain => infix(operator_symbol(op)),
             Op::Add => call("add"),
             Op::Subtract => call("sub"),
             Op::Multiply => call("mul"),
             Op::Divide | Op::Modulo if scalar.kind == ScalarKind::Uint && constant.is_some_and(|n| n > 0) => {
-                infix(symbol(op))
+                infix(operator_symbol(op))
             }
             Op::Divide if float => infix("/"),
             Op::Divide => call("div"),
             Op::Modulo => call("rem"),
-            Op::And | Op::InclusiveOr | Op::ExclusiveOr if bitwise => infix(symbol(op)),
+            Op::And | Op::InclusiveOr | Op::ExclusiveOr if bitwise => infix(operator_symbol(op)),
             Op::And => call("bit_and"),
             Op::InclusiveOr => call("bit_or"),
             Op::ExclusiveOr => call("bit_xor"),
             Op::ShiftLeft | Op::ShiftRight
                 if plain && constant.is_some_and(|n| n < 8 * u32::from(scalar.width)) =>
             {
-                infix(symbol(op))
+                infix(operator_symbol(op))
             }
             Op::ShiftLeft => call("shl"),
             Op::ShiftRight => call("shr"),
@@ -254,7 +259,7 @@ impl FunctionWriter<'_> {
             | Op::Greater
             | Op::GreaterEqual
             | Op::LogicalAnd
-            | Op::LogicalOr => infix(symbol(op)),
+            | Op::LogicalOr => infix(operator_symbol(op)),
         }
     }
 
@@ -267,10 +272,10 @@ impl FunctionWriter<'_> {
     ) -> Result<String, TranslateError> {
         let text = self.value(expr)?;
         let Some(width) = convert else {
-            return Ok(format!("bitcast<{}>({text})", self.type_of(handle)?));
+            return Ok(format!("bitcast<{}>({text})", self.type_name_of(handle)?));
         };
         let target = naga::Scalar { kind, width };
-        if self.inner(expr).scalar() == Some(target) {
+        if self.expression_type(expr).scalar() == Some(target) {
             return Ok(text);
         }
         Ok(format!("cast<{}>({text})", self.context.scalar_name(target)?))
@@ -281,7 +286,7 @@ impl FunctionWriter<'_> {
         let mut offset = 0;
         if let Expression::AccessIndex { base, index } = self.function.expressions[array] {
             if let Some(TypeInner::Struct { members, .. }) =
-                self.pointee(base).map(|ty| self.context.inner(ty))
+                self.pointee(base).map(|ty| self.context.type_inner(ty))
             {
                 offset = members[index as usize].offset;
             }
@@ -291,8 +296,8 @@ impl FunctionWriter<'_> {
             return unsupported("arrayLength of what is not a storage binding");
         };
         let stride =
-            self.pointee(array).and_then(|ty| self.context.dynamic(ty)).map_or(1, |(_, stride)| stride);
-        let place = self.context.places[&global];
+            self.pointee(array).and_then(|ty| self.context.runtime_array(ty)).map_or(1, |(_, stride)| stride);
+        let place = self.context.parameter_index[&global];
         Ok(match offset {
             0 => format!("u32(lengths.bytes[{place}] / {stride}u)"),
             _ => format!("u32((lengths.bytes[{place}] - {offset}u) / {stride}u)"),
@@ -300,7 +305,7 @@ impl FunctionWriter<'_> {
     }
 }
 
-fn symbol(op: Op) -> &'static str {
+fn operator_symbol(op: Op) -> &'static str {
     match op {
         Op::Add => "+",
         Op::Subtract => "-",

@@ -8,22 +8,22 @@ use naga::{AtomicFunction, Barrier, Block, CollectiveOperation, Direction, Expre
 use naga::{FastHashSet, Function, GatherMode, Handle, LocalVariable, Span, Statement, SubgroupOperation};
 use naga::{SwitchCase, SwitchValue};
 
-use super::names::Names;
-use super::types::Context;
-use super::uniform::Uniformity;
-use super::visit::{result, uses, uses_of};
+use super::names::NameScope;
+use super::types::ModuleContext;
+use super::uniformity::FunctionUniformity;
+use super::visit::{collect_block_uses, collect_uses, statement_result};
 use super::{TranslateError, unsupported};
 
 /// Writes the body of one function.
 pub(super) struct FunctionWriter<'a> {
-    pub(super) context: &'a Context<'a>,
+    pub(super) context: &'a ModuleContext<'a>,
     pub(super) function: &'a Function,
     pub(super) info: &'a FunctionInfo,
     pub(super) arguments: Vec<String>,
     pub(super) locals: FastHashMap<Handle<LocalVariable>, String>,
     pub(super) temporaries: FastHashMap<Handle<Expression>, String>,
-    uniformity: &'a Uniformity,
-    names: Names,
+    uniformity: &'a FunctionUniformity,
+    names: NameScope,
     /// Temporaries declared before the loop in whose body they are made.
     hoisted: FastHashSet<Handle<Expression>>,
     /// For every loop around the current statement, the label before its `continuing` block, if `continue` needs one.
@@ -31,23 +31,23 @@ pub(super) struct FunctionWriter<'a> {
     labels: u32,
     depth: usize,
     line: u32,
-    noted: u32,
+    last_noted_line: u32,
     out: String,
 }
 
-type Written = Result<(), TranslateError>;
+type WriteResult = Result<(), TranslateError>;
 
 impl<'a> FunctionWriter<'a> {
     /// A writer for `function`.
     pub(super) fn new(
-        context: &'a Context<'a>,
+        context: &'a ModuleContext<'a>,
         function: &'a Function,
         info: &'a FunctionInfo,
-        uniformity: &'a Uniformity,
+        uniformity: &'a FunctionUniformity,
     ) -> Self {
-        let mut names = Names::default();
+        let mut names = NameScope::default();
         let arguments = function.arguments.iter();
-        let arguments = arguments.map(|a| names.unique("v_", a.name.as_deref().unwrap_or(""))).collect();
+        let arguments = arguments.map(|a| names.unique_name("v_", a.name.as_deref().unwrap_or(""))).collect();
         Self {
             context,
             function,
@@ -62,71 +62,71 @@ impl<'a> FunctionWriter<'a> {
             labels: 0,
             depth: 1,
             line: 0,
-            noted: 0,
+            last_noted_line: 0,
             out: String::new(),
         }
     }
 
     /// The locals and the statements.
-    pub(super) fn body(mut self) -> Result<String, TranslateError> {
+    pub(super) fn write_body(mut self) -> Result<String, TranslateError> {
         for (handle, local) in self.function.local_variables.iter() {
-            let name = self.names.unique("v_", local.name.as_deref().unwrap_or(""));
+            let name = self.names.unique_name("v_", local.name.as_deref().unwrap_or(""));
             let ty = self.context.type_name(local.ty)?;
             match local.init {
                 Some(init) => {
                     let value = self.value(init)?;
-                    self.put(format!("{ty} {name} = {value};"));
+                    self.write_line(format!("{ty} {name} = {value};"));
                 }
-                None => self.put(format!("{ty} {name}{{}};")),
+                None => self.write_line(format!("{ty} {name}{{}};")),
             }
             self.locals.insert(handle, name);
         }
         let function = self.function;
-        self.block(&function.body)?;
+        self.write_block(&function.body)?;
         Ok(self.out)
     }
 
     /// One line, with the number of the WGSL line that it comes from where that changes.
-    pub(super) fn put(&mut self, text: impl AsRef<str>) {
+    pub(super) fn write_line(&mut self, text: impl AsRef<str>) {
         self.out.extend(std::iter::repeat_n("    ", self.depth));
         self.out.push_str(text.as_ref());
-        if self.line != self.noted {
+        if self.line != self.last_noted_line {
             self.out.push_str(&format!(" // {}", self.line));
-            self.noted = self.line;
+            self.last_noted_line = self.line;
         }
         self.out.push('\n');
     }
 
-    fn block(&mut self, block: &Block) -> Written {
+    fn write_block(&mut self, block: &Block) -> WriteResult {
         for (statement, &span) in block.span_iter() {
-            self.at(span);
-            self.statement(statement)?;
+            self.set_line(span);
+            self.write_statement(statement)?;
         }
         Ok(())
     }
 
-    fn indented(&mut self, block: &Block) -> Written {
+    fn write_indented(&mut self, block: &Block) -> WriteResult {
         self.depth += 1;
-        let result = self.block(block);
+        let result = self.write_block(block);
         self.depth -= 1;
         result
     }
 
-    fn at(&mut self, span: Span) {
+    fn set_line(&mut self, span: Span) {
         if span.is_defined() {
             self.line = span.location(self.context.wgsl).line_number;
         }
     }
 
     /// The name of a temporary, if the expression is to have one.
-    fn temporary(&mut self, handle: Handle<Expression>) -> Option<String> {
+    fn temporary_name(&mut self, handle: Handle<Expression>) -> Option<String> {
         let info = &self.info[handle];
         let pointer = info.ty.inner_with(&self.context.module.types).pointer_space().is_some();
         if pointer || info.ref_count == 0 {
             return None;
         }
         match self.function.named_expressions.get(&handle) {
-            Some(name) => Some(self.names.unique("v_", name)),
+            Some(name) => Some(self.names.unique_name("v_", name)),
             None if info.ref_count >= self.function.expressions[handle].bake_ref_count() => {
                 Some(format!("e{}", handle.index()))
             }
@@ -135,124 +135,124 @@ impl<'a> FunctionWriter<'a> {
     }
 
     /// Declares the temporary of an expression that a statement makes.
-    fn define(&mut self, handle: Handle<Expression>, value: String) -> Written {
+    fn assign_result(&mut self, handle: Handle<Expression>, value: String) -> WriteResult {
         let name = match self.temporaries.get(&handle) {
             Some(name) if self.hoisted.contains(&handle) => name.clone(),
             _ => match self.function.named_expressions.get(&handle) {
-                Some(name) => self.names.unique("v_", name),
+                Some(name) => self.names.unique_name("v_", name),
                 None => format!("e{}", handle.index()),
             },
         };
-        self.assign(handle, name, value)
+        self.assign_temporary(handle, name, value)
     }
 
-    fn assign(&mut self, handle: Handle<Expression>, name: String, value: String) -> Written {
+    fn assign_temporary(&mut self, handle: Handle<Expression>, name: String, value: String) -> WriteResult {
         if self.hoisted.contains(&handle) {
-            self.put(format!("{name} = {value};"));
+            self.write_line(format!("{name} = {value};"));
         } else {
-            let ty = self.type_of(handle)?;
-            self.put(format!("const {ty} {name} = {value};"));
+            let ty = self.type_name_of(handle)?;
+            self.write_line(format!("const {ty} {name} = {value};"));
         }
         self.temporaries.insert(handle, name);
         Ok(())
     }
 
-    fn statement(&mut self, statement: &Statement) -> Written {
+    fn write_statement(&mut self, statement: &Statement) -> WriteResult {
         match *statement {
             Statement::Emit(ref range) => {
                 for handle in range.clone() {
                     let name = match self.temporaries.get(&handle) {
                         Some(name) if self.hoisted.contains(&handle) => Some(name.clone()),
-                        _ => self.temporary(handle),
+                        _ => self.temporary_name(handle),
                     };
                     if let Some(name) = name {
                         let value = self.expression(handle)?;
-                        self.assign(handle, name, value)?;
+                        self.assign_temporary(handle, name, value)?;
                     }
                 }
             }
             Statement::Block(ref block) => {
-                self.put("{");
-                self.indented(block)?;
-                self.put("}");
+                self.write_line("{");
+                self.write_indented(block)?;
+                self.write_line("}");
             }
             Statement::If { condition, ref accept, ref reject } => {
                 let condition = self.value(condition)?;
-                self.put(format!("if ({condition}) {{"));
-                self.indented(accept)?;
+                self.write_line(format!("if ({condition}) {{"));
+                self.write_indented(accept)?;
                 if !reject.is_empty() {
-                    self.put("} else {");
-                    self.indented(reject)?;
+                    self.write_line("} else {");
+                    self.write_indented(reject)?;
                 }
-                self.put("}");
+                self.write_line("}");
             }
-            Statement::Switch { selector, ref cases } => self.switch(selector, cases)?,
+            Statement::Switch { selector, ref cases } => self.write_switch(selector, cases)?,
             Statement::Loop { ref body, ref continuing, break_if } => {
-                self.repeat(body, continuing, break_if)?
+                self.write_loop(body, continuing, break_if)?
             }
-            Statement::Break => self.put("break;"),
+            Statement::Break => self.write_line("break;"),
             Statement::Continue => match self.loops.last() {
                 Some(Some(label)) => {
                     let jump = format!("goto {label};");
-                    self.put(jump);
+                    self.write_line(jump);
                 }
-                _ => self.put("continue;"),
+                _ => self.write_line("continue;"),
             },
-            Statement::Return { value: None } => self.put("return;"),
+            Statement::Return { value: None } => self.write_line("return;"),
             Statement::Return { value: Some(value) } => {
                 let value = self.value(value)?;
-                self.put(format!("return {value};"));
+                self.write_line(format!("return {value};"));
             }
             Statement::Store { pointer, value } => {
-                let (place, text) = (self.place(pointer)?, self.value(value)?);
-                if self.inner(pointer).is_atomic_pointer(&self.context.module.types) {
-                    self.context.need(|p| p.atomic = true);
-                    self.put(format!("atomicStore({place}, {text});"));
+                let (place, text) = (self.lvalue(pointer)?, self.value(value)?);
+                if self.expression_type(pointer).is_atomic_pointer(&self.context.module.types) {
+                    self.context.require_prelude(|p| p.atomic = true);
+                    self.write_line(format!("atomicStore({place}, {text});"));
                 } else {
-                    self.put(format!("{place} = {text};"));
+                    self.write_line(format!("{place} = {text};"));
                 }
             }
             Statement::Atomic { pointer, ref fun, value, result } => {
-                self.atomic(pointer, fun, value, result)?
+                self.write_atomic(pointer, fun, value, result)?
             }
             Statement::Call { function, ref arguments, result } => {
-                let call = self.call(function, arguments)?;
+                let call = self.call_expression(function, arguments)?;
                 match result {
-                    Some(result) => self.define(result, call)?,
-                    None => self.put(format!("{call};")),
+                    Some(result) => self.assign_result(result, call)?,
+                    None => self.write_line(format!("{call};")),
                 }
             }
             Statement::ControlBarrier(barrier) if barrier == Barrier::SUB_GROUP => {
-                let mask = self.mask(statement);
-                self.put(format!("__syncwarp({mask});"));
+                let mask = self.lane_mask(statement);
+                self.write_line(format!("__syncwarp({mask});"));
             }
-            Statement::ControlBarrier(_) => self.put("__syncthreads();"),
-            Statement::MemoryBarrier(_) => self.put("__threadfence_block();"),
+            Statement::ControlBarrier(_) => self.write_line("__syncthreads();"),
+            Statement::MemoryBarrier(_) => self.write_line("__threadfence_block();"),
             Statement::WorkGroupUniformLoad { pointer, result } => {
-                self.put("__syncthreads();");
-                let place = self.place(pointer)?;
-                let atomic = self.inner(pointer).is_atomic_pointer(&self.context.module.types);
+                self.write_line("__syncthreads();");
+                let place = self.lvalue(pointer)?;
+                let atomic = self.expression_type(pointer).is_atomic_pointer(&self.context.module.types);
                 if atomic {
-                    self.context.need(|p| p.atomic = true);
+                    self.context.require_prelude(|p| p.atomic = true);
                 }
-                self.define(result, if atomic { format!("atomicLoad({place})") } else { place })?;
-                self.put("__syncthreads();");
+                self.assign_result(result, if atomic { format!("atomicLoad({place})") } else { place })?;
+                self.write_line("__syncthreads();");
             }
             Statement::SubgroupBallot { result, predicate } => {
                 let predicate = predicate.map_or(Ok("true".to_owned()), |p| self.value(p))?;
-                let mask = self.mask(statement);
-                self.define(result, format!("subgroupBallot({mask}, {predicate})"))?;
+                let mask = self.lane_mask(statement);
+                self.assign_result(result, format!("subgroupBallot({mask}, {predicate})"))?;
             }
             Statement::SubgroupGather { mode, argument, result } => {
-                let mask = self.mask(statement);
-                let call = self.gather(mode, mask, argument)?;
-                self.define(result, call)?;
+                let mask = self.lane_mask(statement);
+                let call = self.gather_call(mode, mask, argument)?;
+                self.assign_result(result, call)?;
             }
             Statement::SubgroupCollectiveOperation { op, collective_op, argument, result } => {
-                let mask = self.mask(statement);
+                let mask = self.lane_mask(statement);
                 let argument = self.value(argument)?;
-                let call = collective(op, collective_op, mask, &argument)?;
-                self.define(result, call)?;
+                let call = collective_call(op, collective_op, mask, &argument)?;
+                self.assign_result(result, call)?;
             }
             Statement::Kill => return unsupported("discard"),
             Statement::ImageStore { .. } | Statement::ImageAtomic { .. } => return unsupported("a texture"),
@@ -265,14 +265,14 @@ impl<'a> FunctionWriter<'a> {
     }
 
     /// The lanes that take part in a subgroup operation.
-    fn mask(&mut self, statement: &Statement) -> &'static str {
-        self.context.need(|p| (p.subgroup, p.math) = (true, true));
-        if self.uniformity.is_uniform(statement) { "all_lanes()" } else { "__activemask()" }
+    fn lane_mask(&mut self, statement: &Statement) -> &'static str {
+        self.context.require_prelude(|p| (p.subgroup, p.math) = (true, true));
+        if self.uniformity.is_convergent(statement) { "all_lanes()" } else { "__activemask()" }
     }
 
-    fn switch(&mut self, selector: Handle<Expression>, cases: &[SwitchCase]) -> Written {
+    fn write_switch(&mut self, selector: Handle<Expression>, cases: &[SwitchCase]) -> WriteResult {
         let selector = self.value(selector)?;
-        self.put(format!("switch ({selector}) {{"));
+        self.write_line(format!("switch ({selector}) {{"));
         self.depth += 1;
         for case in cases {
             let label = match case.value {
@@ -282,104 +282,114 @@ impl<'a> FunctionWriter<'a> {
                 SwitchValue::Default => "default:".to_owned(),
             };
             if case.fall_through && case.body.is_empty() {
-                self.put(label);
+                self.write_line(label);
                 continue;
             }
-            self.put(format!("{label} {{"));
-            self.indented(&case.body)?;
-            self.put(if case.fall_through { "}" } else { "} break;" });
+            self.write_line(format!("{label} {{"));
+            self.write_indented(&case.body)?;
+            self.write_line(if case.fall_through { "}" } else { "} break;" });
         }
         self.depth -= 1;
-        self.put("}");
+        self.write_line("}");
         Ok(())
     }
 
     /// A loop. `continue` must still run the `continuing` block: it jumps to a label there, out of a scope that
     /// holds the body; what `continuing` uses of the body is declared before.
-    fn repeat(&mut self, body: &Block, continuing: &Block, break_if: Option<Handle<Expression>>) -> Written {
+    fn write_loop(
+        &mut self,
+        body: &Block,
+        continuing: &Block,
+        break_if: Option<Handle<Expression>>,
+    ) -> WriteResult {
         let tail = !continuing.is_empty() || break_if.is_some();
-        let label = (tail && continues(body)).then(|| {
+        let label = (tail && has_continue(body)).then(|| {
             self.labels += 1;
             format!("next_{}", self.labels)
         });
         if label.is_some() {
-            self.hoist(body, continuing, break_if)?;
+            self.hoist_declarations(body, continuing, break_if)?;
         }
-        self.put("for (;;) {");
+        self.write_line("for (;;) {");
         self.depth += 1;
         self.loops.push(label.clone());
         if label.is_some() {
-            self.put("{");
-            self.indented(body)?;
-            self.put("}");
+            self.write_line("{");
+            self.write_indented(body)?;
+            self.write_line("}");
         } else {
-            self.block(body)?;
+            self.write_block(body)?;
         }
         self.loops.pop();
         if let Some(label) = label {
-            self.put(format!("{label}:;"));
+            self.write_line(format!("{label}:;"));
         }
-        self.block(continuing)?;
+        self.write_block(continuing)?;
         if let Some(condition) = break_if {
             let condition = self.value(condition)?;
-            self.put(format!("if ({condition}) break;"));
+            self.write_line(format!("if ({condition}) break;"));
         }
         self.depth -= 1;
-        self.put("}");
+        self.write_line("}");
         Ok(())
     }
 
-    fn hoist(&mut self, body: &Block, continuing: &Block, break_if: Option<Handle<Expression>>) -> Written {
+    fn hoist_declarations(
+        &mut self,
+        body: &Block,
+        continuing: &Block,
+        break_if: Option<Handle<Expression>>,
+    ) -> WriteResult {
         let mut used = FastHashSet::default();
-        uses(self.function, continuing, &mut used);
+        collect_block_uses(self.function, continuing, &mut used);
         if let Some(condition) = break_if {
-            uses_of(self.function, condition, &mut used);
+            collect_uses(self.function, condition, &mut used);
         }
         let mut made = Vec::new();
         for statement in body.iter() {
             match *statement {
                 Statement::Emit(ref range) => {
                     for handle in range.clone().filter(|h| used.contains(h)) {
-                        if let Some(name) = self.temporary(handle) {
+                        if let Some(name) = self.temporary_name(handle) {
                             made.push((handle, name));
                         }
                     }
                 }
                 ref other => {
-                    if let Some(handle) = result(other).filter(|h| used.contains(h)) {
+                    if let Some(handle) = statement_result(other).filter(|h| used.contains(h)) {
                         made.push((handle, format!("e{}", handle.index())));
                     }
                 }
             }
         }
         for (handle, name) in made {
-            let ty = self.type_of(handle)?;
-            self.put(format!("{ty} {name};"));
+            let ty = self.type_name_of(handle)?;
+            self.write_line(format!("{ty} {name};"));
             self.hoisted.insert(handle);
             self.temporaries.insert(handle, name);
         }
         Ok(())
     }
 
-    fn call(
+    fn call_expression(
         &self,
         function: Handle<Function>,
         arguments: &[Handle<Expression>],
     ) -> Result<String, TranslateError> {
         let mut parts = arguments.iter().map(|&a| self.value(a)).collect::<Result<Vec<_>, _>>()?;
-        parts.extend(self.context.implicit(function).map(|(_, name)| name));
+        parts.extend(self.context.implicit_parameters(function).map(|(_, name)| name));
         Ok(format!("{}({})", self.context.functions[&function], parts.join(", ")))
     }
 
-    fn atomic(
+    fn write_atomic(
         &mut self,
         pointer: Handle<Expression>,
         fun: &AtomicFunction,
         value: Handle<Expression>,
         result: Option<Handle<Expression>>,
-    ) -> Written {
-        self.context.need(|p| p.atomic = true);
-        let (place, value) = (self.place(pointer)?, self.value(value)?);
+    ) -> WriteResult {
+        self.context.require_prelude(|p| p.atomic = true);
+        let (place, value) = (self.lvalue(pointer)?, self.value(value)?);
         let name = match *fun {
             AtomicFunction::Add => "atomicAdd",
             AtomicFunction::Subtract => "atomicSub",
@@ -392,25 +402,27 @@ impl<'a> FunctionWriter<'a> {
             AtomicFunction::Exchange { compare: Some(compare) } => {
                 let compare = self.value(compare)?;
                 let Some(result) = result else {
-                    self.put(format!("exchange_if({place}, {compare}, {value});"));
+                    self.write_line(format!("exchange_if({place}, {compare}, {value});"));
                     return Ok(());
                 };
-                let ty = self.type_of(result)?;
-                return self
-                    .define(result, format!("atomicCompareExchangeWeak<{ty}>({place}, {compare}, {value})"));
+                let ty = self.type_name_of(result)?;
+                return self.assign_result(
+                    result,
+                    format!("atomicCompareExchangeWeak<{ty}>({place}, {compare}, {value})"),
+                );
             }
         };
         let call = format!("{name}({place}, {value})");
         match result {
-            Some(result) => self.define(result, call),
+            Some(result) => self.assign_result(result, call),
             None => {
-                self.put(format!("{call};"));
+                self.write_line(format!("{call};"));
                 Ok(())
             }
         }
     }
 
-    fn gather(
+    fn gather_call(
         &self,
         mode: GatherMode,
         mask: &str,
@@ -438,7 +450,7 @@ impl<'a> FunctionWriter<'a> {
     }
 }
 
-fn collective(
+fn collective_call(
     op: SubgroupOperation,
     kind: CollectiveOperation,
     mask: &str,
@@ -468,12 +480,12 @@ fn collective(
 }
 
 /// Whether a `continue` in the block belongs to the loop around it.
-fn continues(block: &Block) -> bool {
+fn has_continue(block: &Block) -> bool {
     block.iter().any(|statement| match statement {
         Statement::Continue => true,
-        Statement::Block(block) => continues(block),
-        Statement::If { accept, reject, .. } => continues(accept) || continues(reject),
-        Statement::Switch { cases, .. } => cases.iter().any(|case| continues(&case.body)),
+        Statement::Block(block) => has_continue(block),
+        Statement::If { accept, reject, .. } => has_continue(accept) || has_continue(reject),
+        Statement::Switch { cases, .. } => cases.iter().any(|case| has_continue(&case.body)),
         _ => false,
     })
 }

@@ -6,7 +6,7 @@ use super::function::FunctionWriter;
 use super::{TranslateError, unsupported};
 
 impl FunctionWriter<'_> {
-    pub(super) fn math(
+    pub(super) fn math_call(
         &self,
         result: Handle<Expression>,
         fun: Math,
@@ -18,7 +18,7 @@ impl FunctionWriter<'_> {
             arguments = format!("{arguments}, {}", self.value(other)?);
         }
         let name = function_name(fun)?;
-        self.context.need(|pieces| match fun {
+        self.context.require_prelude(|pieces| match fun {
             Math::CountTrailingZeros
             | Math::CountLeadingZeros
             | Math::CountOneBits
@@ -49,7 +49,7 @@ impl FunctionWriter<'_> {
             _ => pieces.math = true,
         });
         Ok(match fun {
-            Math::Modf | Math::Frexp => format!("{name}<{}>({arguments})", self.type_of(result)?),
+            Math::Modf | Math::Frexp => format!("{name}<{}>({arguments})", self.type_name_of(result)?),
             _ => format!("{name}({arguments})"),
         })
     }

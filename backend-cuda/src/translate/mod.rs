@@ -14,11 +14,11 @@
 mod entry;
 mod expression;
 mod function;
+mod intrinsics;
 mod math;
 mod names;
-mod native;
 mod types;
-mod uniform;
+mod uniformity;
 mod visit;
 
 use naga::back::PipelineConstants;
@@ -27,7 +27,7 @@ use naga::{Module, ShaderStage};
 
 /// What a caller may choose about a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options<'a> {
+pub struct TranslateOptions<'a> {
     /// Named in the first line of the source.
     pub label: &'a str,
     /// Whether workgroup memory starts as zeros, as WGSL says. A kernel that writes every element before it reads
@@ -35,7 +35,7 @@ pub struct Options<'a> {
     pub zero_workgroup_memory: bool,
 }
 
-impl Default for Options<'_> {
+impl Default for TranslateOptions<'_> {
     fn default() -> Self {
         Self { label: "", zero_workgroup_memory: true }
     }
@@ -43,7 +43,7 @@ impl Default for Options<'_> {
 
 /// A kernel as CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Translated {
+pub struct TranslatedKernel {
     /// The text, complete.
     pub source: String,
     /// The kernel's `extern "C"` name in it.
@@ -51,30 +51,30 @@ pub struct Translated {
     /// Threads of a block.
     pub workgroup_size: [u32; 3],
     /// Bytes of `__shared__` memory.
-    pub workgroup_memory: u32,
+    pub workgroup_bytes: u32,
     /// Those of it that a launch asks for: all, where it is more than a block has without asking, else none.
-    pub dynamic_memory: u32,
+    pub dynamic_shared_bytes: u32,
     /// The storage bindings, in the order of the kernel's parameters.
-    pub bindings: Vec<Binding>,
+    pub bindings: Vec<StorageBinding>,
     /// Whether the kernel asks for the lengths of its runtime-sized arrays.
     pub needs_lengths: bool,
     /// Bytes of the uniform block; 0 if there is none.
     pub params_size: u32,
     /// What the device has to offer.
-    pub needs: Needs,
+    pub required_features: RequiredFeatures,
 }
 
 /// One storage binding of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Binding {
+pub struct StorageBinding {
     /// Its `@binding` number in `@group(0)`.
     pub binding: u32,
     /// Its name in the WGSL.
     pub name: String,
     /// Whether this entry point uses it at all.
-    pub used: bool,
+    pub is_used: bool,
     /// Whether this entry point, or a function it calls, may write it.
-    pub written: bool,
+    pub is_written: bool,
     /// Bytes before its runtime-sized array, or its whole size if it has none.
     pub fixed_size: u32,
     /// Bytes from one element of its runtime-sized array to the next; 0 if it has none.
@@ -83,7 +83,7 @@ pub struct Binding {
 
 /// Features that a kernel uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Needs {
+pub struct RequiredFeatures {
     /// 16-bit floats.
     pub f16: bool,
     /// 64-bit floats.
@@ -105,8 +105,8 @@ pub enum TranslateError {
     #[error("the WGSL is not valid: {0}")]
     Invalid(String),
     /// No compute entry point of that name.
-    #[error("there is no compute entry point `{entry}`; the module has {}", list(found))]
-    NoEntry {
+    #[error("there is no compute entry point `{entry}`; the module has {}", join_names(found))]
+    EntryNotFound {
         /// The name asked for.
         entry: String,
         /// The compute entry points that there are.
@@ -145,29 +145,33 @@ pub enum TranslateError {
 }
 
 /// Workgroup memory of a block without asking the driver for more.
-const STATIC_MEMORY: u32 = 48 << 10;
+const MAX_STATIC_SHARED_BYTES: u32 = 48 << 10;
 /// The most that a block of any device has.
-const SHARED_MEMORY: u32 = 227 << 10;
+const MAX_SHARED_BYTES: u32 = 227 << 10;
 
 /// Translates the compute entry point `entry` of a module, with the values of its `override` constants.
-pub fn translate(wgsl: &str, entry: &str, overrides: &[(&str, f64)]) -> Result<Translated, TranslateError> {
-    translate_with(wgsl, entry, overrides, &Options::default())
-}
-
-/// [`translate`], with options.
-pub fn translate_with(
+pub fn translate(
     wgsl: &str,
     entry: &str,
     overrides: &[(&str, f64)],
-    options: &Options<'_>,
-) -> Result<Translated, TranslateError> {
+) -> Result<TranslatedKernel, TranslateError> {
+    translate_with_options(wgsl, entry, overrides, &TranslateOptions::default())
+}
+
+/// [`translate`], with options.
+pub fn translate_with_options(
+    wgsl: &str,
+    entry: &str,
+    overrides: &[(&str, f64)],
+    options: &TranslateOptions<'_>,
+) -> Result<TranslatedKernel, TranslateError> {
     let declared =
         naga::front::wgsl::parse_str(wgsl).map_err(|e| TranslateError::Parse(e.emit_to_string(wgsl)))?;
     let is_entry = |e: &naga::EntryPoint| e.stage == ShaderStage::Compute && e.name == entry;
     if !declared.entry_points.iter().any(is_entry) {
         let computes = declared.entry_points.iter().filter(|e| e.stage == ShaderStage::Compute);
         let found = computes.map(|e| e.name.clone()).collect();
-        return Err(TranslateError::NoEntry { entry: entry.to_owned(), found });
+        return Err(TranslateError::EntryNotFound { entry: entry.to_owned(), found });
     }
     let info = validate(&declared, wgsl)?;
     let values: PipelineConstants = overrides.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
@@ -179,7 +183,7 @@ pub fn translate_with(
     module.entry_points.retain(is_entry);
     naga::compact::compact(&mut module, naga::compact::KeepUnused::No);
     let info = validate(&module, wgsl)?;
-    entry::write(&declared, &module, &info, wgsl, options)
+    entry::write_module(&declared, &module, &info, wgsl, options)
 }
 
 fn validate(module: &Module, wgsl: &str) -> Result<naga::valid::ModuleInfo, TranslateError> {
@@ -190,7 +194,7 @@ fn validate(module: &Module, wgsl: &str) -> Result<naga::valid::ModuleInfo, Tran
         .map_err(|e| TranslateError::Invalid(e.emit_to_string(wgsl)))
 }
 
-fn list(names: &[String]) -> String {
+fn join_names(names: &[String]) -> String {
     if names.is_empty() { "none".to_owned() } else { names.join(", ") }
 }
 

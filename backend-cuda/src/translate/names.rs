@@ -5,20 +5,20 @@ use naga::FastHashSet;
 
 /// Names already given in one scope.
 #[derive(Debug, Default)]
-pub(super) struct Names {
-    taken: FastHashSet<String>,
+pub(super) struct NameScope {
+    used: FastHashSet<String>,
 }
 
-impl Names {
+impl NameScope {
     /// A name for `wgsl` that no earlier call has returned.
-    pub(super) fn unique(&mut self, prefix: &str, wgsl: &str) -> String {
-        let base = match plain(wgsl) {
+    pub(super) fn unique_name(&mut self, prefix: &str, wgsl: &str) -> String {
+        let base = match to_identifier(wgsl) {
             nameless if nameless.is_empty() => format!("{prefix}unnamed"),
             name => format!("{prefix}{name}"),
         };
         let mut name = base.clone();
         let mut number = 1;
-        while !self.taken.insert(name.clone()) {
+        while !self.used.insert(name.clone()) {
             name = format!("{base}_{number}");
             number += 1;
         }
@@ -27,7 +27,7 @@ impl Names {
 }
 
 /// `wgsl` with what C++ identifiers cannot hold spelled out: WGSL's may be written in any script.
-pub(super) fn plain(wgsl: &str) -> String {
+pub(super) fn to_identifier(wgsl: &str) -> String {
     let mut text = String::with_capacity(wgsl.len());
     for c in wgsl.trim_matches('_').chars() {
         match c {
@@ -47,12 +47,12 @@ mod tests {
 
     #[test]
     fn names_are_plain_and_differ() {
-        let mut names = Names::default();
-        assert_eq!(names.unique("v_", "int"), "v_int");
-        assert_eq!(names.unique("v_", "int"), "v_int_1");
-        assert_eq!(names.unique("v_", "int_1"), "v_int_1_1");
-        assert_eq!(names.unique("s_", "__frexp_result_f32"), "s_frexp_result_f32");
-        assert_eq!(names.unique("v_", "größe"), "v_gruf6uDFe".replace("uDF", "udf"));
-        assert_eq!(names.unique("v_", "a__b<i32>"), "v_a_b_i32_");
+        let mut names = NameScope::default();
+        assert_eq!(names.unique_name("v_", "int"), "v_int");
+        assert_eq!(names.unique_name("v_", "int"), "v_int_1");
+        assert_eq!(names.unique_name("v_", "int_1"), "v_int_1_1");
+        assert_eq!(names.unique_name("s_", "__frexp_result_f32"), "s_frexp_result_f32");
+        assert_eq!(names.unique_name("v_", "größe"), "v_gruf6uDFe".replace("uDF", "udf"));
+        assert_eq!(names.unique_name("v_", "a__b<i32>"), "v_a_b_i32_");
     }
 }

@@ -8,17 +8,17 @@ use naga::valid::ModuleInfo;
 use naga::{ArraySize, Constant, Expression, FastHashMap, Function, GlobalVariable, Handle, Literal};
 use naga::{Module, Scalar, ScalarKind, Type, TypeInner, VectorSize};
 
-use super::names::Names;
-use super::uniform::ModuleUniformity;
-use super::{Needs, TranslateError, unsupported};
+use super::names::NameScope;
+use super::uniformity::ModuleUniformity;
+use super::{RequiredFeatures, TranslateError, unsupported};
 
 /// The parts of the prelude that a kernel uses beside the base.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Pieces {
+pub(super) struct PreludeFiles {
     pub(super) math: bool,
     pub(super) bits: bool,
     pub(super) pack: bool,
-    pub(super) native: bool,
+    pub(super) intrinsics: bool,
     pub(super) matrix: bool,
     pub(super) atomic: bool,
     pub(super) subgroup: bool,
@@ -30,11 +30,11 @@ pub(super) struct StructNames {
     pub(super) name: String,
     pub(super) members: Vec<String>,
     /// Indices of members in the order of the C++ struct, with the padding between them.
-    pub(super) fields: Vec<Option<usize>>,
+    pub(super) field_order: Vec<Option<usize>>,
 }
 
 /// A module with the names that its parts have in C++.
-pub(super) struct Context<'a> {
+pub(super) struct ModuleContext<'a> {
     pub(super) module: &'a Module,
     pub(super) info: &'a ModuleInfo,
     pub(super) layouts: Layouter,
@@ -43,41 +43,41 @@ pub(super) struct Context<'a> {
     pub(super) functions: FastHashMap<Handle<Function>, String>,
     pub(super) constants: FastHashMap<Handle<Constant>, String>,
     /// Storage bindings that the kernel may write.
-    pub(super) written: naga::FastHashSet<Handle<GlobalVariable>>,
+    pub(super) written_bindings: naga::FastHashSet<Handle<GlobalVariable>>,
     /// The place of every storage binding among the kernel's parameters.
-    pub(super) places: FastHashMap<Handle<GlobalVariable>, usize>,
+    pub(super) parameter_index: FastHashMap<Handle<GlobalVariable>, usize>,
     pub(super) uniformity: ModuleUniformity,
-    pub(super) pieces: Cell<Pieces>,
-    pub(super) needs: Cell<Needs>,
+    pub(super) prelude_files: Cell<PreludeFiles>,
+    pub(super) required_features: Cell<RequiredFeatures>,
     pub(super) wgsl: &'a str,
 }
 
-impl<'a> Context<'a> {
-    pub(super) fn need(&self, set: impl FnOnce(&mut Pieces)) {
-        let mut pieces = self.pieces.get();
+impl<'a> ModuleContext<'a> {
+    pub(super) fn require_prelude(&self, set: impl FnOnce(&mut PreludeFiles)) {
+        let mut pieces = self.prelude_files.get();
         set(&mut pieces);
-        self.pieces.set(pieces);
+        self.prelude_files.set(pieces);
     }
 
-    pub(super) fn inner(&self, ty: Handle<Type>) -> &'a TypeInner {
+    pub(super) fn type_inner(&self, ty: Handle<Type>) -> &'a TypeInner {
         &self.module.types[ty].inner
     }
 
     pub(super) fn type_name(&self, ty: Handle<Type>) -> Result<String, TranslateError> {
-        match (self.structs.get(&ty), self.inner(ty)) {
+        match (self.structs.get(&ty), self.type_inner(ty)) {
             (Some(names), _) => Ok(names.name.clone()),
-            (None, inner) => self.inner_name(inner),
+            (None, inner) => self.type_inner_name(inner),
         }
     }
 
-    pub(super) fn inner_name(&self, inner: &TypeInner) -> Result<String, TranslateError> {
+    pub(super) fn type_inner_name(&self, inner: &TypeInner) -> Result<String, TranslateError> {
         Ok(match *inner {
             TypeInner::Scalar(scalar) | TypeInner::Atomic(scalar) => self.scalar_name(scalar)?.to_owned(),
             TypeInner::Vector { size, scalar } => {
                 format!("vec<{}, {}>", self.scalar_name(scalar)?, size as u32)
             }
             TypeInner::Matrix { columns, rows, scalar } => {
-                self.need(|p| (p.matrix, p.math) = (true, true));
+                self.require_prelude(|p| (p.matrix, p.math) = (true, true));
                 format!("mat<{}, {}, {}>", self.scalar_name(scalar)?, columns as u32, rows as u32)
             }
             TypeInner::Array { base, size, stride } => {
@@ -106,14 +106,14 @@ impl<'a> Context<'a> {
     }
 
     pub(super) fn scalar_name(&self, scalar: Scalar) -> Result<&'static str, TranslateError> {
-        let mut needs = self.needs.get();
+        let mut needs = self.required_features.get();
         match (scalar.kind, scalar.width) {
             (ScalarKind::Float, 2) => needs.f16 = true,
             (ScalarKind::Float, 8) => needs.f64 = true,
             (ScalarKind::Sint | ScalarKind::Uint, 8) => needs.i64 = true,
             _ => {}
         }
-        self.needs.set(needs);
+        self.required_features.set(needs);
         Ok(match (scalar.kind, scalar.width) {
             (ScalarKind::Bool, _) => "bool",
             (ScalarKind::Float, 2) => "f16",
@@ -130,15 +130,15 @@ impl<'a> Context<'a> {
     }
 
     /// The element of a runtime-sized array, if `ty` is one.
-    pub(super) fn dynamic(&self, ty: Handle<Type>) -> Option<(Handle<Type>, u32)> {
-        match *self.inner(ty) {
+    pub(super) fn runtime_array(&self, ty: Handle<Type>) -> Option<(Handle<Type>, u32)> {
+        match *self.type_inner(ty) {
             TypeInner::Array { base, size: ArraySize::Dynamic, stride } => Some((base, stride)),
             _ => None,
         }
     }
 
     pub(super) fn is_vec3(&self, ty: Handle<Type>) -> bool {
-        matches!(self.inner(ty), TypeInner::Vector { size: VectorSize::Tri, .. })
+        matches!(self.type_inner(ty), TypeInner::Vector { size: VectorSize::Tri, .. })
     }
 
     /// What a pointer to the elements of a runtime-sized array points to.
@@ -150,27 +150,30 @@ impl<'a> Context<'a> {
     /// Names and writes every struct. Offsets are made with explicit padding and checked by the compiler.
     pub(super) fn write_structs(
         &mut self,
-        names: &mut Names,
+        names: &mut NameScope,
         out: &mut String,
     ) -> Result<(), TranslateError> {
         for (handle, ty) in self.module.types.iter() {
             let TypeInner::Struct { ref members, span } = ty.inner else { continue };
-            let mut own = Names::default();
+            let mut own = NameScope::default();
             let mut layout = StructNames {
-                name: names.unique("s_", ty.name.as_deref().unwrap_or("")),
-                members: members.iter().map(|m| own.unique("m_", m.name.as_deref().unwrap_or(""))).collect(),
-                fields: Vec::new(),
+                name: names.unique_name("s_", ty.name.as_deref().unwrap_or("")),
+                members: members
+                    .iter()
+                    .map(|m| own.unique_name("m_", m.name.as_deref().unwrap_or("")))
+                    .collect(),
+                field_order: Vec::new(),
             };
             let name = layout.name.clone();
             let mut text = String::new();
             let mut checks = String::new();
             let mut end = 0;
             for (index, member) in members.iter().enumerate() {
-                if self.dynamic(member.ty).is_some() {
+                if self.runtime_array(member.ty).is_some() {
                     break; // reached through `tail`
                 }
-                pad(&mut text, &mut layout.fields, end, member.offset);
-                layout.fields.push(Some(index));
+                push_padding(&mut text, &mut layout.field_order, end, member.offset);
+                layout.field_order.push(Some(index));
                 let field = &layout.members[index];
                 writeln!(text, "    {} {field};", self.type_name(member.ty)?).ok();
                 let check = format!("__INTADDR__(&(({name}*)0)->{field}) == {}", member.offset);
@@ -183,13 +186,13 @@ impl<'a> Context<'a> {
                 let fields = fields.map(|(m, name)| Ok(format!("{} {name}; ", self.type_name(m.ty)?)));
                 let fields = fields.collect::<Result<String, TranslateError>>()?;
                 writeln!(out, "struct {name} {{ {fields}}};").ok();
-                layout.fields = (0..members.len()).map(Some).collect();
+                layout.field_order = (0..members.len()).map(Some).collect();
                 self.structs.insert(handle, layout);
                 continue;
             }
-            let sized = members.last().is_none_or(|m| self.dynamic(m.ty).is_none());
+            let sized = members.last().is_none_or(|m| self.runtime_array(m.ty).is_none());
             if sized {
-                pad(&mut text, &mut layout.fields, end, span);
+                push_padding(&mut text, &mut layout.field_order, end, span);
                 writeln!(checks, "static_assert(sizeof({name}) == {span}, \"layout\");").ok();
             }
             let align = self.layouts[handle].alignment.round_up(1);
@@ -202,16 +205,16 @@ impl<'a> Context<'a> {
     /// Names and writes the constants that need an address, to be indexed; the others are written where they are used.
     pub(super) fn write_constants(
         &mut self,
-        names: &mut Names,
+        names: &mut NameScope,
         out: &mut String,
     ) -> Result<(), TranslateError> {
         for (handle, constant) in self.module.constants.iter() {
-            let inner = self.inner(constant.ty);
+            let inner = self.type_inner(constant.ty);
             if !matches!(inner, TypeInner::Array { .. }) || inner.is_abstract(&self.module.types) {
                 continue;
             }
-            let name = names.unique("c_", constant.name.as_deref().unwrap_or(""));
-            let value = self.constant(constant.init)?;
+            let name = names.unique_name("c_", constant.name.as_deref().unwrap_or(""));
+            let value = self.constant_expression(constant.init)?;
             writeln!(out, "static __device__ const {} {name} = {value};", self.type_name(constant.ty)?).ok();
             self.constants.insert(handle, name);
         }
@@ -219,20 +222,20 @@ impl<'a> Context<'a> {
     }
 
     /// A constant expression of the module.
-    pub(super) fn constant(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
+    pub(super) fn constant_expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.module.global_expressions[handle] {
             Expression::Literal(literal) => self.literal(literal),
             Expression::Constant(constant) => match self.constants.get(&constant) {
                 Some(name) => Ok(name.clone()),
-                None => self.constant(self.module.constants[constant].init),
+                None => self.constant_expression(self.module.constants[constant].init),
             },
             Expression::ZeroValue(ty) => Ok(format!("{}{{}}", self.type_name(ty)?)),
             Expression::Compose { ty, ref components } => {
                 let mut parts = Vec::new();
                 for &component in components {
-                    match self.inner(ty) {
+                    match self.type_inner(ty) {
                         TypeInner::Vector { .. } => self.constant_components(component, &mut parts)?,
-                        _ => parts.push(self.constant(component)?),
+                        _ => parts.push(self.constant_expression(component)?),
                     }
                 }
                 self.compose(ty, &parts, false)
@@ -240,8 +243,8 @@ impl<'a> Context<'a> {
             Expression::Splat { size, value } => {
                 let inner = self.info[value].inner_with(&self.module.types);
                 let vector = inner.scalar().map(|scalar| TypeInner::Vector { size, scalar });
-                let name = self.inner_name(vector.as_ref().unwrap_or(inner))?;
-                let parts = vec![self.constant(value)?; size as usize];
+                let name = self.type_inner_name(vector.as_ref().unwrap_or(inner))?;
+                let parts = vec![self.constant_expression(value)?; size as usize];
                 Ok(format!("{name}{{{}}}", parts.join(", ")))
             }
             ref other => unsupported(format!("the constant expression {other:?}")),
@@ -270,7 +273,7 @@ impl<'a> Context<'a> {
                 Ok(())
             }
             _ => {
-                parts.push(self.constant(handle)?);
+                parts.push(self.constant_expression(handle)?);
                 Ok(())
             }
         }
@@ -284,9 +287,9 @@ impl<'a> Context<'a> {
         vectors: bool,
     ) -> Result<String, TranslateError> {
         let name = self.type_name(ty)?;
-        Ok(match (self.structs.get(&ty), self.inner(ty)) {
+        Ok(match (self.structs.get(&ty), self.type_inner(ty)) {
             (Some(layout), _) => {
-                let fields = layout.fields.iter().map(|f| f.map_or("{}", |i| parts[i].as_str()));
+                let fields = layout.field_order.iter().map(|f| f.map_or("{}", |i| parts[i].as_str()));
                 format!("{name}{{{}}}", fields.collect::<Vec<_>>().join(", "))
             }
             (None, TypeInner::Vector { .. }) if vectors => match parts {
@@ -301,7 +304,7 @@ impl<'a> Context<'a> {
         self.scalar_name(literal.scalar())?;
         let text = match literal {
             Literal::F64(v) => format!("{v:?}"),
-            Literal::F32(v) => single(v),
+            Literal::F32(v) => format_f32(v),
             Literal::F16(v) => format!("f16{{0x{:04x}}}", v.to_bits()),
             Literal::U16(v) => format!("u16({v})"),
             Literal::I16(v) => format!("i16({v})"),
@@ -319,7 +322,7 @@ impl<'a> Context<'a> {
     }
 }
 
-fn pad(text: &mut String, fields: &mut Vec<Option<usize>>, end: u32, offset: u32) {
+fn push_padding(text: &mut String, fields: &mut Vec<Option<usize>>, end: u32, offset: u32) {
     if offset > end {
         writeln!(text, "    unsigned char pad{end}[{}];", offset - end).ok();
         fields.push(None);
@@ -327,7 +330,7 @@ fn pad(text: &mut String, fields: &mut Vec<Option<usize>>, end: u32, offset: u32
 }
 
 /// The shortest decimal that is the number, also if the compiler reads it as a double first.
-fn single(v: f32) -> String {
+fn format_f32(v: f32) -> String {
     let text = format!("{v:?}");
     match text.parse::<f64>() {
         Ok(double) if (double as f32).to_bits() == v.to_bits() => format!("{text}f"),

@@ -3,7 +3,7 @@
 use naga::{AtomicFunction, Block, Expression, FastHashSet, Function, GatherMode, Handle, Statement};
 
 /// Calls `visit` with every operand of an expression.
-pub(super) fn operands(expression: &Expression, mut visit: impl FnMut(Handle<Expression>)) {
+pub(super) fn visit_operands(expression: &Expression, mut visit: impl FnMut(Handle<Expression>)) {
     match *expression {
         Expression::Compose { ref components, .. } => components.iter().copied().for_each(visit),
         Expression::Access { base, index } => [base, index].into_iter().for_each(visit),
@@ -29,7 +29,7 @@ pub(super) fn operands(expression: &Expression, mut visit: impl FnMut(Handle<Exp
 }
 
 /// Calls `visit` with every block inside a statement.
-pub(super) fn blocks<'a>(statement: &'a Statement, mut visit: impl FnMut(&'a Block)) {
+pub(super) fn visit_blocks<'a>(statement: &'a Statement, mut visit: impl FnMut(&'a Block)) {
     match *statement {
         Statement::Block(ref block) => visit(block),
         Statement::If { ref accept, ref reject, .. } => [accept, reject].into_iter().for_each(visit),
@@ -40,7 +40,7 @@ pub(super) fn blocks<'a>(statement: &'a Statement, mut visit: impl FnMut(&'a Blo
 }
 
 /// The expression whose value a statement makes.
-pub(super) fn result(statement: &Statement) -> Option<Handle<Expression>> {
+pub(super) fn statement_result(statement: &Statement) -> Option<Handle<Expression>> {
     match *statement {
         Statement::Atomic { result, .. } | Statement::Call { result, .. } => result,
         Statement::WorkGroupUniformLoad { result, .. }
@@ -52,20 +52,24 @@ pub(super) fn result(statement: &Statement) -> Option<Handle<Expression>> {
 }
 
 /// Adds an expression and all that it is made of.
-pub(super) fn uses_of(
+pub(super) fn collect_uses(
     function: &Function,
     handle: Handle<Expression>,
     used: &mut FastHashSet<Handle<Expression>>,
 ) {
     if used.insert(handle) {
-        operands(&function.expressions[handle], |operand| uses_of(function, operand, used));
+        visit_operands(&function.expressions[handle], |operand| collect_uses(function, operand, used));
     }
 }
 
 /// Adds the expressions that the statements of a block use, and all that those are made of.
-pub(super) fn uses(function: &Function, block: &Block, used: &mut FastHashSet<Handle<Expression>>) {
+pub(super) fn collect_block_uses(
+    function: &Function,
+    block: &Block,
+    used: &mut FastHashSet<Handle<Expression>>,
+) {
     for statement in block.iter() {
-        let mut add = |handle| uses_of(function, handle, used);
+        let mut add = |handle| collect_uses(function, handle, used);
         match *statement {
             Statement::Emit(ref range) => range.clone().for_each(add),
             Statement::If { condition, .. } => add(condition),
@@ -97,6 +101,6 @@ pub(super) fn uses(function: &Function, block: &Block, used: &mut FastHashSet<Ha
             Statement::SubgroupCollectiveOperation { argument, .. } => add(argument),
             _ => {}
         }
-        blocks(statement, |block| uses(function, block, used));
+        visit_blocks(statement, |block| collect_block_uses(function, block, used));
     }
 }

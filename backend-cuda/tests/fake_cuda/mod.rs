@@ -49,7 +49,7 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
             path.push(built.join(folder));
         }
     }
-    let scratch = Scratch::new(test);
+    let scratch = ScratchFolder::new(test);
     let output = Command::new(env::current_exe().unwrap())
         .args([test, "--exact", "--nocapture"])
         .env("FAKE_CUDA_CHILD", "1")
@@ -76,14 +76,14 @@ pub(crate) fn open() -> Arc<dyn Backend> {
 }
 
 /// The lines that the fake libraries have written so far, in the child.
-pub(crate) fn log() -> Vec<String> {
+pub(crate) fn call_log() -> Vec<String> {
     let log = fs::read_to_string(env::var_os("FAKE_CUDA_LOG").unwrap()).unwrap_or_default();
     log.lines().map(str::to_owned).collect()
 }
 
 /// How often a line is in the log.
-pub(crate) fn count(line: &str) -> usize {
-    log().iter().filter(|found| *found == line).count()
+pub(crate) fn count_calls(line: &str) -> usize {
+    call_log().iter().filter(|found| *found == line).count()
 }
 
 /// The child's cache folder.
@@ -92,9 +92,9 @@ pub(crate) fn cache() -> PathBuf {
 }
 
 /// A folder for one test's files, removed at the end.
-struct Scratch(PathBuf);
+struct ScratchFolder(PathBuf);
 
-impl Scratch {
+impl ScratchFolder {
     fn new(test: &str) -> Self {
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -102,7 +102,7 @@ impl Scratch {
     }
 }
 
-impl Drop for Scratch {
+impl Drop for ScratchFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }

@@ -29,7 +29,7 @@ fn random(seed: u32) -> impl FnMut() -> u32 {
     }
 }
 
-pub(crate) fn downloaded(backend: &dyn Backend, from: Slice) -> Vec<u8> {
+pub(crate) fn read_back(backend: &dyn Backend, from: Slice) -> Vec<u8> {
     let mut data = vec![0; from.bytes as usize];
     backend.download(from, &mut data).unwrap();
     data
@@ -47,7 +47,7 @@ pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
         data.fill(0xee);
         at += bytes as u64;
     }
-    assert!(downloaded(backend, slice(segment, 256, at - 256)) == expected);
+    assert!(read_back(backend, slice(segment, 256, at - 256)) == expected);
     // Small ones until the ring has gone round more than once.
     for seed in 0..30_000 {
         let data = pattern(1024, seed);
@@ -55,7 +55,7 @@ pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
     }
     for seed in [0, 1, 4095, 4096, 29_999] {
         let from = slice(segment, u64::from(seed) * 1024, 1024);
-        assert!(downloaded(backend, from) == pattern(1024, seed), "{seed}");
+        assert!(read_back(backend, from) == pattern(1024, seed), "{seed}");
     }
     backend.upload(slice(segment, 0, 0), &[]).unwrap();
     backend.download(slice(segment, 0, 0), &mut []).unwrap();
@@ -69,7 +69,7 @@ pub(crate) fn a_pool_keeps_contents(backend: &Arc<dyn Backend>) {
     let whole = |block: &Block| slice(block.segment, block.offset, block.size);
     let check = |(block, word): &(Block, u32)| {
         let expected = word.to_le_bytes();
-        let bytes = downloaded(&**backend, whole(block));
+        let bytes = read_back(&**backend, whole(block));
         assert!(bytes.chunks_exact(4).all(|found| found == expected), "{block:?} does not hold {word:#x}");
     };
     let mut live: Vec<(Block, u32)> = Vec::new();
@@ -125,7 +125,7 @@ pub(crate) fn copies_and_fills(backend: &dyn Backend) {
     backend.copy(slice(segment, 0, 0), slice(segment, 4, 0)).unwrap();
     let mut expected = data.clone();
     expected[4..12].copy_from_slice(&[1, 2, 3, 4, 1, 2, 3, 4]);
-    assert_eq!(downloaded(backend, slice(segment, 8196, 4096)), expected);
+    assert_eq!(read_back(backend, slice(segment, 8196, 4096)), expected);
     backend.flush().unwrap();
     backend.free_segment(segment).unwrap();
 }
@@ -152,7 +152,7 @@ pub(crate) fn kernel<'a>(wgsl: &'a str, entry: &'a str) -> KernelSource<'a> {
 
 /// A matrix product, on the device and on the host.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
+pub(crate) struct MatmulCase {
     pub(crate) dtype: DType,
     /// m, n and k.
     pub(crate) sizes: [usize; 3],
@@ -160,24 +160,24 @@ pub(crate) struct Product {
     /// Whether a and b are stored by columns.
     pub(crate) transposed: [bool; 2],
     /// Elements between stored lines, beyond their length.
-    pub(crate) gap: usize,
+    pub(crate) padding: usize,
     /// Whether one b serves the whole batch.
-    pub(crate) shared: bool,
+    pub(crate) shares_b: bool,
     pub(crate) beta: f32,
 }
 
-impl Product {
+impl MatmulCase {
     pub(crate) fn new(dtype: DType, sizes: [usize; 3]) -> Self {
-        Self { dtype, sizes, batch: 1, transposed: [false; 2], gap: 0, shared: false, beta: 0.0 }
+        Self { dtype, sizes, batch: 1, transposed: [false; 2], padding: 0, shares_b: false, beta: 0.0 }
     }
 
     /// Every way to store the operands, with and without a batch.
-    pub(crate) fn forms(self) -> Vec<Self> {
+    pub(crate) fn variants(self) -> Vec<Self> {
         let mut forms = Vec::new();
         for transposed in [[false, false], [false, true], [true, false], [true, true]] {
             for (batch, shared, gap) in [(1, false, 0), (1, false, 3), (3, false, 0), (3, true, 8)] {
                 for beta in [0.0, 1.0] {
-                    forms.push(Self { transposed, batch, shared, gap, beta, ..self });
+                    forms.push(Self { transposed, batch, shares_b: shared, padding: gap, beta, ..self });
                 }
             }
         }
@@ -191,7 +191,7 @@ impl Product {
         let mut elements = 0;
         let mut operand = |rows: usize, cols: usize, transposed: bool, shared: bool| {
             let (lines, length) = if transposed { (cols, rows) } else { (rows, cols) };
-            let lead = length + self.gap;
+            let lead = length + self.padding;
             let (row_stride, col_stride) = if transposed { (1, lead) } else { (lead, 1) };
             let (row_stride, col_stride) = (row_stride as u64, col_stride as u64);
             let batch_stride = if shared { 0 } else { (lines * lead) as u64 };
@@ -200,7 +200,7 @@ impl Product {
             MatrixOperand { segment: SegmentId(0), offset, row_stride, col_stride, batch_stride }
         };
         let mut a = operand(m, k, self.transposed[0], false);
-        let mut b = operand(k, n, self.transposed[1], self.shared);
+        let mut b = operand(k, n, self.transposed[1], self.shares_b);
         let mut c = operand(m, n, false, false);
         let values: Vec<f64> = pattern(elements, 11).iter().map(|&v| f64::from(v) / 16.0 - 8.0).collect();
         let mut bytes: Vec<u8> = values.iter().flat_map(|&value| self.encode(value)).collect();
@@ -243,7 +243,7 @@ impl Product {
                 bytes[at * dtype.size()..][..dtype.size()].copy_from_slice(&self.encode(result));
             }
         }
-        assert!(downloaded(backend, all) == bytes, "wrong: {self:?}");
+        assert!(read_back(backend, all) == bytes, "wrong: {self:?}");
         backend.free_segment(segment).unwrap();
         true
     }

@@ -645,7 +645,7 @@ impl<O> Captured<O> {
                 Command::Launch(launch) => device.work(launch),
                 Command::Copy { dst, .. } => Work::bytes("copy", 2 * dst.bytes),
                 Command::Fill { dst, .. } => Work::bytes("fill", dst.bytes),
-                Command::Matmul(call) => matmul::work(call),
+                Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::work(call),
             };
             if !device.timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {

@@ -3,7 +3,7 @@
 use super::{Module, ModuleScope, Weighted, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::{IntoSpatial, PadMode, Padding, at_least};
+use crate::ops::{IntoSpatial, PadMode, Padding, check_at_least};
 use crate::tensor::Tensor;
 use crate::tensor::layout::numel;
 
@@ -142,7 +142,7 @@ macro_rules! layer {
                 device: &Device,
             ) -> Result<Self> {
                 let (name, channels) = (stringify!($layer), [$lead, $other]);
-                let kernel = at_least(name, "kernel_size", kernel.spatial(), 1)?;
+                let kernel = check_at_least(name, "kernel_size", kernel.spatial(), 1)?;
                 let (weight, bias) =
                     parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })

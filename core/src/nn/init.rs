@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
-use crate::ops::range_of;
+use crate::ops::representable_range;
 use crate::tensor::Tensor;
 
 thread_local! {
@@ -266,7 +266,7 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     // Bounds that are far away, or near each other, may be one number there.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     replace(t, |shape, dtype, device| {
-        let [least, most] = range_of("trunc_normal_", low, high, true, dtype)?;
+        let [least, most] = representable_range("trunc_normal_", low, high, true, dtype)?;
         let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
         normal.to_dtype(dtype)?.clamp(least, most)

@@ -2,7 +2,7 @@
 
 use super::Module;
 use crate::error::{Error, Result};
-use crate::ops::Pool;
+use crate::ops::PoolOptions;
 use crate::tensor::Tensor;
 
 /// Layers that call a method of a tensor with a window, or with the extents of the result.
@@ -27,12 +27,12 @@ macro_rules! pools {
 }
 
 pools! {
-    MaxPool1d(Pool<1>) max_pool1d "The largest element of each window of signals";
-    MaxPool2d(Pool<2>) max_pool2d "The largest element of each window of images";
-    MaxPool3d(Pool<3>) max_pool3d "The largest element of each window of volumes";
-    AvgPool1d(Pool<1>) avg_pool1d "The average of each window of signals";
-    AvgPool2d(Pool<2>) avg_pool2d "The average of each window of images";
-    AvgPool3d(Pool<3>) avg_pool3d "The average of each window of volumes";
+    MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
+    MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";
+    MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes";
+    AvgPool1d(PoolOptions<1>) avg_pool1d "The average of each window of signals";
+    AvgPool2d(PoolOptions<2>) avg_pool2d "The average of each window of images";
+    AvgPool3d(PoolOptions<3>) avg_pool3d "The average of each window of volumes";
     AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "So many averages of signals";
     AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "So many averages of images, height and width";
     AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "So many averages of volumes, depth, height and width";
@@ -49,7 +49,7 @@ pub struct LpPool<const N: usize> {
     pub p: f64,
     /// The window, without padding.
     #[module(skip)]
-    pub window: Pool<N>,
+    pub window: PoolOptions<N>,
 }
 
 /// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
@@ -68,7 +68,7 @@ pub struct LpPool<const N: usize> {
 pub struct MaxUnpool<const N: usize> {
     /// The window that pooled.
     #[module(skip)]
-    pub window: Pool<N>,
+    pub window: PoolOptions<N>,
 }
 
 /// What a [`FractionalMaxPool`] gives.
@@ -133,7 +133,7 @@ macro_rules! of_dimensions {
             #[track_caller]
             pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
                 let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
-                x.$unpool_op(indices, output.unwrap_or_else(|| self.window.unpooled(pooled)))
+                x.$unpool_op(indices, output.unwrap_or_else(|| self.window.unpool_output_size(pooled)))
             }
         }
     )*};

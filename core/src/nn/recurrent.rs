@@ -6,7 +6,7 @@ use super::{Module, ModuleScope, Slot, init, join};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::{Recurrent, RecurrentKind, cat, stack};
+use crate::ops::{RecurrentKind, RecurrentOp, cat, stack};
 use crate::tensor::Tensor;
 
 /// What a recurrent layer is made of. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
@@ -102,11 +102,19 @@ impl Weights {
         let input = x.linear(&self.ih, bias_ih)?;
         let input = if turned { input.transpose(0, 1)? } else { input };
         let cell = (kind == RecurrentKind::Lstm).then_some(cell);
-        let of =
-            Recurrent { kind, input: &input, state, cell, weight: &self.hh, bias: bias_hh, lengths, reverse };
+        let of = RecurrentOp {
+            kind,
+            input_gates: &input,
+            h_0: state,
+            c_0: cell,
+            weight_hh: &self.hh,
+            bias_hh,
+            lengths,
+            reverse,
+        };
         let Some(hr) = &self.hr else {
             let states = of.run()?;
-            return Ok((states.all, states.last, states.cell));
+            return Ok((states.output, states.h_n, states.c_n));
         };
         // Every step waits for the projection of the one before.
         let (steps, mut state, mut cell) = (input.shape()[0], state.clone(), cell.cloned());
@@ -115,8 +123,9 @@ impl Weights {
             let t = if reverse { steps - 1 - k } else { k };
             let input = input.narrow(0, t, 1)?;
             let step =
-                Recurrent { input: &input, state: &state, cell: cell.as_ref(), lengths: None, ..of }.run()?;
-            let (mut next, mut next_cell) = (step.last.linear(hr, None)?, step.cell);
+                RecurrentOp { input_gates: &input, h_0: &state, c_0: cell.as_ref(), lengths: None, ..of }
+                    .run()?;
+            let (mut next, mut next_cell) = (step.h_n.linear(hr, None)?, step.c_n);
             if let Some(lengths) = lengths {
                 let ended = lengths.le(t as i64)?.unsqueeze(1)?;
                 next = state.where_(&ended, &next)?;
@@ -179,7 +188,7 @@ impl Layers {
         for layer in 0..num_layers {
             let inputs = if layer == 0 { inputs } else { out * directions };
             for _ in 0..directions {
-                weights.push(Weights::new(inputs, hidden, kind.gates(), bias, proj_size, device)?);
+                weights.push(Weights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)?);
             }
         }
         let training = AtomicBool::new(true);
@@ -274,7 +283,7 @@ fn ended(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Re
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
     }
-    let lengths = crate::ops::narrowed(name, lengths, None)?;
+    let lengths = crate::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
     let ended = steps.ge(&lengths)?.unsqueeze(2)?;
     Ok((lengths, ended))
@@ -515,7 +524,7 @@ macro_rules! cells {
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;
-                let weights = Weights::new(inputs, hidden, kind.gates(), bias, 0, device)?;
+                let weights = Weights::new(inputs, hidden, kind.gate_count(), bias, 0, device)?;
                 Ok(Self(Cell { name: stringify!($cell), kind, hidden, weights, scope: ModuleScope::new() }))
             }
         }

@@ -98,7 +98,7 @@ impl AdaptiveLogSoftmaxWithLoss {
             let rule = "takes inputs of [rows, features] and targets of [rows], or one row of each";
             return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));
         }
-        let target = crate::ops::narrowed(op, target, None)?;
+        let target = crate::ops::cast_index_to_i32(op, target, None)?;
         let classes = self.cutoffs[self.cutoffs.len() - 1];
         let mut of_head = target.clone();
         let mut parts: Vec<(Tensor, Tensor)> = Vec::new();

@@ -2,12 +2,12 @@
 
 use forebay_shaders::KernelSpec;
 
+use super::heuristics::{self, VEC4_WIDTH};
 use super::launch::{self, Params};
-use super::pointwise::Grad::Expr;
-use super::pointwise::Var::{A, B, Y};
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use super::pointwise::GradRule::Expr;
+use super::pointwise::GradVar::{A, B, Y};
+use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace};
 use super::reduce;
-use super::spread::{self, QUAD};
 use super::unary::unary;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -77,21 +77,21 @@ unary! {
         Expr("select(g, T(0), a <= threshold)", &[A]);
 }
 
-static PRELU: Pointwise = Pointwise {
+static PRELU: PointwiseOp = PointwiseOp {
     name: "prelu",
     expr: "select(a * b, a, a > 0.0)",
-    plain: "",
-    types: Types::Float,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
     grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
 };
 
-static GLU: Pointwise = Pointwise {
+static GLU: PointwiseOp = PointwiseOp {
     name: "glu",
     expr: "a * m_sigmoid(b)",
-    plain: "",
-    types: Types::Float,
-    math: &["base", "exp"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp"],
     grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
 };
 
@@ -104,10 +104,10 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     if x.numel() == 0 {
         return Ok((again, Tensor::zeros(&[extent], DType::F32, x.device())?));
     }
-    let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
+    let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     // 64 threads lie side by side in a workgroup, and four of those below each other take four rows at a time.
     let tiles = extent.div_ceil(64 * width);
-    let strip = spread::strip(rows, tiles, 16);
+    let strip = heuristics::rows_per_strip(rows, tiles, 16);
     let strips = rows.div_ceil(strip);
     let partial = {
         let _tag = memory::scope::tag(Tag::Workspace);
@@ -118,7 +118,7 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     let params = params.turns(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
     // One section has one tensor.
-    let sums = reduce::part_sums(&partial)?.remove(0);
+    let sums = reduce::sum_parts(&partial)?.remove(0);
     Ok((again, sums))
 }
 
@@ -141,7 +141,7 @@ impl Tensor {
         if weight.numel() != 1 {
             shape[1] = channels;
         }
-        pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&weight.reshape(&shape[..])?)], &[])
+        run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&weight.reshape(&shape[..])?)], &[])
     }
 
     /// The first half of a dimension, times the sigmoid of the second (Dauphin et al., 2016).
@@ -155,7 +155,7 @@ impl Tensor {
             return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
         }
         let (first, second) = (self.narrow(dim, 0, n / 2)?, self.narrow(dim, n / 2, n / 2)?);
-        pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
+        run_pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
     }
 
     /// softmax(-a) along a dimension.
@@ -183,7 +183,7 @@ impl Tensor {
             return self.leaky_relu((lower + upper) / 2.0);
         }
         let slopes = Tensor::uniform(self.shape(), lower, upper, self.dtype(), self.device())?;
-        pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
+        run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
     }
 
     /// NaN as 0, infinities as the largest numbers of the type. Other types have neither: of those, a copy.

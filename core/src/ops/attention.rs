@@ -9,9 +9,9 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
-use super::norm::in_double;
-use super::random::drawn_words;
-use super::reduce::part_sums;
+use super::norm::check_is_f64;
+use super::random::write_philox_state;
+use super::reduce::sum_parts;
 use crate::amp::{self, Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{
@@ -97,7 +97,7 @@ impl Attention<'_> {
             ));
         }
         // Of f64 there is no kernel: products and a softmax do it.
-        in_double(OP, q)?;
+        check_is_f64(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
         if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
             return Err(Error::shape(
@@ -275,7 +275,7 @@ impl Tensor {
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
             // One section has one tensor.
-            let sums = part_sums(&partial)?.remove(0);
+            let sums = sum_parts(&partial)?.remove(0);
             Ok(smallvec![Some(whole.with_beside(None, Some(sums)))])
         })
     }
@@ -377,7 +377,7 @@ impl Dropped {
     /// With a probability below 1, of weights that the backend may know if `words`.
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw(1);
-        let words = words.then(|| drawn_words(drawn, device)).transpose()?;
+        let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
         let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
         Ok(Self { drawn, words, threshold, kept: (1.0 / (1.0 - p)) as f32 })
     }

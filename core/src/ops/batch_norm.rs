@@ -6,12 +6,15 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
+use super::heuristics::VEC4_WIDTH;
 use super::launch::{self, GROUP, Params};
-use super::norm::{channels, follow, given, in_double, normalized, parameter, same_statistics, weighed};
-use super::reduce::dense;
+use super::norm::{
+    apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
+    prepare_parameter, update_running_stat,
+};
+use super::reduce::contiguous_zero_offset;
 use super::shape::cat;
-use super::softmax::lanes;
-use super::spread::QUAD;
+use super::softmax::lanes_per_row;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
@@ -52,9 +55,9 @@ struct Parts {
 impl BatchNorm {
     /// `hold`: a part is what its threads hold.
     fn parts(&self, hold: bool) -> Parts {
-        let width = if self.run.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let width = if self.run.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let steps = self.extent / width;
-        let lanes = lanes(steps, self.across());
+        let lanes = lanes_per_row(steps, self.across());
         if hold {
             let hold = steps.div_ceil(lanes).min(HOLD);
             let chunk = lanes * hold * width;
@@ -104,12 +107,12 @@ impl BatchNorm {
     fn elements(&self, g: Option<&Tensor>, statistics: &Tensor, sums: Option<&Tensor>) -> Result<Tensor> {
         let out = Tensor::empty(self.x.shape(), self.x.dtype(), self.x.device())?;
         let n = out.numel();
-        let width = if n.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let bias = g.is_none() || self.relu;
         let spec = self
             .spec(if g.is_some() { "backward" } else { "forward" }, true, bias)
             .def("width", width)
-            .def("even", self.run.is_multiple_of(QUAD))
+            .def("even", self.run.is_multiple_of(VEC4_WIDTH))
             .def("fixed", sums.is_none());
         let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
         let tensors = self.tensors(g, Some(statistics), true, bias, &last);
@@ -122,9 +125,11 @@ impl BatchNorm {
     fn statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
         let (partial, parts) = self.reduce("moments", None, None)?;
         let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
-        let plain = running.map(|(mean, var)| Ok::<_, Error>((dense(mean)?, dense(var)?))).transpose()?;
+        let plain = running
+            .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
+            .transpose()?;
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
-        let lanes = lanes(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { GROUP });
+        let lanes = lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { GROUP });
         let spec = KernelSpec::new("batch_norm")
             .def("pass", "finish")
             .def("mean", name(plain.as_ref().map(|p| &p.0)))
@@ -151,7 +156,7 @@ impl BatchNorm {
     }
 
     fn backward(&self, g: &Tensor, statistics: &Tensor, wants: &[bool], training: bool) -> Result<Grads> {
-        let g = dense(g)?;
+        let g = contiguous_zero_offset(g)?;
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros(&[2, self.channels], DType::F32, g.device())?,
@@ -274,10 +279,10 @@ impl Tensor {
         let _op = memory::scope::op(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
-        let double = in_double(op, self)?;
-        let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channels(op, self)? };
+        let double = check_is_f64(op, self)?;
+        let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channel_dims(op, self)? };
         if let Some(running) = running {
-            same_statistics(op, self, running, n)?;
+            check_running_stats(op, self, running, n)?;
         }
         let extent = batch * run;
         if training && extent == 1 && n > 0 {
@@ -294,11 +299,11 @@ impl Tensor {
                     if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
                         autograd::update_state(|| {
                             let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
-                            follow(mean, &m, momentum)?;
-                            follow(var, &v, momentum)
+                            update_running_stat(mean, &m, momentum)?;
+                            update_running_stat(var, &v, momentum)
                         })?;
                     }
-                    normalized(&x, &[0, 2], false, eps)?
+                    normalize_composite(&x, &[0, 2], false, eps)?
                 }
                 (false, Some((mean, var))) => {
                     let [mean, var] =
@@ -307,8 +312,8 @@ impl Tensor {
                 }
                 (false, None) => return Err(neither(op)),
             };
-            let given = given(op, self, [weight, bias], &[n])?;
-            let out = weighed(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
+            let given = cast_parameters(op, self, [weight, bias], &[n])?;
+            let out = apply_weight_bias(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
             return if op == "batch_norm_relu" { out.relu() } else { Ok(out) };
         }
         let norm = BatchNorm {
@@ -318,9 +323,9 @@ impl Tensor {
             channels: n,
             run,
             extent,
-            x: dense(self)?,
-            weight: parameter(op, weight, self, &[n])?,
-            bias: parameter(op, bias, self, &[n])?,
+            x: contiguous_zero_offset(self)?,
+            weight: prepare_parameter(op, weight, self, &[n])?,
+            bias: prepare_parameter(op, bias, self, &[n])?,
         };
         let statistics = {
             let _no_grad = autograd::no_grad();
@@ -350,12 +355,12 @@ impl Tensor {
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch, n, run])?;
             let x = if training {
-                normalized(&x, &[0, 2], false, eps)?
+                normalize_composite(&x, &[0, 2], false, eps)?
             } else {
                 let [mean, rstd] = [0, 1].map(|k| given.select(0, k)?.reshape([n, 1]));
                 x.to_dtype(DType::F32)?.sub(&mean?)?.mul(&rstd?)?
             };
-            let out = weighed(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
+            let out = apply_weight_bias(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
             if relu { out.relu() } else { Ok(out) }
         };
         Ok(autograd::attach_composed(norm.op, out, &inputs, saved, composed, move |g, wants| {

@@ -1,9 +1,9 @@
 //! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
 
 use super::launch;
-use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
-use super::pointwise::Var::{A, B, C, Y};
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use super::pointwise::GradRule::{Expr, None as NoGrad, Zero};
+use super::pointwise::GradVar::{A, B, C, Y};
+use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -14,12 +14,12 @@ macro_rules! binary {
         [$($math:literal),*], [$($grad:expr),*];)*) => {
         $(
             #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
-            static $name: Pointwise = Pointwise {
+            static $name: PointwiseOp = PointwiseOp {
                 name: stringify!($name),
                 expr: $expr,
-                plain: concat!($($plain)?),
-                types: Types::$types,
-                math: &[$($math),*],
+                int_f64_expr: concat!($($plain)?),
+                type_rule: TypeRule::$types,
+                math_files: &[$($math),*],
                 grads: &[$($grad),*],
             };
         )*
@@ -31,7 +31,7 @@ macro_rules! binary {
                 /// The shapes do not broadcast; a dtype is not taken; memory runs out.
                 #[track_caller]
                 pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
-                    pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
+                    run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
                 }
                 $(
                     /// The same in place.
@@ -41,7 +41,7 @@ macro_rules! binary {
                     /// dtype is not taken.
                     #[track_caller]
                     pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
-                        pointwise_(&$name, self, &[other.into()], &[])
+                        run_pointwise_inplace(&$name, self, &[other.into()], &[])
                     }
                 )?
             )*
@@ -159,7 +159,7 @@ binary! {
 }
 
 /// The record of a comparison, by its name.
-pub(super) fn comparison(name: &str) -> &'static Pointwise {
+pub(super) fn comparison(name: &str) -> &'static PointwiseOp {
     match name {
         "lt" => &lt,
         "le" => &le,
@@ -168,40 +168,40 @@ pub(super) fn comparison(name: &str) -> &'static Pointwise {
     }
 }
 
-static WHERE: Pointwise = Pointwise {
+static WHERE: PointwiseOp = PointwiseOp {
     name: "where",
     expr: "select(c, b, a != T(0))",
-    plain: "",
-    types: Types::Any,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
     grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
 };
 
 // The tensor itself comes first, as in everything in place.
-static MASKED_FILL_: Pointwise = Pointwise {
+static MASKED_FILL_: PointwiseOp = PointwiseOp {
     name: "masked_fill_",
     expr: "select(a, c, b != T(0))",
-    plain: "",
-    types: Types::Any,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
     grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
 };
 
-static FILL_: Pointwise = Pointwise {
+static FILL_: PointwiseOp = PointwiseOp {
     name: "fill_",
     expr: "b",
-    plain: "",
-    types: Types::Any,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
     grads: &[Zero, Expr("g", &[])],
 };
 
-static CLAMP: Pointwise = Pointwise {
+static CLAMP: PointwiseOp = PointwiseOp {
     name: "clamp",
     expr: "m_min(m_max(a, b), c)",
-    plain: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
-    types: Types::Number,
-    math: &["base"],
+    int_f64_expr: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
+    type_rule: TypeRule::Number,
+    math_files: &["base"],
     // Equal ones share the gradient.
     grads: &[
         Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
@@ -211,7 +211,7 @@ static CLAMP: Pointwise = Pointwise {
 };
 
 /// The same by numbers, at which the gradient is zero, but at infinite ones, which hold nothing back.
-static CLAMP_NUMBERS: Pointwise = Pointwise {
+static CLAMP_NUMBERS: PointwiseOp = PointwiseOp {
     grads: &[
         Expr(
             "select(select(T(0), g, a >= b && a <= c), T(0), (a == b && m_isfinite(b)) || (a == c && m_isfinite(c)))",
@@ -224,34 +224,34 @@ static CLAMP_NUMBERS: Pointwise = Pointwise {
 };
 
 /// The record of a clamp by these bounds.
-fn clamp_by(min: &Operand<'_>, max: &Operand<'_>) -> &'static Pointwise {
+fn clamp_by(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_NUMBERS } else { &CLAMP }
 }
 
-static ADDCMUL: Pointwise = Pointwise {
+static ADDCMUL: PointwiseOp = PointwiseOp {
     name: "addcmul",
     expr: "a + value * b * c",
-    plain: "",
-    types: Types::Number,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Number,
+    math_files: &[],
     grads: &[Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])],
 };
 
-static ADDCDIV: Pointwise = Pointwise {
+static ADDCDIV: PointwiseOp = PointwiseOp {
     name: "addcdiv",
     expr: "a + value * b / c",
-    plain: "",
-    types: Types::Float,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
     grads: &[Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])],
 };
 
-static LERP: Pointwise = Pointwise {
+static LERP: PointwiseOp = PointwiseOp {
     name: "lerp",
     expr: "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)",
-    plain: "",
-    types: Types::Float,
-    math: &[],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
     grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
 };
 
@@ -280,7 +280,7 @@ impl Tensor {
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_mask("where", condition)?;
-        pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
+        run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
 
     /// `value` where `mask` holds, else `self`. A number takes the type of `self`.
@@ -291,13 +291,13 @@ impl Tensor {
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_mask("masked_fill", mask)?;
         let value = self.filling("masked_fill", value.into())?;
-        pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
+        run_pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
     }
 
     /// What fills places of a tensor: a number becomes one of its type.
     fn filling<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(number) = value else { return Ok(value) };
-        match number.of(self.dtype()) {
+        match number.to_exact(self.dtype()) {
             Some(number) => Ok(Operand::Scalar(number)),
             None => Err(Error::argument(
                 op,
@@ -317,7 +317,7 @@ impl Tensor {
     #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         let (min, max) = (min.into(), max.into());
-        pointwise(clamp_by(&min, &max), &[self.into(), min, max], &[])
+        run_pointwise(clamp_by(&min, &max), &[self.into(), min, max], &[])
     }
 
     /// `self`, or `min` where that is larger: [`clamp`](Self::clamp) without an upper bound, [`maximum`](Self::maximum) of a tensor.
@@ -357,7 +357,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let operands = [self.into(), t1.into(), t2.into()];
         whole_beside_integers(&operands, value)?;
-        pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
+        run_pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
     }
 
     /// `self` + value · t1 / t2.
@@ -371,7 +371,7 @@ impl Tensor {
         t2: impl Into<Operand<'a>>,
         value: f64,
     ) -> Result<Tensor> {
-        pointwise(&ADDCDIV, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+        run_pointwise(&ADDCDIV, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
     }
 
     /// `self` + weight · (end - `self`).
@@ -380,7 +380,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
-        pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
+        run_pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
     }
 
     /// [`masked_fill`](Self::masked_fill) in place.
@@ -391,7 +391,7 @@ impl Tensor {
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
         launch::check_mask("masked_fill_", mask)?;
         let value = self.filling("masked_fill_", value.into())?;
-        pointwise_(&MASKED_FILL_, self, &[mask.into(), value], &[])
+        run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
     }
 
     /// Every element replaced by `value`, a number or a tensor without dimensions.
@@ -413,7 +413,7 @@ impl Tensor {
             };
             return self.copy_(&Tensor::constant(&[value], &[], self.device())?);
         }
-        pointwise_(&FILL_, self, &[value], &[])
+        run_pointwise_inplace(&FILL_, self, &[value], &[])
     }
 
     /// Every element replaced by zero.
@@ -432,7 +432,7 @@ impl Tensor {
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
-        pointwise_(clamp_by(&min, &max), self, &[min, max], &[])
+        run_pointwise_inplace(clamp_by(&min, &max), self, &[min, max], &[])
     }
 
     /// [`addcmul`](Self::addcmul) in place.
@@ -448,7 +448,7 @@ impl Tensor {
     ) -> Result<()> {
         let operands = [self.into(), t1.into(), t2.into()];
         whole_beside_integers(&operands, value)?;
-        pointwise_(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
+        run_pointwise_inplace(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
     }
 
     /// [`addcdiv`](Self::addcdiv) in place.
@@ -462,7 +462,7 @@ impl Tensor {
         t2: impl Into<Operand<'a>>,
         value: f64,
     ) -> Result<()> {
-        pointwise_(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+        run_pointwise_inplace(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
     }
 
     /// [`lerp`](Self::lerp) in place.
@@ -471,6 +471,6 @@ impl Tensor {
     /// As [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
-        pointwise_(&LERP, self, &[end.into(), weight.into()], &[])
+        run_pointwise_inplace(&LERP, self, &[end.into(), weight.into()], &[])
     }
 }

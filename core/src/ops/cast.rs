@@ -34,7 +34,7 @@ impl Tensor {
             autograd::refuse("to_dtype", &[self])?;
         }
         let out = Tensor::empty(self.shape(), dtype, self.device())?;
-        pointwise::convert(self, &out)?;
+        pointwise::convert_dtype_into(self, &out)?;
         if !dtype.is_float() {
             return Ok(out);
         }

@@ -8,8 +8,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch;
-use super::tiles::{AlongSum, Costs, Extents, Plan};
-use super::window::{self, IntoSpatial, Padding, at_least, axes};
+use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use super::spatial::{self, IntoSpatial, Padding, check_at_least, kernel_axes};
 use crate::amp::recast;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
@@ -68,7 +68,7 @@ impl Geometry {
         if self.by_windows(x) {
             return self.windows_forward(x, w, bias);
         }
-        let extents = Extents {
+        let extents = MatmulExtents {
             m: self.y_channels / self.groups,
             n: self.images * places(&self.y),
             k: self.x_channels / self.groups * places(&self.kernel),
@@ -90,7 +90,7 @@ impl Geometry {
         if self.by_windows(dy) {
             return self.windows_input(dy, w, bias);
         }
-        let extents = Extents {
+        let extents = MatmulExtents {
             m: self.x_channels / self.groups,
             n: self.images * places(&self.x),
             k: self.y_channels / self.groups * places(&self.kernel),
@@ -105,7 +105,7 @@ impl Geometry {
             return self.windows_weight(dy, x);
         }
         let n = self.x_channels / self.groups * places(&self.kernel);
-        let extents = Extents {
+        let extents = MatmulExtents {
             m: self.y_channels / self.groups,
             n,
             k: self.images * places(&self.y),
@@ -119,7 +119,7 @@ impl Geometry {
     fn run(
         &self,
         kind: &'static str,
-        extents: Extents,
+        extents: MatmulExtents,
         run_of: usize,
         a: &Tensor,
         b: &Tensor,
@@ -129,7 +129,7 @@ impl Geometry {
         // The kernel gathers by position: rows of places must lie as they are counted.
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
-        let Extents { m, n, k, batch } = extents;
+        let MatmulExtents { m, n, k, batch } = extents;
         if m * n * batch == 0 || k == 0 {
             let zeros = Tensor::zeros(shape, a.dtype(), a.device())?;
             let Some(bias) = bias else { return Ok(zeros) };
@@ -138,15 +138,15 @@ impl Geometry {
             return zeros.add(&bias.reshape(&channels[..])?);
         }
         let out = Tensor::empty(shape, a.dtype(), a.device())?;
-        let plan = Plan::new(extents, a.dtype(), Costs::new(a.device(), true));
+        let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
         let spec = KernelSpec::new("conv")
             .def("kind", kind)
             .def("dtype", launch::shader_dtype(a.dtype(), a.device()))
             .def("rank", self.rank)
             .def("quick", self.quick())
             .def("bias", bias.is_some());
-        let along = AlongSum { a: true, b: kind == "weight" };
-        let spec = plan.define(spec, along, run_of.is_multiple_of(4));
+        let along = KMajorOperands { a: true, b: kind == "weight" };
+        let spec = plan.add_definitions(spec, along, run_of.is_multiple_of(4));
         let mut params = plan
             .params()
             .size(a.layout().offset())
@@ -254,8 +254,9 @@ fn convolve<const N: usize>(
     let _op = memory::scope::op(op);
     check(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
-    let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
-    let (x, unbatched) = window::batched::<N>(op, x)?;
+    let (stride, dilation) =
+        (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
+    let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     let (channels, of_group) = (x.shape()[1], weight.shape()[1]);
     if of_group.checked_mul(groups) != Some(channels) {
         return Err(Error::shape(
@@ -282,7 +283,7 @@ fn convolve<const N: usize>(
             }
             Padding::Valid => 0,
             Padding::Zeros(numbers) => {
-                before[d] = at_least(op, "padding", numbers, 0)?[d];
+                before[d] = check_at_least(op, "padding", numbers, 0)?[d];
                 2 * before[d]
             }
         };
@@ -300,7 +301,7 @@ fn convolve<const N: usize>(
         }
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
-    let spatial = |t: &Tensor| axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
     let geometry = Geometry {
         op,
         rank: N.max(2),
@@ -309,15 +310,15 @@ fn convolve<const N: usize>(
         x_channels: x.shape()[1],
         y_channels: weight.shape()[0],
         x: spatial(&x),
-        y: axes(extents, 1),
+        y: kernel_axes(extents, 1),
         kernel: spatial(weight),
-        stride: axes(stride, 1),
-        padding: axes(before, 0),
-        dilation: axes(dilation, 1),
+        stride: kernel_axes(stride, 1),
+        padding: kernel_axes(before, 0),
+        dilation: kernel_axes(dilation, 1),
     };
-    let (x, weight) = (window::planar(&x)?, window::planar(weight)?);
+    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
     let out = geometry.forward(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    window::restored::<N>(&recorded(geometry, out, &x, &weight, bias, false), unbatched)
+    spatial::restore_rank::<N>(&recorded(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
 /// What a convolution's three tensors make of the two others: output of x and weight, x of output and weight, weight of
@@ -425,10 +426,11 @@ fn convolve_transposed<const N: usize>(
         ));
     };
     check_bias(op, bias, made)?;
-    let (stride, dilation) = (at_least(op, "stride", stride, 1)?, at_least(op, "dilation", dilation, 1)?);
-    let padding = at_least(op, "padding", padding, 0)?;
-    let more = at_least(op, "output_padding", output_padding, 0)?;
-    let (x, unbatched) = window::batched::<N>(op, x)?;
+    let (stride, dilation) =
+        (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
+    let padding = check_at_least(op, "padding", padding, 0)?;
+    let more = check_at_least(op, "output_padding", output_padding, 0)?;
+    let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     if x.shape()[1] != weight.shape()[0] {
         return Err(Error::shape(
             op,
@@ -460,7 +462,7 @@ fn convolve_transposed<const N: usize>(
         }
         extents[d] = full - 2 * padding[d];
     }
-    let spatial = |t: &Tensor| axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
+    let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
     let geometry = Geometry {
         op,
         rank: N.max(2),
@@ -468,16 +470,16 @@ fn convolve_transposed<const N: usize>(
         groups,
         x_channels: weight.shape()[1] * groups,
         y_channels: x.shape()[1],
-        x: axes(extents, 1),
+        x: kernel_axes(extents, 1),
         y: spatial(&x),
         kernel: spatial(weight),
-        stride: axes(stride, 1),
-        padding: axes(padding, 0),
-        dilation: axes(dilation, 1),
+        stride: kernel_axes(stride, 1),
+        padding: kernel_axes(padding, 0),
+        dilation: kernel_axes(dilation, 1),
     };
-    let (x, weight) = (window::planar(&x)?, window::planar(weight)?);
+    let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
     let out = geometry.input(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    window::restored::<N>(&recorded(geometry, out, &x, &weight, bias, true), unbatched)
+    spatial::restore_rank::<N>(&recorded(geometry, out, &x, &weight, bias, true), unbatched)
 }
 
 macro_rules! convolutions {

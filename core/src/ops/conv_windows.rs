@@ -17,7 +17,7 @@ use smallvec::smallvec;
 
 use super::conv::{Geometry, places};
 use super::launch::{self, GROUP, Params, VECTOR};
-use super::matmul::multiply_into;
+use super::matmul::gemm_into;
 use super::shape::PadMode;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -323,7 +323,7 @@ impl Geometry {
         let (channels, places) = (lines.shape()[1], of.places());
         let out = out.narrow(0, chunk.first, chunk.images)?;
         if !chunk.together {
-            return multiply_into(
+            return gemm_into(
                 self.op,
                 lines,
                 windows,
@@ -335,7 +335,7 @@ impl Geometry {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
         };
-        multiply_into(self.op, lines, windows, &all, false)?;
+        gemm_into(self.op, lines, windows, &all, false)?;
         let columns = all.shape()[2];
         let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
         let each = Layout::new(shape.clone(), smallvec![places, columns, 1], all.layout().offset());
@@ -358,7 +358,7 @@ impl Geometry {
                 let blocks = if together { self.groups } else { chunk.images };
                 Tensor::empty(&[blocks, windows.taken(), places.shape()[2]], DType::F32, dy.device())?
             };
-            multiply_into(self.op, &lines, &places, &all, false)?;
+            gemm_into(self.op, &lines, &places, &all, false)?;
             self.sum_windows(&all, &windows, chunk, &out)?;
         }
         Ok(out)
@@ -441,7 +441,7 @@ impl Sum {
                 Some(total) => (total, true),
                 None => (made()?, false),
             };
-            multiply_into(g.op, places, &transposed, &total, add)?;
+            gemm_into(g.op, places, &transposed, &total, add)?;
             self.total = Some(total);
             return Ok(());
         }
@@ -449,7 +449,7 @@ impl Sum {
             let _tag = memory::scope::tag(Tag::Workspace);
             made()?
         };
-        multiply_into(g.op, places, &transposed, &each, false)?;
+        gemm_into(g.op, places, &transposed, &each, false)?;
         let sum = each.sum(&[0], true)?;
         match &self.total {
             Some(total) => total.add_(&sum),

@@ -3,14 +3,14 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
+use super::heuristics::{RowConfig, VEC4_WIDTH};
 use super::indices::{Range, in_range};
 use super::launch::{self, GROUP};
 use super::loss::Reduction;
-use super::norm::{in_double, wide};
-use super::reduce::dense;
+use super::norm::{check_is_f64, norm_compute_dtype};
+use super::reduce::contiguous_zero_offset;
 use super::select;
-use super::softmax::{Rows, check_float};
-use super::spread::{Held, QUAD};
+use super::softmax::{RowLayout, check_f32_f16_bf16};
 use crate::amp::Cast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -92,9 +92,13 @@ pub(super) enum Pass<'a> {
 
 impl Example {
     pub(super) fn run(&self, pass: &Pass<'_>) -> Result<()> {
-        let rows = Rows::new(OP, &self.x, self.dim)?;
-        let ragged = self.padded && rows.in_quads(&self.x) && !rows.extent.is_multiple_of(QUAD);
-        let held = if ragged { Held::along(rows.extent, true, 0) } else { rows.held(&self.x, 0) };
+        let rows = RowLayout::new(OP, &self.x, self.dim)?;
+        let ragged = self.padded && rows.is_vec4_aligned(&self.x) && !rows.extent.is_multiple_of(VEC4_WIDTH);
+        let held = if ragged {
+            RowConfig::for_contiguous_rows(rows.extent, true, 0)
+        } else {
+            rows.row_config(&self.x, 0)
+        };
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
         let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
         let (kind, inplace, scale_stride) = match pass {
@@ -113,12 +117,12 @@ impl Example {
             }
             Pass::Both(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
         }
-        let in_one_read = matches!(pass, Pass::Both(..)) && held.width == QUAD && held.lanes == GROUP;
+        let in_one_read = matches!(pass, Pass::Both(..)) && held.width == VEC4_WIDTH && held.lanes == GROUP;
         let kept = if in_one_read { kept_row(rows.extent, &self.x) } else { 0 };
         // The rows that a multiprocessor keeps are few: each has twice the threads.
         let wide = kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * GROUP;
         let (lanes, groups) =
-            if wide { (2 * GROUP, rows.rows) } else { (held.lanes, held.groups(rows.rows)) };
+            if wide { (2 * GROUP, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
         let spec = KernelSpec::new("cross_entropy")
             .def("pass", kind)
             .def("held", kept)
@@ -175,7 +179,7 @@ struct Again {
 
 impl Again {
     fn loss(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
-        let dtype = wide(x.dtype());
+        let dtype = norm_compute_dtype(x.dtype());
         let mut log = x.to_dtype(dtype)?.log_softmax(self.dim)?;
         let classes = log.dim(self.dim)?;
         let mut per_class = Dims::from_elem(1, x.rank());
@@ -191,7 +195,7 @@ impl Again {
                 .add(&all)?
         } else {
             // 32 bits are enough for classes, and every device has them.
-            let target = select::narrowed(OP, target, None)?;
+            let target = select::cast_index_to_i32(OP, target, None)?;
             let ignored = target.eq(i64::from(self.ignore))?;
             let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
             let picked = log.gather(self.dim, &class)?.squeeze(self.dim)?;
@@ -208,7 +212,7 @@ impl Again {
 
 /// An ignored class for the kernels: no class is as low as the lowest i32.
 pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
-    select::narrow_class(options.ignore_index)
+    select::ignore_index_to_i32(options.ignore_index)
 }
 
 /// The dtype of targets in kernels: classes are read as words, on every device.
@@ -224,16 +228,16 @@ pub(super) fn narrowed_classes(target: &Tensor, options: &CrossEntropy<'_>) -> R
     if target.dtype().is_float() || i32::try_from(options.ignore_index).is_ok() {
         return Ok(target.clone());
     }
-    select::narrowed(OP, target, Some(options.ignore_index))
+    select::cast_index_to_i32(OP, target, Some(options.ignore_index))
 }
 
 /// Checks the targets; whether they are probabilities.
 pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
     // Beside f64 every float is taken; the kernels for the others read no f64.
-    let check_second = if in_double(OP, x)? {
-        |t: &Tensor| in_double(OP, t).map(drop)
+    let check_second = if check_is_f64(OP, x)? {
+        |t: &Tensor| check_is_f64(OP, t).map(drop)
     } else {
-        |t: &Tensor| check_float(OP, t)
+        |t: &Tensor| check_f32_f16_bf16(OP, t)
     };
     target.same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
@@ -322,14 +326,14 @@ impl Tensor {
         soft: bool,
         examples: &[usize],
     ) -> Result<Tensor> {
-        let dtype = wide(self.dtype());
+        let dtype = norm_compute_dtype(self.dtype());
         let number = |n: usize| Tensor::full(&[], n as f64, dtype, self.device());
         let divisor = match options.reduction {
             Reduction::None | Reduction::Sum => None,
             Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
             Reduction::Mean if soft => Some(number(examples.iter().product())?),
             Reduction::Mean => {
-                let classes = select::narrowed(OP, target, Some(options.ignore_index))?;
+                let classes = select::cast_index_to_i32(OP, target, Some(options.ignore_index))?;
                 let left_out = classes.eq(i64::from(ignored(options)))?;
                 let weights = match options.weight {
                     Some(weight) => {
@@ -369,8 +373,8 @@ impl Tensor {
         }
         let example = Example {
             x: self.detach(),
-            target: dense(&narrowed_classes(target, options)?)?,
-            weight: options.weight.map(dense).transpose()?,
+            target: contiguous_zero_offset(&narrowed_classes(target, options)?)?,
+            weight: options.weight.map(contiguous_zero_offset).transpose()?,
             soft,
             dim: if self.rank() > 1 { 1 } else { 0 },
             ignore: ignored(options),
@@ -424,7 +428,7 @@ impl Tensor {
                 Some(divisor) => g.div(divisor)?,
                 None => g,
             };
-            let scale = dense(&scale)?;
+            let scale = contiguous_zero_offset(&scale)?;
             let mut grads = autograd::Grads::from_elem(None, 2);
             if wants[0] {
                 let dx = match in_place {

@@ -1,9 +1,9 @@
 //! Connectionist temporal classification (Graves et al., 2006).
 
 use super::loss::Reduction;
-use super::pointwise::Grad::Expr;
-use super::pointwise::Var::{A, B, C, Y};
-use super::pointwise::{Pointwise, Types, pointwise};
+use super::pointwise::GradRule::Expr;
+use super::pointwise::GradVar::{A, B, C, Y};
+use super::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use super::select;
 use super::shape::{PadMode, cat, stack};
 use crate::amp::recast;
@@ -17,12 +17,12 @@ const OP: &str = "ctc_loss";
 const NEVER: f64 = -1e30;
 
 /// ln(eᵃ + eᵇ + eᶜ).
-static LOG_SUM: Pointwise = Pointwise {
+static LOG_SUM: PointwiseOp = PointwiseOp {
     name: "logsumexp of three",
     expr: "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))",
-    plain: "",
-    types: Types::Float,
-    math: &["base", "exp", "log"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp", "log"],
     grads: &[
         Expr("g * m_exp(a - y)", &[A, Y]),
         Expr("g * m_exp(b - y)", &[B, Y]),
@@ -109,7 +109,7 @@ impl Tensor {
         if blank >= classes {
             return Err(Error::argument(OP, format!("the blank is class {blank} of {classes}")));
         }
-        let ints = |t: &Tensor| select::narrowed(OP, t, None);
+        let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
         // A blank before each label and behind the last.
         let labels = ints(targets)?;
@@ -133,7 +133,7 @@ impl Tensor {
             let wide = alpha.pad(&[2, 0], PadMode::Constant(NEVER))?;
             let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
             let skip = skip?.masked_fill(&barred, NEVER)?;
-            let sum = pointwise(&LOG_SUM, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
+            let sum = run_pointwise(&LOG_SUM, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
             let ended = inputs.le(t as i64)?;
             alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(NEVER)?)?;
         }
@@ -142,7 +142,7 @@ impl Tensor {
         let at_blank = alpha.gather(1, &end)?;
         let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, NEVER)?;
         let nothing = at_label.full_like(NEVER)?;
-        let sum = pointwise(&LOG_SUM, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
+        let sum = run_pointwise(&LOG_SUM, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
         let losses = sum.neg()?.squeeze(1)?;
         // Without steps there is one way to nothing, and none to a label.
         let none = inputs.squeeze(1)?.le(0)?;

@@ -26,7 +26,7 @@
 //! ```
 
 use bytemuck::NoUninit;
-use forebay_shaders::module::{Buffer, Interface};
+use forebay_shaders::reflection::{ModuleInterface, StorageBuffer};
 use smallvec::SmallVec;
 
 use super::launch;
@@ -220,7 +220,7 @@ impl Call<'_> {
             check_element(name, buffer, tensor.dtype())?;
         }
         let limits = device.info().limits;
-        if let Some(size) = interface.workgroup
+        if let Some(size) = interface.workgroup_size
             && size.iter().map(|&n| u64::from(n)).product::<u64>() > limits.max_workgroup_size.into()
         {
             let most = limits.max_workgroup_size;
@@ -230,7 +230,7 @@ impl Call<'_> {
             ));
         }
         let Some(groups) = self.groups else {
-            let [x, y, z] = interface.workgroup.unwrap_or([1; 3]);
+            let [x, y, z] = interface.workgroup_size.unwrap_or([1; 3]);
             return Err(Error::argument(
                 name,
                 format!(
@@ -262,7 +262,7 @@ impl Call<'_> {
 /// Fails where a call does not give what the module declares.
 fn check_interface(
     op: &'static str,
-    module: &Interface,
+    module: &ModuleInterface,
     inputs: usize,
     outputs: usize,
     params: usize,
@@ -281,7 +281,7 @@ fn check_interface(
             ),
         ));
     }
-    for (k, Buffer { name, binding, writable, .. }) in module.buffers.iter().enumerate() {
+    for (k, StorageBuffer { name, binding, is_writable: writable, .. }) in module.buffers.iter().enumerate() {
         let rule = match k.checked_sub(inputs) {
             Some(output) if !writable => format!(
                 "output {output} is `{name}` at binding {binding}, which the module only reads: declare it `var<storage, read_write>`"
@@ -295,7 +295,7 @@ fn check_interface(
         return Err(Error::argument(op, rule));
     }
     // A block may be filled up to its alignment.
-    let fits = match module.params {
+    let fits = match module.params_size {
         None => params == 0,
         Some(size) => (size as usize..=(size as usize).next_multiple_of(16)).contains(&params),
     };
@@ -304,7 +304,7 @@ fn check_interface(
     }
     Err(Error::argument(
         op,
-        match module.params {
+        match module.params_size {
             None => format!(
                 "the call has {params} bytes of `.params`, and the module declares no uniform block at @group(1) @binding(0)"
             ),
@@ -316,8 +316,8 @@ fn check_interface(
 }
 
 /// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
-fn check_element(op: &'static str, buffer: &Buffer, dtype: DType) -> Result<()> {
-    let Buffer { binding, element, .. } = *buffer;
+fn check_element(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Result<()> {
+    let StorageBuffer { binding, element_type: element, .. } = *buffer;
     let fits = match element {
         "f32" => dtype == DType::F32,
         "f16" => dtype == DType::F16,

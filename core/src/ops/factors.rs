@@ -6,7 +6,9 @@ use smallvec::smallvec;
 use super::launch::{self, GROUP, Params};
 use super::linalg::{count_of, lu, square};
 use super::shape::cat;
-use super::svd::{Matrices, factored, matrices, of_nothing, rotate};
+use super::svd::{
+    MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
+};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -125,7 +127,7 @@ impl Tensor {
         const OP: &str = "qr";
         recast!(OP, [self], |x| x.qr(complete));
         let _op = memory::scope::op(OP);
-        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
             autograd::refuse(OP, &[self])?;
@@ -135,7 +137,10 @@ impl Tensor {
             [[m, columns], [columns, n]].map(|rest| lead.iter().copied().chain(rest).collect());
         if self.numel() == 0 {
             let eye = Tensor::eye(m, columns, self.dtype(), self.device())?.broadcast_to(&of_q)?;
-            return Ok((of_nothing(OP, &[self], &of_q)?.add(&eye)?, of_nothing(OP, &[self], &of_r)?));
+            return Ok((
+                empty_result_with_grad(OP, &[self], &of_q)?.add(&eye)?,
+                empty_result_with_grad(OP, &[self], &of_r)?,
+            ));
         }
         let a = self.reshape([batch, m, n])?;
         if m < n && autograd::wanted(&[self]) {
@@ -155,7 +160,7 @@ impl Tensor {
             };
             (q, r)
         };
-        let [q, r] = factored(
+        let [q, r] = attach_factor_grads(
             OP,
             &a,
             [q, r],
@@ -192,14 +197,17 @@ impl Tensor {
         let (lead, n) = square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
-            return Ok((of_nothing(OP, &[self], &of_values)?, of_nothing(OP, &[self], self.shape())?));
+            return Ok((
+                empty_result_with_grad(OP, &[self], &of_values)?,
+                empty_result_with_grad(OP, &[self], self.shape())?,
+            ));
         }
         let a = self.reshape([lead.iter().product(), n, n])?;
         let (values, vectors) = {
             let _no_grad = autograd::no_grad();
             symmetric(&a.detach(), upper)?
         };
-        let [values, vectors] = factored(
+        let [values, vectors] = attach_factor_grads(
             OP,
             &a,
             [values, vectors],
@@ -243,11 +251,11 @@ impl Tensor {
         const OP: &str = "lu_factor";
         recast!(OP, [self], |x| x.lu_factor());
         let _op = memory::scope::op(OP);
-        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
             let order = Tensor::arange(0.0, m as f64, 1.0, DType::I64, self.device())?;
-            return Ok((of_nothing(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
+            return Ok((empty_result_with_grad(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
         }
         let a = self.reshape([lead.iter().product(), m, n])?;
         let made = lu(&a, m, n)?;
@@ -281,7 +289,7 @@ impl Tensor {
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
         recast!("lu", [self], |x| x.lu());
         let _op = memory::scope::op("lu");
-        let Matrices { m, n, .. } = matrices("lu", self)?;
+        let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
         let columns = Tensor::arange(0.0, m as f64, 1.0, DType::I32, self.device())?;
@@ -310,10 +318,10 @@ impl Tensor {
             ));
         }
         if !left {
-            matrices(OP, b)?;
+            check_matrices(OP, b)?;
             return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
         }
-        let Matrices { lead: others, m, n: columns } = matrices(OP, b)?;
+        let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
         if m != n {
             let rule = "takes right sides with a row for each of the matrix";
             return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
@@ -341,7 +349,7 @@ impl Tensor {
         const OP: &str = "lstsq";
         recast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
         let _op = memory::scope::op(OP);
-        let (of_a, of_b) = (matrices(OP, self)?, matrices(OP, b)?);
+        let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
         if of_a.m != of_b.m {
             let rule = "takes right sides with a row for each of the matrix";
             return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
@@ -384,7 +392,7 @@ fn symmetric(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
     // With what puts them above zero, the rotations that make columns orthogonal are those to the eigenvectors; a larger one costs digits.
     let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
     let w = cat(&[&a.add(&eye)?, &eye], 2)?;
-    rotate(&w, n)?;
+    jacobi_orthogonalize(&w, n)?;
     let rows = w.narrow(2, n, n)?;
     let rows = rows.div(&rows.norm(2.0, &[2], true)?)?;
     // Rayleigh's quotients: their errors are the squares of the vectors'.

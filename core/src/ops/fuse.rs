@@ -17,7 +17,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::launch::{self, GROUP, MAX_RANK, Params};
-use super::recipe::Call;
+use super::pointwise_kernel::PointwiseLaunch;
 use crate::autograd;
 use crate::backend::Slice;
 use crate::device::Device;
@@ -84,7 +84,7 @@ struct Input {
 }
 
 struct Step {
-    call: Call,
+    call: PointwiseLaunch,
     sources: SmallVec<[Source; 4]>,
     scope: Scope,
     slice: Slice,
@@ -144,13 +144,13 @@ impl Group {
     }
 
     /// Whether an operation can be the group's next step: it reads what others make, element by element, and there is room.
-    fn takes(&self, call: &Call, tensors: &[&Tensor], marks: &[Mark], out: &Tensor) -> bool {
+    fn takes(&self, call: &PointwiseLaunch, tensors: &[&Tensor], marks: &[Mark], out: &Tensor) -> bool {
         let Some(last) = self.steps.last() else { return false };
         let mut chained = 0;
         for (t, mark) in tensors.iter().zip(marks) {
             if let Some(k) = self.maker(*mark) {
                 let Some(step) = self.steps.get(usize::from(k)) else { return false };
-                if t.layout() != out.layout() || step.call.out != t.dtype().name() {
+                if t.layout() != out.layout() || step.call.out_dtype != t.dtype().name() {
                     return false;
                 }
                 chained += 1;
@@ -158,13 +158,13 @@ impl Group {
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
         let results = 1 + self.steps.iter().filter(|step| step.life.is_alive()).count();
-        let numbers = self.steps.iter().map(|step| step.call.numbers.len()).sum::<usize>();
+        let numbers = self.steps.iter().map(|step| step.call.scalars.len()).sum::<usize>();
         chained > 0
             && last.call.layouts[0] == *out.layout()
             && self.steps.len() < STEPS
             && inputs <= INPUTS
             && inputs + results <= out.device().info().limits.max_bindings as usize
-            && numbers + call.numbers.len() <= NUMBERS
+            && numbers + call.scalars.len() <= NUMBERS
     }
 
     /// The number of an input, which may be read already.
@@ -188,7 +188,7 @@ impl Group {
                 Source::Step(_) => None,
             }));
             bindings.push(last.slice);
-            last.call.form(device)?
+            last.call.resolve_kernel(device)?
         } else {
             let written =
                 |k: usize| steps[k].life.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
@@ -212,7 +212,7 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
     };
     let n = out.numel();
     let mut math: Words = SmallVec::new();
-    for file in steps.iter().flat_map(|step| step.call.math) {
+    for file in steps.iter().flat_map(|step| step.call.math_files) {
         // A step's files are in an order of their own, which this keeps.
         if !math.contains(file) {
             math.push(file);
@@ -222,7 +222,7 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
         std::iter::once(out).chain(inputs.iter().map(|input| &input.layout)).map(Layout::strides).collect();
     let (shape, strides) = collapse(out.shape(), &strides);
     let strided: SmallVec<[u8; 8]> = strides[1..].iter().map(|s| u8::from(*s != strides[0])).collect();
-    let in_memory = steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.call.out);
+    let in_memory = steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.call.out_dtype);
     let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
     let width = if in_memory.any(|dtype| dtype != "f32") { 8 } else { 4 };
     let vec4 = !strided.contains(&1)
@@ -235,23 +235,25 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
         Source::Input(at) => INPUT[usize::from(*at)],
         Source::Step(at) => STEP[usize::from(*at)],
     };
-    let counts = |of: fn(&Call) -> usize| calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>();
+    let counts = |of: fn(&PointwiseLaunch) -> usize| {
+        calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>()
+    };
     let spec = KernelSpec::new("fused")
         .def("ops", &words(&mut calls().map(|call| call.op))[..])
         .def("math", &math[..])
         .def("inputs", &words(&mut inputs.iter().map(|input| input.dtype))[..])
         .def("strided", &strided[..])
         .def("exprs", &words(&mut calls().map(|call| call.expr))[..])
-        .def("outs", &words(&mut calls().map(|call| call.out))[..])
+        .def("outs", &words(&mut calls().map(|call| call.out_dtype))[..])
         .def("written", written)
-        .def("arities", &counts(|call| call.names.len())[..])
-        .def("counts", &counts(|call| call.numbers.len())[..])
-        .def("args", &words(&mut calls().flat_map(|call| call.names.iter().copied()))[..])
+        .def("arities", &counts(|call| call.input_names.len())[..])
+        .def("counts", &counts(|call| call.scalars.len())[..])
+        .def("args", &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..])
         .def("sources", &words(&mut steps.iter().flat_map(|step| step.sources.iter().map(source)))[..])
-        .def("numbers", &words(&mut calls().flat_map(|call| call.numbers.iter().map(|(name, _)| *name)))[..])
+        .def("numbers", &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..])
         .def("layout", if vec4 { "vec4" } else { "each" })
         .def("width", each);
-    let numbers = calls().flat_map(|call| &call.numbers).map(|(_, words)| words[0]);
+    let numbers = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
     let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
     for word in numbers.chain(std::iter::repeat(0)).take(NUMBERS) {
         params = params.u32(word);
@@ -272,17 +274,21 @@ pub(super) fn is_large(out: &Tensor) -> bool {
 }
 
 /// Whether an operation that writes all of `out`, which was made for it and [is large](is_large), may wait for the next one.
-pub(super) fn may_wait(call: &Call, tensors: &[&Tensor], out: &Tensor) -> bool {
+pub(super) fn may_wait(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
-    call.in_floats
+    call.is_float_math
         && floats(out)
         && tensors.iter().all(|t| floats(t))
         && out.rank() <= MAX_RANK
-        && call.numbers.len() <= NUMBERS
+        && call.scalars.len() <= NUMBERS
 }
 
 /// Lets an operation wait that [may](may_wait); gives it back if it cannot.
-pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Option<Call>> {
+pub(super) fn defer(
+    call: PointwiseLaunch,
+    tensors: &[&Tensor],
+    out: &Tensor,
+) -> Result<Option<PointwiseLaunch>> {
     let device = out.device();
     tensors.iter().try_for_each(|t| out.same_device(call.op, t))?;
     let queue = device.queue();
@@ -318,7 +324,7 @@ pub(super) fn defer(call: Call, tensors: &[&Tensor], out: &Tensor) -> Result<Opt
 /// Where the group's next step finds its operands, and its result's memory; `None` if an operand is on the host.
 fn join(
     gate: &mut Gate<'_>,
-    call: &Call,
+    call: &PointwiseLaunch,
     tensors: &[&Tensor],
     marks: &[Mark],
     out: &Tensor,
@@ -333,7 +339,7 @@ fn join(
             }
             None => {
                 let Some(slice) = t.bind_in(Access::Read, gate, mark)? else { return Ok(None) };
-                let (dtype, layout) = (call.dtypes[k], call.layouts[k + 1].clone());
+                let (dtype, layout) = (call.input_dtypes[k], call.layouts[k + 1].clone());
                 Source::Input(gate.input(Input { slice, dtype, layout }))
             }
         });

@@ -7,14 +7,14 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
+use super::heuristics::VEC4_WIDTH;
 use super::indices::{Range, in_range};
 use super::launch::{self, GROUP, Params};
 use super::pointwise::{Operand, Scalar};
-use super::reduce::dense;
+use super::reduce::contiguous_zero_offset;
 use super::scatter;
 use super::select;
 use super::shape::PadMode;
-use super::spread::QUAD;
 use crate::amp::{self, recast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -211,7 +211,15 @@ pub(super) fn scatter_into(
         };
         if let Some((src, strides)) = from {
             let src = (src, &strides[..]);
-            return scatter::runs(op, out, dim, (index, index_strides), shape, src, (how, skip));
+            return scatter::scatter_sorted_runs(
+                op,
+                out,
+                dim,
+                (index, index_strides),
+                shape,
+                src,
+                (how, skip),
+            );
         }
     }
     let spec = KernelSpec::new("scatter")
@@ -262,7 +270,7 @@ fn gathered(
     let Some(skip) = skip else { return Ok(out) };
     // Of rows only, by an index of one dimension.
     let extent = x.shape().get(dim).copied().unwrap_or(1);
-    let skipped = select::chain(op, index.0, extent, None, false)?.eq(skip)?;
+    let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
     let mut along = Dims::from_elem(1, shape.len());
     if let Some(n) = along.get_mut(dim) {
         *n = skipped.numel();
@@ -330,8 +338,8 @@ fn row_grad(
     let (n, entries) = (index.numel(), shape.first().copied().unwrap_or(1));
     let extent: usize = shape.iter().skip(1).product();
     if n > 0 && sum.numel() > 0 {
-        let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
-        let g = dense(g)?;
+        let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+        let g = contiguous_zero_offset(g)?;
         let spec = KernelSpec::new("embedding_grad")
             .def("index", index_dtype(op, index)?)
             .def("g", g.dtype().name())
@@ -525,7 +533,13 @@ impl Tensor {
         }
         let _op = memory::scope::op("take_along_dim");
         // PyTorch takes -n..n here, unlike in `gather`.
-        let rows = select::chain("take_along_dim", index, x_shape.get(d).copied().unwrap_or(1), None, true)?;
+        let rows = select::linearize_index(
+            "take_along_dim",
+            index,
+            x_shape.get(d).copied().unwrap_or(1),
+            None,
+            true,
+        )?;
         let rows = rows.reshape(index.shape())?.broadcast_to(&i_shape)?;
         self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
@@ -659,7 +673,7 @@ impl Tensor {
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
-        if whole && Scalar::Float(alpha).of(DType::I64).is_none() && alpha.fract() == 0.0 {
+        if whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0 {
             return Err(Error::argument("index_add", format!("alpha {alpha} is no number of i64")));
         }
         if whole && alpha.fract() != 0.0 {

@@ -371,7 +371,7 @@ mod tests {
     use crate::device::Device;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
-    use crate::ops::{Attention, Bags, Pool1d};
+    use crate::ops::{Attention, Bags, Pool1dOptions};
     use crate::tensor::Tensor;
     use forebay_shaders::KernelSpec;
 
@@ -445,7 +445,9 @@ mod tests {
             let x = zeros(&[600, n], d)?;
             x.cdist(&x, 2.0).map(drop)
         }),
-        ("max_pool1d", [40, 1020], |d, n| zeros(&[1, 1, 4000], d)?.max_pool1d(Pool1d::new(n)).map(drop)),
+        ("max_pool1d", [40, 1020], |d, n| {
+            zeros(&[1, 1, 4000], d)?.max_pool1d(Pool1dOptions::new(n)).map(drop)
+        }),
         ("conv1d by windows", [3, 1500], |d, n| {
             d.set_windows(Some(1 << 30));
             let w = zeros(&[64, 64, n], d)?;

@@ -6,11 +6,11 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::heuristics::{RowConfig, VEC4_WIDTH};
 use super::launch::{self, GROUP, Params};
-use super::norm::{normalized, parameter, weighed};
-use super::reduce::{dense, part_sums};
-use super::softmax::check_float;
-use super::spread::{Held, QUAD};
+use super::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
+use super::reduce::{contiguous_zero_offset, sum_parts};
+use super::softmax::check_f32_f16_bf16;
 use crate::amp;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::check;
@@ -89,15 +89,16 @@ impl RowNorm {
         eps: f64,
         [weight, bias]: [Option<Tensor>; 2],
     ) -> Option<Self> {
-        let fits = Self::held(extent, FORWARD).hold > 0 && Self::held(extent, BACKWARD).hold > 0;
+        let fits =
+            Self::held(extent, FORWARD).register_steps > 0 && Self::held(extent, BACKWARD).register_steps > 0;
         fits.then_some(Self { op, rows, extent, rms, eps, weight, bias, branch: None })
     }
 
-    fn held(extent: usize, most: usize) -> Held {
-        Held::along(extent, extent.is_multiple_of(QUAD), most)
+    fn held(extent: usize, most: usize) -> RowConfig {
+        RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
     }
 
-    fn spec(&self, held: Held) -> KernelSpec {
+    fn spec(&self, held: RowConfig) -> KernelSpec {
         let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
         KernelSpec::new("layer_norm")
             .def("weight", name(&self.weight))
@@ -105,7 +106,7 @@ impl RowNorm {
             .def("rms", self.rms)
             .def("lanes", held.lanes)
             .def("width", held.width)
-            .def("hold", held.hold)
+            .def("hold", held.register_steps)
     }
 
     fn params(&self, step: usize) -> Params {
@@ -143,7 +144,7 @@ impl RowNorm {
         tensors.push(&statistics);
         tensors.extend(sum);
         tensors.push(&out);
-        launch::launch(&spec, &tensors, self.params(0), held.groups(self.rows))?;
+        launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
     }
@@ -158,16 +159,16 @@ impl RowNorm {
         more: Option<(Tensor, bool)>,
         wants: &[bool],
     ) -> Result<Grads> {
-        let g = dense(g)?;
+        let g = contiguous_zero_offset(g)?;
         let (more, inplace) = more.map_or((None, false), |(more, inplace)| (Some(more), inplace));
-        let more = if inplace { more } else { more.map(|m| dense(&m)).transpose()? };
+        let more = if inplace { more } else { more.map(|m| contiguous_zero_offset(&m)).transpose()? };
         let out = match &more {
             Some(more) if inplace => more.clone(),
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
         let held = Self::held(self.extent, BACKWARD);
         let sums = wants[1..].contains(&true);
-        let groups = if sums { held.few_groups(self.rows) } else { held.groups(self.rows) };
+        let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
         // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
         let of_columns = self.branch.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
@@ -210,7 +211,7 @@ impl RowNorm {
             let params = self.params(step).turns(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
         }
-        let mut summed = partial.as_ref().map(part_sums).transpose()?.into_iter().flatten();
+        let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
         let (scaled, plain, given) = (summed.next(), summed.next(), summed.next());
         drop((partial, more));
         let out = match (low, given) {
@@ -244,8 +245,8 @@ impl RowNorm {
         let (rows, extent, rms, eps, weighs) =
             (self.rows, self.extent, self.rms, self.eps, self.weight.is_some());
         let composed = move |t: &[Tensor]| {
-            let x = normalized(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
-            weighed(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
+            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
         };
         autograd::attach_composed(self.op, out, inputs, saved, composed, move |g, wants| {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
@@ -295,8 +296,8 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::op(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
-        check_float(op, self)?;
-        check_float(op, residual)?;
+        check_f32_f16_bf16(op, self)?;
+        check_f32_f16_bf16(op, residual)?;
         self.same_device(op, residual)?;
         if self.shape() != residual.shape() {
             return Err(Error::shape(
@@ -318,7 +319,7 @@ impl Tensor {
         let eps = eps.unwrap_or_else(|| rounding_unit(dtype));
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
-        let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
+        let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
         let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
             let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
             let normed = match rms {
@@ -331,7 +332,7 @@ impl Tensor {
         norm.branch = self.requires_grad().then(|| self.dtype());
         let types = [self.dtype(), residual.dtype()];
         let inputs = [self, residual];
-        let (branch, residual) = (dense(self)?, dense(residual)?);
+        let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
         let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
         let sum = autograd::attach_twice(op, kept.clone(), &inputs, move |g, wants| {
             let mut grads = Grads::new();

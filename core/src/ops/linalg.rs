@@ -5,7 +5,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
-use super::svd::{Matrices, matrices, of_nothing};
+use super::svd::{MatrixShape, check_matrices, empty_result_with_grad};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -20,8 +20,8 @@ const COLUMNS: usize = 32;
 /// The extents of square matrices \[lead.., n, n\].
 #[track_caller]
 pub(super) fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
-    match matrices(op, x)? {
-        Matrices { lead, m, n } if m == n => Ok((lead, n)),
+    match check_matrices(op, x)? {
+        MatrixShape { batch_shape: lead, m, n } if m == n => Ok((lead, n)),
         _ => Err(Error::shape(op, "takes square matrices [.., n, n]", &[x.shape()])),
     }
 }
@@ -93,7 +93,7 @@ fn substitute(a: &Tensor, b: &Tensor, triangle: Triangle) -> Result<Tensor> {
 
 /// Both with the leading dimensions that they broadcast to, as \[batch, ..\], and the shape of the solution.
 fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
-    let ((lead, n), rest) = (square(op, a)?, matrices(op, b)?);
+    let ((lead, n), rest) = (square(op, a)?, check_matrices(op, b)?);
     if rest.m != n {
         return Err(Error::shape(
             op,
@@ -105,7 +105,7 @@ fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor,
         return Err(Error::dtype(op, b.dtype(), format!("both have the type {}", a.dtype())));
     }
     a.same_device(op, b)?;
-    let lead = broadcast_shapes(op, &[lead, rest.lead])?;
+    let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();
     let whole = |t: &Tensor, m: usize| t.broadcast_to(&[&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
     Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
@@ -129,7 +129,7 @@ impl Tensor {
         let _op = memory::scope::op(OP);
         let (_, n) = square(OP, self)?;
         if self.numel() == 0 {
-            return of_nothing(OP, &[self], self.shape());
+            return empty_result_with_grad(OP, &[self], self.shape());
         }
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
@@ -167,7 +167,7 @@ impl Tensor {
         let _op = memory::scope::op(OP);
         if !left {
             square(OP, self)?;
-            matrices(OP, b)?;
+            check_matrices(OP, b)?;
             let (at, bt) = (self.transpose(-2, -1)?, b.transpose(-2, -1)?);
             return at.solve_triangular(&bt, !upper, true, unitriangular)?.transpose(-2, -1);
         }
@@ -212,7 +212,7 @@ impl Tensor {
         }
         let (a, b, shape) = together(OP, self, b)?;
         if b.numel() == 0 {
-            return of_nothing(OP, &[&a, &b], &shape);
+            return empty_result_with_grad(OP, &[&a, &b], &shape);
         }
         let Lu { triangles, order, .. } = lu(&a, n, n)?;
         let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
@@ -252,7 +252,7 @@ impl Tensor {
         let _op = memory::scope::op(OP);
         let (lead, n) = square(OP, self)?;
         if self.numel() == 0 {
-            return of_nothing(OP, &[self], lead)?.add(1.0);
+            return empty_result_with_grad(OP, &[self], lead)?.add(1.0);
         }
         let Lu { triangles, sign, .. } = lu(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
@@ -275,7 +275,7 @@ impl Tensor {
         let _op = memory::scope::op(OP);
         let (lead, n) = square(OP, self)?;
         if self.numel() == 0 {
-            let none = of_nothing(OP, &[self], lead)?;
+            let none = empty_result_with_grad(OP, &[self], lead)?;
             return Ok((none.add(1.0)?, none));
         }
         let Lu { triangles, sign, .. } = lu(self, n, n)?;
@@ -345,11 +345,11 @@ impl Tensor {
         op: &'static str,
         rtol: Option<f64>,
     ) -> Result<(Tensor, Tensor, Tensor)> {
-        let Matrices { lead, m, n } = matrices(op, self)?;
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(op, self)?;
         if self.numel() == 0 {
             let values = Tensor::zeros(&[lead, &[m.min(n)]].concat(), self.dtype(), self.device())?;
             let none = values.eq(0.0)?;
-            return Ok((of_nothing(op, &[self], &[lead, &[n, m]].concat())?, values, none));
+            return Ok((empty_result_with_grad(op, &[self], &[lead, &[n, m]].concat())?, values, none));
         }
         let (u, s, vh) = self.detach().svd()?;
         let none = self.negligible(&s, rtol)?;
@@ -377,7 +377,7 @@ impl Tensor {
         const OP: &str = "matrix_rank";
         recast!(OP, [self], |x| x.matrix_rank(rtol));
         let _op = memory::scope::op(OP);
-        let Matrices { lead, .. } = matrices(OP, self)?;
+        let MatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
         if self.numel() == 0 {
             return Tensor::zeros(lead, DType::I64, self.device());
         }

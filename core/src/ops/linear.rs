@@ -7,8 +7,8 @@ use smallvec::smallvec;
 
 use super::activation;
 use super::linear_fp8;
-use super::matmul::{self, Finish, add_scaled};
-use super::reduce::{column_sums, dense, part_sums};
+use super::matmul::{self, EpilogueTensors, add_scaled};
+use super::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
 use crate::amp::{self, Cast, stepwise};
 use crate::autograd::{self, Grads, SavedTensor, Wants};
 use crate::backend::GELU_GRAD_ROWS;
@@ -64,10 +64,10 @@ impl Layer {
     /// x · weightᵀ + bias of rows, without a gradient.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.low.t()?;
-        let Some(bias) = &self.low_bias else { return matmul::multiply(self.op, x, &weight) };
+        let Some(bias) = &self.low_bias else { return matmul::gemm(self.op, x, &weight) };
         let out = self.empty(x)?;
-        let bias = &dense(bias)?;
-        matmul::multiply_biased(self.op, x, &weight, &out, bias)?;
+        let bias = &contiguous_zero_offset(bias)?;
+        matmul::gemm_bias_into(self.op, x, &weight, &out, bias)?;
         Ok(out)
     }
 
@@ -100,19 +100,19 @@ impl Layer {
                 let gt = g.t()?;
                 if wants_sums {
                     let row = Tensor::empty(&[g.shape()[1]], g.dtype(), g.device())?;
-                    if matmul::multiply_with(self.op, &gt, x, &dw, add, Finish::RowSums(&row))? {
+                    if matmul::try_gemm_epilogue(self.op, &gt, x, &dw, add, EpilogueTensors::RowSums(&row))? {
                         (sums, made) = (Some(row), true);
                     }
                 }
                 if !made {
-                    matmul::multiply_into(self.op, &gt, x, &dw, add)?;
+                    matmul::gemm_into(self.op, &gt, x, &dw, add)?;
                 }
                 Some(dw)
             }
         };
         let db = match &self.bias {
             Some(bias) if wants[at + 1] => {
-                let sums = sums.map_or_else(|| column_sums(g, bias.dtype()), Ok)?;
+                let sums = sums.map_or_else(|| sum_columns(g, bias.dtype()), Ok)?;
                 Some(sums.to_dtype(bias.dtype())?)
             }
             _ => None,
@@ -178,12 +178,12 @@ fn hidden_gradient(
             let parts = x.shape()[0].div_ceil(GELU_GRAD_ROWS);
             Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
         };
-        let finish = Finish::GeluGrad { x, gelu: &gelu, sums: &sums };
-        if matmul::multiply_with(op, g, weight, &hidden, false, finish)? {
-            return Ok((hidden, gelu, part_sums(&sums)?.remove(0)));
+        let finish = EpilogueTensors::GeluGrad { x, gelu: &gelu, sums: &sums };
+        if matmul::try_gemm_epilogue(op, g, weight, &hidden, false, finish)? {
+            return Ok((hidden, gelu, sum_parts(&sums)?.remove(0)));
         }
     }
-    let hidden = matmul::multiply(op, g, weight)?;
+    let hidden = matmul::gemm(op, g, weight)?;
     let (gelu, sums) = activation::gelu_tanh_again(x, &hidden)?;
     Ok((hidden, gelu, sums))
 }
@@ -245,8 +245,8 @@ impl Tensor {
         };
         if cast.is_none() {
             check_types(OP, x, weight, bias)?;
-            matmul::check(OP, x, weight)?;
-            bias.map_or(Ok(()), |bias| matmul::check(OP, x, bias))?;
+            matmul::check_matmul_operands(OP, x, weight)?;
+            bias.map_or(Ok(()), |bias| matmul::check_matmul_operands(OP, x, bias))?;
         }
         if in_fp8(x.dtype()) {
             check_shapes(OP, x, weight, bias)?;
@@ -276,7 +276,7 @@ impl Tensor {
                 return layer.recorded(&g, kept, own, &x_shape, wants);
             }
             let dx = match wants[0] {
-                true => Some(matmul::multiply(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
+                true => Some(matmul::gemm(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
             let [dw, db] = layer.backward(&g, kept.as_ref(), sums, wants, 1)?;
@@ -310,7 +310,9 @@ impl Tensor {
             None => self,
         };
         if cast.is_none() {
-            [up, up_bias, down, down_bias].iter().try_for_each(|t| matmul::check(OP, x, t))?;
+            [up, up_bias, down, down_bias]
+                .iter()
+                .try_for_each(|t| matmul::check_matmul_operands(OP, x, t))?;
         }
         // The kernel that makes GELU again computes in f32.
         if x.dtype() == DType::F64 {
@@ -321,13 +323,13 @@ impl Tensor {
         let before = first.empty(&flat)?;
         let wide = first.empty(&flat)?;
         let weight = first.low.t()?;
-        let bias = dense(first.low_bias.as_ref().unwrap_or(up_bias))?;
-        let finish = Finish::GeluBias { bias: &bias, before: &before };
-        let wide = if matmul::multiply_with(OP, &flat, &weight, &wide, false, finish)? {
+        let bias = contiguous_zero_offset(first.low_bias.as_ref().unwrap_or(up_bias))?;
+        let finish = EpilogueTensors::GeluBias { bias: &bias, pre_activation: &before };
+        let wide = if matmul::try_gemm_epilogue(OP, &flat, &weight, &wide, false, finish)? {
             wide
         } else {
             drop(wide);
-            matmul::multiply_biased(OP, &flat, &weight, &before, &bias)?;
+            matmul::gemm_bias_into(OP, &flat, &weight, &before, &bias)?;
             before.gelu_tanh()?
         };
         let second = Layer::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
@@ -353,7 +355,7 @@ impl Tensor {
             drop((g, wide));
             let [dw1, db1] = first.backward(&hidden, Some(&flat), Some(sums), wants, 1)?;
             let dx = match wants[0] {
-                true => Some(matmul::multiply(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
+                true => Some(matmul::gemm(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
             Ok(smallvec![dx, dw1, db1, dw2, db2] as Grads)

@@ -7,12 +7,12 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::cross_entropy::{CrossEntropy, Example, Pass, check, goal_name, ignored, narrowed_classes};
+use super::heuristics::VEC4_WIDTH;
 use super::launch::{self, GROUP, Params};
 use super::loss::Reduction;
 use super::matmul;
-use super::reduce::dense;
-use super::softmax::check_float;
-use super::spread::QUAD;
+use super::reduce::contiguous_zero_offset;
+use super::softmax::check_f32_f16_bf16;
 use crate::amp::Cast;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::device::Device;
@@ -45,7 +45,7 @@ const ROW: usize = 64;
 
 /// x *= scale, a number on the device, in place.
 fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
-    let width = if x.numel().is_multiple_of(QUAD) { QUAD } else { 1 };
+    let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
     const EACH: usize = 8;
     let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
@@ -64,7 +64,7 @@ fn divisor(target: &Tensor, classes: usize, options: &CrossEntropy<'_>) -> Resul
         Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
-            let weight = options.weight.map(dense).transpose()?;
+            let weight = options.weight.map(contiguous_zero_offset).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
             let spec = KernelSpec::new("class_weights")
                 .def("goal", goal_name(target))
@@ -115,11 +115,11 @@ impl Head<'_> {
             let rows = chunk.min(n - first);
             let part = x.narrow(0, first, rows)?;
             let logits = buffer.narrow(0, 0, rows)?.narrow(1, 0, classes)?;
-            matmul::multiply_into(OP, &part, &weight.t()?, &logits, false)?;
+            matmul::gemm_into(OP, &part, &weight.t()?, &logits, false)?;
             let example = Example {
                 x: logits,
                 target: target.clone(),
-                weight: options.weight.map(dense).transpose()?,
+                weight: options.weight.map(contiguous_zero_offset).transpose()?,
                 soft: false,
                 dim: 1,
                 ignore: ignored(options),
@@ -135,10 +135,10 @@ impl Head<'_> {
             example.run(&Pass::Both(&losses, &scale))?;
             let logits = &example.x;
             if let Some(dx) = &dx {
-                matmul::multiply_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;
+                matmul::gemm_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;
             }
             if let Some(dw) = &dw {
-                matmul::multiply_into(OP, &logits.t()?, &part, dw, first > 0)?;
+                matmul::gemm_into(OP, &logits.t()?, &part, dw, first > 0)?;
             }
         }
         let loss = losses.select(0, 0)?.sum_all()?.div(&divisor)?;
@@ -199,8 +199,8 @@ impl Tensor {
                 "takes classes; of probabilities there is `cross_entropy`",
             ));
         }
-        check_float(OP, self)?;
-        check_float(OP, weight)?;
+        check_f32_f16_bf16(OP, self)?;
+        check_f32_f16_bf16(OP, weight)?;
         // It is a linear layer, and cast as one.
         let cast = Cast::of("linear", &[Some(self.dtype()), Some(weight.dtype())]);
         let x = match &cast {
@@ -211,13 +211,13 @@ impl Tensor {
             Some(cast) => cast.numbers(weight)?,
             None => weight.detach(),
         };
-        matmul::check(OP, x, &low)?;
+        matmul::check_matmul_operands(OP, x, &low)?;
         let n = numel(before);
-        let rows = dense(&x.detach().reshape([n, features])?)?;
-        let target = dense(&narrowed_classes(&target.reshape([n])?, options)?)?;
+        let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
+        let target = contiguous_zero_offset(&narrowed_classes(&target.reshape([n])?, options)?)?;
         // What is asked of class weights and smoothing, on logits of one row that are not made.
         check(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
-        let head = Head { x: rows, weight: dense(&low)?, target, options };
+        let head = Head { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
         let wants = match autograd::is_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
@@ -250,7 +250,7 @@ impl Tensor {
                     "`{OP}` has given its gradients away in an earlier walk; use `backward_retain`, or `retain_graph`, for that"
                 )));
             };
-            let g = dense(g)?;
+            let g = contiguous_zero_offset(g)?;
             // They lie where the loss's pass made them, unless another walk is to find them there.
             let scaled = |t: Tensor| match wants.kept() {
                 true => t.mul(&g),

@@ -3,11 +3,11 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::heuristics::VEC4_WIDTH;
 use super::launch::{self, GROUP, Params};
 use super::linear::rows;
-use super::reduce::{column_sums, dense};
-use super::scaled_mm::in_lines;
-use super::spread::QUAD;
+use super::reduce::{contiguous_zero_offset, sum_columns};
+use super::scaled_mm::supports_fp8_extents;
 use super::statistics::largest_magnitude;
 use crate::autograd::{self, Grads};
 use crate::dtype::DType;
@@ -30,8 +30,8 @@ impl Scaled {
         const EACH: usize = 4;
         const TILE: usize = 64;
         let x = match x.dtype() {
-            DType::F32 | DType::F16 | DType::BF16 => dense(x)?,
-            _ => dense(&x.detach().to_dtype(DType::F32)?)?,
+            DType::F32 | DType::F16 | DType::BF16 => contiguous_zero_offset(x)?,
+            _ => contiguous_zero_offset(&x.detach().to_dtype(DType::F32)?)?,
         };
         let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
         let bytes = Tensor::empty(&[rows, across], dtype, device)?;
@@ -40,7 +40,7 @@ impl Scaled {
             return Ok(Self { columns: bytes.clone(), bytes, scale });
         }
         let scale = Tensor::empty(&[], DType::F32, device)?;
-        let turned = columns && in_lines(device, x.shape());
+        let turned = columns && supports_fp8_extents(device, x.shape());
         let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
         let largest = {
             let _tag = memory::scope::tag(Tag::Workspace);
@@ -49,12 +49,12 @@ impl Scaled {
         let spec = KernelSpec::new("scaled_cast")
             .def("dtype", x.dtype().name())
             .def("to", dtype.name())
-            .def("width", if x.numel().is_multiple_of(QUAD) { QUAD } else { 1 })
+            .def("width", if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 })
             .def("turned", turned.is_some())
             .def("each", EACH);
         let groups = match turned {
             Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
-            None => x.numel().div_ceil(QUAD * EACH * GROUP),
+            None => x.numel().div_ceil(VEC4_WIDTH * EACH * GROUP),
         };
         let tensors: SmallVec<[&Tensor; 5]> =
             [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
@@ -102,7 +102,7 @@ pub(super) fn linear(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option
             .map(|(x, scale)| low_g.columns.t()?.scaled_mm(x, &low_g.scale, scale, None, weight_type));
         let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias_type) = bias_type {
-            grads.push(wants[2].then(|| column_sums(&g, bias_type)).transpose()?);
+            grads.push(wants[2].then(|| sum_columns(&g, bias_type)).transpose()?);
         }
         Ok(grads)
     }))

@@ -73,8 +73,8 @@ impl Tensor {
         let dim = if self.rank() > 1 { 1 } else { 0 };
         let skipped = Some(ignore_index);
         in_range("nll_loss", target, Range { extent: self.shape()[dim as usize], wraps: false, skipped })?;
-        let classes = select::narrowed("nll_loss", target, skipped)?;
-        let ignored = classes.eq(select::narrow_class(ignore_index))?;
+        let classes = select::cast_index_to_i32("nll_loss", target, skipped)?;
+        let ignored = classes.eq(select::ignore_index_to_i32(ignore_index))?;
         let classes = classes.masked_fill(&ignored, 0)?;
         // What is ignored may be infinite where it looks; where there is no such class, there is no loss.
         let missing = classes.lt(0)?.logical_or(&classes.ge(self.shape()[dim as usize] as f64)?)?;

@@ -8,8 +8,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, Params};
-use super::pointwise::{Grad, Operand, Pointwise, Scalar, Types, pointwise};
-use super::tiles::{AlongSum, Costs, Extents, Plan};
+use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use super::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
 use crate::amp::{self, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
@@ -23,26 +23,26 @@ use crate::tensor::{Dims, Tensor};
 
 /// A batch of matrices in a tensor: offset and strides, in elements. The batch has two dimensions at most.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Matrices {
+struct MatrixLayout {
     offset: usize,
-    row: usize,
-    col: usize,
-    outer: usize,
-    inner: usize,
+    row_stride: usize,
+    col_stride: usize,
+    outer_stride: usize,
+    inner_stride: usize,
 }
 
 /// The last two extents.
-fn matrix(shape: &[usize]) -> (usize, usize) {
+fn last_two(shape: &[usize]) -> (usize, usize) {
     let rank = shape.len();
     (shape[rank - 2], shape[rank - 1])
 }
 
-fn transposed(t: &Tensor) -> Result<Tensor> {
+fn transpose_matrix(t: &Tensor) -> Result<Tensor> {
     t.transpose(-2, -1)
 }
 
 /// Checks what every product asks of its operands: one device, one type, which has a product.
-pub(super) fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
+pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.same_device(op, b)?;
     launch::check_stored(op, a)?;
     launch::check_stored(op, b)?;
@@ -60,65 +60,65 @@ pub(super) fn check(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
 }
 
 /// a · b of tensors of at least two dimensions, whose batch dimensions broadcast, with its gradient.
-fn product(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    product_as(op, a, b, a.dtype())
+fn matmul_with_grad(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    matmul_with_grad_as(op, a, b, a.dtype())
 }
 
 /// The same in `dtype`: the operands', or f32 for 16-bit ones.
-fn product_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     if !autograd::wanted(&[a, b]) {
-        return multiply_as(op, a, b, dtype);
+        return gemm_as(op, a, b, dtype);
     }
-    let out = multiply_as(op, &a.detach(), &b.detach(), dtype)?;
+    let out = gemm_as(op, &a.detach(), &b.detach(), dtype)?;
     // Each operand is kept for the gradient of the other, and its shape for its own.
     let left = b.requires_grad().then(|| SavedTensor::of(a));
     let right = a.requires_grad().then(|| SavedTensor::of(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
     Ok(autograd::attach_twice(op, out, &[a, b], move |g, wants| {
         let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transposed(&kept.get(wants)?).map(Some),
+            Some(kept) => transpose_matrix(&kept.get(wants)?).map(Some),
             None => Ok(None),
         };
         // Gradients of products that were left in f32 are multiplied in the operands' type.
         let da =
-            of(&right, 0)?.map(|b| product_summed(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
+            of(&right, 0)?.map(|b| matmul_sum_to(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
         let db =
-            of(&left, 1)?.map(|a| product_summed(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
+            of(&left, 1)?.map(|a| matmul_sum_to(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
         Ok(smallvec![da, db] as Grads)
     }))
 }
 
 /// The type in which products of this one are summed: halves are rounded once, behind the sum.
-fn summed_in(dtype: DType) -> DType {
+fn accumulator_dtype(dtype: DType) -> DType {
     if dtype.size() == 2 { DType::F32 } else { dtype }
 }
 
 /// a · b summed to a shape, with its gradient.
-fn product_summed(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
-    let whole = Product::new(op, a, b)?.shape.as_slice() == shape;
-    let dtype = if whole { a.dtype() } else { summed_in(a.dtype()) };
-    product_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
+fn matmul_sum_to(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let whole = MatmulProblem::new(op, a, b)?.shape.as_slice() == shape;
+    let dtype = if whole { a.dtype() } else { accumulator_dtype(a.dtype()) };
+    matmul_with_grad_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
 }
 
 /// a · b, without a gradient.
-pub(super) fn multiply(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    multiply_as(op, a, b, a.dtype())
+pub(super) fn gemm(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    gemm_as(op, a, b, a.dtype())
 }
 
-fn multiply_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
-    let product = Product::new(op, a, b)?;
+fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
+    let product = MatmulProblem::new(op, a, b)?;
     if product.is_empty() {
         return Tensor::zeros(&product.shape, dtype, a.device());
     }
     let out = Tensor::empty(&product.shape, dtype, a.device())?;
-    product.write(&out, false)?;
+    product.write_into(&out, false)?;
     Ok(out)
 }
 
 /// Writes a · b over `out`, or adds it (`add`), without a gradient. `out` has the product's shape, its columns side by side,
 /// and the type of a and b, or f32 for 16-bit ones: then nothing is rounded to 16 bits.
-pub(super) fn multiply_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
-    let product = Product::new(op, a, b)?;
+pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
+    let product = MatmulProblem::new(op, a, b)?;
     if product.shape.as_slice() != out.shape() {
         let rule =
             format!("the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
@@ -127,76 +127,76 @@ pub(super) fn multiply_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tens
     match product.is_empty() {
         true if add => Ok(()),
         true => crate::nn::init::zeros_(out),
-        false => product.write(out, add),
+        false => product.write_into(out, add),
     }
 }
 
 /// Writes a · b + `bias` over `out`, as [`multiply_into`]; the sum is rounded once. `bias` has a number for each column, side by side, and
 /// `out` lies dense at the start of its memory.
-pub(super) fn multiply_biased(
+pub(super) fn gemm_bias_into(
     op: &'static str,
     a: &Tensor,
     b: &Tensor,
     out: &Tensor,
     bias: &Tensor,
 ) -> Result<()> {
-    if multiply_with(op, a, b, out, false, Finish::Bias(bias))? {
+    if try_gemm_epilogue(op, a, b, out, false, EpilogueTensors::Bias(bias))? {
         return Ok(());
     }
-    let product = Product::new(op, a, b)?;
+    let product = MatmulProblem::new(op, a, b)?;
     match product.is_empty() {
         true => bias.broadcast_to(out.shape())?.copy_into(out),
-        false => product.by_kernel(out, Some(bias)),
+        false => product.run_kernel(out, Some(bias)),
     }
 }
 
 /// As [`multiply_into`] of matrices, with an epilogue of the vendor's library; `false`, and nothing done, where there is none.
-pub(super) fn multiply_with(
+pub(super) fn try_gemm_epilogue(
     op: &'static str,
     a: &Tensor,
     b: &Tensor,
     out: &Tensor,
     add: bool,
-    finish: Finish<'_>,
+    finish: EpilogueTensors<'_>,
 ) -> Result<bool> {
-    let product = Product::new(op, a, b)?;
-    if product.is_empty() { Ok(false) } else { product.by_library(out, add, finish) }
+    let product = MatmulProblem::new(op, a, b)?;
+    if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, add, finish) }
 }
 
 /// Writes a · b of matrices of 8-bit floats over `out` by the vendor's library; `false`, and nothing done, where it does not.
-pub(super) fn multiply_stored(
+pub(super) fn try_gemm_fp8(
     op: &'static str,
     a: &Tensor,
     b: &Tensor,
     out: &Tensor,
-    finish: Finish<'_>,
+    finish: EpilogueTensors<'_>,
 ) -> Result<bool> {
     if !out.device().info().features.f8 {
         return Ok(false);
     }
-    let product = Product::of(op, a, b)?;
-    if product.is_empty() { Ok(false) } else { product.by_library(out, false, finish) }
+    let product = MatmulProblem::from_checked(op, a, b)?;
+    if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, false, finish) }
 }
 
 /// An [`Epilogue`], of tensors. Matrices have the strides of the product's result, vectors lie at the start of their memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Finish<'a> {
+pub(super) enum EpilogueTensors<'a> {
     None,
     Bias(&'a Tensor),
-    GeluBias { bias: &'a Tensor, before: &'a Tensor },
+    GeluBias { bias: &'a Tensor, pre_activation: &'a Tensor },
     GeluGrad { x: &'a Tensor, gelu: &'a Tensor, sums: &'a Tensor },
     RowSums(&'a Tensor),
     Scaled { scales: Option<[&'a Tensor; 2]>, bias: Option<&'a Tensor> },
 }
 
-impl<'a> Finish<'a> {
+impl<'a> EpilogueTensors<'a> {
     /// What it touches: a matrix, a vector.
-    fn tensors(self) -> SmallVec<[(&'a Tensor, Access); 3]> {
+    fn tensor_accesses(self) -> SmallVec<[(&'a Tensor, Access); 3]> {
         use Access::{Read, Write};
         match self {
             Self::None => smallvec![],
             Self::Bias(bias) => smallvec![(bias, Read)],
-            Self::GeluBias { bias, before } => smallvec![(before, Write), (bias, Read)],
+            Self::GeluBias { bias, pre_activation: before } => smallvec![(before, Write), (bias, Read)],
             Self::GeluGrad { x, gelu, sums } => smallvec![(x, Read), (gelu, Write), (sums, Write)],
             Self::RowSums(sums) => smallvec![(sums, Write)],
             Self::Scaled { scales, bias } => {
@@ -207,25 +207,25 @@ impl<'a> Finish<'a> {
 }
 
 /// A product, checked and folded to at most two batch dimensions.
-struct Product {
+struct MatmulProblem {
     op: &'static str,
-    extents: Extents,
+    extents: MatmulExtents,
     /// The second of the two batch dimensions.
-    inner: usize,
-    a: (Tensor, Matrices),
-    b: (Tensor, Matrices),
+    inner_batch: usize,
+    a: (Tensor, MatrixLayout),
+    b: (Tensor, MatrixLayout),
     shape: Dims,
 }
 
-impl Product {
+impl MatmulProblem {
     fn new(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
-        check(op, a, b)?;
-        Self::of(op, a, b)
+        check_matmul_operands(op, a, b)?;
+        Self::from_checked(op, a, b)
     }
 
     /// The same of operands whose types were checked.
-    fn of(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
-        let ((m, k), (rows, n)) = (matrix(a.shape()), matrix(b.shape()));
+    fn from_checked(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
+        let ((m, k), (rows, n)) = (last_two(a.shape()), last_two(b.shape()));
         if k != rows {
             return Err(Error::shape(
                 op,
@@ -235,11 +235,11 @@ impl Product {
         }
         // Most products: what follows would change nothing.
         if a.rank() == 2 && b.rank() == 2 {
-            let (left, right) = (Matrices::of(a, &[]), Matrices::of(b, &[]));
+            let (left, right) = (MatrixLayout::from_tensor(a, &[]), MatrixLayout::from_tensor(b, &[]));
             return Ok(Self {
                 op,
-                extents: Extents { m, n, k, batch: 1 },
-                inner: 1,
+                extents: MatmulExtents { m, n, k, batch: 1 },
+                inner_batch: 1,
                 a: (a.clone(), left),
                 b: (b.clone(), right),
                 shape: smallvec![m, n],
@@ -256,12 +256,13 @@ impl Product {
             (a, b) = (a.contiguous()?, b.contiguous()?);
             (extents, strides) = fold(&a, &b);
         }
-        let (outer, inner) = pair(&extents, 1);
-        let (left, right) = (Matrices::of(&a, &strides[0]), Matrices::of(&b, &strides[1]));
+        let (outer, inner) = outer_and_inner(&extents, 1);
+        let (left, right) =
+            (MatrixLayout::from_tensor(&a, &strides[0]), MatrixLayout::from_tensor(&b, &strides[1]));
         Ok(Self {
             op,
-            extents: Extents { m, n, k, batch: outer * inner },
-            inner,
+            extents: MatmulExtents { m, n, k, batch: outer * inner },
+            inner_batch: inner,
             a: (a, left),
             b: (b, right),
             shape: with(m, n),
@@ -273,60 +274,67 @@ impl Product {
         numel(&self.shape) == 0 || self.extents.k == 0
     }
 
-    fn write(&self, out: &Tensor, add: bool) -> Result<()> {
-        if self.by_library(out, add, Finish::None)? {
+    fn write_into(&self, out: &Tensor, add: bool) -> Result<()> {
+        if self.try_vendor_library(out, add, EpilogueTensors::None)? {
             return Ok(());
         }
         // The kernels write whole tensors.
         if !add && out.is_contiguous() && out.layout().offset() == 0 {
-            return self.by_kernel(out, None);
+            return self.run_kernel(out, None);
         }
         let whole = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&self.shape, out.dtype(), out.device())?
         };
-        self.by_kernel(&whole, None)?;
+        self.run_kernel(&whole, None)?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
 
     /// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
     /// one is a loop of calls, which costs less than copies of the operands.
-    fn by_library(&self, out: &Tensor, add: bool, finish: Finish<'_>) -> Result<bool> {
-        let (e, inner) = (self.extents, self.inner);
-        let (row, col) = matrix(out.strides());
+    fn try_vendor_library(&self, out: &Tensor, add: bool, finish: EpilogueTensors<'_>) -> Result<bool> {
+        let (e, inner) = (self.extents, self.inner_batch);
+        let (row, col) = last_two(out.strides());
         let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
         let (extents, steps) = collapse_one(batch);
         // Of a result that was made for the product one step is enough.
         if col != 1 && e.n > 1 || extents.len() > 1 {
             return Ok(false);
         }
-        let step = pair(&steps, 0).1;
-        let c = Matrices { offset: out.layout().offset(), row, col: 1, outer: inner * step, inner: step };
+        let step = outer_and_inner(&steps, 0).1;
+        let c = MatrixLayout {
+            offset: out.layout().offset(),
+            row_stride: row,
+            col_stride: 1,
+            outer_stride: inner * step,
+            inner_stride: step,
+        };
         let [(ta, a), (tb, b)] = [(&self.a.0, self.a.1), (&self.b.0, self.b.1)];
         let mut all: SmallVec<[_; 6]> =
             smallvec![(ta, Access::Read), (tb, Access::Read), (out, Access::Write)];
-        finish.tensors().into_iter().for_each(|t| all.push(t));
+        finish.tensor_accesses().into_iter().for_each(|t| all.push(t));
         let bound = launch::bind(all.iter().copied())?;
-        let operand = |at: usize, dtype: DType, m: Matrices, index: usize| MatrixOperand {
+        let operand = |at: usize, dtype: DType, m: MatrixLayout, index: usize| MatrixOperand {
             segment: bound[at].segment,
-            offset: bound[at].offset + ((m.offset + index * m.outer) * dtype.size()) as u64,
-            row_stride: m.row as u64,
-            col_stride: m.col as u64,
-            batch_stride: m.inner as u64,
+            offset: bound[at].offset + ((m.offset + index * m.outer_stride) * dtype.size()) as u64,
+            row_stride: m.row_stride as u64,
+            col_stride: m.col_stride as u64,
+            batch_stride: m.inner_stride as u64,
         };
-        let beside =
-            |at: usize, t: &Tensor| operand(at, t.dtype(), Matrices { offset: t.layout().offset(), ..c }, 0);
+        let beside = |at: usize, t: &Tensor| {
+            operand(at, t.dtype(), MatrixLayout { offset: t.layout().offset(), ..c }, 0)
+        };
         let epilogue = match finish {
-            Finish::None => Epilogue::None,
-            Finish::Bias(_) => Epilogue::Bias(bound[3]),
-            Finish::GeluBias { before, .. } => {
+            EpilogueTensors::None => Epilogue::None,
+            EpilogueTensors::Bias(_) => Epilogue::Bias(bound[3]),
+            EpilogueTensors::GeluBias { pre_activation: before, .. } => {
                 Epilogue::GeluBias { bias: bound[4], before: beside(3, before) }
             }
-            Finish::GeluGrad { x, gelu, .. } => {
+            EpilogueTensors::GeluGrad { x, gelu, .. } => {
                 Epilogue::GeluGrad { x: beside(3, x), gelu: beside(4, gelu), sums: bound[5] }
             }
-            Finish::RowSums(_) => Epilogue::RowSums(bound[3]),
-            Finish::Scaled { scales, bias } => Epilogue::Scaled {
+            EpilogueTensors::RowSums(_) => Epilogue::RowSums(bound[3]),
+            EpilogueTensors::Scaled { scales, bias } => Epilogue::Scaled {
                 scales: scales.map(|_| [bound[3], bound[4]]),
                 bias: bias.map(|_| bound[bound.len() - 1]),
             },
@@ -346,8 +354,8 @@ impl Product {
                 beta: if add { 1.0 } else { 0.0 },
                 epilogue,
             };
-            let asked =
-                call.takes_epilogue() && out.device().offer(|| work(&call), &Command::Matmul(&call))?;
+            let asked = call.takes_epilogue()
+                && out.device().offer(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
             if !asked {
                 // The kernels then write everything again.
                 return Ok(false);
@@ -357,34 +365,39 @@ impl Product {
     }
 
     /// Into a contiguous `out` from the start of its memory; `bias` has a number for each column, side by side.
-    fn by_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
         if out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2) {
             let rule = format!("a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
             return Err(Error::dtype(self.op, out.dtype(), rule));
         }
-        let plan = Plan::new(e, ta.dtype(), Costs::new(device, false));
+        let plan = TilePlan::new(e, ta.dtype(), CostModel::new(device, false));
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
-        let along = AlongSum { a: along(a.col, a.row), b: along(b.row, b.col) };
+        let along =
+            KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
         let name = |dtype| launch::shader_dtype(dtype, device);
         let spec = KernelSpec::new("matmul")
             .def("dtype", name(ta.dtype()))
             .def("out", name(out.dtype()))
             .def("bias", bias.is_some());
-        let spec = plan.define(spec, along, e.n.is_multiple_of(4));
-        let matrices = |p: Params, m: &Matrices| p.size(m.offset).size(m.row).size(m.col).align();
+        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
+        let matrices =
+            |p: Params, m: &MatrixLayout| p.size(m.offset).size(m.row_stride).size(m.col_stride).align();
         let params =
-            plan.params().size(self.inner).size(bias.map_or(0, |bias| bias.layout().offset())).align();
-        let params =
-            matrices(matrices(params, &a), &b).size(a.outer).size(a.inner).size(b.outer).size(b.inner);
+            plan.params().size(self.inner_batch).size(bias.map_or(0, |bias| bias.layout().offset())).align();
+        let params = matrices(matrices(params, &a), &b)
+            .size(a.outer_stride)
+            .size(a.inner_stride)
+            .size(b.outer_stride)
+            .size(b.inner_stride);
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
         plan.run(&spec, &inputs, params, out)
     }
 }
 
 /// Two batch dimensions of what is left of them.
-fn pair(of: &[usize], default: usize) -> (usize, usize) {
+fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
     match *of {
         [] => (default, default),
         [inner] => (default, inner),
@@ -392,17 +405,23 @@ fn pair(of: &[usize], default: usize) -> (usize, usize) {
     }
 }
 
-impl Matrices {
+impl MatrixLayout {
     /// The matrices of a tensor, whose batch dimensions have these steps.
-    fn of(t: &Tensor, steps: &[usize]) -> Self {
-        let (row, col) = matrix(t.strides());
-        let (outer, inner) = pair(steps, 0);
-        Self { offset: t.layout().offset(), row, col, outer, inner }
+    fn from_tensor(t: &Tensor, steps: &[usize]) -> Self {
+        let (row, col) = last_two(t.strides());
+        let (outer, inner) = outer_and_inner(steps, 0);
+        Self {
+            offset: t.layout().offset(),
+            row_stride: row,
+            col_stride: col,
+            outer_stride: outer,
+            inner_stride: inner,
+        }
     }
 }
 
 /// What a profile says of a product.
-pub(crate) fn work(call: &MatmulCall) -> Work {
+pub(crate) fn describe_for_profiler(call: &MatmulCall) -> Work {
     let MatmulCall { dtype, out, m, n, k, batch, epilogue, .. } = *call;
     let besides = match epilogue {
         Epilogue::None => "",
@@ -426,14 +445,14 @@ pub(crate) fn work(call: &MatmulCall) -> Work {
     }
 }
 
-static ADD_SCALED: Pointwise = Pointwise {
+static ADD_SCALED: PointwiseOp = PointwiseOp {
     name: "addmm",
     // A beta of 0 takes nothing of the input, be it NaN.
     expr: "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b",
-    plain: "",
-    types: Types::Number,
-    math: &[],
-    grads: &[Grad::Expr("g * T(beta)", &[]), Grad::Expr("g * T(alpha)", &[])],
+    int_f64_expr: "",
+    type_rule: TypeRule::Number,
+    math_files: &[],
+    grads: &[GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])],
 };
 
 /// beta · input + alpha · product, of the product's shape. A beta of 0 ignores the input, whatever it holds.
@@ -459,12 +478,12 @@ pub(super) fn add_scaled(
         return product.mul(alpha);
     }
     let attrs = [("beta", Scalar::Float(beta)), ("alpha", Scalar::Float(alpha))];
-    pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
+    run_pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
 }
 
 /// The same with the product of two matrices or batches of them, which is rounded to their type with the sum.
 #[track_caller]
-fn add_product(
+fn add_matmul(
     op: &'static str,
     input: &Tensor,
     (a, b): (&Tensor, &Tensor),
@@ -472,8 +491,8 @@ fn add_product(
     alpha: f64,
 ) -> Result<Tensor> {
     let _op = memory::scope::op(op);
-    let wide = summed_in(a.dtype());
-    let made = multiply_as(op, &a.detach(), &b.detach(), wide)?;
+    let wide = accumulator_dtype(a.dtype());
+    let made = gemm_as(op, &a.detach(), &b.detach(), wide)?;
     let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
     if input.dtype() == a.dtype() {
         out = out.to_dtype(a.dtype())?;
@@ -492,13 +511,13 @@ fn add_product(
             (true, false) => Some(amp::widened(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
         };
         let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transposed(&kept.get(wants)?).map(Some),
+            Some(kept) => transpose_matrix(&kept.get(wants)?).map(Some),
             None => Ok(None),
         };
         // The factor goes behind the product, whose sums may cancel.
         let scaled = |a: &Tensor, b: &Tensor| match alpha == 1.0 {
-            true => product(op, a, b),
-            false => product_as(op, a, b, wide)?.mul(alpha)?.to_dtype(a.dtype()),
+            true => matmul_with_grad(op, a, b),
+            false => matmul_with_grad_as(op, a, b, wide)?.mul(alpha)?.to_dtype(a.dtype()),
         };
         let da = of(&right, 1)?.map(|b| scaled(&g.to_dtype(b.dtype())?, &b)).transpose()?;
         let db = of(&left, 2)?.map(|a| scaled(&a, &g.to_dtype(a.dtype())?)).transpose()?;
@@ -507,7 +526,7 @@ fn add_product(
 }
 
 /// Fails if a tensor has another number of dimensions than an operation takes.
-fn ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
+fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
     if pairs.iter().all(|(t, rank)| t.rank() == *rank) {
         return Ok(());
     }
@@ -535,7 +554,7 @@ impl Tensor {
         const OP: &str = "matmul";
         recast!(OP, [self, other], |a, b| a.matmul(&b));
         let _op = memory::scope::op(OP);
-        check(OP, self, other)?;
+        check_matmul_operands(OP, self, other)?;
         if self.rank() == 0 || other.rank() == 0 {
             return Err(Error::shape(
                 OP,
@@ -552,11 +571,13 @@ impl Tensor {
             ));
         }
         match (self.rank(), other.rank()) {
-            (1, 1) => product(OP, &self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(&[][..] as &[usize]),
-            (1, _) => product(OP, &self.unsqueeze(0)?, other)?.squeeze(-2),
-            (_, 1) => product_rows(OP, self, &other.unsqueeze(1)?)?.squeeze(-1),
-            (_, 2) => product_rows(OP, self, other),
-            _ => product(OP, self, other),
+            (1, 1) => {
+                matmul_with_grad(OP, &self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(&[][..] as &[usize])
+            }
+            (1, _) => matmul_with_grad(OP, &self.unsqueeze(0)?, other)?.squeeze(-2),
+            (_, 1) => matmul_fold_batch(OP, self, &other.unsqueeze(1)?)?.squeeze(-1),
+            (_, 2) => matmul_fold_batch(OP, self, other),
+            _ => matmul_with_grad(OP, self, other),
         }
     }
 
@@ -567,9 +588,9 @@ impl Tensor {
     #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         recast!("mm", [self, other], |a, b| a.mm(&b));
-        ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
+        check_ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
         let _op = memory::scope::op("mm");
-        product("mm", self, other)
+        matmul_with_grad("mm", self, other)
     }
 
     /// The products of two batches of matrices of the same length.
@@ -579,7 +600,7 @@ impl Tensor {
     #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         recast!("bmm", [self, other], |a, b| a.bmm(&b));
-        ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
+        check_ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
         if self.shape()[0] != other.shape()[0] {
             return Err(Error::shape(
                 "bmm",
@@ -588,7 +609,7 @@ impl Tensor {
             ));
         }
         let _op = memory::scope::op("bmm");
-        product("bmm", self, other)
+        matmul_with_grad("bmm", self, other)
     }
 
     /// The product of a matrix and a vector.
@@ -598,7 +619,7 @@ impl Tensor {
     #[track_caller]
     pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
         recast!("mv", [self, vector], |a, v| a.mv(&v));
-        ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
+        check_ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
         self.matmul(vector)
     }
 
@@ -609,7 +630,7 @@ impl Tensor {
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
         recast!("dot", [self, other], |a, b| a.dot(&b));
-        ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
+        check_ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.matmul(other)
     }
 
@@ -619,7 +640,7 @@ impl Tensor {
     /// An operand is no vector; memory runs out.
     #[track_caller]
     pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
-        ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;
+        check_ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.unsqueeze(1)?.mul(other)
     }
 
@@ -657,8 +678,8 @@ impl Tensor {
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
-        ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
-        add_product("addmm", self, (a, b), beta, alpha)
+        check_ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
+        add_matmul("addmm", self, (a, b), beta, alpha)
     }
 
     /// beta · self + alpha · (matrix · vector); `self` broadcasts, and is ignored if beta is 0.
@@ -668,10 +689,10 @@ impl Tensor {
     #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
-        ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
-        check("addmv", matrix, vector)?;
+        check_ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
+        check_matmul_operands("addmv", matrix, vector)?;
         let column = if self.rank() == 0 { self.clone() } else { self.unsqueeze(-1)? };
-        add_product("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
+        add_matmul("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
     }
 
     /// beta · self + alpha · [`outer`](Self::outer)(a, b); `self` broadcasts, and is ignored if beta is 0.
@@ -683,11 +704,11 @@ impl Tensor {
         recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
         if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
             // As in PyTorch: sums and products of truth values are `or` and `and`.
-            ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
+            check_ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
             let both = a.unsqueeze(1)?.logical_and(&b.logical_and(alpha != 0.0)?)?;
             return self.logical_and(beta != 0.0)?.logical_or(&both);
         }
-        let wide = summed_in(a.dtype());
+        let wide = accumulator_dtype(a.dtype());
         let out = add_scaled("addr", self, &a.to_dtype(wide)?.outer(&b.to_dtype(wide)?)?, beta, alpha)?;
         if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
     }
@@ -699,11 +720,11 @@ impl Tensor {
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
-        ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
+        check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("baddbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
         }
-        add_product("baddbmm", self, (a, b), beta, alpha)
+        add_matmul("baddbmm", self, (a, b), beta, alpha)
     }
 
     /// beta · self + alpha · Σ (a · b) over a batch of matrices; `self` broadcasts, and is ignored if beta is 0.
@@ -713,7 +734,7 @@ impl Tensor {
     #[track_caller]
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         recast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
-        ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
+        check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
         }
@@ -721,19 +742,19 @@ impl Tensor {
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
         let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
-        add_product("addbmm", self, (&long, &tall), beta, alpha)
+        add_matmul("addbmm", self, (&long, &tall), beta, alpha)
     }
 }
 
 /// a · b for a matrix b: the batch of a becomes rows, so that the gradient of b is one product, not a batch of them
 /// and a sum.
-fn product_rows(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
-    let (m, k) = matrix(a.shape());
+fn matmul_fold_batch(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    let (m, k) = last_two(a.shape());
     let rows: [usize; 2] = [numel(&a.shape()[..a.rank() - 1]), k];
     if a.rank() == 2 || (a.layout().view_strides(&rows).is_none() && !autograd::wanted(&[b])) {
-        return product(op, a, b);
+        return matmul_with_grad(op, a, b);
     }
     let mut shape: Dims = a.shape()[..a.rank() - 2].into();
     shape.extend_from_slice(&[m, b.shape()[1]]);
-    product(op, &a.reshape(rows)?, b)?.reshape(&shape[..])
+    matmul_with_grad(op, &a.reshape(rows)?, b)?.reshape(&shape[..])
 }

@@ -7,12 +7,12 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::heuristics::split_reduction;
 use super::launch::{self, GROUP, Params};
 use super::layer_norm::{RowNorm, rounding_unit};
-use super::reduce::dense;
+use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use super::softmax::{check_float, lanes};
-use super::spread::shared;
+use super::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::amp::{Cast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::check;
@@ -23,94 +23,94 @@ use crate::tensor::{Dims, Tensor};
 
 /// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight.wgsl`.
 #[derive(Clone, Copy, Debug)]
-struct Geometry {
+struct NormGeometry {
     rows: usize,
     extent: usize,
-    run: usize,
-    step: usize,
+    run_length: usize,
+    run_stride: usize,
     row_stride: usize,
     /// Of the weight of an element: row modulus, and strides of row, run and element.
     weight_rows: usize,
-    weight_of: [usize; 3],
+    weight_strides: [usize; 3],
     /// Number of weights, and of elements that share one.
     weights: usize,
-    shared: usize,
+    elements_per_weight: usize,
     /// Of the elements of a weight: its stride, their run and step.
     weight_stride: usize,
-    weight_run: usize,
-    weight_step: usize,
+    weight_run_length: usize,
+    weight_run_stride: usize,
     /// Of the row of such an element: stride of runs, weights in a row, stride of rows.
-    row_of: [usize; 3],
+    row_strides: [usize; 3],
 }
 
-impl Geometry {
+impl NormGeometry {
     /// Rows over the trailing `extent` elements, each with a weight of its own.
-    fn layer(rows: usize, extent: usize) -> Self {
+    fn for_layer_norm(rows: usize, extent: usize) -> Self {
         Self {
             rows,
             extent,
-            run: extent,
-            step: 0,
+            run_length: extent,
+            run_stride: 0,
             row_stride: extent,
             weight_rows: 1,
-            weight_of: [0, 0, 1],
+            weight_strides: [0, 0, 1],
             weights: extent,
-            shared: rows,
+            elements_per_weight: rows,
             weight_stride: 1,
-            weight_run: 1,
-            weight_step: extent,
-            row_of: [1, 1, 0],
+            weight_run_length: 1,
+            weight_run_stride: extent,
+            row_strides: [1, 1, 0],
         }
     }
 
     /// [batch, channels, space] with a row for each batch entry and group of channels, and a weight for each channel.
-    fn group(batch: usize, channels: usize, space: usize, groups: usize) -> Self {
+    fn for_group_norm(batch: usize, channels: usize, space: usize, groups: usize) -> Self {
         let extent = channels / groups * space;
         Self {
             rows: batch * groups,
             extent,
-            run: space,
-            step: space,
+            run_length: space,
+            run_stride: space,
             row_stride: extent,
             weight_rows: groups,
-            weight_of: [channels / groups, 1, 0],
-            row_of: [groups, channels / groups, 1],
-            ..Self::channels(batch, channels, space)
+            weight_strides: [channels / groups, 1, 0],
+            row_strides: [groups, channels / groups, 1],
+            ..Self::for_channel_norm(batch, channels, space)
         }
     }
 
     /// [batch, channels, space] with a row and a weight for each channel.
-    fn channels(batch: usize, channels: usize, space: usize) -> Self {
+    fn for_channel_norm(batch: usize, channels: usize, space: usize) -> Self {
         Self {
             rows: channels,
             extent: batch * space,
-            run: space,
-            step: channels * space,
+            run_length: space,
+            run_stride: channels * space,
             row_stride: space,
             weight_rows: channels,
-            weight_of: [1, 0, 0],
+            weight_strides: [1, 0, 0],
             weights: channels,
-            shared: batch * space,
+            elements_per_weight: batch * space,
             weight_stride: space,
-            weight_run: space,
-            weight_step: channels * space,
-            row_of: [0, 1, 1],
+            weight_run_length: space,
+            weight_run_stride: channels * space,
+            row_strides: [0, 1, 1],
         }
     }
 }
 
 /// The statistics of the rows; RMS has no mean.
 #[derive(Clone)]
-struct Statistics {
+struct NormStatistics {
     mean: Option<Tensor>,
     rstd: Tensor,
 }
 
 /// Elements of a row from which on several workgroups share it, if there are few rows.
-const LONG: usize = 1 << 16;
+const SPLIT_ROW_MIN: usize = 1 << 16;
 
 /// Parts of a long row that are worked on side by side.
-fn parts(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
+fn split_weight_reduction(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
     let groups = outputs.div_ceil(GROUP / lanes);
     let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
@@ -119,19 +119,19 @@ fn parts(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
 
 /// Distribution of rows over threads and workgroups.
 #[derive(Clone, Copy)]
-struct Stage {
+struct NormStage {
     lanes: usize,
     across: bool,
     width: usize,
     /// Parts of a row, and their elements.
-    parts: (usize, usize),
+    splits_and_chunk: (usize, usize),
 }
 
 /// One normalisation of one tensor, with what all of its kernels need.
 #[derive(Clone)]
-struct Norm {
+struct Normalization {
     op: &'static str,
-    geometry: Geometry,
+    geometry: NormGeometry,
     rms: bool,
     eps: f64,
     /// Contiguous from the start of their storages.
@@ -140,39 +140,40 @@ struct Norm {
     bias: Option<Tensor>,
 }
 
-impl Norm {
+impl Normalization {
     /// The kernel for the elements: forward, or backward with the gradient `g`.
-    fn elements(&self, g: Option<&Tensor>, statistics: &Statistics) -> Result<Tensor> {
+    fn run_element_kernel(&self, g: Option<&Tensor>, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
         if out.numel() == 0 {
             return Ok(out);
         }
-        let across = at.run == 1 && at.rows > 1;
-        let lanes = lanes(at.extent, across);
-        let fours = [at.run, at.step, at.row_stride].iter().all(|n| n.is_multiple_of(4));
+        let across = at.run_length == 1 && at.rows > 1;
+        let lanes = lanes_per_row(at.extent, across);
+        let fours = [at.run_length, at.run_stride, at.row_stride].iter().all(|n| n.is_multiple_of(4));
         let width = if x.dtype().size() == 2 && fours && !across { 4 } else { 1 };
-        let stage = Stage { lanes, across, width, parts: (1, at.extent) };
-        let (splits, chunk) = shared(at.rows, at.extent, lanes, 3);
-        if at.extent < LONG || splits == 1 {
+        let stage = NormStage { lanes, across, width, splits_and_chunk: (1, at.extent) };
+        let (splits, chunk) = split_reduction(at.rows, at.extent, lanes, 3);
+        if at.extent < SPLIT_ROW_MIN || splits == 1 {
             // Three loops over the row, and those of sums over its threads.
             let turns = 3 * at.extent.div_ceil(lanes * width) + 128;
-            self.launch("whole", stage, g, Some(statistics), None, &out, turns)?;
+            self.launch_stage("whole", stage, g, Some(statistics), None, &out, turns)?;
             return Ok(out);
         }
-        let stage = Stage { parts: (splits, chunk), ..stage };
+        let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let turns = 2 * chunk.div_ceil(lanes * width) + 128;
         let partial = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.rows], DType::F32, x.device())?
         };
         let given = g.map(|_| statistics);
-        self.launch("parts", stage, g, given, None, &partial, turns)?;
+        self.launch_stage("parts", stage, g, given, None, &partial, turns)?;
         let sums = match g {
             Some(_) => Some(partial.sum(&[0], false)?),
             None => {
-                let stage = Stage { lanes: GROUP, across: false, width: 1, parts: (splits, chunk) };
-                self.launch(
+                let stage =
+                    NormStage { lanes: GROUP, across: false, width: 1, splits_and_chunk: (splits, chunk) };
+                self.launch_stage(
                     "finish",
                     stage,
                     None,
@@ -184,24 +185,24 @@ impl Norm {
                 None
             }
         };
-        self.launch("apply", stage, g, Some(statistics), sums.as_ref(), &out, turns)?;
+        self.launch_stage("apply", stage, g, Some(statistics), sums.as_ref(), &out, turns)?;
         Ok(out)
     }
 
     /// One stage of `norm.wgsl`. `more`: the sums of the parts, or in the stage `finish` the parts themselves, and there is no `out`.
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
-    fn launch(
+    fn launch_stage(
         &self,
         name: &'static str,
-        stage: Stage,
+        stage: NormStage,
         g: Option<&Tensor>,
-        statistics: Option<&Statistics>,
+        statistics: Option<&NormStatistics>,
         more: Option<&Tensor>,
         out: &Tensor,
         turns: usize,
     ) -> Result<()> {
         let Self { geometry: at, x, .. } = self;
-        let Stage { lanes, across, width, parts: (splits, chunk) } = stage;
+        let NormStage { lanes, across, width, splits_and_chunk: (splits, chunk) } = stage;
         let finish = name == "finish";
         let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
         // What is read of an element: statistics need no weights.
@@ -214,12 +215,12 @@ impl Norm {
             .def("weight", dtype(weight))
             .def("bias", dtype(bias))
             .def("rms", self.rms)
-            .def("flat", at.run >= at.extent)
+            .def("flat", at.run_length >= at.extent)
             .def("lanes", lanes)
             .def("across", across)
             .def("width", width);
-        let [weight_row, weight_step, weight_inner] = at.weight_of;
-        let params = Params::new().size(at.rows).size(at.extent).size(at.run).size(at.step);
+        let [weight_row, weight_step, weight_inner] = at.weight_strides;
+        let params = Params::new().size(at.rows).size(at.extent).size(at.run_length).size(at.run_stride);
         let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
         let params = params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).turns(turns);
         let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
@@ -244,14 +245,14 @@ impl Norm {
     }
 
     /// The sums over the elements of each weight, of g times the normalised x and of g, as f32 of [2, weights].
-    fn sums(&self, g: &Tensor, statistics: &Statistics) -> Result<Tensor> {
+    fn sum_parameter_grads(&self, g: &Tensor, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         if x.numel() == 0 {
             return Tensor::zeros(&[2, at.weights], DType::F32, x.device());
         }
-        let across = at.weight_run == 1 && at.weights > 1;
-        let lanes = lanes(at.shared, across);
-        let (splits, chunk) = parts(at.weights, at.shared, lanes);
+        let across = at.weight_run_length == 1 && at.weights > 1;
+        let lanes = lanes_per_row(at.elements_per_weight, across);
+        let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
         let partial = {
             let _tag = memory::scope::tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
@@ -259,11 +260,15 @@ impl Norm {
         let spec = KernelSpec::new("norm_weight")
             .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
             .def("rms", self.rms)
-            .def("single", at.weight_run == 1)
+            .def("single", at.weight_run_length == 1)
             .def("lanes", lanes)
             .def("across", across);
-        let [row_step, row_weights, row_inner] = at.row_of;
-        let params = Params::new().size(at.weights).size(at.shared).size(at.weight_run).size(at.weight_step);
+        let [row_step, row_weights, row_inner] = at.row_strides;
+        let params = Params::new()
+            .size(at.weights)
+            .size(at.elements_per_weight)
+            .size(at.weight_run_length)
+            .size(at.weight_run_stride);
         let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
         let params = params.size(splits).size(chunk).turns(chunk.div_ceil(lanes) + 128);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
@@ -274,12 +279,13 @@ impl Norm {
     }
 
     /// The gradients of the input, and of weight and bias where there are such.
-    fn backward(&self, g: &Tensor, statistics: &Statistics, wants: &[bool]) -> Result<Grads> {
-        let g = dense(g)?;
+    fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<Grads> {
+        let g = contiguous_zero_offset(g)?;
         let inputs = 1 + usize::from(self.weight.is_some());
-        let sums = wants[1..].contains(&true).then(|| self.sums(&g, statistics)).transpose()?;
+        let sums =
+            wants[1..].contains(&true).then(|| self.sum_parameter_grads(&g, statistics)).transpose()?;
         let mut grads = Grads::new();
-        grads.push(wants[0].then(|| self.elements(Some(&g), statistics)).transpose()?);
+        grads.push(wants[0].then(|| self.run_element_kernel(Some(&g), statistics)).transpose()?);
         for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
             let Some(t) = t else { continue };
             let slot = if k == 0 { 1 } else { inputs };
@@ -295,7 +301,7 @@ impl Norm {
     }
 
     /// Forward with statistics of its own, on the tape; `composed` is the same.
-    fn record(
+    fn forward_with_grad(
         self,
         x: &Tensor,
         weight: Option<&Tensor>,
@@ -304,17 +310,17 @@ impl Norm {
     ) -> Result<Tensor> {
         let stored = || Tensor::empty(&[self.geometry.rows], DType::F32, x.device());
         let mean = if self.rms { None } else { Some(stored()?) };
-        let statistics = Statistics { mean, rstd: stored()? };
-        let out = self.elements(None, &statistics)?;
+        let statistics = NormStatistics { mean, rstd: stored()? };
+        let out = self.run_element_kernel(None, &statistics)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
-        let saved = self.saved(&inputs);
+        let saved = self.saved_inputs(&inputs);
         Ok(autograd::attach_composed(self.op, out, &inputs, saved, composed, move |g, wants| {
             self.backward(g, &statistics, wants)
         }))
     }
 
     /// The inputs, as they are kept.
-    fn saved(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
+    fn saved_inputs(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
         let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
         made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::copy(made, t)).collect()
     }
@@ -322,40 +328,40 @@ impl Norm {
 
 /// Rows along `dims` of x, less their means unless it is `rms`, over their deviations: what the kernels make, of operations
 /// that have gradients of gradients. In f32.
-pub(super) fn normalized(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
-    let x = x.to_dtype(wide(x.dtype()))?;
+pub(super) fn normalize_composite(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
+    let x = x.to_dtype(norm_compute_dtype(x.dtype()))?;
     let away = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
     away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
 }
 
 /// x times weight, plus bias, where there are such, in the order of `inputs` behind x; `shape` is theirs beside x.
-pub(super) fn weighed(
+pub(super) fn apply_weight_bias(
     x: &Tensor,
     parameters: &[Tensor],
     has_weight: bool,
     shape: &[usize],
 ) -> Result<Tensor> {
     let (weight, bias) = parameters.split_at(usize::from(has_weight));
-    let dtype = wide(x.dtype());
+    let dtype = norm_compute_dtype(x.dtype());
     let x = weight.iter().try_fold(x.clone(), |x, w| x.mul(&w.to_dtype(dtype)?.reshape(shape)?))?;
     bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(dtype)?.reshape(shape)?))
 }
 
 /// What normalisations compute in.
-pub(super) fn wide(dtype: DType) -> DType {
+pub(super) fn norm_compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Whether x is f64, which has no kernels of its own: tensor operations do what they do.
-pub(super) fn in_double(op: &'static str, x: &Tensor) -> Result<bool> {
+pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     match x.dtype() {
         DType::F64 => launch::check_compute(op, DType::F64, x.device()).map(|()| true),
-        _ => check_float(op, x).map(|()| false),
+        _ => check_f32_f16_bf16(op, x).map(|()| false),
     }
 }
 
 /// Weight and bias beside f64, where there are such: checked, and of its type.
-pub(super) fn given(
+pub(super) fn cast_parameters(
     op: &'static str,
     x: &Tensor,
     parameters: [Option<&Tensor>; 2],
@@ -373,7 +379,7 @@ pub(super) fn given(
 }
 
 /// Checks weight or bias and makes it plain for the kernels.
-pub(super) fn parameter(
+pub(super) fn prepare_parameter(
     op: &'static str,
     t: Option<&Tensor>,
     x: &Tensor,
@@ -387,13 +393,13 @@ pub(super) fn parameter(
             &[t.shape(), shape],
         ));
     }
-    check_float(op, t)?;
+    check_f32_f16_bf16(op, t)?;
     t.same_device(op, x)?;
-    dense(t).map(Some)
+    contiguous_zero_offset(t).map(Some)
 }
 
 /// Batch, channels and the rest of a tensor of at least two dimensions.
-pub(super) fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
+pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
     match x.shape() {
         [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
         _ => Err(Error::shape(op, "the input is [batch, channels, ...]", &[x.shape()])),
@@ -401,7 +407,7 @@ pub(super) fn channels(op: &'static str, x: &Tensor) -> Result<(usize, usize, us
 }
 
 /// Running statistics of n channels of x: f64 beside f64 alone.
-pub(super) fn same_statistics(
+pub(super) fn check_running_stats(
     op: &'static str,
     x: &Tensor,
     running: (&Tensor, &Tensor),
@@ -416,23 +422,23 @@ pub(super) fn same_statistics(
             ));
         }
         if x.dtype() == DType::F64 {
-            in_double(op, t)?;
+            check_is_f64(op, t)?;
         } else {
-            check_float(op, t)?;
+            check_f32_f16_bf16(op, t)?;
         }
     }
     Ok(())
 }
 
 /// running = (1 - momentum) running + momentum now.
-pub(super) fn follow(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
+pub(super) fn update_running_stat(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
     let _no_grad = autograd::no_grad();
     running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
 }
 
 impl Tensor {
     #[track_caller]
-    fn norm_rows(
+    fn normalize_rows(
         &self,
         op: &'static str,
         shape: &[usize],
@@ -441,7 +447,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
         check::finite(op, "eps", eps)?;
-        let double = in_double(op, self)?;
+        let double = check_is_f64(op, self)?;
         if shape.is_empty() || !self.shape().ends_with(shape) {
             return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
         }
@@ -449,36 +455,36 @@ impl Tensor {
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
         if double {
-            let x = normalized(&self.reshape([rows, extent])?, &[1], op == "rms_norm", eps)?;
-            let given = given(op, self, parameters, shape)?;
-            return weighed(&x, &given, weight.is_some(), &[extent])?.reshape(self.shape());
+            let x = normalize_composite(&self.reshape([rows, extent])?, &[1], op == "rms_norm", eps)?;
+            let given = cast_parameters(op, self, parameters, shape)?;
+            return apply_weight_bias(&x, &given, weight.is_some(), &[extent])?.reshape(self.shape());
         }
-        let made = [parameter(op, weight, self, shape)?, parameter(op, bias, self, shape)?];
+        let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
         let rms = op == "rms_norm";
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
             // The kernel reads any float: under autocast only what it gives is f32, the input is not copied.
             let cast = Cast::of(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-            return norm.record(dense(self)?, result, &inputs);
+            return norm.record(contiguous_zero_offset(self)?, result, &inputs);
         }
         recast!(op, [self, weight, bias], |x, w, b| {
-            x.norm_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
+            x.normalize_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
         });
         let [made_weight, made_bias] = made;
-        let norm = Norm {
+        let norm = Normalization {
             op,
-            geometry: Geometry::layer(rows, extent),
+            geometry: NormGeometry::for_layer_norm(rows, extent),
             rms,
             eps,
-            x: dense(self)?,
+            x: contiguous_zero_offset(self)?,
             weight: made_weight,
             bias: made_bias,
         };
         let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
-        norm.record(self, weight, bias, move |t| {
-            let x = normalized(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
-            weighed(&x, &t[1..], weighs, &[extent])?.reshape(&whole[..])
+        norm.forward_with_grad(self, weight, bias, move |t| {
+            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(&whole[..])
         })
     }
 
@@ -505,7 +511,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        self.norm_rows("layer_norm", normalized_shape, [weight, bias], eps)
+        self.normalize_rows("layer_norm", normalized_shape, [weight, bias], eps)
     }
 
     /// Each row over the trailing dimensions `normalized_shape`, divided by the root of its mean square, times weight.
@@ -521,11 +527,11 @@ impl Tensor {
         eps: Option<f64>,
     ) -> Result<Tensor> {
         let eps = eps.unwrap_or_else(|| rounding_unit(self.dtype()));
-        self.norm_rows("rms_norm", normalized_shape, [weight, None], eps)
+        self.normalize_rows("rms_norm", normalized_shape, [weight, None], eps)
     }
 
     #[track_caller]
-    fn norm_groups(
+    fn normalize_groups(
         &self,
         op: &'static str,
         groups: usize,
@@ -534,8 +540,8 @@ impl Tensor {
     ) -> Result<Tensor> {
         let _op = memory::scope::op(op);
         check::finite(op, "eps", eps)?;
-        let double = in_double(op, self)?;
-        let (batch, channels, space) = channels(op, self)?;
+        let double = check_is_f64(op, self)?;
+        let (batch, channels, space) = channel_dims(op, self)?;
         if groups == 0 || !channels.is_multiple_of(groups) {
             return Err(Error::argument(
                 op,
@@ -545,24 +551,28 @@ impl Tensor {
         let [weight, bias] = parameters;
         if double {
             let x = self.reshape([batch * groups, channels / groups * space])?;
-            let x = normalized(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
-            let given = given(op, self, parameters, &[channels])?;
-            return weighed(&x, &given, weight.is_some(), &[channels, 1])?.reshape(self.shape());
+            let x = normalize_composite(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
+            let given = cast_parameters(op, self, parameters, &[channels])?;
+            return apply_weight_bias(&x, &given, weight.is_some(), &[channels, 1])?.reshape(self.shape());
         }
-        let norm = Norm {
+        let norm = Normalization {
             op,
-            geometry: Geometry::group(batch, channels, space, groups),
+            geometry: NormGeometry::for_group_norm(batch, channels, space, groups),
             rms: false,
             eps,
-            x: dense(self)?,
-            weight: parameter(op, weight, self, &[channels])?,
-            bias: parameter(op, bias, self, &[channels])?,
+            x: contiguous_zero_offset(self)?,
+            weight: prepare_parameter(op, weight, self, &[channels])?,
+            bias: prepare_parameter(op, bias, self, &[channels])?,
         };
         let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
-        norm.record(self, weight, bias, move |t| {
-            let x =
-                normalized(&t[0].reshape([batch * groups, channels / groups * space])?, &[1], false, eps)?;
-            weighed(&x.reshape([batch, channels, space])?, &t[1..], weighs, &[channels, 1])?
+        norm.forward_with_grad(self, weight, bias, move |t| {
+            let x = normalize_composite(
+                &t[0].reshape([batch * groups, channels / groups * space])?,
+                &[1],
+                false,
+                eps,
+            )?;
+            apply_weight_bias(&x.reshape([batch, channels, space])?, &t[1..], weighs, &[channels, 1])?
                 .reshape(&whole[..])
         })
     }
@@ -586,7 +596,7 @@ impl Tensor {
         if self.shape().iter().skip(1).any(|&extent| extent == 0) {
             return Err(Error::shape("group_norm", "takes entries that are not empty", &[self.shape()]));
         }
-        self.norm_groups("group_norm", groups, [weight, bias], eps)
+        self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
     /// Each channel of each entry of [batch, channels, ...] normalised. `running` are mean and variance, which follow
@@ -609,23 +619,23 @@ impl Tensor {
         }
         check::finite("instance_norm", "momentum", momentum)?;
         check::finite("instance_norm", "eps", eps)?;
-        let (_, n, _) = channels("instance_norm", self)?;
+        let (_, n, _) = channel_dims("instance_norm", self)?;
         if let Some((mean, var)) = running {
-            same_statistics("instance_norm", self, (mean, var), n)?;
+            check_running_stats("instance_norm", self, (mean, var), n)?;
             autograd::update_state(|| {
                 let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
-                let flat = self.detach().to_dtype(wide(self.dtype()))?;
+                let flat = self.detach().to_dtype(norm_compute_dtype(self.dtype()))?;
                 // Without space, an instance is one element.
                 let (v, m) = if space.is_empty() {
                     flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
                 } else {
                     flat.var_mean(&space, 1.0, false)?
                 };
-                follow(mean, &m.mean(&[0], false)?, momentum)?;
-                follow(var, &v.mean(&[0], false)?, momentum)
+                update_running_stat(mean, &m.mean(&[0], false)?, momentum)?;
+                update_running_stat(var, &v.mean(&[0], false)?, momentum)
             })?;
         }
-        self.norm_groups("instance_norm", n.max(1), [weight, bias], eps)
+        self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
     }
 
     /// Each element over (k + alpha · the mean of the squares of `size` channels around it)^beta, of \[batch, channels, ..\]: PyTorch's
@@ -640,7 +650,7 @@ impl Tensor {
         if self.dtype().is_int() {
             launch::check_compute(OP, self.dtype(), self.device())?;
         } else {
-            in_double(OP, self)?;
+            check_is_f64(OP, self)?;
         }
         if self.rank() < 3 {
             return Err(Error::shape(

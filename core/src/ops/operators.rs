@@ -20,7 +20,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// Of a tensor, borrowed or not, with a tensor, borrowed or not, or a number on its right.
-macro_rules! on_the_left {
+macro_rules! impl_tensor_lhs_ops {
     ($($operator:ident $method:ident),*) => {$(
         impl<'a, R: Into<Operand<'a>>> $operator<R> for &Tensor {
             type Output = Result<Tensor>;
@@ -52,16 +52,16 @@ macro_rules! on_the_left {
         }
     )*};
 }
-on_the_left!(Add add, Sub sub, Mul mul, Div div);
+impl_tensor_lhs_ops!(Add add, Sub sub, Mul mul, Div div);
 
 /// Of a number with a tensor on its right. One type of floats and one of integers: a literal is of either, without a suffix.
-macro_rules! on_the_right {
+macro_rules! impl_scalar_lhs_ops {
     ($($number:ident)*) => {$(
-        on_the_right!($number, Add add(n, x) x.add(n));
-        on_the_right!($number, Sub sub(n, x) x.rsub(n));
-        on_the_right!($number, Mul mul(n, x) x.mul(n));
+        impl_scalar_lhs_ops!($number, Add add(n, x) x.add(n));
+        impl_scalar_lhs_ops!($number, Sub sub(n, x) x.rsub(n));
+        impl_scalar_lhs_ops!($number, Mul mul(n, x) x.mul(n));
         // As PyTorch divides a number by a tensor.
-        on_the_right!($number, Div div(n, x) x.reciprocal()?.mul(n));
+        impl_scalar_lhs_ops!($number, Div div(n, x) x.reciprocal()?.mul(n));
     )*};
     ($number:ident, $operator:ident $method:ident($n:ident, $x:ident) $body:expr) => {
         impl $operator<&Tensor> for $number {
@@ -81,7 +81,7 @@ macro_rules! on_the_right {
         }
     };
 }
-on_the_right!(f64 i64);
+impl_scalar_lhs_ops!(f64 i64);
 
 impl Neg for &Tensor {
     type Output = Result<Tensor>;

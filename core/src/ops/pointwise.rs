@@ -9,8 +9,8 @@ use smallvec::{SmallVec, smallvec};
 use super::binary;
 use super::evaluate::{Names, Value};
 use super::launch;
-use super::number::Fit;
-use super::recipe::{self, Input, Recipe};
+use super::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
+use super::scalar::ScalarConversion;
 use crate::amp::{Recast, recast};
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
@@ -32,7 +32,7 @@ pub enum Scalar {
 
 impl Scalar {
     /// The number as a float.
-    pub(super) fn float(self) -> f64 {
+    pub(super) fn to_f64(self) -> f64 {
         match self {
             Self::Float(v) => v,
             Self::Int(v) => v as f64,
@@ -51,7 +51,7 @@ pub enum Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    pub(super) fn tensor(&self) -> Option<&'a Tensor> {
+    pub(super) fn as_tensor(&self) -> Option<&'a Tensor> {
         match *self {
             Self::Tensor(t) => Some(t),
             Self::Scalar(_) => None,
@@ -65,7 +65,7 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
     }
 }
 
-macro_rules! scalars {
+macro_rules! impl_operand_from {
     ($($t:ty => $v:ident as $into:ty),*) => {$(
         impl From<$t> for Operand<'_> {
             fn from(x: $t) -> Self { Self::Scalar(Scalar::$v(x as $into)) }
@@ -79,27 +79,27 @@ impl From<usize> for Operand<'_> {
         Self::Scalar(i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Int))
     }
 }
-scalars!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
+impl_operand_from!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
 
 impl Recast for &[Operand<'_>] {
     type Cast = SmallVec<[Option<Tensor>; 3]>;
     fn float(&self) -> Option<DType> {
-        self.iter().filter_map(|arg| arg.tensor().float()).reduce(DType::promote)
+        self.iter().filter_map(|arg| arg.as_tensor().float()).reduce(DType::promote)
     }
     fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast> {
-        self.iter().map(|arg| arg.tensor().map(&cast).transpose()).collect()
+        self.iter().map(|arg| arg.as_tensor().map(&cast).transpose()).collect()
     }
 }
 
 /// Which types an operation takes, computes in and gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Types {
+pub(crate) enum TypeRule {
     /// Floats; integers and bools become f32.
     Float,
     /// Numbers in their promoted type; bools are refused.
     Number,
     /// Numbers in their promoted type; bools become i64.
-    Counted,
+    NumberBoolToI64,
     /// Numbers and bools in their promoted type; a bool computes as u32.
     Any,
     /// Numbers and bools in their promoted type, to a bool.
@@ -116,7 +116,7 @@ pub(crate) enum Types {
 
 /// What stands in the expression of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Var {
+pub(crate) enum GradVar {
     /// The first input.
     A,
     /// The second input.
@@ -129,37 +129,37 @@ pub(crate) enum Var {
 
 /// The gradient of one input.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Grad {
+pub(crate) enum GradRule {
     /// There is none, by definition: an input that requires one is an error.
     None,
     /// It is zero everywhere (floor, sign).
     Zero,
     /// An expression of `g` and the variables named, which are kept for the backward pass.
-    Expr(&'static str, &'static [Var]),
+    Expr(&'static str, &'static [GradVar]),
 }
 
 /// One elementwise operation.
 #[derive(Debug)]
-pub(crate) struct Pointwise {
+pub(crate) struct PointwiseOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
     /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
     pub(crate) expr: &'static str,
     /// The same for integers and f64, with `base` of `math` at most; empty where `expr` serves, or where there is none.
     /// NaN is found after a conversion to f32: compilers may take `a != a` for false.
-    pub(crate) plain: &'static str,
+    pub(crate) int_f64_expr: &'static str,
     /// Which types it works on.
-    pub(crate) types: Types,
+    pub(crate) type_rule: TypeRule,
     /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
-    pub(crate) math: &'static [&'static str],
+    pub(crate) math_files: &'static [&'static str],
     /// For each input. Empty: none has a gradient.
-    pub(crate) grads: &'static [Grad],
+    pub(crate) grads: &'static [GradRule],
 }
 
-const NAMES: [&str; 3] = ["a", "b", "c"];
+const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// The type to compute in and the type of the result, from the operands.
-fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
+fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     let mut dtype: Option<DType> = None;
     // As in PyTorch, a tensor without dimensions does not widen one with dimensions of the same category.
     let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
@@ -194,9 +194,9 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
             launch::check_stored(op.name, t)?;
         }
     }
-    if let (Types::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
-        (op.types, op.name, dtype.is_int(), args.get(1))
-        && Scalar::Int(*power).meet(dtype) == Fit::Above
+    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
+        (op.type_rule, op.name, dtype.is_int(), args.get(1))
+        && Scalar::Int(*power).convert_to(dtype) == ScalarConversion::AboveRange
     {
         return Err(Error::argument(
             op.name,
@@ -205,8 +205,8 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
             ),
         ));
     }
-    if let (Types::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
-        (op.types, op.name, dtype.is_int(), args.get(1))
+    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
+        (op.type_rule, op.name, dtype.is_int(), args.get(1))
     {
         return Err(Error::argument(
             op.name,
@@ -220,56 +220,58 @@ fn types(op: &Pointwise, args: &[Operand<'_>]) -> Result<(DType, DType)> {
             _ => {}
         }
     }
-    Ok(match op.types {
-        Types::Float if !dtype.is_float() => (DType::F32, DType::F32),
-        Types::Number if dtype == DType::Bool => {
+    Ok(match op.type_rule {
+        TypeRule::Float if !dtype.is_float() => (DType::F32, DType::F32),
+        TypeRule::Number if dtype == DType::Bool => {
             return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
         }
-        Types::Counted if dtype == DType::Bool => (DType::I64, DType::I64),
-        Types::Float | Types::Number | Types::Counted | Types::Any => (dtype, dtype),
-        Types::Compare => (dtype, DType::Bool),
-        Types::Predicate if !dtype.is_float() => (DType::F32, DType::Bool),
-        Types::Predicate => (dtype, DType::Bool),
-        Types::Logic => (DType::Bool, DType::Bool),
-        Types::Bits if dtype.is_float() => {
+        TypeRule::NumberBoolToI64 if dtype == DType::Bool => (DType::I64, DType::I64),
+        TypeRule::Float | TypeRule::Number | TypeRule::NumberBoolToI64 | TypeRule::Any => (dtype, dtype),
+        TypeRule::Compare => (dtype, DType::Bool),
+        TypeRule::Predicate if !dtype.is_float() => (DType::F32, DType::Bool),
+        TypeRule::Predicate => (dtype, DType::Bool),
+        TypeRule::Logic => (DType::Bool, DType::Bool),
+        TypeRule::Bits if dtype.is_float() => {
             return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
         }
-        Types::Integer if !dtype.is_int() => {
+        TypeRule::Integer if !dtype.is_int() => {
             return Err(Error::dtype(op.name, dtype, "takes integers; cast with `to_dtype`"));
         }
-        Types::Bits | Types::Integer => (dtype, dtype),
+        TypeRule::Bits | TypeRule::Integer => (dtype, dtype),
     })
 }
 
 /// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
-const DOUBLES: &[&str] = &["base", "double", "doubles"];
-const DOUBLES_TRIG: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
-const DOUBLES_SPECIAL: &[&str] = &["base", "double", "doubles", "doubles_special"];
+const F64_MATH: &[&str] = &["base", "double", "doubles"];
+const F64_TRIG_MATH: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
+const F64_SPECIAL_MATH: &[&str] = &["base", "double", "doubles", "doubles_special"];
 
 /// The files that an expression in f64 needs.
-fn doubles(expr: &str) -> &'static [&'static str] {
+fn f64_math_files(expr: &str) -> &'static [&'static str] {
     match expr {
         _ if !expr.contains("m_") && !expr.contains("power(") => &[],
-        _ if ["m_sin(", "m_cos(", "m_tan("].iter().any(|name| expr.contains(name)) => DOUBLES_TRIG,
-        _ if ["m_i0", "m_i1", "ndtr", "m_erfcx("].iter().any(|name| expr.contains(name)) => DOUBLES_SPECIAL,
-        _ => DOUBLES,
+        _ if ["m_sin(", "m_cos(", "m_tan("].iter().any(|name| expr.contains(name)) => F64_TRIG_MATH,
+        _ if ["m_i0", "m_i1", "ndtr", "m_erfcx("].iter().any(|name| expr.contains(name)) => F64_SPECIAL_MATH,
+        _ => F64_MATH,
     }
 }
 
-impl Pointwise {
+impl PointwiseOp {
     /// The expression for a type to compute in, and the files it needs.
-    fn body(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
+    fn select_expr(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
         match compute {
-            DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math)),
+            DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math_files)),
             // What rounds says how in `expr`; its plain form is for integers.
-            DType::F64 if self.math.is_empty() => Ok((self.expr, self.math)),
-            DType::F64 if self.plain.is_empty() => Ok((self.expr, doubles(self.expr))),
+            DType::F64 if self.math_files.is_empty() => Ok((self.expr, self.math_files)),
+            DType::F64 if self.int_f64_expr.is_empty() => Ok((self.expr, f64_math_files(self.expr))),
             // Remainders of f64 are exact too; those of integers are what `%` gives.
-            DType::F64 if self.math.contains(&"mod") => Ok((self.expr, doubles(self.expr))),
-            DType::F64 if self.plain.contains("power(") => Ok((self.plain, doubles(self.plain))),
-            _ if self.plain.contains("m_") => Ok((self.plain, &["base"])),
-            _ if !self.plain.is_empty() => Ok((self.plain, &[])),
-            _ if self.math.is_empty() => Ok((self.expr, &[])),
+            DType::F64 if self.math_files.contains(&"mod") => Ok((self.expr, f64_math_files(self.expr))),
+            DType::F64 if self.int_f64_expr.contains("power(") => {
+                Ok((self.int_f64_expr, f64_math_files(self.int_f64_expr)))
+            }
+            _ if self.int_f64_expr.contains("m_") => Ok((self.int_f64_expr, &["base"])),
+            _ if !self.int_f64_expr.is_empty() => Ok((self.int_f64_expr, &[])),
+            _ if self.math_files.is_empty() => Ok((self.expr, &[])),
             _ => Err(Error::dtype(self.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`")),
         }
     }
@@ -277,35 +279,35 @@ impl Pointwise {
 
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
 #[track_caller]
-pub(crate) fn pointwise(
-    op: &'static Pointwise,
+pub(crate) fn run_pointwise(
+    op: &'static PointwiseOp,
     args: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<Tensor> {
     recast!(op.name, [args], |cast| {
         let args: SmallVec<[Operand<'_>; 3]> =
             args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
-        pointwise(op, &args, attrs)
+        run_pointwise(op, &args, attrs)
     });
     let _op = memory::scope::op(op.name);
-    let (compute, result) = types(op, args)?;
+    let (compute, result) = resolve_dtypes(op, args)?;
     // An integer tensor and a number that its type does not hold: another comparison of the same truth.
-    if let (Types::Compare, &[a, Operand::Scalar(number)]) = (op.types, args)
+    if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
-        && let Some((name, bound)) = number.compared(op.name, compute)
+        && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
     {
-        return pointwise(binary::comparison(name), &[a, Operand::Scalar(bound)], attrs);
+        return run_pointwise(binary::comparison(name), &[a, Operand::Scalar(bound)], attrs);
     }
     // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
-    args.iter().filter_map(Operand::tensor).for_each(|t| tensors.push(t));
+    args.iter().filter_map(Operand::as_tensor).for_each(|t| tensors.push(t));
     for t in &tensors[1..] {
         tensors[0].same_device(op.name, t)?;
     }
     for (k, arg) in args.iter().enumerate() {
         // What is no float has no gradient to lose: as in PyTorch, it just has no history.
         if let Operand::Tensor(t) = arg
-            && matches!(op.grads.get(k), None | Some(Grad::None))
+            && matches!(op.grads.get(k), None | Some(GradRule::None))
             && result.is_float()
         {
             autograd::refuse(op.name, &[t])?;
@@ -315,46 +317,54 @@ pub(crate) fn pointwise(
     tensors.iter().for_each(|t| shapes.push(t.shape()));
     let shape = broadcast_shapes(op.name, &shapes)?;
     let made = if result == DType::Bool { DType::Bool } else { compute };
-    let recipe = op.recipe(args, attrs, compute, made)?;
+    let recipe = op.build_spec(args, attrs, compute, made)?;
     let out = Tensor::empty(&shape, result, tensors[0].device())?;
-    recipe::run(&recipe, &out, false)?;
-    Ok(record(op, args, attrs, compute, out, &tensors))
+    pointwise_kernel::run(&recipe, &out, false)?;
+    Ok(attach_backward(op, args, attrs, compute, out, &tensors))
 }
 
-impl Pointwise {
+impl PointwiseOp {
     /// The operation itself, computed in a type, as a kernel is made of it.
-    fn recipe<'a>(
+    fn build_spec<'a>(
         &self,
         args: &[Operand<'a>],
         attrs: &[(&'static str, Scalar)],
         compute: DType,
         result: DType,
-    ) -> Result<Recipe<'a>> {
-        let (expr, math) = self.body(compute)?;
-        let named = args.iter().zip(NAMES).map(|(&operand, name)| Input { name, operand });
-        let attrs = attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) });
+    ) -> Result<PointwiseSpec<'a>> {
+        let (expr, math) = self.select_expr(compute)?;
+        let named = args.iter().zip(INPUT_NAMES).map(|(&operand, name)| PointwiseInput { name, operand });
+        let attrs = attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) });
         let mut inputs = SmallVec::new();
         named.chain(attrs).for_each(|input| inputs.push(input));
-        Ok(Recipe { op: self.name, expr, math, types: self.types, compute, result, inputs })
+        Ok(PointwiseSpec {
+            op: self.name,
+            expr,
+            math_files: math,
+            type_rule: self.type_rule,
+            compute,
+            result,
+            inputs,
+        })
     }
 }
 
 /// A tensor or a number that a gradient keeps.
-enum Kept {
+enum SavedOperand {
     Tensor(SavedTensor),
     Scalar(Scalar),
 }
 
 /// Whether the gradients that these operands require keep a variable.
-fn needs(op: &Pointwise, args: &[Operand<'_>], var: Var) -> bool {
+fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
     op.grads.iter().enumerate().any(|(k, grad)| {
-        matches!(grad, Grad::Expr(_, vars) if vars.contains(&var))
+        matches!(grad, GradRule::Expr(_, vars) if vars.contains(&var))
             && matches!(args[k], Operand::Tensor(t) if t.requires_grad())
     })
 }
 
-fn record(
-    op: &'static Pointwise,
+fn attach_backward(
+    op: &'static PointwiseOp,
     args: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
     compute: DType,
@@ -373,18 +383,18 @@ fn record(
             Operand::Scalar(_) => None,
         })
         .collect();
-    let used = |var: Var| needs(op, args, var);
-    let vars = [Var::A, Var::B, Var::C];
-    let kept: SmallVec<[(Var, &'static str, Kept); 4]> = vars
+    let used = |var: GradVar| needs_saved(op, args, var);
+    let vars = [GradVar::A, GradVar::B, GradVar::C];
+    let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars
         .iter()
-        .zip(NAMES)
+        .zip(INPUT_NAMES)
         .zip(args)
         .filter(|((var, _), _)| used(**var))
         .map(|((&var, name), arg)| match arg {
-            Operand::Tensor(t) => (var, name, Kept::Tensor(SavedTensor::of(t))),
-            Operand::Scalar(s) => (var, name, Kept::Scalar(*s)),
+            Operand::Tensor(t) => (var, name, SavedOperand::Tensor(SavedTensor::of(t))),
+            Operand::Scalar(s) => (var, name, SavedOperand::Scalar(*s)),
         })
-        .chain(used(Var::Y).then(|| (Var::Y, "y", Kept::Tensor(SavedTensor::result(&out)))))
+        .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::result(&out)))))
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
@@ -397,12 +407,12 @@ fn record(
                     *var,
                     *name,
                     match value {
-                        Kept::Tensor(t) => Value::Tensor(t.get(wants)?),
-                        Kept::Scalar(s) => Value::Number(s.float()),
+                        SavedOperand::Tensor(t) => Value::Tensor(t.get(wants)?),
+                        SavedOperand::Scalar(s) => Value::Number(s.to_f64()),
                     },
                 ))
             })
-            .collect::<Result<SmallVec<[(Var, &'static str, Value); 4]>>>()?;
+            .collect::<Result<SmallVec<[(GradVar, &'static str, Value); 4]>>>()?;
         let mut result = Grads::new();
         for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
             if !want {
@@ -411,13 +421,13 @@ fn record(
             }
             let grad = match grads[*k] {
                 // Refused when the operation ran.
-                Grad::None => return Err(Error::NoGradient { op: op.name }),
-                Grad::Zero => Tensor::zeros(shape, *dtype, g.device())?,
-                Grad::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
-                Grad::Expr(expr, _) if wants.again() => {
+                GradRule::None => return Err(Error::NoGradient { op: op.name }),
+                GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
+                GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
+                GradRule::Expr(expr, _) if wants.again() => {
                     let given = std::iter::once(("g", Value::Tensor(g.clone())));
                     let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
-                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(s.float())));
+                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(s.to_f64())));
                     let cast = |(name, value)| match value {
                         Value::Tensor(t) => Ok((name, Value::Tensor(t.to_dtype(compute)?))),
                         value => Ok((name, value)),
@@ -428,30 +438,43 @@ fn record(
                     let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
-                Grad::Expr(expr, vars) => {
-                    let mut inputs: SmallVec<[Input<'_>; 6]> =
-                        smallvec![Input { name: "g", operand: Operand::Tensor(g) }];
+                GradRule::Expr(expr, vars) => {
+                    let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
+                        smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
                     for (var, name, value) in &kept {
                         match value {
                             _ if !vars.contains(var) => {}
-                            Value::Tensor(t) => inputs.push(Input { name, operand: Operand::Tensor(t) }),
-                            Value::Number(v) => inputs.push(Input { name, operand: Operand::from(*v) }),
+                            Value::Tensor(t) => {
+                                inputs.push(PointwiseInput { name, operand: Operand::Tensor(t) })
+                            }
+                            Value::Number(v) => {
+                                inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
+                            }
                             // Nothing of this kind is kept.
                             Value::Truth(_) | Value::Mask(_) => {}
                         }
                     }
-                    inputs.extend(attrs.iter().map(|&(name, s)| Input { name, operand: Operand::Scalar(s) }));
+                    inputs.extend(
+                        attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
+                    );
                     // What is summed is not rounded before: terms of halves may cancel.
                     let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
                     let (made, compute) = if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
                     let whole = Tensor::empty(g.shape(), made, g.device())?;
                     let math = match compute {
-                        DType::F64 => doubles(expr),
-                        _ => op.math,
+                        DType::F64 => f64_math_files(expr),
+                        _ => op.math_files,
                     };
-                    let recipe =
-                        Recipe { op: op.name, expr, math, types: op.types, compute, result: compute, inputs };
-                    recipe::run(&recipe, &whole, false)?;
+                    let recipe = PointwiseSpec {
+                        op: op.name,
+                        expr,
+                        math_files: math,
+                        type_rule: op.type_rule,
+                        compute,
+                        result: compute,
+                        inputs,
+                    };
+                    pointwise_kernel::run(&recipe, &whole, false)?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
             };
@@ -463,8 +486,8 @@ fn record(
 
 /// Runs an operation into its first operand, which keeps its dtype.
 #[track_caller]
-pub(crate) fn pointwise_(
-    op: &'static Pointwise,
+pub(crate) fn run_pointwise_inplace(
+    op: &'static PointwiseOp,
     target: &Tensor,
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
@@ -474,7 +497,7 @@ pub(crate) fn pointwise_(
         return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
     }
     // Another view of the same memory would be read while it is written.
-    let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::tensor).collect();
+    let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::as_tensor).collect();
     let recorded = autograd::may_overwrite(op.name, target, &others)?;
     let copy = |t: &Tensor| Ok::<_, Error>(t.detach().copy()?.with_meta(t.meta()));
     let copies: SmallVec<[Option<Tensor>; 3]> = rest
@@ -487,7 +510,7 @@ pub(crate) fn pointwise_(
     // A gradient by what was there before needs a copy of it; others need none.
     let given: SmallVec<[Operand<'_>; 4]> =
         std::iter::once(target.into()).chain(rest.iter().copied()).collect();
-    let before = match recorded && needs(op, &given, Var::A) {
+    let before = match recorded && needs_saved(op, &given, GradVar::A) {
         true => Some(copy(target)?),
         false => None,
     };
@@ -497,31 +520,31 @@ pub(crate) fn pointwise_(
     }
     for (k, arg) in args.iter().enumerate() {
         if let Operand::Tensor(t) = arg
-            && matches!(op.grads.get(k), None | Some(Grad::None))
+            && matches!(op.grads.get(k), None | Some(GradRule::None))
         {
             autograd::refuse(op.name, &[t])?;
         }
     }
-    let (compute, _) = types(op, &args)?;
+    let (compute, _) = resolve_dtypes(op, &args)?;
     if compute.is_float() && !target.dtype().is_float() {
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }
-    let recipe = op.recipe(&args, attrs, compute, compute)?;
-    recipe::run(&recipe, target, true)?;
+    let recipe = op.build_spec(&args, attrs, compute, compute)?;
+    pointwise_kernel::run(&recipe, target, true)?;
     if !recorded {
         return Ok(());
     }
     if let Some(before) = &before {
         args[0] = Operand::Tensor(before);
     }
-    let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::tensor).collect();
-    let made = record(op, &args, attrs, compute, target.detach(), &tensors);
+    let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::as_tensor).collect();
+    let made = attach_backward(op, &args, attrs, compute, target.detach(), &tensors);
     autograd::overwritten(op.name, target, &made)
 }
 
 /// A conversion, by the family's kernel: the expression is the input itself.
 #[track_caller]
-pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
+pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
     let compute = match (from.dtype(), to.dtype()) {
@@ -551,14 +574,14 @@ pub(crate) fn convert(from: &Tensor, to: &Tensor) -> Result<()> {
         }
         (_, b) => b,
     };
-    let recipe = Recipe {
+    let recipe = PointwiseSpec {
         op: CAST,
         expr: "a",
-        math: &[],
-        types: Types::Float,
+        math_files: &[],
+        type_rule: TypeRule::Float,
         compute,
         result: compute,
-        inputs: smallvec![Input { name: "a", operand: Operand::Tensor(from) }],
+        inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
     };
-    recipe::run(&recipe, to, false)
+    pointwise_kernel::run(&recipe, to, false)
 }

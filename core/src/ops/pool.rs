@@ -3,9 +3,9 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
+use super::heuristics::split_reduction;
 use super::launch::{self, GROUP, Params};
-use super::reduce::dense;
-use super::spread::shared;
+use super::reduce::contiguous_zero_offset;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -13,11 +13,11 @@ use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Tensor};
 
 /// Elements of a window from which on a workgroup, not a thread, goes through it.
-const LONG: usize = 1024;
+const WORKGROUP_WINDOW_MIN: usize = 1024;
 
 /// The window of a pooling operation over `N` dimensions, in their order. `Pool2d { stride: [1, 1], ..Pool2d::new(3) }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pool<const N: usize> {
+pub struct PoolOptions<const N: usize> {
     /// Extents of the window.
     pub kernel: [usize; N],
     /// Steps from one window to the next; PyTorch's default is the kernel.
@@ -35,22 +35,22 @@ pub struct Pool<const N: usize> {
 }
 
 /// The window of a signal's pooling.
-pub type Pool1d = Pool<1>;
+pub type Pool1dOptions = PoolOptions<1>;
 /// The window of an image's pooling; height and width.
-pub type Pool2d = Pool<2>;
+pub type Pool2dOptions = PoolOptions<2>;
 /// The window of a volume's pooling; depth, height and width.
-pub type Pool3d = Pool<3>;
+pub type Pool3dOptions = PoolOptions<3>;
 
-impl<const N: usize> Pool<N> {
+impl<const N: usize> PoolOptions<N> {
     /// Windows of one extent, side by side.
     #[must_use]
     pub fn new(kernel: usize) -> Self {
-        Self::with([kernel; N])
+        Self::from_kernel([kernel; N])
     }
 
     /// Windows side by side.
     #[must_use]
-    pub fn with(kernel: [usize; N]) -> Self {
+    pub fn from_kernel(kernel: [usize; N]) -> Self {
         Self {
             kernel,
             stride: kernel,
@@ -63,9 +63,9 @@ impl<const N: usize> Pool<N> {
     }
 
     /// Of some of the dimensions, and of extent 1 in the others.
-    pub(super) fn part(&self, axes: [Option<usize>; 2]) -> Pool2d {
+    pub(super) fn restrict_to_axes(&self, axes: [Option<usize>; 2]) -> Pool2dOptions {
         let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
-        Pool2d {
+        Pool2dOptions {
             kernel: of(self.kernel, 1),
             stride: of(self.stride, 1),
             padding: of(self.padding, 0),
@@ -78,7 +78,7 @@ impl<const N: usize> Pool<N> {
 
     /// For each window of a plane of `extents` the place that PyTorch gives if no element of the window is in it: that of the first element
     /// that does not lie before the plane. `None` where all windows have an element, as all without gaps do.
-    pub(super) fn places_of_empty(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
+    pub(super) fn empty_window_indices(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
         if self.dilation == [1; N] {
             return None;
         }
@@ -103,7 +103,7 @@ impl<const N: usize> Pool<N> {
         empty.then(|| places.into_iter().map(|place| i32::try_from(place).unwrap_or(i32::MAX)).collect())
     }
 
-    fn out(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
+    fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // So large that nothing fits, and positions would not fit the kernel's integers.
         let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
@@ -134,14 +134,14 @@ impl<const N: usize> Pool<N> {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum PoolKind {
     Max,
     Avg,
     AdaptiveMax,
     AdaptiveAvg,
 }
 
-impl Kind {
+impl PoolKind {
     fn is_max(self) -> bool {
         matches!(self, Self::Max | Self::AdaptiveMax)
     }
@@ -152,20 +152,20 @@ impl Kind {
 
 /// Everything a kernel of the family needs.
 #[derive(Clone)]
-struct Plan {
+struct PoolPlan {
     op: &'static str,
-    kind: Kind,
-    window: Pool2d,
-    input: Dims,
-    output: Dims,
+    kind: PoolKind,
+    options: Pool2dOptions,
+    input_shape: Dims,
+    output_shape: Dims,
 }
 
-impl Plan {
+impl PoolPlan {
     fn new(
         op: &'static str,
-        kind: Kind,
+        kind: PoolKind,
         x: &Tensor,
-        window: Pool2d,
+        window: Pool2dOptions,
         outs: Option<[usize; 2]>,
     ) -> Result<Self> {
         let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
@@ -173,8 +173,8 @@ impl Plan {
         };
         // Averages of integers are rounded towards zero, as in PyTorch; windows that divide a plane evenly are of floats there.
         let taken = match kind {
-            Kind::Max | Kind::Avg => x.dtype() != DType::Bool,
-            Kind::AdaptiveMax | Kind::AdaptiveAvg => x.dtype().is_float(),
+            PoolKind::Max | PoolKind::Avg => x.dtype() != DType::Bool,
+            PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
         };
         if !taken {
             let expected = if kind.is_adaptive() { "takes floats" } else { "takes numbers" };
@@ -186,27 +186,28 @@ impl Plan {
                 return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));
             }
             Some(outs) => outs,
-            None => [window.out(op, 0, h)?, window.out(op, 1, w)?],
+            None => [window.output_extent(op, 0, h)?, window.output_extent(op, 1, w)?],
         };
         let mut output: Dims = x.shape().into();
         let rank = output.len();
         output[rank - 2] = oh;
         output[rank - 1] = ow;
-        Ok(Self { op, kind, window, input: x.shape().into(), output })
+        Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape: output })
     }
 
     /// Rows and columns of the input, then of the result.
-    fn extents(&self) -> [usize; 4] {
+    fn plane_extents(&self) -> [usize; 4] {
         let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
-        let ([h, w], [oh, ow]) = (plane(&self.input), plane(&self.output));
+        let ([h, w], [oh, ow]) = (plane(&self.input_shape), plane(&self.output_shape));
         [h, w, oh, ow]
     }
 
     /// Rows and columns that one element of a pass is made of, at most.
-    fn gathered(&self, forward: bool) -> [usize; 2] {
-        let [h, w, oh, ow] = self.extents();
+    fn max_contributors(&self, forward: bool) -> [usize; 2] {
+        let [h, w, oh, ow] = self.plane_extents();
         [(0, h, oh), (1, w, ow)].map(|(axis, from, to)| {
-            let (k, s, d) = (self.window.kernel[axis], self.window.stride[axis], self.window.dilation[axis]);
+            let (k, s, d) =
+                (self.options.kernel[axis], self.options.stride[axis], self.options.dilation[axis]);
             match (forward, self.kind.is_adaptive()) {
                 (true, true) => from.min(from.div_ceil(to.max(1)) + 1),
                 (true, false) => k.min(from.div_ceil(d)),
@@ -217,34 +218,40 @@ impl Plan {
     }
 
     /// See [`Pool::places_of_empty`].
-    fn places_of_empty(&self) -> Option<Vec<i32>> {
-        let [height, width, oh, ow] = self.extents();
-        let window = self.window;
+    fn empty_window_indices(&self) -> Option<Vec<i32>> {
+        let [height, width, oh, ow] = self.plane_extents();
+        let window = self.options;
         if self.kind.is_max() && !self.kind.is_adaptive() {
-            window.places_of_empty([height, width], [oh, ow])
+            window.empty_window_indices([height, width], [oh, ow])
         } else {
             None
         }
     }
 
-    fn launch(&self, pass: &'static str, from: &Tensor, to: &Tensor, places: Option<&Tensor>) -> Result<()> {
+    fn launch_pass(
+        &self,
+        pass: &'static str,
+        from: &Tensor,
+        to: &Tensor,
+        places: Option<&Tensor>,
+    ) -> Result<()> {
         let forward = pass == "forward";
-        let [rows, cols] = self.gathered(forward);
+        let [rows, cols] = self.max_contributors(forward);
         let (n, steps) = (to.numel(), rows * cols);
-        let [h, w, oh, ow] = self.extents();
+        let [h, w, oh, ow] = self.plane_extents();
         let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
         // Where products of extents need 64 bits, the windows over an element are found in 32 turns each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
         let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
-        if steps * each <= LONG {
-            let (params, groups) = (self.params(n, 1, 0), n.div_ceil(lanes * GROUP));
+        if steps * each <= WORKGROUP_WINDOW_MIN {
+            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * GROUP));
             let params = params.turns(lanes * (steps * each + rows * each + fixed));
-            return self.stage(pass, "each", large, from, to, places, None, params, groups);
+            return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
         }
-        let (splits, chunk) = shared(n, steps, GROUP, each);
-        let params = self.params(n, splits, chunk).turns(chunk.div_ceil(GROUP) * each + fixed);
+        let (splits, chunk) = split_reduction(n, steps, GROUP, each);
+        let params = self.stage_params(n, splits, chunk).turns(chunk.div_ceil(GROUP) * each + fixed);
         if splits == 1 {
-            return self.stage(pass, "whole", large, from, to, places, None, params, n);
+            return self.launch_stage(pass, "whole", large, from, to, places, None, params, n);
         }
         let kept = match to.dtype() {
             DType::F16 | DType::BF16 => DType::F32,
@@ -261,15 +268,15 @@ impl Plan {
             false => None,
         };
         let of_parts = part_places.as_ref().or(places);
-        self.stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
-        let params = self.params(n, splits, 0).turns(splits.div_ceil(GROUP) + fixed);
+        self.launch_stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
+        let params = self.stage_params(n, splits, 0).turns(splits.div_ceil(GROUP) + fixed);
         let places = places.filter(|_| forward);
-        self.stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
+        self.launch_stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
     }
 
-    fn params(&self, n: usize, splits: usize, chunk: usize) -> Params {
-        let w = &self.window;
-        let [h, width, oh, ow] = self.extents();
+    fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> Params {
+        let w = &self.options;
+        let [h, width, oh, ow] = self.plane_extents();
         let mut params = Params::new()
             .size(n)
             .u32(w.count_include_pad.into())
@@ -282,7 +289,7 @@ impl Plan {
     }
 
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
-    fn stage(
+    fn launch_stage(
         &self,
         pass: &'static str,
         stage: &'static str,
@@ -315,38 +322,38 @@ impl Plan {
         let input = x.detach().contiguous()?;
         // Kernels number elements from the storage's start.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };
-        let out = Tensor::empty(&self.output, x.dtype(), x.device())?;
+        let out = Tensor::empty(&self.output_shape, x.dtype(), x.device())?;
         let places = match self.kind.is_max() {
-            true => Some(Tensor::empty(&self.output, DType::I32, x.device())?),
+            true => Some(Tensor::empty(&self.output_shape, DType::I32, x.device())?),
             false => None,
         };
-        self.launch("forward", &input, &out, places.as_ref())?;
+        self.launch_pass("forward", &input, &out, places.as_ref())?;
         let kept = places.clone();
         let (op, plan) = (self.op, self.clone());
         let places_again = places.clone();
-        let gaps = self.kind.is_max() && self.places_of_empty().is_some();
+        let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
         // Which elements are the largest is settled: what takes them is linear.
         let forward = move |x: &Tensor| {
-            let x = dense(x)?;
+            let x = contiguous_zero_offset(x)?;
             if let Some(places) = &places_again {
-                let planes: usize = plan.output[..plan.output.len() - 2].iter().product();
+                let planes: usize = plan.output_shape[..plan.output_shape.len() - 2].iter().product();
                 let lines = x.reshape([planes, x.numel() / planes.max(1)])?;
                 let places = places.reshape([planes, places.numel() / planes.max(1)])?;
                 if !gaps {
-                    return lines.gather(1, &places)?.reshape(&plan.output[..]);
+                    return lines.gather(1, &places)?.reshape(&plan.output_shape[..]);
                 }
                 // Nothing flows to a window without an element.
                 let taken = lines.gather(1, &places.clamp_min(0)?)?;
-                return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output[..]);
+                return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
             }
-            let out = Tensor::empty(&plan.output, x.dtype(), x.device())?;
-            plan.launch("forward", &x, &out, None)?;
+            let out = Tensor::empty(&plan.output_shape, x.dtype(), x.device())?;
+            plan.launch_pass("forward", &x, &out, None)?;
             Ok(out)
         };
         let out = autograd::attach_linear(op, out, x, forward, move |g| {
-            let g = dense(g)?;
-            let grad = Tensor::empty(&self.input, g.dtype(), g.device())?;
-            self.launch("backward", &g, &grad, kept.as_ref())?;
+            let g = contiguous_zero_offset(g)?;
+            let grad = Tensor::empty(&self.input_shape, g.dtype(), g.device())?;
+            self.launch_pass("backward", &g, &grad, kept.as_ref())?;
             Ok(grad)
         });
         Ok((out, places))
@@ -354,7 +361,7 @@ impl Plan {
 
     /// The result, and the place of each maximum in its plane, as i32; -1 for a window without an element.
     #[track_caller]
-    fn run_with_places(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn run_with_i32_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let op = self.op;
         let (out, places) = self.run(x)?;
         // invariant: a maximum has places
@@ -365,8 +372,8 @@ impl Plan {
     /// The result, and the place of each maximum in its plane, as i64.
     #[track_caller]
     fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
-        let of_empty = self.places_of_empty();
-        let (out, places) = self.run_with_places(x)?;
+        let of_empty = self.empty_window_indices();
+        let (out, places) = self.run_with_i32_indices(x)?;
         let Some(of_empty) = of_empty else { return Ok((out, places.to_dtype(DType::I64)?)) };
         let rank = out.rank();
         let of_empty = Tensor::constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
@@ -377,8 +384,8 @@ impl Plan {
 
 /// Pools as [`Tensor::max_pool2d_with_indices`] does, with i32, and -1 for windows without an element.
 #[track_caller]
-pub(super) fn max_places(x: &Tensor, window: Pool2d) -> Result<(Tensor, Tensor)> {
-    Plan::new("max_pool2d", Kind::Max, x, window, None)?.run_with_places(x)
+pub(super) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
+    PoolPlan::new("max_pool2d", PoolKind::Max, x, window, None)?.run_with_i32_indices(x)
 }
 
 const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
@@ -390,8 +397,8 @@ impl Tensor {
     /// # Errors
     /// A window does not fit; the dtype is bool.
     #[track_caller]
-    pub fn max_pool2d(&self, window: Pool2d) -> Result<Tensor> {
-        Ok(Plan::new("max_pool2d", Kind::Max, self, window, None)?.run(self)?.0)
+    pub fn max_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
+        Ok(PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run(self)?.0)
     }
 
     /// Pools as [`max_pool2d`](Self::max_pool2d) does, with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
@@ -400,8 +407,8 @@ impl Tensor {
     /// # Errors
     /// As [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
-    pub fn max_pool2d_with_indices(&self, window: Pool2d) -> Result<(Tensor, Tensor)> {
-        Plan::new("max_pool2d", Kind::Max, self, window, None)?.run_with_indices(self)
+    pub fn max_pool2d_with_indices(&self, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
+        PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
     }
 
     /// The average of each window.
@@ -409,14 +416,14 @@ impl Tensor {
     /// # Errors
     /// A window does not fit; the dtype is bool.
     #[track_caller]
-    pub fn avg_pool2d(&self, window: Pool2d) -> Result<Tensor> {
+    pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
         if window.dilation != [1; 2] {
             return Err(Error::argument("avg_pool2d", "averages have no dilation"));
         }
         if window.divisor_override == Some(0) {
             return Err(Error::argument("avg_pool2d", "the divisor is not 0"));
         }
-        Ok(Plan::new("avg_pool2d", Kind::Avg, self, window, None)?.run(self)?.0)
+        Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
     }
 
     /// Averages of as many windows as the result has elements, which divide the plane evenly.
@@ -425,8 +432,10 @@ impl Tensor {
     /// The dtype is no float; an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
-        let window = Pool2d { count_include_pad: false, ..Pool2d::new(1) };
-        Ok(Plan::new("adaptive_avg_pool2d", Kind::AdaptiveAvg, self, window, Some(output))?.run(self)?.0)
+        let window = Pool2dOptions { count_include_pad: false, ..Pool2dOptions::new(1) };
+        Ok(PoolPlan::new("adaptive_avg_pool2d", PoolKind::AdaptiveAvg, self, window, Some(output))?
+            .run(self)?
+            .0)
     }
 
     /// The largest elements of as many windows as the result has elements, which divide the plane evenly; height and width.
@@ -435,7 +444,9 @@ impl Tensor {
     /// The dtype is no float; an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
-        Ok(Plan::new(ADAPTIVE_MAX, Kind::AdaptiveMax, self, Pool2d::new(1), Some(output))?.run(self)?.0)
+        Ok(PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
+            .run(self)?
+            .0)
     }
 
     /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d), with the place of each maximum in its plane, as i64.
@@ -444,7 +455,8 @@ impl Tensor {
     /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
-        Plan::new(ADAPTIVE_MAX, Kind::AdaptiveMax, self, Pool2d::new(1), Some(output))?.run_with_indices(self)
+        PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
+            .run_with_indices(self)
     }
 
     /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of signals \[N, C, L\] or \[C, L\].

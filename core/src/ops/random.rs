@@ -15,7 +15,7 @@ use crate::tensor::Tensor;
 
 /// What to fill with.
 #[derive(Clone, Copy, Debug)]
-enum Kind {
+enum Distribution {
     Uniform {
         low: f64,
         high: f64,
@@ -32,11 +32,11 @@ enum Kind {
         p: f64,
     },
     /// Words to sort by, of the type i64: the upper ones as `Integer` of all but one i32, the lower ones of a draw of their own.
-    Key,
+    SortKey,
 }
 
 /// Bits of the fraction, the smallest normal exponent, and the largest number of a float type.
-fn format(dtype: DType) -> Option<(i32, i32, f64)> {
+fn float_format(dtype: DType) -> Option<(i32, i32, f64)> {
     match dtype {
         DType::F32 => Some((23, -126, f64::from(f32::MAX))),
         DType::F16 => Some((10, -14, 65_504.0)),
@@ -46,8 +46,8 @@ fn format(dtype: DType) -> Option<(i32, i32, f64)> {
 }
 
 /// The largest number of a float type that is not above `x`; infinities aside.
-fn rounded_down(x: f64, dtype: DType) -> f64 {
-    let Some((fraction, smallest, _)) = format(dtype) else { return x };
+fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
+    let Some((fraction, smallest, _)) = float_format(dtype) else { return x };
     let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
     // A power of two: division by it is exact.
     let step = 2f64.powi(exponent.max(smallest) - fraction);
@@ -58,14 +58,14 @@ fn rounded_down(x: f64, dtype: DType) -> f64 {
 ///
 /// # Errors
 /// A bound is not a number that the type reaches; no number of it lies between them.
-pub(crate) fn range_of(
+pub(crate) fn representable_range(
     op: &'static str,
     low: f64,
     high: f64,
     closed: bool,
     dtype: DType,
 ) -> Result<[f64; 2]> {
-    let largest = format(dtype).map_or(f64::MAX, |(_, _, largest)| largest);
+    let largest = float_format(dtype).map_or(f64::MAX, |(_, _, largest)| largest);
     let (low, high) = if closed { (low.max(-largest), high.min(largest)) } else { (low, high) };
     if low.abs() > largest || high.abs() > largest {
         let why = format!(
@@ -74,8 +74,8 @@ pub(crate) fn range_of(
         return Err(Error::argument(op, why));
     }
     // No -0.
-    let least = 0.0 - rounded_down(-low, dtype);
-    let most = rounded_down(if closed { high } else { high.next_down() }, dtype);
+    let least = 0.0 - round_down_to_dtype(-low, dtype);
+    let most = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
     if least > most {
         let why = format!(
             "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits"
@@ -86,65 +86,69 @@ pub(crate) fn range_of(
 }
 
 /// The bits of an f32 as an integer, in the order of the numbers.
-fn ordered(x: f64) -> u32 {
+fn ordered_bits(x: f64) -> u32 {
     let bits = (x as f32).to_bits() as i32;
     (if bits < 0 { bits ^ i32::MAX } else { bits }) as u32
 }
 
 /// A probability as a bound for a 32-bit number, and whether every number lies below it.
-fn threshold(p: f64) -> (u32, bool) {
+fn bernoulli_threshold(p: f64) -> (u32, bool) {
     let bound = (p * 4_294_967_296.0).round();
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
 }
 
 #[track_caller]
-fn fill(shape: &[usize], kind: Kind, dtype: DType, device: &Device) -> Result<Tensor> {
+fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     let _op = memory::scope::op("random");
     // Of types that are rounded to.
     let bounds = match kind {
-        Kind::Uniform { low, high } if low < high => range_of("rand", low, high, false, dtype)?,
-        Kind::Integer { low, high } if dtype.is_float() => {
-            range_of("randint", low as f64, high as f64, false, dtype)?
+        Distribution::Uniform { low, high } if low < high => {
+            representable_range("rand", low, high, false, dtype)?
+        }
+        Distribution::Integer { low, high } if dtype.is_float() => {
+            representable_range("randint", low as f64, high as f64, false, dtype)?
         }
         _ => [-f64::from(f32::MAX), f64::from(f32::MAX)],
     };
     let out = Tensor::empty(shape, dtype, device)?;
     launch::check_compute("random", dtype, device).or_else(|e| match kind {
         // Integers of 32 bits fit the words of an i64.
-        Kind::Integer { .. } | Kind::Key if dtype == DType::I64 => Ok(()),
+        Distribution::Integer { .. } | Distribution::SortKey if dtype == DType::I64 => Ok(()),
         _ => Err(e),
     })?;
     let blocks = out.numel().div_ceil(4);
     let drawn = device.draw(blocks as u64);
     let mut factor = 1.0;
     let (name, scale, shift, low, range, (bound, always)) = match kind {
-        Kind::Uniform { low, high } => {
+        Distribution::Uniform { low, high } => {
             if !((high - low) as f32).is_finite() {
                 factor = 2.0;
             }
             let half = |x: f64| x / f64::from(factor);
             ("uniform", (half(high) - half(low)) as f32, half(low) as f32, 0, 0, (0, false))
         }
-        Kind::Normal { mean, std } => ("normal", std as f32, mean as f32, 0, 0, (0, false)),
-        Kind::Integer { low, high } => ("integer", 0.0, 0.0, low as u32, (high - low) as u32, (0, false)),
-        Kind::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, threshold(p)),
-        Kind::Key => ("key", 0.0, 0.0, i32::MIN as u32, u32::MAX, (0, false)),
+        Distribution::Normal { mean, std } => ("normal", std as f32, mean as f32, 0, 0, (0, false)),
+        Distribution::Integer { low, high } => {
+            ("integer", 0.0, 0.0, low as u32, (high - low) as u32, (0, false))
+        }
+        Distribution::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, bernoulli_threshold(p)),
+        Distribution::SortKey => ("key", 0.0, 0.0, i32::MIN as u32, u32::MAX, (0, false)),
     };
     // Both forms of an i64 have the same words.
-    let shader = if matches!(kind, Kind::Key) { "" } else { launch::shader_dtype(dtype, device) };
+    let shader = if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype(dtype, device) };
     let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
     let numel = out.numel();
     let params = move |now: &Now| {
         let params = Params::new().size(numel).u32(0).f32(scale).f32(shift);
         let params = drawn.words(now).into_iter().fold(params, Params::u32);
         let params = params.u32(low).u32(range).u32(bound).u32(always.into());
-        params.u32(ordered(bounds[0])).u32(ordered(bounds[1])).f32(factor)
+        params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
     };
     launch::launch_live(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
     Ok(out)
 }
 
-fn floats(op: &'static str, dtype: DType) -> Result<()> {
+fn check_float_dtype(op: &'static str, dtype: DType) -> Result<()> {
     if dtype.is_float() { Ok(()) } else { Err(Error::dtype(op, dtype, "fills floats; use `randint`")) }
 }
 
@@ -164,19 +168,19 @@ impl Tensor {
     /// The dtype is no float; `low` is above `high`; the type has no number between them, or does not reach as far; memory runs out.
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        floats("rand", dtype)?;
+        check_float_dtype("rand", dtype)?;
         if !(low <= high && low.is_finite() && high.is_finite()) {
             return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
         }
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
-            return fill(shape, Kind::Uniform { low, high }, dtype, device);
+            return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
         }
         // The kernel's own numbers are f32's.
-        let unit = fill(shape, Kind::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
+        let unit = fill_random(shape, Distribution::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
         if low == high {
             return unit.mul(0.0)?.add(low);
         }
-        let [least, most] = range_of("rand", low, high, false, dtype)?;
+        let [least, most] = representable_range("rand", low, high, false, dtype)?;
         let near = match high - low {
             width if width.is_finite() => unit.mul(width)?.add(low)?,
             _ => unit.mul(high / 2.0 - low / 2.0)?.add(low / 2.0)?.mul(2.0)?,
@@ -199,11 +203,11 @@ impl Tensor {
     /// The dtype is no float; `std` is negative; memory runs out.
     #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        floats("randn", dtype)?;
+        check_float_dtype("randn", dtype)?;
         if std < 0.0 || std.is_nan() {
             return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
         }
-        fill(shape, Kind::Normal { mean, std }, dtype, device)
+        fill_random(shape, Distribution::Normal { mean, std }, dtype, device)
     }
 
     /// As [`rand`](Self::rand), in the shape, type and device of `self`.
@@ -243,7 +247,7 @@ impl Tensor {
         if most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0) {
             return Err(Error::argument("randint", format!("{low}..{high} are not all numbers of {dtype}")));
         }
-        fill(shape, Kind::Integer { low, high }, dtype, device)
+        fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
 
     /// The numbers from 0 to `n` - 1 in random order: where draws of 64 bits stand when they are sorted.
@@ -272,7 +276,7 @@ impl Tensor {
         }
         let keys = {
             let _tag = memory::scope::tag(Tag::Workspace);
-            fill(&[n], Kind::Key, DType::I64, device)?
+            fill_random(&[n], Distribution::SortKey, DType::I64, device)?
         };
         keys.argsort(0, false)?.to_dtype(dtype)
     }
@@ -286,7 +290,7 @@ impl Tensor {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("{p} is no probability")));
         }
-        fill(shape, Kind::Bernoulli { p }, dtype, device)
+        fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
     /// Zeroes each element with probability `p` and scales the others by 1 / (1 - p), while `training`; else `self`.
@@ -299,7 +303,7 @@ impl Tensor {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("dropout", format!("{p} is no probability")));
         }
-        floats("dropout", self.dtype())?;
+        check_float_dtype("dropout", self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
         }
@@ -309,8 +313,8 @@ impl Tensor {
             return Ok(autograd::attach_linear("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
         }
         let drawn = self.device().draw(self.numel().div_ceil(4) as u64);
-        let out = drop_some(self, p, drawn)?;
-        let same = move |x: &Tensor| drop_some(x, p, drawn);
+        let out = apply_dropout(self, p, drawn)?;
+        let same = move |x: &Tensor| apply_dropout(x, p, drawn);
         Ok(autograd::attach_linear("dropout", out, self, same, same))
     }
 
@@ -326,7 +330,7 @@ impl Tensor {
         if tau.is_nan() || tau <= 0.0 {
             return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
         }
-        floats(OP, self.dtype())?;
+        check_float_dtype(OP, self.dtype())?;
         // 1 - u is above 0, and its logarithm below; where u is 0 it stands for what rounds to that.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
         let noise = drawn
@@ -360,7 +364,7 @@ impl Tensor {
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
         const OP: &str = "multinomial";
         let _op = memory::scope::op(OP);
-        floats(OP, self.dtype())?;
+        check_float_dtype(OP, self.dtype())?;
         let Some((&classes, before)) = self.shape().split_last().filter(|(_, before)| before.len() < 2)
         else {
             return Err(Error::shape(OP, "takes [classes] or [rows, classes]", &[self.shape()]));
@@ -413,11 +417,11 @@ impl Tensor {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument(OP, format!("{p} is no probability")));
         }
-        floats(OP, self.dtype())?;
+        check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
         }
-        self.mul(&self.channels_of_ones(OP)?.dropout(p, true)?)
+        self.mul(&self.ones_per_channel(OP)?.dropout(p, true)?)
     }
 
     /// Sets elements, or channels of \[batch, channels, ..\], with probability `p` to the least value of a selu, then scales and shifts
@@ -429,23 +433,23 @@ impl Tensor {
     pub fn alpha_dropout(&self, p: f64, training: bool, by_channel: bool) -> Result<Tensor> {
         const OP: &str = "alpha_dropout";
         // What selu goes to on the left: the product of its two constants.
-        const LEAST: f64 = -1.758_099_340_847_376_6;
+        const SELU_MIN: f64 = -1.758_099_340_847_376_6;
         let _op = memory::scope::op(OP);
         if !(0.0..1.0).contains(&p) {
             return Err(Error::argument(OP, format!("{p} is no probability below 1")));
         }
-        floats(OP, self.dtype())?;
+        check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
         }
-        let ones = if by_channel { self.channels_of_ones(OP)? } else { self.detach().ones_like()? };
+        let ones = if by_channel { self.ones_per_channel(OP)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;
-        let scale = 1.0 / ((1.0 - p) * (1.0 + p * LEAST * LEAST)).sqrt();
-        self.masked_fill(&dropped, LEAST)?.mul(scale)?.add(-scale * p * LEAST)
+        let scale = 1.0 / ((1.0 - p) * (1.0 + p * SELU_MIN * SELU_MIN)).sqrt();
+        self.masked_fill(&dropped, SELU_MIN)?.mul(scale)?.add(-scale * p * SELU_MIN)
     }
 
     /// A one for each channel of \[batch, channels, ..\], which broadcasts.
-    fn channels_of_ones(&self, op: &'static str) -> Result<Tensor> {
+    fn ones_per_channel(&self, op: &'static str) -> Result<Tensor> {
         let &[batch, channels, ref rest @ ..] = self.shape() else {
             return Err(Error::shape(op, "takes [batch, channels, ..]", &[self.shape()]));
         };
@@ -455,7 +459,7 @@ impl Tensor {
 }
 
 /// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.
-pub(super) fn drawn_words(drawn: Draw, device: &Device) -> Result<Tensor> {
+pub(super) fn write_philox_state(drawn: Draw, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
     let params = move |now: &Now| drawn.words(now).into_iter().fold(Params::new(), Params::u32);
     launch::launch_live(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
@@ -463,7 +467,7 @@ pub(super) fn drawn_words(drawn: Draw, device: &Device) -> Result<Tensor> {
 }
 
 /// Dropout with numbers that were drawn for it.
-fn drop_some(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
+fn apply_dropout(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
     launch::check_compute("dropout", x.dtype(), x.device())?;
     // The mask goes by the number of the element, row-major.
     let x = x.detach().contiguous()?;
@@ -472,7 +476,8 @@ fn drop_some(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
     let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype(x.dtype(), x.device()));
     let offset = x.layout().offset();
     let params = move |now: &Now| {
-        let params = Params::new().size(n).size(offset).f32((1.0 / (1.0 - p)) as f32).u32(threshold(p).0);
+        let params =
+            Params::new().size(n).size(offset).f32((1.0 / (1.0 - p)) as f32).u32(bernoulli_threshold(p).0);
         drawn.words(now).into_iter().fold(params, Params::u32)
     };
     launch::launch_live(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;

@@ -11,7 +11,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::shape::stack;
-use super::softmax::check_float;
+use super::softmax::check_f32_f16_bf16;
 use crate::amp::recast;
 use crate::autograd::{self, Grads, SavedTensor};
 use crate::dtype::DType;
@@ -35,7 +35,7 @@ pub enum RecurrentKind {
 impl RecurrentKind {
     /// Rows of a weight for each hidden feature.
     #[must_use]
-    pub fn gates(self) -> usize {
+    pub fn gate_count(self) -> usize {
         match self {
             Self::Tanh | Self::Relu => 1,
             Self::Lstm => 4,
@@ -44,7 +44,7 @@ impl RecurrentKind {
     }
 
     /// PyTorch's name of the operation.
-    fn op(self) -> &'static str {
+    fn op_name(self) -> &'static str {
         match self {
             Self::Tanh => "rnn_tanh",
             Self::Relu => "rnn_relu",
@@ -53,7 +53,7 @@ impl RecurrentKind {
         }
     }
 
-    fn name(self) -> &'static str {
+    fn kernel_name(self) -> &'static str {
         match self {
             Self::Tanh => "tanh",
             Self::Relu => "relu",
@@ -75,19 +75,19 @@ impl RecurrentKind {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Recurrent<'a> {
+pub struct RecurrentOp<'a> {
     /// What a step computes.
     pub kind: RecurrentKind,
     /// Products of the input, with their bias: \[steps, batch, gates · hidden\].
-    pub input: &'a Tensor,
+    pub input_gates: &'a Tensor,
     /// The first state, \[batch, hidden\]; of a single step, as wide as the weight says.
-    pub state: &'a Tensor,
+    pub h_0: &'a Tensor,
     /// The first cell, \[batch, hidden\]: for an LSTM, and no other.
-    pub cell: Option<&'a Tensor>,
+    pub c_0: Option<&'a Tensor>,
     /// Of the state: \[gates · hidden, width of the state\].
-    pub weight: &'a Tensor,
+    pub weight_hh: &'a Tensor,
     /// Of the state's products: \[gates · hidden\].
-    pub bias: Option<&'a Tensor>,
+    pub bias_hh: Option<&'a Tensor>,
     /// After how many steps each sequence ends, \[batch\]: i32, at least 1.
     pub lengths: Option<&'a Tensor>,
     /// From the last step to the first.
@@ -96,61 +96,59 @@ pub struct Recurrent<'a> {
 
 /// What a [`Recurrent`] makes.
 #[derive(Clone, Debug)]
-pub struct States {
+pub struct RecurrentOutput {
     /// After each step, in the order of time: \[steps, batch, hidden\]. A sequence that has ended repeats its last.
-    pub all: Tensor,
+    pub output: Tensor,
     /// After the step that was made last: \[batch, hidden\].
-    pub last: Tensor,
+    pub h_n: Tensor,
     /// The cell then, of an LSTM.
-    pub cell: Option<Tensor>,
+    pub c_n: Option<Tensor>,
 }
 
 /// A run that may have to be walked back.
-struct Run {
+struct RecurrentRun {
     kind: RecurrentKind,
     sizes: [usize; 3],
     reverse: bool,
     /// The states, with the first one: \[steps + 1, ..\].
     states: Tensor,
     /// Gates and what was before, \[steps, batch, 5, hidden\], where there are gates and a gradient is wanted.
-    saved: Option<Tensor>,
-    state: Tensor,
-    weight: Tensor,
-    bias: bool,
+    saved_gates: Option<Tensor>,
+    h_0: Tensor,
+    weight_hh: Tensor,
+    has_bias: bool,
     lengths: Option<Tensor>,
 }
 
-impl Run {
+impl RecurrentRun {
     /// The time steps in the order in which they are made.
-    fn order(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
+    fn time_order(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let (steps, reverse) = (self.sizes[0], self.reverse);
         (0..steps).map(move |k| if reverse { steps - 1 - k } else { k })
     }
 
     /// Where the state after step `t` stands.
-    fn slot(&self, t: usize) -> usize {
+    fn state_slot(&self, t: usize) -> usize {
         if self.reverse { t } else { t + 1 }
     }
 
     /// The states before each step: \[steps · batch, width\].
-    fn before(&self) -> Result<Tensor> {
+    fn previous_states(&self) -> Result<Tensor> {
         let [steps, batch, _] = self.sizes;
         // Of a single step it may be of another width than the states.
         if steps == 1 {
-            return Ok(self.state.clone());
+            return Ok(self.h_0.clone());
         }
-        self.states
-            .narrow(0, usize::from(self.reverse), steps)?
-            .reshape([steps * batch, self.state.shape()[1]])
+        self.states.narrow(0, usize::from(self.reverse), steps)?.reshape([steps * batch, self.h_0.shape()[1]])
     }
 
     fn spec(&self, pass: &'static str, t: &Tensor) -> KernelSpec {
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
         KernelSpec::new("recurrent")
-            .def("kind", self.kind.name())
+            .def("kind", self.kind.kernel_name())
             .def("pass", pass)
             .def("dtype", name(t))
-            .def("keep", self.saved.is_some())
+            .def("keep", self.saved_gates.is_some())
             .def("lengths", self.lengths.as_ref().map_or("", name))
     }
 
@@ -168,20 +166,20 @@ impl Run {
     fn forward(&self, input: &Tensor, bias: Option<&Tensor>, running: &Tensor) -> Result<()> {
         let [_, batch, hidden] = self.sizes;
         let spec = self.spec("forward", input);
-        let mut state = self.state.clone();
-        for t in self.order() {
-            let fed = state.linear(&self.weight, bias)?.contiguous()?;
-            let out = self.slot(t) * batch * hidden + self.states.layout().offset();
+        let mut state = self.h_0.clone();
+        for t in self.time_order() {
+            let fed = state.linear(&self.weight_hh, bias)?.contiguous()?;
+            let out = self.state_slot(t) * batch * hidden + self.states.layout().offset();
             let params = self.params(t).size(input.layout().offset() + t * input.strides()[0]);
             let params = params.size(input.strides()[1]).size(fed.layout().offset()).size(out);
             let params = params.size(t * batch * hidden * 5).size(self.lengths_offset()).size(0);
             let bound: SmallVec<[&Tensor; 6]> = [Some(input), Some(&fed), Some(running), Some(&self.states)]
                 .into_iter()
-                .chain([self.saved.as_ref(), self.lengths.as_ref()])
+                .chain([self.saved_gates.as_ref(), self.lengths.as_ref()])
                 .flatten()
                 .collect();
             launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(GROUP))?;
-            state = self.states.select(0, self.slot(t) as isize)?;
+            state = self.states.select(0, self.state_slot(t) as isize)?;
         }
         Ok(())
     }
@@ -189,11 +187,11 @@ impl Run {
     /// The gradients of input, state, weight, bias and cell, from those of the states.
     fn backward(&self, g: &Tensor, wants: &[bool]) -> Result<Grads> {
         let [steps, batch, hidden] = self.sizes;
-        let (op, plane) = (self.kind.op(), batch * hidden);
+        let (op, plane) = (self.kind.op_name(), batch * hidden);
         // A plain layer's own states are all it needs.
-        let saved = self.saved.as_ref().unwrap_or(&self.states);
+        let saved = self.saved_gates.as_ref().unwrap_or(&self.states);
         let g = g.contiguous()?;
-        let wide = self.kind.gates() * hidden;
+        let wide = self.kind.gate_count() * hidden;
         let empty = |shape: &[usize]| Tensor::empty(shape, g.dtype(), g.device());
         let gates = empty(&[steps, batch, wide])?;
         // What the state's products get; for a GRU not what the input's get.
@@ -209,10 +207,10 @@ impl Run {
         }
         let mut carry = Tensor::zeros(&[batch, hidden], g.dtype(), g.device())?;
         let spec = self.spec("backward", &g);
-        for t in self.order().rev() {
-            let params = self.params(t).size(g.layout().offset() + self.slot(t) * plane).size(0);
+        for t in self.time_order().rev() {
+            let params = self.params(t).size(g.layout().offset() + self.state_slot(t) * plane).size(0);
             let params = params.size(carry.layout().offset()).size(0);
-            let kept = if self.saved.is_some() { t * plane * 5 } else { self.slot(t) * plane };
+            let kept = if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
             let params = params.size(saved.layout().offset() + kept).size(self.lengths_offset());
             let params = params.size(t * batch * wide);
             {
@@ -224,16 +222,17 @@ impl Run {
                         .collect();
                 launch::launch(&spec, &bound, params, plane.div_ceil(GROUP))?;
             }
-            carry = inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight)?.contiguous()?;
+            carry =
+                inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
         }
         let flat = inner.as_ref().unwrap_or(&gates).reshape([steps * batch, wide])?;
         let past = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
         // A state of another width than the hidden one has products alone.
         let state = if carry.shape() == [batch, hidden] { carry.add(&past(0)?)? } else { carry };
-        let weight = if wants[2] { Some(flat.t()?.mm(&self.before()?)?) } else { None };
+        let weight = if wants[2] { Some(flat.t()?.mm(&self.previous_states()?)?) } else { None };
         let mut grads: Grads = SmallVec::new();
         grads.extend([Some(gates.clone()), Some(state), weight]);
-        if self.bias {
+        if self.has_bias {
             grads.push(if wants[3] { Some(flat.sum(&[0], false)?) } else { None });
         }
         if is_lstm {
@@ -245,37 +244,42 @@ impl Run {
 }
 
 /// A gate whose value is known, with the history of the sum that it is taken of: nobody reads that sum.
-fn gate(op: &'static str, sum: &Tensor, value: Tensor, slope: fn(&Tensor) -> Result<Tensor>) -> Tensor {
+fn attach_gate_grad(
+    op: &'static str,
+    sum: &Tensor,
+    value: Tensor,
+    slope: fn(&Tensor) -> Result<Tensor>,
+) -> Tensor {
     let kept = SavedTensor::result(&value);
     autograd::attach_twice(op, value, &[sum], move |g, wants| {
         Ok(smallvec![Some(g.mul(&slope(&kept.get(wants)?)?)?)])
     })
 }
 
-fn slope_of_sigmoid(y: &Tensor) -> Result<Tensor> {
+fn sigmoid_derivative(y: &Tensor) -> Result<Tensor> {
     y.sub(&y.square()?)
 }
 
-fn slope_of_tanh(y: &Tensor) -> Result<Tensor> {
+fn tanh_derivative(y: &Tensor) -> Result<Tensor> {
     y.square()?.neg()?.add(1.0)
 }
 
-fn slope_of_relu(y: &Tensor) -> Result<Tensor> {
+fn relu_derivative(y: &Tensor) -> Result<Tensor> {
     y.detach().gt(0.0)?.to_dtype(y.dtype())
 }
 
 /// For gradients of gradients: the states once more, of differentiable operations on what was kept. Of the input, which was not, only the
 /// history is used.
-impl Run {
-    fn again(&self, t: &[Tensor]) -> Result<Tensor> {
-        let ([steps, batch, hidden], op) = (self.sizes, self.kind.op());
+impl RecurrentRun {
+    fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
+        let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
         let (Some((input, rest)), Some(states)) = (t.split_first(), t.last()) else {
             return Err(Error::argument(op, "has no inputs"));
         };
         let (first, weight) = (&rest[0], &rest[1]);
-        let bias = self.bias.then(|| &rest[2]);
+        let bias = self.has_bias.then(|| &rest[2]);
         let mut cell = match self.kind {
-            RecurrentKind::Lstm => Some(rest[2 + usize::from(self.bias)].clone()),
+            RecurrentKind::Lstm => Some(rest[2 + usize::from(self.has_bias)].clone()),
             _ => None,
         };
         let mut fed_by = first.clone();
@@ -284,7 +288,7 @@ impl Run {
             false => Tensor::zeros(&[batch, hidden], first.dtype(), first.device())?,
         };
         let mut slots = vec![state.clone(); steps + 1];
-        for time in self.order() {
+        for time in self.time_order() {
             let ended = match &self.lengths {
                 Some(lengths) => Some(lengths.le(time as i64)?.unsqueeze(1)?),
                 None => None,
@@ -294,22 +298,23 @@ impl Run {
                 Some(ended) => t.detach().masked_fill(ended, 0.0),
                 None => Ok(t.detach()),
             };
-            let value = |k: isize| match &self.saved {
+            let value = |k: isize| match &self.saved_gates {
                 Some(saved) => known(saved.select(0, time as isize)?.select(1, k)?),
-                None => known(states.select(0, self.slot(time) as isize)?),
+                None => known(states.select(0, self.state_slot(time) as isize)?),
             };
             let (given, fed) = (input.select(0, time as isize)?, fed_by.linear(weight, bias)?);
             let part = |t: &Tensor, k: usize| t.narrow(1, k * hidden, hidden);
             let sum = |k: usize| part(&given, k)?.add(&part(&fed, k)?);
-            let sigmoid =
-                |k: usize| -> Result<Tensor> { Ok(gate(op, &sum(k)?, value(k as isize)?, slope_of_sigmoid)) };
+            let sigmoid = |k: usize| -> Result<Tensor> {
+                Ok(attach_gate_grad(op, &sum(k)?, value(k as isize)?, sigmoid_derivative))
+            };
             let keep = |before: &Tensor, now: Tensor| match &ended {
                 Some(ended) => before.where_(ended, &now),
                 None => Ok(now),
             };
             let now = match (self.kind, cell.clone()) {
                 (RecurrentKind::Lstm, Some(before)) => {
-                    let fresh = gate(op, &sum(2)?, value(2)?, slope_of_tanh);
+                    let fresh = attach_gate_grad(op, &sum(2)?, value(2)?, tanh_derivative);
                     let inside = sigmoid(1)?.mul(&before)?.add(&sigmoid(0)?.mul(&fresh)?)?;
                     let now = sigmoid(3)?.mul(&inside.tanh()?)?;
                     cell = Some(keep(&before, inside)?);
@@ -317,14 +322,14 @@ impl Run {
                 }
                 (RecurrentKind::Gru, _) => {
                     let inside = part(&given, 2)?.add(&sigmoid(0)?.mul(&part(&fed, 2)?)?)?;
-                    let fresh = gate(op, &inside, value(2)?, slope_of_tanh);
+                    let fresh = attach_gate_grad(op, &inside, value(2)?, tanh_derivative);
                     fresh.add(&sigmoid(1)?.mul(&state.sub(&fresh)?)?)?
                 }
-                (RecurrentKind::Relu, _) => gate(op, &sum(0)?, value(0)?, slope_of_relu),
-                _ => gate(op, &sum(0)?, value(0)?, slope_of_tanh),
+                (RecurrentKind::Relu, _) => attach_gate_grad(op, &sum(0)?, value(0)?, relu_derivative),
+                _ => attach_gate_grad(op, &sum(0)?, value(0)?, tanh_derivative),
             };
             state = keep(&state, now)?;
-            slots[self.slot(time)] = state.clone();
+            slots[self.state_slot(time)] = state.clone();
             fed_by = state.clone();
         }
         slots.extend(cell);
@@ -332,11 +337,20 @@ impl Run {
     }
 }
 
-impl<'a> Recurrent<'a> {
+impl<'a> RecurrentOp<'a> {
     /// From the first step to the last, without a cell, a bias and lengths.
     #[must_use]
     pub fn new(kind: RecurrentKind, input: &'a Tensor, state: &'a Tensor, weight: &'a Tensor) -> Self {
-        Self { kind, input, state, cell: None, weight, bias: None, lengths: None, reverse: false }
+        Self {
+            kind,
+            input_gates: input,
+            h_0: state,
+            c_0: None,
+            weight_hh: weight,
+            bias_hh: None,
+            lengths: None,
+            reverse: false,
+        }
     }
 
     /// Makes the steps.
@@ -344,50 +358,54 @@ impl<'a> Recurrent<'a> {
     /// # Errors
     /// The shapes do not fit, the types differ or are no 16- or 32-bit floats; a cell is missing or too many; memory runs out.
     #[track_caller]
-    pub fn run(&self) -> Result<States> {
-        let _op = memory::scope::op(self.kind.op());
-        recurrent(self)
+    pub fn run(&self) -> Result<RecurrentOutput> {
+        let _op = memory::scope::op(self.kind.op_name());
+        run_recurrent(self)
     }
 }
 
-fn recurrent(of: &Recurrent<'_>) -> Result<States> {
-    let op = of.kind.op();
-    recast!(op, [of.input, of.state, of.cell, of.weight, of.bias], |input, state, cell, weight, bias| {
-        recurrent(&Recurrent {
-            input: &input,
-            state: &state,
-            cell: cell.as_ref(),
-            weight: &weight,
-            bias: bias.as_ref(),
-            ..*of
-        })
-    });
-    check_float(op, of.input)?;
-    let (device, dtype) = (of.input.device(), of.input.dtype());
-    for t in [Some(of.state), of.cell, Some(of.weight), of.bias].into_iter().flatten() {
-        of.input.same_device(op, t)?;
+fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
+    let op = of.kind.op_name();
+    recast!(
+        op,
+        [of.input_gates, of.h_0, of.c_0, of.weight_hh, of.bias_hh],
+        |input, state, cell, weight, bias| {
+            run_recurrent(&RecurrentOp {
+                input_gates: &input,
+                h_0: &state,
+                c_0: cell.as_ref(),
+                weight_hh: &weight,
+                bias_hh: bias.as_ref(),
+                ..*of
+            })
+        }
+    );
+    check_f32_f16_bf16(op, of.input_gates)?;
+    let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
+    for t in [Some(of.h_0), of.c_0, Some(of.weight_hh), of.bias_hh].into_iter().flatten() {
+        of.input_gates.same_device(op, t)?;
         if t.dtype() != dtype {
             let expected = format!("the input is {dtype}; cast one with `to_dtype`");
             return Err(Error::dtype(op, t.dtype(), expected));
         }
     }
-    let &[steps, batch, wide] = of.input.shape() else {
-        return Err(Error::shape(op, "takes [steps, batch, features]", &[of.input.shape()]));
+    let &[steps, batch, wide] = of.input_gates.shape() else {
+        return Err(Error::shape(op, "takes [steps, batch, features]", &[of.input_gates.shape()]));
     };
-    let hidden = wide / of.kind.gates();
-    let width = of.weight.shape().last().copied().unwrap_or_default();
+    let hidden = wide / of.kind.gate_count();
+    let width = of.weight_hh.shape().last().copied().unwrap_or_default();
     let fits = |t: &Tensor, width: usize| t.shape() == [batch, width];
-    if of.weight.shape() != [wide, width]
-        || !fits(of.state, width)
-        || !of.cell.is_none_or(|cell| fits(cell, hidden))
+    if of.weight_hh.shape() != [wide, width]
+        || !fits(of.h_0, width)
+        || !of.c_0.is_none_or(|cell| fits(cell, hidden))
         || (width != hidden && steps != 1)
     {
-        let cell = of.cell.map_or(&[][..], Tensor::shape);
-        let shapes = [of.input.shape(), of.state.shape(), cell, of.weight.shape()];
+        let cell = of.c_0.map_or(&[][..], Tensor::shape);
+        let shapes = [of.input_gates.shape(), of.h_0.shape(), cell, of.weight_hh.shape()];
         return Err(Error::shape(op, "the states are [batch, hidden] and go with input and weight", &shapes));
     }
     let is_lstm = of.kind == RecurrentKind::Lstm;
-    if is_lstm != of.cell.is_some() {
+    if is_lstm != of.c_0.is_some() {
         return Err(Error::argument(op, "an LSTM takes a cell, and the others take none"));
     }
     if let Some(lengths) = of.lengths
@@ -397,24 +415,27 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
         return Err(Error::shape(op, rule, &[lengths.shape()]));
     }
     let order: SmallVec<[&Tensor; 5]> =
-        [Some(of.input), Some(of.state), Some(of.weight), of.bias, of.cell].into_iter().flatten().collect();
+        [Some(of.input_gates), Some(of.h_0), Some(of.weight_hh), of.bias_hh, of.c_0]
+            .into_iter()
+            .flatten()
+            .collect();
     let keeps = autograd::wanted(&order);
-    let input = match of.input.detach() {
+    let input = match of.input_gates.detach() {
         t if t.strides()[2] == 1 || wide == 1 => t,
         t => t.contiguous()?,
     };
     let slots = steps + 1 + usize::from(is_lstm);
-    let run = Run {
+    let run = RecurrentRun {
         kind: of.kind,
         sizes: [steps, batch, hidden],
         reverse: of.reverse,
         states: Tensor::empty(&[slots, batch, hidden], dtype, device)?,
-        saved: (keeps && of.kind.gates() > 1)
+        saved_gates: (keeps && of.kind.gate_count() > 1)
             .then(|| Tensor::empty(&[steps, batch, 5, hidden], dtype, device))
             .transpose()?,
-        state: of.state.detach(),
-        weight: of.weight.detach(),
-        bias: of.bias.is_some(),
+        h_0: of.h_0.detach(),
+        weight_hh: of.weight_hh.detach(),
+        has_bias: of.bias_hh.is_some(),
         lengths: of.lengths.map(|t| t.detach().contiguous()).transpose()?,
     };
     {
@@ -422,15 +443,15 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
         let running = {
             let _tag = memory::scope::tag(Tag::Workspace);
             let zeros = || Tensor::zeros(&[batch, hidden], dtype, device);
-            let state = if width == hidden { run.state.clone() } else { zeros()? };
-            let cell = of.cell.map_or_else(zeros, |cell| Ok(cell.detach()))?;
+            let state = if width == hidden { run.h_0.clone() } else { zeros()? };
+            let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
             stack(&[&state, &cell], 0)?.to_dtype(DType::F32)?.contiguous()?
         };
         if width == hidden {
             let first = if of.reverse { steps } else { 0 };
-            run.states.select(0, first as isize)?.copy_(&run.state)?;
+            run.states.select(0, first as isize)?.copy_(&run.h_0)?;
         }
-        run.forward(&input, of.bias.map(Tensor::detach).as_ref(), &running)?;
+        run.forward(&input, of.bias_hh.map(Tensor::detach).as_ref(), &running)?;
         if is_lstm {
             run.states.select(0, steps as isize + 1)?.copy_(&running.select(0, 1)?)?;
         }
@@ -441,12 +462,12 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
         false => states,
         true => {
             // The history of the input, without its memory: any number of its type in all places.
-            let nowhere = Layout::new(of.input.shape(), &[0; 3][..], run.weight.layout().offset());
-            let history = run.weight.with_layout(nowhere).detach().with_meta(of.input.meta());
+            let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
+            let history = run.weight_hh.with_layout(nowhere).detach().with_meta(of.input_gates.meta());
             let mut saved: SmallVec<[SavedTensor; 4]> =
-                [&history, of.state, of.weight].map(SavedTensor::of).into_iter().collect();
+                [&history, of.h_0, of.weight_hh].map(SavedTensor::of).into_iter().collect();
             // The gradients do not read these.
-            saved.extend([of.bias, of.cell].into_iter().flatten().map(SavedTensor::apart));
+            saved.extend([of.bias_hh, of.c_0].into_iter().flatten().map(SavedTensor::apart));
             saved.extend(run.lengths.as_ref().map(SavedTensor::of));
             saved.push(SavedTensor::result(&states));
             let run = Arc::new(run);
@@ -456,14 +477,14 @@ fn recurrent(of: &Recurrent<'_>) -> Result<States> {
                 states,
                 &order,
                 saved,
-                move |t| again.again(t),
+                move |t| again.recompute(t),
                 move |g, wants| run.backward(g, wants),
             )
         }
     };
-    Ok(States {
-        all: states.narrow(0, from, steps)?,
-        last: states.select(0, last as isize)?,
-        cell: if is_lstm { Some(states.select(0, steps as isize + 1)?) } else { None },
+    Ok(RecurrentOutput {
+        output: states.narrow(0, from, steps)?,
+        h_n: states.select(0, last as isize)?,
+        c_n: if is_lstm { Some(states.select(0, steps as isize + 1)?) } else { None },
     })
 }

@@ -7,9 +7,9 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
 use super::launch::{self, GROUP, Params};
 use super::shape::cat;
-use super::spread::{QUAD, Spread, has_quads};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::Identity;
@@ -21,7 +21,7 @@ use crate::tensor::{Dims, Layout, Tensor};
 
 /// One reduction.
 #[derive(Debug)]
-pub(crate) struct Reduction {
+pub(crate) struct ReduceOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
     /// What is combined: an expression of the element `v`, the number `m` of its output, and `p.args`; or `nonzero`.
@@ -31,42 +31,42 @@ pub(crate) struct Reduction {
     /// What is written: an expression of the combined `acc`, `m` and `p.args`.
     pub(crate) post: &'static str,
     /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
-    pub(crate) math: &'static [&'static str],
+    pub(crate) math_files: &'static [&'static str],
     /// The result over no elements; there is none for extremes.
-    pub(crate) empty: Option<f64>,
+    pub(crate) empty_value: Option<f64>,
 }
 
-impl Reduction {
+impl ReduceOp {
     const fn plain(name: &'static str, combine: &'static str, empty: Option<f64>) -> Self {
-        Self { name, map: "v", combine, post: "acc", math: &[], empty }
+        Self { name, map: "v", combine, post: "acc", math_files: &[], empty_value: empty }
     }
 }
 
-static SUM: Reduction = Reduction::plain("sum", "sum", Some(0.0));
-static PROD: Reduction = Reduction::plain("prod", "prod", Some(1.0));
-static AMAX: Reduction = Reduction::plain("amax", "max", None);
-static AMIN: Reduction = Reduction::plain("amin", "min", None);
-static ARGMAX: Reduction = Reduction::plain("argmax", "argmax", None);
-static ARGMIN: Reduction = Reduction::plain("argmin", "argmin", None);
-static MEAN: Reduction =
-    Reduction { post: "acc / T(p.args.x)", ..Reduction::plain("mean", "sum", Some(f64::NAN)) };
-static ANY: Reduction = Reduction { map: "nonzero", ..Reduction::plain("any", "max", Some(0.0)) };
-static ALL: Reduction = Reduction { map: "nonzero", ..Reduction::plain("all", "min", Some(1.0)) };
-static COUNT: Reduction = Reduction { map: "nonzero", ..Reduction::plain("count_nonzero", "sum", Some(0.0)) };
+static SUM: ReduceOp = ReduceOp::plain("sum", "sum", Some(0.0));
+static PROD: ReduceOp = ReduceOp::plain("prod", "prod", Some(1.0));
+static AMAX: ReduceOp = ReduceOp::plain("amax", "max", None);
+static AMIN: ReduceOp = ReduceOp::plain("amin", "min", None);
+static ARGMAX: ReduceOp = ReduceOp::plain("argmax", "argmax", None);
+static ARGMIN: ReduceOp = ReduceOp::plain("argmin", "argmin", None);
+static MEAN: ReduceOp =
+    ReduceOp { post: "acc / T(p.args.x)", ..ReduceOp::plain("mean", "sum", Some(f64::NAN)) };
+static ANY: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("any", "max", Some(0.0)) };
+static ALL: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("all", "min", Some(1.0)) };
+static COUNT: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("count_nonzero", "sum", Some(0.0)) };
 
 /// Which dimensions of a shape are reduced.
 #[derive(Clone, Debug)]
-pub(crate) struct Over {
-    reduced: SmallVec<[bool; 6]>,
+pub(crate) struct ReduceDims {
+    is_reduced: SmallVec<[bool; 6]>,
     /// The input's shape.
-    pub(crate) shape: Dims,
+    pub(crate) input_shape: Dims,
     /// The input's shape with 1 where it is reduced.
-    pub(crate) kept: Dims,
+    pub(crate) keepdim_shape: Dims,
     /// Elements that make one output.
-    pub(crate) extent: usize,
+    pub(crate) elements_per_output: usize,
 }
 
-impl Over {
+impl ReduceDims {
     /// The dimensions named; all of them if none is.
     #[track_caller]
     pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
@@ -79,36 +79,41 @@ impl Over {
                 return Err(Error::argument(op, format!("dimension {dim} appears twice in {dims:?}")));
             }
         }
-        Ok(Self::marked(shape, reduced))
+        Ok(Self::from_mask(shape, reduced))
     }
 
-    fn marked(shape: &[usize], reduced: SmallVec<[bool; 6]>) -> Self {
+    fn from_mask(shape: &[usize], reduced: SmallVec<[bool; 6]>) -> Self {
         let mut kept = Dims::from_slice(shape);
         kept.iter_mut().zip(&reduced).filter(|(_, r)| **r).for_each(|(n, _)| *n = 1);
         let extent = shape.iter().zip(&reduced).filter(|(_, r)| **r).map(|(n, _)| n).product();
-        Self { reduced, shape: shape.into(), kept, extent }
+        Self {
+            is_reduced: reduced,
+            input_shape: shape.into(),
+            keepdim_shape: kept,
+            elements_per_output: extent,
+        }
     }
 
     /// The result's shape.
-    pub(crate) fn result(&self, keepdim: bool) -> Dims {
+    pub(crate) fn result_shape(&self, keepdim: bool) -> Dims {
         if keepdim {
-            return self.kept.clone();
+            return self.keepdim_shape.clone();
         }
         let mut left = Dims::new();
-        self.shape.iter().zip(&self.reduced).filter(|(_, r)| !**r).for_each(|(&n, _)| left.push(n));
+        self.input_shape.iter().zip(&self.is_reduced).filter(|(_, r)| !**r).for_each(|(&n, _)| left.push(n));
         left
     }
 
     /// A tensor of the result's shape, with or without the reduced dimensions, stretched back over the input's.
     #[track_caller]
-    pub(crate) fn spread(&self, t: &Tensor) -> Result<Tensor> {
-        t.reshape(&self.kept[..])?.broadcast_to(&self.shape)
+    pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
+        t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
     }
 
     /// Extents and strides of the dimensions that are kept, or of those that are reduced.
-    fn side(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
+    fn select_dims(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
         let mut side = SmallVec::new();
-        let dims = layout.shape().iter().zip(layout.strides()).zip(&self.reduced);
+        let dims = layout.shape().iter().zip(layout.strides()).zip(&self.is_reduced);
         dims.filter(|(_, r)| **r == reduced).for_each(|((&n, &s), _)| side.push((n, s)));
         side
     }
@@ -116,23 +121,23 @@ impl Over {
 
 /// What one run reads besides its input.
 #[derive(Clone, Copy, Default)]
-pub(crate) struct Extra<'a> {
+pub(crate) struct ReduceArgs<'a> {
     /// `m` of each output.
     pub(crate) center: Option<&'a Tensor>,
     /// Indices made by a stage before.
-    pub(super) seen: Option<&'a Tensor>,
+    pub(super) partial_indices: Option<&'a Tensor>,
     /// `p.args`.
-    pub(crate) args: [f32; 4],
+    pub(crate) params: [f32; 4],
 }
 
 /// One launch: the input's layout, already parted into kept and reduced dimensions.
-struct Stage<'a> {
-    op: &'a Reduction,
+struct ReduceStage<'a> {
+    op: &'a ReduceOp,
     input: &'a Tensor,
     offset: usize,
     kept: (Dims, Dims),
     reduced: (Dims, Dims),
-    extra: Extra<'a>,
+    args: ReduceArgs<'a>,
     compute: DType,
     /// Whether elements are mapped, and results finished, in this stage.
     map: &'static str,
@@ -144,33 +149,33 @@ struct Stage<'a> {
     across: bool,
 }
 
-impl Stage<'_> {
+impl ReduceStage<'_> {
     /// Counts the inner dimension in fours, if its elements lie so and none is asked for its index.
-    fn in_fours(&mut self) {
+    fn vectorize_inner(&mut self) {
         let arg = matches!(self.op.combine, "argmax" | "argmin");
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
         let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) else { return };
-        if arg || !has_quads(self.input.dtype()) || *s != 1 || !n.is_multiple_of(QUAD) {
+        if arg || !supports_vec4(self.input.dtype()) || *s != 1 || !n.is_multiple_of(VEC4_WIDTH) {
             return;
         }
-        (*n, *s) = (*n / QUAD, QUAD);
-        let aligned = |strides: &[usize]| strides.iter().all(|s| s.is_multiple_of(QUAD));
-        if self.offset.is_multiple_of(QUAD) && aligned(&self.kept.1) && aligned(&self.reduced.1) {
-            self.width = QUAD;
+        (*n, *s) = (*n / VEC4_WIDTH, VEC4_WIDTH);
+        let aligned = |strides: &[usize]| strides.iter().all(|s| s.is_multiple_of(VEC4_WIDTH));
+        if self.offset.is_multiple_of(VEC4_WIDTH) && aligned(&self.kept.1) && aligned(&self.reduced.1) {
+            self.width = VEC4_WIDTH;
             return;
         }
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
         if let (Some(n), Some(s)) = (inner.0.last_mut(), inner.1.last_mut()) {
-            (*n, *s) = (*n * QUAD, 1);
+            (*n, *s) = (*n * VEC4_WIDTH, 1);
         }
     }
 
     /// How it is spread, as `launch` takes it.
-    fn spread(&self) -> Spread {
-        Spread::new(numel(&self.kept.0), numel(&self.reduced.0), self.across)
+    fn config(&self) -> ReduceConfig {
+        ReduceConfig::new(numel(&self.kept.0), numel(&self.reduced.0), self.across)
     }
 
-    fn launch(&self, plan: Spread, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
+    fn launch(&self, plan: ReduceConfig, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
         let across = self.across;
         let device = self.input.device();
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
@@ -179,12 +184,12 @@ impl Stage<'_> {
             launch::check_rank(self.op.name, shape.len())?;
         }
         let (out, index) = (value.map_or(compute, name), place.map_or("", name));
-        let center = self.extra.center.map_or("", name);
+        let center = self.args.center.map_or("", name);
         let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
-        let flags = [value.is_some(), self.extra.seen.is_some(), self.reduced.0.len() <= 1, across];
+        let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
         let mut identity = Identity::new("reduce");
         words.iter().for_each(|word| identity.word(word));
-        identity.words(self.op.math);
+        identity.words(self.op.math_files);
         identity.flags(&flags);
         identity.number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
@@ -193,7 +198,7 @@ impl Stage<'_> {
                 .def("compute", compute)
                 .def("out", out)
                 .def("index", index)
-                .def("math", self.op.math)
+                .def("math", self.op.math_files)
                 .def("map", self.map)
                 .def("combine", self.op.combine)
                 .def("post", self.post)
@@ -213,14 +218,14 @@ impl Stage<'_> {
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         params = params.turns(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        for arg in self.extra.args {
+        for arg in self.args.params {
             params = params.f32(arg);
         }
         for (shape, strides) in [&self.kept, &self.reduced] {
             params = params.dims(shape).dims(strides);
         }
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
-        for t in [self.extra.center, self.extra.seen, value, place].into_iter().flatten() {
+        for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
             tensors.push(t);
         }
         let groups = (outputs * plan.splits).div_ceil(GROUP / plan.lanes);
@@ -229,44 +234,44 @@ impl Stage<'_> {
 }
 
 /// Runs a reduction of `x` into `value` and `place`, which are contiguous and hold one element for each output.
-fn run(
-    op: &Reduction,
+fn run_reduction(
+    op: &ReduceOp,
     x: &Tensor,
-    over: &Over,
+    over: &ReduceDims,
     compute: DType,
-    extra: Extra<'_>,
+    extra: ReduceArgs<'_>,
     value: Option<&Tensor>,
     place: Option<&Tensor>,
 ) -> Result<()> {
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
     launch::check_compute(op.name, compute, x.device())?;
-    if compute == DType::F64 && !op.math.is_empty() {
+    if compute == DType::F64 && !op.math_files.is_empty() {
         return Err(Error::dtype(op.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`"));
     }
-    let mut reduced = over.side(x.layout(), true);
+    let mut reduced = over.select_dims(x.layout(), true);
     if place.is_none() {
         // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
-    let (kept, reduced) = (collapse_one(over.side(x.layout(), false)), collapse_one(reduced));
+    let (kept, reduced) = (collapse_one(over.select_dims(x.layout(), false)), collapse_one(reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
     let outputs = numel(&kept.0);
-    let mut stage = Stage {
+    let mut stage = ReduceStage {
         op,
         input: x,
         offset: x.layout().offset(),
         across: inner(&kept) < inner(&reduced),
         kept,
         reduced,
-        extra,
+        args: extra,
         compute,
         map: op.map,
         post: op.post,
         width: 1,
     };
-    stage.in_fours();
-    let first = stage.spread();
+    stage.vectorize_inner();
+    let first = stage.config();
     if first.splits == 1 {
         return stage.launch(first, value, place);
     }
@@ -274,16 +279,16 @@ fn run(
         let _tag = memory::scope::tag(Tag::Workspace);
         Tensor::empty(&[first.splits, outputs], dtype, x.device())
     };
-    let values = partial(accumulator(compute))?;
+    let values = partial(accumulator_dtype(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
-    Stage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
-    let mut second = Stage {
+    ReduceStage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
+    let mut second = ReduceStage {
         op,
         input: &values,
         offset: 0,
         kept: (smallvec![outputs], smallvec![1]),
         reduced: (smallvec![first.splits], smallvec![outputs]),
-        extra: Extra { seen: places.as_ref(), ..extra },
+        args: ReduceArgs { partial_indices: places.as_ref(), ..extra },
         compute,
         map: "v",
         post: op.post,
@@ -291,54 +296,54 @@ fn run(
         // A single output's parts lie side by side.
         across: outputs > 1,
     };
-    second.in_fours();
+    second.vectorize_inner();
     // In one go: what is left is short.
-    let Spread { lanes, unroll, .. } = second.spread();
+    let ReduceConfig { lanes, unroll, .. } = second.config();
     let steps = numel(&second.reduced.0);
-    second.launch(Spread { lanes, unroll, chunk: steps, splits: 1 }, value, place)
+    second.launch(ReduceConfig { lanes, unroll, chunk: steps, splits: 1 }, value, place)
 }
 
 /// The type that partial results of a type are kept in.
-fn accumulator(dtype: DType) -> DType {
+fn accumulator_dtype(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
 /// Runs a reduction to a new tensor of values, without recording it.
 #[track_caller]
 pub(crate) fn reduce(
-    op: &Reduction,
+    op: &ReduceOp,
     x: &Tensor,
-    over: &Over,
+    over: &ReduceDims,
     keepdim: bool,
     compute: DType,
     result: DType,
-    extra: Extra<'_>,
+    extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
     let _op = memory::scope::op(op.name);
-    let shape = over.result(keepdim);
-    if over.extent == 0 && numel(&shape) > 0 {
-        let value = op.empty.ok_or_else(|| nothing(op.name, x))?;
+    let shape = over.result_shape(keepdim);
+    if over.elements_per_output == 0 && numel(&shape) > 0 {
+        let value = op.empty_value.ok_or_else(|| empty_extreme_error(op.name, x))?;
         return Tensor::full(&shape, value, result, x.device());
     }
     let out = Tensor::empty(&shape, result, x.device())?;
     if out.numel() > 0 {
-        run(op, x, over, compute, extra, Some(&out), None)?;
+        run_reduction(op, x, over, compute, extra, Some(&out), None)?;
     }
     Ok(out)
 }
 
-fn nothing(op: &'static str, x: &Tensor) -> Error {
+fn empty_extreme_error(op: &'static str, x: &Tensor) -> Error {
     Error::shape(op, "the dimensions reduced have no elements, and nothing is their extreme", &[x.shape()])
 }
 
 /// A reduction of floats to their own type; halves are computed in f32.
 #[track_caller]
 pub(crate) fn reduce_float(
-    op: &Reduction,
+    op: &ReduceOp,
     x: &Tensor,
-    over: &Over,
+    over: &ReduceDims,
     keepdim: bool,
-    extra: Extra<'_>,
+    extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
     if !x.dtype().is_float() {
         return Err(Error::dtype(op.name, x.dtype(), "takes floats; cast with `to_dtype`"));
@@ -348,27 +353,27 @@ pub(crate) fn reduce_float(
 
 /// Sums and products: integers give i64.
 #[track_caller]
-fn total(op: &Reduction, x: &Tensor, over: &Over, keepdim: bool) -> Result<Tensor> {
+fn sum_or_prod(op: &ReduceOp, x: &Tensor, over: &ReduceDims, keepdim: bool) -> Result<Tensor> {
     if x.dtype().is_float() {
-        return reduce_float(op, x, over, keepdim, Extra::default());
+        return reduce_float(op, x, over, keepdim, ReduceArgs::default());
     }
     launch::check_stored(op.name, x)?;
     // Truth values are counted in 32 bits, which every device has.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
-    reduce(op, x, over, keepdim, compute, DType::I64, Extra::default())
+    reduce(op, x, over, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
 /// The sums of a matrix's columns, in a type of its own, without a gradient.
 #[track_caller]
-pub(super) fn column_sums(x: &Tensor, result: DType) -> Result<Tensor> {
-    let over = Over::new(SUM.name, x.shape(), &[0])?;
-    reduce(&SUM, x, &over, false, x.dtype(), result, Extra::default())
+pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
+    let over = ReduceDims::new(SUM.name, x.shape(), &[0])?;
+    reduce(&SUM, x, &over, false, x.dtype(), result, ReduceArgs::default())
 }
 
 /// The sums over the parts of `partial` \[parts, sections, extent\], f32, for each of at most three sections: one launch, and tensors of
 /// their own.
 #[track_caller]
-pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
+pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     let &[parts, sections, extent] = partial.shape() else {
         return Err(Error::shape("part_sums", "takes [parts, sections, extent]", &[partial.shape()]));
     };
@@ -376,7 +381,7 @@ pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
         .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
         .collect::<Result<_>>()?;
     if extent > 0 {
-        let width = if extent.is_multiple_of(QUAD) { QUAD } else { 1 };
+        let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
         let tiles = extent.div_ceil(4 * width);
         let params = Params::new().size(parts).size(extent).size(tiles).size(sections * tiles);
@@ -389,7 +394,7 @@ pub(super) fn part_sums(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
 
 /// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
 #[track_caller]
-pub(super) fn scatter_back(
+pub(super) fn value_selecting_backward(
     g: &Tensor,
     place: &Tensor,
     shape: &[usize],
@@ -405,7 +410,7 @@ pub(super) fn scatter_back(
 
 /// A contiguous tensor from the start of its storage, for kernels that take no offset.
 #[track_caller]
-pub(super) fn dense(t: &Tensor) -> Result<Tensor> {
+pub(super) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
     if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
 }
 
@@ -426,9 +431,11 @@ impl Tensor {
     #[track_caller]
     pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         recast!("sum", [self], |x| x.sum(dims, keepdim));
-        let over = Over::new("sum", self.shape(), dims)?;
-        let out = total(&SUM, self, &over, keepdim)?;
-        Ok(autograd::attach_twice("sum", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
+        let over = ReduceDims::new("sum", self.shape(), dims)?;
+        let out = sum_or_prod(&SUM, self, &over, keepdim)?;
+        Ok(autograd::attach_twice("sum", out, &[self], move |g, _| {
+            Ok(smallvec![Some(over.expand_to_input(g)?)])
+        }))
     }
 
     /// The sum of all elements.
@@ -450,10 +457,12 @@ impl Tensor {
         Layout::contiguous(shape).broadcast_to("sum_to", self.shape())?;
         let skip = self.rank() - shape.len();
         let reduced = (0..self.rank()).map(|d| d < skip || (shape[d - skip] == 1 && self.shape()[d] != 1));
-        let over = Over::marked(self.shape(), reduced.collect());
-        let out = total(&SUM, self, &over, true)?;
+        let over = ReduceDims::from_mask(self.shape(), reduced.collect());
+        let out = sum_or_prod(&SUM, self, &over, true)?;
         let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
-        Ok(autograd::attach_twice("sum_to", out, &[self], move |g, _| Ok(smallvec![Some(over.spread(g)?)])))
+        Ok(autograd::attach_twice("sum_to", out, &[self], move |g, _| {
+            Ok(smallvec![Some(over.expand_to_input(g)?)])
+        }))
     }
 
     /// The mean over `dims`; over all dimensions if there are none.
@@ -462,12 +471,12 @@ impl Tensor {
     /// As [`sum`](Self::sum); the dtype is not a float.
     #[track_caller]
     pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        let over = Over::new("mean", self.shape(), dims)?;
-        let n = over.extent as f64;
-        let extra = Extra { args: [n as f32, 0.0, 0.0, 0.0], ..Extra::default() };
+        let over = ReduceDims::new("mean", self.shape(), dims)?;
+        let n = over.elements_per_output as f64;
+        let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
         let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
         Ok(autograd::attach_twice("mean", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.spread(&g.div(n)?)?)])
+            Ok(smallvec![Some(over.expand_to_input(&g.div(n)?)?)])
         }))
     }
 
@@ -487,23 +496,23 @@ impl Tensor {
     #[track_caller]
     pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
         recast!("prod", [self], |x| x.prod(dim, keepdim));
-        let over = Over::new("prod", self.shape(), &[dim])?;
-        let out = total(&PROD, self, &over, keepdim)?;
+        let over = ReduceDims::new("prod", self.shape(), &[dim])?;
+        let out = sum_or_prod(&PROD, self, &over, keepdim)?;
         let x = self.detach();
         let saved = smallvec![SavedTensor::of(self)];
         let composed = move |x: &[Tensor]| {
-            let product = x[0].product_of_halves(dim)?;
+            let product = x[0].prod_pairwise(dim)?;
             if keepdim { Ok(product) } else { product.squeeze(dim) }
         };
         Ok(autograd::attach_composed("prod", out, &[self], saved, composed, move |g, _| {
             // The product of the others, without a division: right also where elements are zero.
-            let others = x.product_of_others(dim)?;
-            Ok(smallvec![Some(over.spread(g)?.mul(&others)?)])
+            let others = x.prod_of_others(dim)?;
+            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&others)?)])
         }))
     }
 
     /// The product over `dim`, which is kept, of products of elements: differentiable as often as they are.
-    pub(super) fn product_of_halves(&self, dim: isize) -> Result<Tensor> {
+    pub(super) fn prod_pairwise(&self, dim: isize) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if x.dim(dim)? == 0 {
             return x.sum(&[dim], true)?.add(1.0);
@@ -530,33 +539,33 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn extreme(
+    fn reduce_extreme(
         &self,
-        op: &'static Reduction,
+        op: &'static ReduceOp,
         dims: &[isize],
         keepdim: bool,
         sharing: fn(&Tensor, &Tensor) -> Result<Tensor>,
     ) -> Result<Tensor> {
-        let over = Over::new(op.name, self.shape(), dims)?;
-        let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), Extra::default())?;
+        let over = ReduceDims::new(op.name, self.shape(), dims)?;
+        let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
             let (x, y) = (x.constant(wants)?, y.constant(wants)?);
-            let mask = sharing(&x, &over.spread(&y)?)?;
-            let ties = mask.sum_kept(&over)?.to_dtype(g.dtype())?;
-            let share = g.reshape(&over.kept[..])?.div(&ties)?;
-            Ok(smallvec![Some(over.spread(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
+            let mask = sharing(&x, &over.expand_to_input(&y)?)?;
+            let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
+            let share = g.reshape(&over.keepdim_shape[..])?.div(&ties)?;
+            Ok(smallvec![Some(over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
         }))
     }
 
     /// Whether elements are equal, or both NaN.
-    pub(super) fn same(&self, other: &Tensor) -> Result<Tensor> {
+    pub(super) fn eq_or_both_nan(&self, other: &Tensor) -> Result<Tensor> {
         self.eq(other)?.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)
     }
 
     /// How many hold, for each output; never recorded.
-    fn sum_kept(&self, over: &Over) -> Result<Tensor> {
-        reduce(&COUNT, self, over, true, DType::I32, DType::I32, Extra::default())
+    fn count_true_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
+        reduce(&COUNT, self, over, true, DType::I32, DType::I32, ReduceArgs::default())
     }
 
     /// The largest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
@@ -565,7 +574,7 @@ impl Tensor {
     /// As [`sum`](Self::sum); there are no elements.
     #[track_caller]
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
     /// The smallest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
@@ -574,7 +583,7 @@ impl Tensor {
     /// As [`sum`](Self::sum); there are no elements.
     #[track_caller]
     pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
+        self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
     }
 
     /// The largest and the smallest over `dims`.
@@ -592,7 +601,7 @@ impl Tensor {
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
-        self.extreme(&AMAX, &[], false, Self::same)
+        self.reduce_extreme(&AMAX, &[], false, Self::eq_or_both_nan)
     }
 
     /// The smallest of all elements; its gradient as that of [`max_all`](Self::max_all).
@@ -601,26 +610,37 @@ impl Tensor {
     /// As [`amin`](Self::amin).
     #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
-        self.extreme(&AMIN, &[], false, Self::same)
+        self.reduce_extreme(&AMIN, &[], false, Self::eq_or_both_nan)
     }
 
     #[track_caller]
-    fn picked(&self, op: &'static Reduction, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+    fn reduce_with_index(
+        &self,
+        op: &'static ReduceOp,
+        dim: isize,
+        keepdim: bool,
+    ) -> Result<(Tensor, Tensor)> {
         let name = if op.combine == "argmax" { "max" } else { "min" };
         let _op = memory::scope::op(name);
-        let over = Over::new(name, self.shape(), &[dim])?;
-        let shape = over.result(keepdim);
-        if over.extent == 0 && numel(&shape) > 0 {
-            return Err(nothing(name, self));
+        let over = ReduceDims::new(name, self.shape(), &[dim])?;
+        let shape = over.result_shape(keepdim);
+        if over.elements_per_output == 0 && numel(&shape) > 0 {
+            return Err(empty_extreme_error(name, self));
         }
         let value = Tensor::empty(&shape, self.dtype(), self.device())?;
         let place = Tensor::empty(&shape, DType::I64, self.device())?;
         if value.numel() > 0 {
-            run(op, self, &over, self.dtype(), Extra::default(), Some(&value), Some(&place))?;
+            run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
         }
         let at = SavedTensor::of(&place);
         let value = autograd::attach_twice(name, value, &[self], move |g, wants| {
-            Ok(smallvec![Some(scatter_back(g, &at.get(wants)?, &over.shape, dim, keepdim)?)])
+            Ok(smallvec![Some(value_selecting_backward(
+                g,
+                &at.get(wants)?,
+                &over.input_shape,
+                dim,
+                keepdim
+            )?)])
         });
         Ok((value, place))
     }
@@ -632,7 +652,7 @@ impl Tensor {
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.picked(&ARGMAX, dim, keepdim)
+        self.reduce_with_index(&ARGMAX, dim, keepdim)
     }
 
     /// The smallest over one dimension and where it stands, as [`max`](Self::max).
@@ -641,21 +661,21 @@ impl Tensor {
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        self.picked(&ARGMIN, dim, keepdim)
+        self.reduce_with_index(&ARGMIN, dim, keepdim)
     }
 
     #[track_caller]
-    fn place(&self, op: &'static Reduction, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
+    fn reduce_to_index(&self, op: &'static ReduceOp, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         let _op = memory::scope::op(op.name);
         let dims = dim.as_slice();
-        let over = Over::new(op.name, self.shape(), dims)?;
-        let shape = over.result(keepdim);
-        if over.extent == 0 && numel(&shape) > 0 {
-            return Err(nothing(op.name, self));
+        let over = ReduceDims::new(op.name, self.shape(), dims)?;
+        let shape = over.result_shape(keepdim);
+        if over.elements_per_output == 0 && numel(&shape) > 0 {
+            return Err(empty_extreme_error(op.name, self));
         }
         let place = Tensor::empty(&shape, DType::I64, self.device())?;
         if place.numel() > 0 {
-            run(op, self, &over, self.dtype(), Extra::default(), None, Some(&place))?;
+            run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), None, Some(&place))?;
         }
         Ok(place)
     }
@@ -666,7 +686,7 @@ impl Tensor {
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.place(&ARGMAX, dim, keepdim)
+        self.reduce_to_index(&ARGMAX, dim, keepdim)
     }
 
     /// Where the smallest stands along `dim`, or among all elements: the first of equal ones, as i64.
@@ -675,12 +695,12 @@ impl Tensor {
     /// As [`amax`](Self::amax).
     #[track_caller]
     pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.place(&ARGMIN, dim, keepdim)
+        self.reduce_to_index(&ARGMIN, dim, keepdim)
     }
 
-    fn truth(&self, op: &'static Reduction, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        let over = Over::new(op.name, self.shape(), dims)?;
-        let out = reduce(op, self, &over, keepdim, DType::U32, DType::Bool, Extra::default())?;
+    fn reduce_to_bool(&self, op: &'static ReduceOp, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        let over = ReduceDims::new(op.name, self.shape(), dims)?;
+        let out = reduce(op, self, &over, keepdim, DType::U32, DType::Bool, ReduceArgs::default())?;
         if self.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { Ok(out) }
     }
 
@@ -690,7 +710,7 @@ impl Tensor {
     /// As [`sum`](Self::sum).
     #[track_caller]
     pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.truth(&ANY, dims, keepdim)
+        self.reduce_to_bool(&ANY, dims, keepdim)
     }
 
     /// Whether no element over `dims` (all if there are none) is zero. Of u8 it is u8, as PyTorch's.
@@ -699,7 +719,7 @@ impl Tensor {
     /// As [`sum`](Self::sum).
     #[track_caller]
     pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        self.truth(&ALL, dims, keepdim)
+        self.reduce_to_bool(&ALL, dims, keepdim)
     }
 
     /// How many elements over `dims` (all if there are none) are not zero, as i64.
@@ -708,7 +728,7 @@ impl Tensor {
     /// As [`sum`](Self::sum).
     #[track_caller]
     pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
-        let over = Over::new("count_nonzero", self.shape(), dims)?;
-        reduce(&COUNT, self, &over, false, DType::I32, DType::I64, Extra::default())
+        let over = ReduceDims::new("count_nonzero", self.shape(), dims)?;
+        reduce(&COUNT, self, &over, false, DType::I32, DType::I64, ReduceArgs::default())
     }
 }

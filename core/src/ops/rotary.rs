@@ -16,15 +16,15 @@ const OP: &str = "rotary_embedding";
 
 /// Cosines and sines of each position, dense, and which features make a pair.
 #[derive(Clone)]
-struct Turn {
+struct RotaryTables {
     cos: Tensor,
     sin: Tensor,
     interleaved: bool,
 }
 
-impl Turn {
+impl RotaryTables {
     /// Every pair of `x` turned; backward with a `direction` of -1.
-    fn run(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
+    fn rotate_pairs(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
         let (&features, rows) = x.shape().split_last().unwrap_or((&1, &[]));
         let (&step, steps) = x.strides().split_last().unwrap_or((&1, &[]));
@@ -94,12 +94,14 @@ impl Tensor {
         if outer.contains(&0) || positions * features == 0 {
             return Ok(self.clone());
         }
-        let turn = Turn { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
-        let out = turn.run(&self.detach(), 1.0)?;
+        let turn =
+            RotaryTables { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
+        let out = turn.rotate_pairs(&self.detach(), 1.0)?;
         let turn = Arc::new(turn);
         let again = turn.clone();
         let tables = [turn.cos.clone(), turn.sin.clone()];
-        let (forward, transpose) = (move |x: &Tensor| again.run(x, 1.0), move |g: &Tensor| turn.run(g, -1.0));
+        let (forward, transpose) =
+            (move |x: &Tensor| again.rotate_pairs(x, 1.0), move |g: &Tensor| turn.rotate_pairs(g, -1.0));
         Ok(autograd::attach_linear_by(OP, out, self, &tables.each_ref(), forward, transpose))
     }
 }

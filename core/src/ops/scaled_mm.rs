@@ -1,7 +1,7 @@
 //! Products of 8-bit floats, each operand with a scale: the vendor's library where it has them, else 16-bit products.
 
-use super::matmul::{self, Finish};
-use super::reduce::dense;
+use super::matmul::{self, EpilogueTensors};
+use super::reduce::contiguous_zero_offset;
 use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 
 const OP: &str = "scaled_mm";
 /// What the libraries want extents, lines and addresses of 8-bit floats to be multiples of.
-const LINE: usize = 16;
+const FP8_ALIGNMENT: usize = 16;
 
 impl Tensor {
     /// scale_a · scale_b · (`self` · b) + bias, of two matrices of 8-bit floats, as `out_dtype` (f32, f16 or bf16): PyTorch's
@@ -51,24 +51,24 @@ impl Tensor {
         out_dtype: DType,
     ) -> Result<Tensor> {
         let _op = memory::scope::op(OP);
-        check(self, b, [scale_a, scale_b], bias, out_dtype)?;
+        check_scaled_mm(self, b, [scale_a, scale_b], bias, out_dtype)?;
         let shape = [self.shape()[0], b.shape()[1]];
-        let (a, b) = operands(self, b)?;
+        let (a, b) = align_operands(self, b)?;
         if scale_a.numel() == 1 && scale_b.numel() == 1 {
             let out = Tensor::empty(&shape, out_dtype, self.device())?;
             // An epilogue adds a bias of the result's type, which the library has for 16 bits.
             let fused = bias.filter(|_| out_dtype.size() == 2);
-            let added = fused.map(|bias| dense(&bias.to_dtype(out_dtype)?)).transpose()?;
-            let scales = [&dense(scale_a)?, &dense(scale_b)?];
-            let finish = Finish::Scaled { scales: Some(scales), bias: added.as_ref() };
-            if matmul::multiply_stored(OP, &a, &b, &out, finish)? {
+            let added = fused.map(|bias| contiguous_zero_offset(&bias.to_dtype(out_dtype)?)).transpose()?;
+            let scales = [&contiguous_zero_offset(scale_a)?, &contiguous_zero_offset(scale_b)?];
+            let finish = EpilogueTensors::Scaled { scales: Some(scales), bias: added.as_ref() };
+            if matmul::try_gemm_fp8(OP, &a, &b, &out, finish)? {
                 if let Some(bias) = bias.filter(|_| fused.is_none()) {
                     out.add_(bias)?;
                 }
                 return Ok(out);
             }
         }
-        let product = product(&a, &b, &shape)?;
+        let product = multiply_unscaled(&a, &b, &shape)?;
         drop((a, b));
         // One element of any rank as a number; rows and columns broadcast.
         let factor =
@@ -81,7 +81,13 @@ impl Tensor {
     }
 }
 
-fn check(a: &Tensor, b: &Tensor, scales: [&Tensor; 2], bias: Option<&Tensor>, out: DType) -> Result<()> {
+fn check_scaled_mm(
+    a: &Tensor,
+    b: &Tensor,
+    scales: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<()> {
     for t in [a, b] {
         if !t.dtype().is_stored() {
             return Err(Error::dtype(
@@ -124,35 +130,35 @@ fn check(a: &Tensor, b: &Tensor, scales: [&Tensor; 2], bias: Option<&Tensor>, ou
 }
 
 /// Whether the library multiplies bytes of such extents.
-pub(super) fn in_lines(device: &Device, extents: &[usize]) -> bool {
-    device.info().features.f8 && extents.iter().all(|extent| extent.is_multiple_of(LINE))
+pub(super) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
+    device.info().features.f8 && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
 }
 
 /// The operands as the library takes them, if it takes these: `self` by rows, b by columns, in lines of 16 bytes.
-fn operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
+fn align_operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     let (a, b) = (a.detach(), b.detach());
-    if !in_lines(a.device(), b.shape()) {
+    if !supports_fp8_extents(a.device(), b.shape()) {
         return Ok((a, b));
     }
     let _tag = memory::scope::tag(Tag::Workspace);
     let by_rows = |t: Tensor| {
         let fits = t.strides()[1] == 1
             && t.strides()[0] >= t.shape()[1]
-            && t.strides()[0].is_multiple_of(LINE)
-            && t.layout().offset().is_multiple_of(LINE);
+            && t.strides()[0].is_multiple_of(FP8_ALIGNMENT)
+            && t.layout().offset().is_multiple_of(FP8_ALIGNMENT);
         if fits { Ok(t) } else { t.copy() }
     };
     Ok((by_rows(a)?, by_rows(b.t()?)?.t()?))
 }
 
 /// a · b in f32, without the scales.
-fn product(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
+fn multiply_unscaled(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let out = Tensor::empty(shape, DType::F32, a.device())?;
-    let finish = Finish::Scaled { scales: None, bias: None };
-    if !matmul::multiply_stored(OP, a, b, &out, finish)? {
+    let finish = EpilogueTensors::Scaled { scales: None, bias: None };
+    if !matmul::try_gemm_fp8(OP, a, b, &out, finish)? {
         let _tag = memory::scope::tag(Tag::Workspace);
         let wide = |t: &Tensor| t.to_dtype(DType::BF16);
-        matmul::multiply_into(OP, &wide(a)?, &wide(b)?, &out, false)?;
+        matmul::gemm_into(OP, &wide(a)?, &wide(b)?, &out, false)?;
     }
     Ok(out)
 }

@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
-use super::reduce::{dense, scatter_back};
+use super::reduce::{contiguous_zero_offset, value_selecting_backward};
 use super::shape::cat;
 use crate::amp::{recast, stepwise};
 use crate::autograd::{self, SavedTensor};
@@ -25,56 +25,62 @@ struct Scan<'a> {
     exclusive: bool,
     reverse: bool,
     /// Counts stay what they are, u32: every device adds those.
-    counts: bool,
+    keeps_u32: bool,
     /// What `affine` multiplies by.
     factor: Option<&'a Tensor>,
 }
 
 /// Elements of a chunk that a workgroup's threads go through together.
-const CHUNK: usize = 4096;
+const WORKGROUP_CHUNK: usize = 4096;
 
 /// Elements that a thread goes through alone, of chunks of rows that lie across memory.
-const ACROSS: usize = 128;
+const STRIDED_THREAD_CHUNK: usize = 128;
 
 /// Number of threads that go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
 /// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
-fn split(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
+fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     let many = rows >= 64 * GROUP;
-    if !many && inner >= 32 && extent > 8 * ACROSS {
+    if !many && inner >= 32 && extent > 8 * STRIDED_THREAD_CHUNK {
         // Neighbouring threads read neighbouring rows.
-        return (1, ACROSS);
+        return (1, STRIDED_THREAD_CHUNK);
     }
     match (extent > 64 && !many, extent) {
         (true, ..=8192) => (GROUP, extent),
         (true, ..=262_144) if rows >= 512 => (GROUP, extent),
-        (true, _) => (GROUP, CHUNK),
+        (true, _) => (GROUP, WORKGROUP_CHUNK),
         (false, ..=16_384) => (1, extent),
-        (false, _) => (1, 8 * ACROSS),
+        (false, _) => (1, 8 * STRIDED_THREAD_CHUNK),
     }
 }
 
 /// Turns of loops for a chunk of a row by `lanes` threads: side by side they combine what they have in steps of twice the reach.
-fn turns(lanes: usize, chunk: usize) -> usize {
+fn loop_iterations(lanes: usize, chunk: usize) -> usize {
     chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
 }
 
 /// Splits the results of chunks as [`split`] does.
-fn split_totals(rows: usize, chunks: usize) -> (usize, usize) {
-    match split(rows, chunks, 1) {
-        (GROUP, _) if chunks > CHUNK / 2 => (GROUP, CHUNK / 4),
+fn split_chunk_totals(rows: usize, chunks: usize) -> (usize, usize) {
+    match split_rows(rows, chunks, 1) {
+        (GROUP, _) if chunks > WORKGROUP_CHUNK / 2 => (GROUP, WORKGROUP_CHUNK / 4),
         whole => whole,
     }
 }
 
 /// Results of chunks, [rows, chunks]: one number each, or two.
-struct Totals {
+struct ChunkTotals {
     rows: usize,
     chunks: usize,
     parts: SmallVec<[Tensor; 2]>,
 }
 
 impl Scan<'_> {
-    fn totals(&self, compute: DType, device: &Device, rows: usize, chunks: usize) -> Result<Totals> {
+    fn alloc_totals(
+        &self,
+        compute: DType,
+        device: &Device,
+        rows: usize,
+        chunks: usize,
+    ) -> Result<ChunkTotals> {
         let wide = if compute.size() == 2 { DType::F32 } else { compute };
         let second = match self.combine {
             "max" | "min" => Some(DType::U32),
@@ -84,15 +90,15 @@ impl Scan<'_> {
         let _tag = memory::scope::tag(Tag::Workspace);
         let parts = [Some(wide), second].into_iter().flatten();
         let parts = parts.map(|dtype| Tensor::empty(&[rows * chunks], dtype, device));
-        Ok(Totals { rows, chunks, parts: parts.collect::<Result<_>>()? })
+        Ok(ChunkTotals { rows, chunks, parts: parts.collect::<Result<_>>()? })
     }
 
     /// Scans what chunks come to, in chunks of its own where there are many.
-    fn scanned(&self, given: &Totals, compute: DType, device: &Device) -> Result<Totals> {
-        let &Totals { rows, chunks: extent, .. } = given;
-        let (lanes, chunk) = split_totals(rows, extent);
+    fn scan_totals(&self, given: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
+        let &ChunkTotals { rows, chunks: extent, .. } = given;
+        let (lanes, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
-        let step = |stage: &'static str, before: Option<&Totals>, to: &Totals| {
+        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
             let spec = KernelSpec::new("scan")
                 .def("source", "")
                 .def("compute", launch::shader_dtype(compute, device))
@@ -105,20 +111,21 @@ impl Scan<'_> {
                 .def("stage", stage)
                 .def("level", 1usize);
             let params = Params::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
-            let params = params.size(chunks).size(chunk).dims(&[]).dims(&[]).turns(turns(lanes, chunk));
+            let params =
+                params.size(chunks).size(chunk).dims(&[]).dims(&[]).turns(loop_iterations(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             let threads = rows * chunks;
             launch::launch(&spec, &tensors, params, if lanes > 1 { threads } else { threads.div_ceil(GROUP) })
         };
-        let out = self.totals(compute, device, rows, extent)?;
+        let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
             step("whole", None, &out)?;
             return Ok(out);
         }
-        let totals = self.totals(compute, device, rows, chunks)?;
+        let totals = self.alloc_totals(compute, device, rows, chunks)?;
         step("totals", None, &totals)?;
-        step("carried", Some(&self.scanned(&totals, compute, device)?), &out)?;
+        step("carried", Some(&self.scan_totals(&totals, compute, device)?), &out)?;
         Ok(out)
     }
 
@@ -130,7 +137,7 @@ impl Scan<'_> {
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {
-            dtype if dtype.is_float() || extreme || self.counts => dtype,
+            dtype if dtype.is_float() || extreme || self.keeps_u32 => dtype,
             _ => DType::I64,
         };
         let compute = match (extreme, x.dtype()) {
@@ -153,10 +160,10 @@ impl Scan<'_> {
         let rows = x.numel() / extent;
         let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
         launch::check_rank(self.op, shape.len())?;
-        let (lanes, chunk) = split(rows, extent, inner);
+        let (lanes, chunk) = split_rows(rows, extent, inner);
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype(t.dtype(), x.device());
-        let step = |stage: &'static str, before: Option<&Totals>, to: &[&Tensor]| {
+        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = KernelSpec::new("scan")
                 .def("source", name(x))
                 .def("compute", launch::shader_dtype(compute, x.device()))
@@ -170,8 +177,12 @@ impl Scan<'_> {
                 .def("level", 0usize);
             let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
             let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-            let params =
-                params.size(chunks).size(chunk).dims(&shape).dims(&strides[0]).turns(turns(lanes, chunk));
+            let params = params
+                .size(chunks)
+                .size(chunk)
+                .dims(&shape)
+                .dims(&strides[0])
+                .turns(loop_iterations(lanes, chunk));
             let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
             tensors.extend(self.factor);
             tensors.extend(before.iter().flat_map(|totals| &totals.parts));
@@ -183,9 +194,9 @@ impl Scan<'_> {
         if chunks == 1 {
             step("whole", None, &results)?;
         } else {
-            let totals = self.totals(compute, x.device(), rows, chunks)?;
+            let totals = self.alloc_totals(compute, x.device(), rows, chunks)?;
             step("totals", None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
-            step("carried", Some(&self.scanned(&totals, compute, x.device())?), &results)?;
+            step("carried", Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
         }
         drop(results);
         Ok((value, place))
@@ -194,8 +205,8 @@ impl Scan<'_> {
 
 /// Running sums of counts, u32 of one dimension. Not recorded.
 #[track_caller]
-pub(super) fn totals(counts: &Tensor) -> Result<Tensor> {
-    Ok(Scan { op: "totals", combine: "sum", counts: true, ..Scan::default() }.run(counts, 0)?.0)
+pub(super) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
+    Ok(Scan { op: "totals", combine: "sum", keeps_u32: true, ..Scan::default() }.run(counts, 0)?.0)
 }
 
 impl Tensor {
@@ -226,11 +237,11 @@ impl Tensor {
         let out = self.scan("cumprod", "prod", dim, false)?;
         let x = self.detach();
         let saved = smallvec![SavedTensor::of(self)];
-        let composed = move |x: &[Tensor]| x[0].so_far(dim, |a, b| a.mul(b));
+        let composed = move |x: &[Tensor]| x[0].scan_associative(dim, |a, b| a.mul(b));
         Ok(autograd::attach_composed("cumprod", out, &[self], saved, composed, move |g, _| {
             // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
             // zeros are no special case.
-            let factor = dense(&x)?;
+            let factor = contiguous_zero_offset(&x)?;
             let affine = Scan {
                 op: "cumprod",
                 combine: "affine",
@@ -239,13 +250,17 @@ impl Tensor {
                 ..Scan::default()
             };
             let (after, _) = affine.run(g, dim)?;
-            Ok(smallvec![Some(x.exclusive_product(dim, false)?.mul(&after)?)])
+            Ok(smallvec![Some(x.exclusive_cumprod(dim, false)?.mul(&after)?)])
         }))
     }
 
     /// What an associative operation makes of the elements so far, of pairs of elements (Hillis and Steele, 1986): differentiable as often
     /// as the operation is.
-    fn so_far(&self, dim: isize, combine: impl Fn(&Tensor, &Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    fn scan_associative(
+        &self,
+        dim: isize,
+        combine: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         let (n, mut reach) = (x.dim(dim)?, 1);
         while reach < n {
@@ -257,18 +272,23 @@ impl Tensor {
         x.reshape(self.shape())
     }
 
-    fn exclusive_product(&self, dim: isize, reverse: bool) -> Result<Tensor> {
+    fn exclusive_cumprod(&self, dim: isize, reverse: bool) -> Result<Tensor> {
         let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, ..Scan::default() };
         Ok(scan.run(self, dim)?.0)
     }
 
     /// The product of all other elements along `dim`, for each element. Not recorded.
     #[track_caller]
-    pub(super) fn product_of_others(&self, dim: isize) -> Result<Tensor> {
-        self.exclusive_product(dim, false)?.mul(&self.exclusive_product(dim, true)?)
+    pub(super) fn prod_of_others(&self, dim: isize) -> Result<Tensor> {
+        self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
     }
 
-    fn running(&self, op: &'static str, combine: &'static str, dim: isize) -> Result<(Tensor, Tensor)> {
+    fn cumulative_extreme(
+        &self,
+        op: &'static str,
+        combine: &'static str,
+        dim: isize,
+    ) -> Result<(Tensor, Tensor)> {
         let (value, place) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
         let Some(place) = place else {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
@@ -278,7 +298,7 @@ impl Tensor {
             let at = at.get(wants)?;
             // Many gradients meet in one element: halves are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
-            Ok(smallvec![Some(scatter_back(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
+            Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
         });
         Ok((value, place))
     }
@@ -292,12 +312,12 @@ impl Tensor {
         stepwise!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
         let _op = memory::scope::op("logcumsumexp");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
-        x.so_far(dim, |a, b| a.logaddexp(b))
+        x.scan_associative(dim, |a, b| a.logaddexp(b))
     }
 
     /// Twice the areas of the trapezoids between neighbours along `dim`, `spacing` apart: a number, or points, along `dim` where
     /// they have one dimension.
-    fn trapezoids(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
+    fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
         let _op = memory::scope::op(op);
         let d = normalize_dim(op, dim, self.rank())?;
         if self.rank() == 0 {
@@ -337,7 +357,7 @@ impl Tensor {
     pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
         stepwise!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
-        self.trapezoids("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
+        self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
     }
 
     /// The running integral along `dim`, as [`trapezoid`](Self::trapezoid): one element less.
@@ -348,7 +368,7 @@ impl Tensor {
     pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
         stepwise!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
-        self.trapezoids("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
+        self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
     }
 
     /// The running maximum along `dim` and where it stands (i64; of equal ones the last).
@@ -357,7 +377,7 @@ impl Tensor {
     /// As [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
-        self.running("cummax", "max", dim)
+        self.cumulative_extreme("cummax", "max", dim)
     }
 
     /// The running minimum along `dim` and where it stands (i64; of equal ones the last).
@@ -366,7 +386,7 @@ impl Tensor {
     /// As [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
-        self.running("cummin", "min", dim)
+        self.cumulative_extreme("cummin", "min", dim)
     }
 }
 
@@ -374,21 +394,21 @@ impl Tensor {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{GROUP, split, split_totals};
+    use super::{GROUP, split_chunk_totals, split_rows};
 
     proptest! {
         #[test]
         fn no_thread_takes_more_turns_than_drivers_let_it(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
             let (rows, mut extent) = (1usize << rows, (1usize << extent) + more);
             prop_assume!(rows * extent < 1 << 33);
-            let (mut lanes, mut chunk) = split(rows, extent, 1 << inner);
+            let (mut lanes, mut chunk) = split_rows(rows, extent, 1 << inner);
             for _level in 0..8 {
                 // In each window of a workgroup, one turn and eight of the loop inside.
                 let turns = if lanes == 1 { chunk } else { chunk.div_ceil(GROUP) * 9 };
                 prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
                 if chunk >= extent { return Ok(()); }
                 extent = extent.div_ceil(chunk);
-                (lanes, chunk) = split_totals(rows, extent);
+                (lanes, chunk) = split_chunk_totals(rows, extent);
             }
             prop_assert!(false, "chunks of chunks without an end");
         }

@@ -19,15 +19,15 @@ use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// Equal indices that one thread walks alone.
-const SHORT: usize = 512;
+const MAX_SEQUENTIAL_RUN: usize = 512;
 
 /// Elements of a sorted line of which one thread walks those of a longer run.
-const RUN: usize = 128;
+const RUN_CHUNK: usize = 128;
 
 /// Scatters into `out` in place, for lines too long to be walked by each of many threads: the indices are sorted, and
 /// runs of equal ones reduced in their order. A long run is reduced in parts, and these in turn, so that it may be all of a line.
 /// Bits are those of the walk for runs up to [`SHORT`], but that halves are rounded once.
-pub(super) fn runs(
+pub(super) fn scatter_sorted_runs(
     op: &'static str,
     out: &Tensor,
     dim: usize,
@@ -42,8 +42,8 @@ pub(super) fn runs(
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let own: Dims = shape.iter().enumerate().map(once).collect();
     let seen = index.with_layout(Layout::new(own.clone(), index_strides, index.layout().offset()));
-    let to = select::chain(op, &seen, extent, None, false)?.reshape(&own[..])?;
-    let order = sort::order(op, &to, dim)?;
+    let to = select::linearize_index(op, &seen, extent, None, false)?.reshape(&own[..])?;
+    let order = sort::argsort_ascending(op, &to, dim)?;
     let own_strides: Dims =
         to.strides().iter().zip(&own).zip(shape).map(|((&s, own), n)| if own == n { s } else { 0 }).collect();
     let (out_rest, out_dim) = without(out.strides(), dim);
@@ -62,8 +62,12 @@ pub(super) fn runs(
     let params = |length: usize| {
         let params = Params::new().size(lines).size(line_shape.len()).size(length).size(extent);
         let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-        let params =
-            params.size(out.layout().offset()).size(src.layout().offset()).size(RUN).size(SHORT).align();
+        let params = params
+            .size(out.layout().offset())
+            .size(src.layout().offset())
+            .size(RUN_CHUNK)
+            .size(MAX_SEQUENTIAL_RUN)
+            .align();
         let params = params.size(out_dim).size(own_dim).size(src_dim).align();
         params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
     };
@@ -74,10 +78,10 @@ pub(super) fn runs(
     };
     // Of each chunk two parts: indices and numbers.
     let parts = |length: usize| -> Result<Option<[Tensor; 2]>> {
-        if length <= RUN || how == ScatterOp::Set {
+        if length <= RUN_CHUNK || how == ScatterOp::Set {
             return Ok(None);
         }
-        let shape = [2 * length.div_ceil(RUN), lines];
+        let shape = [2 * length.div_ceil(RUN_CHUNK), lines];
         let empty = |dtype| Tensor::empty(&shape, dtype, out.device());
         Ok(Some([empty(DType::U32)?, empty(part)?]))
     };
@@ -86,7 +90,7 @@ pub(super) fn runs(
         tensors.extend(next.into_iter().flatten());
         let groups = (lines * length).div_ceil(GROUP);
         // Besides a run, the search for where it begins.
-        let params = params(length).turns(RUN.max(SHORT).min(length) + 64);
+        let params = params(length).turns(RUN_CHUNK.max(MAX_SEQUENTIAL_RUN).min(length) + 64);
         launch::launch(&spec(next.is_some(), level), &tensors, params, groups)
     };
     let mut next = parts(length)?;
@@ -116,7 +120,7 @@ pub enum ScatterReduce {
 }
 
 impl ScatterReduce {
-    fn step(self) -> ScatterOp {
+    fn scatter_op(self) -> ScatterOp {
         match self {
             Self::Sum | Self::Mean => ScatterOp::Add,
             Self::Prod => ScatterOp::Mul,
@@ -130,27 +134,27 @@ const OP: &str = "scatter_reduce";
 
 /// One call: where its elements go, and what becomes of them.
 #[derive(Clone)]
-struct Reduce {
+struct ScatterReduction {
     dim: usize,
     index: Tensor,
-    how: ScatterReduce,
+    reduce: ScatterReduce,
     include_self: bool,
 }
 
-impl Reduce {
+impl ScatterReduction {
     fn scatter(&self, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
         let index = (&self.index, self.index.strides());
         scatter_into(OP, out, self.dim, index, self.index.shape(), source, (how, None))
     }
 
-    fn added(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
+    fn scatter_add(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = to.copy()?;
         self.scatter(&out, &Source::Tensor(src, src.strides().into()), ScatterOp::Add)?;
         Ok(out)
     }
 
     /// How many elements meet in each place; 1 where there are none.
-    fn counts(&self, like: &Tensor) -> Result<Tensor> {
+    fn count_contributions(&self, like: &Tensor) -> Result<Tensor> {
         let dtype = match like.dtype() {
             // What it divides, or what divides that without 64-bit integers.
             dtype if dtype.is_float() || dtype == DType::U32 => dtype,
@@ -158,14 +162,14 @@ impl Reduce {
         };
         let own = Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
         let one = Tensor::ones(&[], dtype, like.device())?.broadcast_to(self.index.shape())?;
-        self.added(&own, &one)?.clamp(1, i64::from(i32::MAX))
+        self.scatter_add(&own, &one)?.clamp(1, i64::from(i32::MAX))
     }
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
         let source = Source::Tensor(src, src.strides().into());
         let out = x.copy()?;
         if !self.include_self {
-            match self.how {
+            match self.reduce {
                 ScatterReduce::Sum | ScatterReduce::Mean => {
                     self.scatter(&out, &Source::Number(0.0), ScatterOp::Set)?;
                 }
@@ -174,32 +178,32 @@ impl Reduce {
                 ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
             }
         }
-        self.scatter(&out, &source, self.how.step())?;
-        if self.how != ScatterReduce::Mean {
+        self.scatter(&out, &source, self.reduce.scatter_op())?;
+        if self.reduce != ScatterReduce::Mean {
             return Ok(out);
         }
-        let counts = self.counts(x)?;
+        let counts = self.count_contributions(x)?;
         if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
     }
 
     /// A product of products, differentiable as often as they are, zeros among the factors included. It takes the memory of every
     /// element of `src` beside every place along the dimension.
-    fn product(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
+    fn prod_composite(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
         if x.rank() == 0 {
             let one = Self { index: self.index.reshape([1])?, ..self.clone() };
-            return one.product(&x.reshape([1])?, &src.reshape([1])?)?.reshape(&[] as &[usize]);
+            return one.prod_composite(&x.reshape([1])?, &src.reshape([1])?)?.reshape(&[] as &[usize]);
         }
         if src.numel() == 0 {
             return Ok(x.clone());
         }
         let (d, n) = (self.dim as isize, x.shape()[self.dim]);
-        let index = select::narrowed("scatter_reduce", &self.index, None)?;
+        let index = select::cast_index_to_i32("scatter_reduce", &self.index, None)?;
         let mut along = Dims::from_elem(1, x.rank() + 1);
         along[self.dim] = n;
         let places = Tensor::arange(0.0, n as f64, 1.0, DType::I32, x.device())?.reshape(&along[..])?;
         let here = index.unsqueeze(d)?.eq(&places)?;
         let factors = src.unsqueeze(d)?.where_(&here, 1.0)?;
-        let product = factors.product_of_halves(d + 1)?.squeeze(d + 1)?;
+        let product = factors.prod_pairwise(d + 1)?.squeeze(d + 1)?;
         // Beyond the index nothing is multiplied.
         let ends = x.shape().iter().zip(product.shape()).rev();
         let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
@@ -216,31 +220,34 @@ impl Reduce {
 
     /// The gradients of `x` and of `src`, which has the index's shape. Sums and means need neither; what was reduced and
     /// what came out are kept for the others.
-    fn backward(&self, g: &Tensor, kept: Option<&Kept>) -> Result<(Tensor, Tensor)> {
+    fn backward(&self, g: &Tensor, kept: Option<&SavedReduction>) -> Result<(Tensor, Tensor)> {
         let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
         let (own, other) = match kept {
             None => {
-                let share =
-                    if self.how == ScatterReduce::Mean { g.div(&self.counts(g)?)? } else { g.clone() };
+                let share = if self.reduce == ScatterReduce::Mean {
+                    g.div(&self.count_contributions(g)?)?
+                } else {
+                    g.clone()
+                };
                 let other = picked(&share)?;
                 (share, other)
             }
-            Some(Kept { x, src, out }) if self.how == ScatterReduce::Prod => {
+            Some(SavedReduction { x, src, out }) if self.reduce == ScatterReduce::Prod => {
                 // The product of the others: a factor of zero is left out, not divided by.
                 let filled = x.masked_fill(&x.eq(0.0)?, 1.0)?;
                 let own = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
                 let zero = src.eq(0.0)?;
-                let zeros = self.added(&x.zeros_like()?, &zero.to_dtype(x.dtype())?)?;
+                let zeros = self.scatter_add(&x.zeros_like()?, &zero.to_dtype(x.dtype())?)?;
                 let only = zero.logical_and(&picked(&zeros)?.eq(1.0)?)?;
                 let rest = self.run(x, &src.masked_fill(&only, 1.0)?)?;
                 let plain = picked(&g.mul(out)?)?.div(&src.masked_fill(&zero, 1.0)?)?;
                 (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
-            Some(Kept { x, src, out }) => {
+            Some(SavedReduction { x, src, out }) => {
                 // A number that is not among the reduced but equal to the result takes its share of the gradient, which is lost:
                 // so it is in PyTorch.
                 let (mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
-                let ties = self.added(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
+                let ties = self.scatter_add(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
                 let share = g.div(&ties)?;
                 // What nobody reached, or no number did, is no tie.
                 (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
@@ -255,30 +262,30 @@ impl Reduce {
 }
 
 /// What gradients of products and extremes need.
-struct Kept {
+struct SavedReduction {
     x: Tensor,
     src: Tensor,
     out: Tensor,
 }
 
 /// A choice of elements by index tensors, one for each of some dimensions, as rows of a matrix.
-struct Chosen {
+struct IndexSelection {
     /// Of all dimensions: the indexed ones first.
-    order: SmallVec<[isize; 6]>,
+    dim_order: SmallVec<[isize; 6]>,
     /// The extents in that order.
     shape: Dims,
     /// Rows, and elements of a row.
-    matrix: [usize; 2],
+    matrix_shape: [usize; 2],
     /// The row of each choice, of one dimension.
     rows: Tensor,
     /// The shape of the indices, and that of the result.
-    index: Dims,
-    result: Dims,
+    index_shape: Dims,
+    result_shape: Dims,
     /// Which dimensions of the result are the indices', put first.
     result_order: SmallVec<[isize; 6]>,
 }
 
-fn inverse(order: &[isize]) -> SmallVec<[isize; 6]> {
+fn invert_permutation(order: &[isize]) -> SmallVec<[isize; 6]> {
     let mut back: SmallVec<[isize; 6]> = SmallVec::from_elem(0, order.len());
     for (i, &d) in order.iter().enumerate() {
         if let Some(slot) = back.get_mut(d as usize) {
@@ -289,10 +296,10 @@ fn inverse(order: &[isize]) -> SmallVec<[isize; 6]> {
 }
 
 /// A tensor, indices of it, and a dimension.
-type Unfolded = (Tensor, Vec<Option<Tensor>>, isize);
+type ExpandedIndex = (Tensor, Vec<Option<Tensor>>, isize);
 
 /// With a mask of rank 0 as one of a new dimension of extent 1: the tensor with that, the indices, and where it is.
-fn with_mask_dimension(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<Unfolded>> {
+fn expand_scalar_mask(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<ExpandedIndex>> {
     let flat = |t: &Tensor| t.dtype() == DType::Bool && t.rank() == 0;
     let Some(at) = indices.iter().position(|index| index.is_some_and(flat)) else { return Ok(None) };
     let covered = |index: &Option<&Tensor>| match index {
@@ -308,7 +315,7 @@ fn with_mask_dimension(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option
     Ok(Some((x.unsqueeze(d as isize)?, all, d as isize)))
 }
 
-impl Chosen {
+impl IndexSelection {
     #[track_caller]
     fn new(op: &'static str, x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Self> {
         let mut found: Vec<(usize, Tensor)> = Vec::new();
@@ -332,7 +339,7 @@ impl Chosen {
                     &[x.shape(), index.shape()],
                 ));
             }
-            let places = select::places(op, index)?;
+            let places = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
                 found.push((d + k, places.select(1, k as isize)?));
             }
@@ -352,7 +359,13 @@ impl Chosen {
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
         for (d, t) in &found {
-            rows = Some(select::chain(op, &t.broadcast_to(&index)?, x.shape()[*d], rows.as_ref(), true)?);
+            rows = Some(select::linearize_index(
+                op,
+                &t.broadcast_to(&index)?,
+                x.shape()[*d],
+                rows.as_ref(),
+                true,
+            )?);
         }
         let Some(rows) = rows else {
             return Err(Error::argument(op, "takes indices")); // invariant: there is one
@@ -373,36 +386,44 @@ impl Chosen {
         let own = before..before + index.len();
         let others = (0..result.len()).filter(|k| !own.contains(k));
         let result_order = own.clone().chain(others).map(|k| k as isize).collect();
-        Ok(Self { order, shape, matrix, rows, index, result, result_order })
+        Ok(Self {
+            dim_order: order,
+            shape,
+            matrix_shape: matrix,
+            rows,
+            index_shape: index,
+            result_shape: result,
+            result_order,
+        })
     }
 
     /// A tensor of the indexed one's shape as a matrix of rows; a view where its strides allow it.
-    fn matrix(&self, t: &Tensor) -> Result<Tensor> {
-        t.permute(&self.order)?.reshape(self.matrix)
+    fn to_matrix(&self, t: &Tensor) -> Result<Tensor> {
+        t.permute(&self.dim_order)?.reshape(self.matrix_shape)
     }
 
     /// The other way round, without gaps.
-    fn unfolded(&self, t: &Tensor) -> Result<Tensor> {
-        t.reshape(&self.shape[..])?.permute(&inverse(&self.order))?.contiguous()
+    fn restore_from_matrix(&self, t: &Tensor) -> Result<Tensor> {
+        t.reshape(&self.shape[..])?.permute(&invert_permutation(&self.dim_order))?.contiguous()
     }
 
     /// What is chosen, from its matrix; recorded.
-    fn result(&self, rows: &Tensor) -> Result<Tensor> {
-        let mut shape = self.index.clone();
-        let own = self.index.len();
-        shape.extend(self.result_order.iter().skip(own).map(|&k| self.result[k as usize]));
-        rows.reshape(&shape[..])?.permute(&inverse(&self.result_order))
+    fn rows_to_result(&self, rows: &Tensor) -> Result<Tensor> {
+        let mut shape = self.index_shape.clone();
+        let own = self.index_shape.len();
+        shape.extend(self.result_order.iter().skip(own).map(|&k| self.result_shape[k as usize]));
+        rows.reshape(&shape[..])?.permute(&invert_permutation(&self.result_order))
     }
 
     /// What is put, as its matrix; recorded.
-    fn values(&self, op: &'static str, values: &Tensor) -> Result<Tensor> {
-        values.layout().broadcast_to(op, &self.result)?;
-        let whole = values.broadcast_to(&self.result)?.permute(&self.result_order)?;
-        whole.reshape([self.rows.numel(), self.matrix[1]])
+    fn values_to_matrix(&self, op: &'static str, values: &Tensor) -> Result<Tensor> {
+        values.layout().broadcast_to(op, &self.result_shape)?;
+        let whole = values.broadcast_to(&self.result_shape)?.permute(&self.result_order)?;
+        whole.reshape([self.rows.numel(), self.matrix_shape[1]])
     }
 
     fn scatter(&self, op: &'static str, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
-        let shape = [self.rows.numel(), self.matrix[1]];
+        let shape = [self.rows.numel(), self.matrix_shape[1]];
         scatter_into(op, out, 0, (&self.rows, &[1, 0]), &shape, source, (how, None))
     }
 }
@@ -438,7 +459,7 @@ impl Tensor {
         for (k, &n) in index.shape().iter().enumerate() {
             part = part.narrow(k as isize, 0, n)?;
         }
-        let call = Reduce { dim: d, index: index.detach(), how: reduce, include_self };
+        let call = ScatterReduction { dim: d, index: index.detach(), reduce, include_self };
         let (x, src) = (self.detach(), part.detach());
         let out = call.run(&x, &src)?;
         drop((x, src));
@@ -452,9 +473,11 @@ impl Tensor {
             index.get(wants)?;
             // Which are the largest does not change.
             let kept = match &kept {
-                Some([x, src, out]) => {
-                    Some(Kept { x: x.constant(wants)?, src: src.constant(wants)?, out: out.constant(wants)? })
-                }
+                Some([x, src, out]) => Some(SavedReduction {
+                    x: x.constant(wants)?,
+                    src: src.constant(wants)?,
+                    out: out.constant(wants)?,
+                }),
                 None => None,
             };
             let (own, other) = call.backward(g, kept.as_ref())?;
@@ -464,7 +487,7 @@ impl Tensor {
             // The product of the others does change with them.
             ScatterReduce::Prod => {
                 let saved = [self, &part, &again.index].into_iter().map(SavedTensor::of).collect();
-                let composed = move |t: &[Tensor]| again.product(&t[0], &t[1]);
+                let composed = move |t: &[Tensor]| again.prod_composite(&t[0], &t[1]);
                 autograd::attach_composed(OP, out, &[self, &part], saved, composed, backward)
             }
             _ => autograd::attach_twice(OP, out, &[self, &part], backward),
@@ -484,11 +507,11 @@ impl Tensor {
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
         let _op = memory::scope::op("index");
-        if let Some((x, indices, _)) = with_mask_dimension(self, indices)? {
+        if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
-        let chosen = Chosen::new("index", self, indices)?;
-        chosen.result(&chosen.matrix(self)?.index_select(0, &chosen.rows)?)
+        let chosen = IndexSelection::new("index", self, indices)?;
+        chosen.rows_to_result(&chosen.to_matrix(self)?.index_select(0, &chosen.rows)?)
     }
 
     /// A copy of `self` in which the elements that `indices` choose, as in [`index`](Self::index), are replaced by
@@ -514,7 +537,7 @@ impl Tensor {
             return Err(Error::dtype(OP, values.dtype(), rule));
         }
         self.same_device(OP, values)?;
-        if let Some((x, indices, d)) = with_mask_dimension(self, indices)? {
+        if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
             return x.index_put(&indices, values, accumulate)?.squeeze(d);
         }
@@ -522,17 +545,17 @@ impl Tensor {
             let (x, values) = (self.to_dtype(DType::F32)?, values.to_dtype(DType::F32)?);
             return x.index_put(indices, &values, true)?.to_dtype(self.dtype());
         }
-        let chosen = Chosen::new(OP, self, indices)?;
-        let values = chosen.values(OP, values)?;
+        let chosen = IndexSelection::new(OP, self, indices)?;
+        let values = chosen.values_to_matrix(OP, values)?;
         let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
-        let rows = chosen.matrix(&self.detach())?.copy()?;
+        let rows = chosen.to_matrix(&self.detach())?.copy()?;
         let source = values.detach();
         chosen.scatter(OP, &rows, &Source::Tensor(&source, source.strides().into()), how)?;
-        let out = chosen.unfolded(&rows)?;
+        let out = chosen.restore_from_matrix(&rows)?;
         drop((rows, source));
         let chosen = Arc::new(chosen);
         Ok(autograd::attach_twice(OP, out, &[self, &values], move |g, wants| {
-            let rows = chosen.matrix(g)?;
+            let rows = chosen.to_matrix(g)?;
             let own = match (wants[0], accumulate) {
                 (false, _) => None,
                 (true, true) => Some(g.clone()),
@@ -546,7 +569,7 @@ impl Tensor {
                     let kept = clear(&rows.detach())?;
                     // It is its own transpose.
                     let kept = autograd::attach_linear(OP, kept, &rows, clear.clone(), clear);
-                    Some(chosen.unfolded(&kept)?)
+                    Some(chosen.restore_from_matrix(&kept)?)
                 }
             };
             let other = wants[1].then(|| rows.index_select(0, &chosen.rows)).transpose()?;

@@ -6,9 +6,9 @@ use smallvec::{SmallVec, smallvec};
 use super::index::{gather_into, index_dtype, place_into};
 use super::indices::{Range, in_range};
 use super::launch::{self, GROUP, Params};
-use super::reduce::dense;
+use super::reduce::contiguous_zero_offset;
 use super::scan;
-use super::sort::key_kind;
+use super::sort::sort_key_type;
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -21,7 +21,7 @@ const TILE: usize = 2048;
 
 /// Where elements are not zero, in row-major order: coordinates as i64 [count, rank], or one number each as u32 [count].
 #[track_caller]
-fn found(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
+fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
     let n = x.numel();
     let out = |count: usize| match coordinates {
         true => Tensor::empty(&[count, x.rank()], DType::I64, x.device()),
@@ -41,7 +41,7 @@ fn found(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
         params.dims(&shape).dims(&strides[0])
     };
     let spec = |stage: &'static str, coordinates: bool| {
-        let spec = KernelSpec::new("compact").def("kind", key_kind(x.dtype())).def("stage", stage);
+        let spec = KernelSpec::new("compact").def("kind", sort_key_type(x.dtype())).def("stage", stage);
         spec.def("coordinates", coordinates)
     };
     let tiles = n.div_ceil(TILE);
@@ -50,7 +50,7 @@ fn found(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
         Tensor::empty(&[tiles], DType::U32, x.device())?
     };
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
-    let totals = scan::totals(&counts)?;
+    let totals = scan::cumsum_counts(&counts)?;
     let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
     // One at least, though none may be there: what is launched does not depend on what is read.
     let places = out(count.max(1))?;
@@ -62,14 +62,14 @@ fn found(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
 
 /// The coordinates of what is not zero.
 #[track_caller]
-pub(super) fn places(op: &'static str, x: &Tensor) -> Result<Tensor> {
-    found(op, x, true)
+pub(super) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    find_nonzero(op, x, true)
 }
 
 /// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does. With `wraps`
 /// those of -extent to -1 count from the end. Those outside are `u32::MAX`.
 #[track_caller]
-pub(super) fn chain(
+pub(super) fn linearize_index(
     op: &'static str,
     index: &Tensor,
     extent: usize,
@@ -99,7 +99,7 @@ pub(super) fn chain(
 /// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
 /// stands for `ignored` where that is no i32 either.
 #[track_caller]
-pub(crate) fn narrowed(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
+pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
         return index.detach().to_dtype(DType::I32);
     }
@@ -123,7 +123,7 @@ pub(crate) fn narrowed(op: &'static str, index: &Tensor, ignored: Option<i64>) -
 }
 
 /// The number that stands for an ignored class among those that [`narrowed`] gives.
-pub(crate) fn narrow_class(ignored: i64) -> i32 {
+pub(crate) fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
 }
 
@@ -141,7 +141,7 @@ impl Tensor {
         self.same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
-        let place = found(OP, &mask.broadcast_to(&shape)?, false)?;
+        let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false)?;
         let out = Tensor::empty(place.shape(), x.dtype(), x.device())?;
         gather_into(OP, &x, 0, &place, place.strides(), &out)?;
         let n = x.numel();
@@ -166,7 +166,7 @@ impl Tensor {
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         let _op = memory::scope::op("nonzero");
-        places("nonzero", self)
+        nonzero_coordinates("nonzero", self)
     }
 
     /// As [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
@@ -251,7 +251,7 @@ impl Tensor {
         }
         let ends = {
             let _tag = memory::scope::tag(Tag::Workspace);
-            scan::totals(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
+            scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
         };
         let total = match output_size {
             Some(total) => total,
@@ -277,7 +277,7 @@ impl Tensor {
         right: bool,
         sorter: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.search("searchsorted", values, out_int32, right, sorter)
+        self.run_searchsorted("searchsorted", values, out_int32, right, sorter)
     }
 
     /// The numbers of the buckets, whose limits are `boundaries` (sorted, of one dimension), that the elements fall into:
@@ -294,11 +294,11 @@ impl Tensor {
                 &[boundaries.shape()],
             ));
         }
-        boundaries.search("bucketize", self, out_int32, right, None)
+        boundaries.run_searchsorted("bucketize", self, out_int32, right, None)
     }
 
     #[track_caller]
-    fn search(
+    fn run_searchsorted(
         &self,
         op: &'static str,
         values: &Tensor,
@@ -334,7 +334,7 @@ impl Tensor {
             }
             Some(sorter) => {
                 self.same_device(op, sorter)?;
-                Some(dense(sorter)?)
+                Some(contiguous_zero_offset(sorter)?)
             }
             None => None,
         };
@@ -346,12 +346,12 @@ impl Tensor {
         }
         let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
         let spec = KernelSpec::new("search")
-            .def("kind", key_kind(self.dtype()))
+            .def("kind", sort_key_type(self.dtype()))
             .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype(op, s))?)
             .def("out", if out_int32 { "i32" } else { "i64w" });
         let params = Params::new().size(n).size(extent).size(per_line).u32(u32::from(right));
         let params = params.u32(0).u32(u32::MAX);
-        let (lines, values) = (dense(self)?, dense(values)?);
+        let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
         let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
         tensors.extend(sorter.as_ref());
         tensors.push(&out);

@@ -3,9 +3,9 @@
 use forebay_shaders::KernelSpec;
 
 use super::launch::{self, GROUP, Params};
-use super::pointwise::Grad::None as NoGrad;
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise};
-use super::select::narrowed;
+use super::pointwise::GradRule::None as NoGrad;
+use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
+use super::select::cast_index_to_i32;
 use super::{scan, shape::cat};
 use crate::autograd;
 use crate::dtype::DType;
@@ -14,17 +14,17 @@ use crate::memory;
 use crate::tensor::layout::{normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
-static ISCLOSE: Pointwise = Pointwise {
+static ISCLOSE: PointwiseOp = PointwiseOp {
     name: "isclose",
     expr: "a == b || (m_isfinite(a) && m_isfinite(b) && abs(a - b) <= atol + rtol * abs(b)) || (m_isnan(a) && m_isnan(b) && nan > 0.0)",
-    plain: "",
-    types: Types::Predicate,
-    math: &["base"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Predicate,
+    math_files: &["base"],
     grads: &[NoGrad, NoGrad],
 };
 
 /// Numbers that a workgroup counts in its own memory.
-const NEAR_COUNTS: usize = 2048;
+const MAX_SHARED_BINS: usize = 2048;
 
 /// What [`unique`](Tensor::unique) and [`unique_consecutive`](Tensor::unique_consecutive) find.
 #[derive(Clone, Debug)]
@@ -32,13 +32,13 @@ pub struct Unique {
     /// The elements that differ, of one dimension.
     pub values: Tensor,
     /// For each element which of the values it is, as i64 in the shape of the input.
-    pub inverse: Tensor,
+    pub inverse_indices: Tensor,
     /// How many elements are of each value, as i64.
     pub counts: Tensor,
 }
 
 /// Runs of equal neighbours in a line, or of equal rows: the values, the number of each one's run, the lengths.
-fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
+fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
         let none = |dtype| Tensor::zeros(&[0], dtype, device);
@@ -51,7 +51,7 @@ fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
         new = new.any(&[1], false)?;
     }
     let starts = cat(&[&first, &new], 0)?;
-    let run = scan::totals(&starts.to_dtype(DType::U32)?)?.to_dtype(DType::I32)?.sub(1)?;
+    let run = scan::cumsum_counts(&starts.to_dtype(DType::U32)?)?.to_dtype(DType::I32)?.sub(1)?;
     let at = starts.nonzero()?.reshape([-1])?.to_dtype(DType::I32)?;
     let end = Tensor::full(&[1], n as f64, DType::I32, device)?;
     let lengths =
@@ -60,14 +60,14 @@ fn runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
 }
 
 /// Counts each number below `extent` in a line of i32, as u32; others are not counted. Not recorded.
-fn counted(line: &Tensor, extent: usize) -> Result<Tensor> {
+fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     let counts = Tensor::zeros(&[extent], DType::U32, line.device())?;
     let n = line.numel();
     if n == 0 || extent == 0 {
         return Ok(counts);
     }
     // Workgroups of few numbers add all their counts in the end: each counts more than there are.
-    let near = extent <= NEAR_COUNTS;
+    let near = extent <= MAX_SHARED_BINS;
     let tile = if near { 16 * GROUP.max(extent) } else { 4 * GROUP };
     let spec = KernelSpec::new("counts").def("near", near);
     let params = Params::new().size(n).size(line.layout().offset());
@@ -77,7 +77,7 @@ fn counted(line: &Tensor, extent: usize) -> Result<Tensor> {
 }
 
 /// The number of each element's run, behind the order in which they were sorted, as i64.
-fn restored(order: &Tensor, run: &Tensor) -> Result<Tensor> {
+fn scatter_inverse(order: &Tensor, run: &Tensor) -> Result<Tensor> {
     let none = Tensor::zeros(run.shape(), DType::I32, run.device())?;
     none.scatter(0, order, run)?.to_dtype(DType::I64)
 }
@@ -110,7 +110,7 @@ impl Tensor {
             ("atol", Scalar::Float(atol)),
             ("nan", Scalar::Float(f64::from(u8::from(equal_nan)))),
         ];
-        pointwise(&ISCLOSE, &[self.into(), other.into()], &numbers)
+        run_pointwise(&ISCLOSE, &[self.into(), other.into()], &numbers)
     }
 
     /// Whether all elements are [close](Self::isclose); the host reads it.
@@ -165,12 +165,16 @@ impl Tensor {
         let line = self.reshape([-1])?;
         if line.dtype() == DType::Bool {
             let found = line.to_dtype(DType::U8)?.unique()?;
-            let inverse = found.inverse.reshape(self.shape())?;
-            return Ok(Unique { values: found.values.to_dtype(DType::Bool)?, inverse, counts: found.counts });
+            let inverse = found.inverse_indices.reshape(self.shape())?;
+            return Ok(Unique {
+                values: found.values.to_dtype(DType::Bool)?,
+                inverse_indices: inverse,
+                counts: found.counts,
+            });
         }
         let (sorted, order) = line.sort(0, false)?;
-        let (values, run, counts) = runs(&sorted)?;
-        Ok(Unique { values, inverse: restored(&order, &run)?.reshape(self.shape())?, counts })
+        let (values, run, counts) = find_equal_runs(&sorted)?;
+        Ok(Unique { values, inverse_indices: scatter_inverse(&order, &run)?.reshape(self.shape())?, counts })
     }
 
     /// As [`unique`](Self::unique) of neighbours: the elements that differ from the one before, row by row.
@@ -180,8 +184,8 @@ impl Tensor {
     #[track_caller]
     pub fn unique_consecutive(&self) -> Result<Unique> {
         let _op = memory::scope::op("unique_consecutive");
-        let (values, run, counts) = runs(&self.reshape([-1])?)?;
-        Ok(Unique { values, inverse: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
+        let (values, run, counts) = find_equal_runs(&self.reshape([-1])?)?;
+        Ok(Unique { values, inverse_indices: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
 
     /// As [`unique`](Self::unique) of the slices along a dimension, in the order of their elements, the first ones first: PyTorch's `unique` with
@@ -193,7 +197,7 @@ impl Tensor {
     pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
         const OP: &str = "unique_dim";
         let _op = memory::scope::op(OP);
-        let (rows, back) = self.slices(OP, dim)?;
+        let (rows, back) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // One sort for each of them.
         if tensor_numel(rows.shape()).is_none() || width > 1 << 18 {
@@ -208,8 +212,8 @@ impl Tensor {
             let (_, moved) = keys.select(1, k as isize)?.index_select(0, &order)?.sort(0, false)?;
             order = order.index_select(0, &moved)?;
         }
-        let (values, run, counts) = runs(&rows.index_select(0, &order)?)?;
-        Ok(Unique { values: back(&values)?, inverse: restored(&order, &run)?, counts })
+        let (values, run, counts) = find_equal_runs(&rows.index_select(0, &order)?)?;
+        Ok(Unique { values: back(&values)?, inverse_indices: scatter_inverse(&order, &run)?, counts })
     }
 
     /// As [`unique_dim`](Self::unique_dim) of neighbours: the slices that differ from the one before.
@@ -220,14 +224,18 @@ impl Tensor {
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
         const OP: &str = "unique_consecutive_dim";
         let _op = memory::scope::op(OP);
-        let (rows, back) = self.slices(OP, dim)?;
-        let (values, run, counts) = runs(&rows)?;
-        Ok(Unique { values: back(&values)?, inverse: run.to_dtype(DType::I64)?, counts })
+        let (rows, back) = self.flatten_slices(OP, dim)?;
+        let (values, run, counts) = find_equal_runs(&rows)?;
+        Ok(Unique { values: back(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
     }
 
     /// The slices along a dimension as rows, and how rows become slices again.
     #[track_caller]
-    fn slices(&self, op: &'static str, dim: isize) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
+    fn flatten_slices(
+        &self,
+        op: &'static str,
+        dim: isize,
+    ) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
         if self.rank() == 0 {
             return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
         }
@@ -277,7 +285,7 @@ impl Tensor {
         line[d as usize] = n;
         let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
         let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
-        let begins = begins.pad_front(d)?.cummax(d)?.0;
+        let begins = begins.prepend_zero(d)?.cummax(d)?.0;
         let at = place.sub(&begins)?.argmax(Some(d), true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
@@ -285,7 +293,7 @@ impl Tensor {
     }
 
     /// With a zero in front of each line along `dim`.
-    fn pad_front(&self, dim: isize) -> Result<Tensor> {
+    fn prepend_zero(&self, dim: isize) -> Result<Tensor> {
         let mut shape: Dims = self.shape().into();
         shape[dim as usize] = 1;
         cat(&[&Tensor::zeros(&shape, self.dtype(), self.device())?, self], dim)
@@ -310,7 +318,7 @@ impl Tensor {
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
             return Err(Error::dtype(OP, w.dtype(), "takes weights that are floats; cast with `to_dtype`"));
         }
-        let (mut extent, line) = (minlength, narrowed(OP, self, None)?);
+        let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
             if least < 0.0 {
@@ -325,7 +333,7 @@ impl Tensor {
         }
         match weights {
             Some(w) => Tensor::zeros(&[extent], w.dtype(), self.device())?.index_add(0, &line, w, 1.0),
-            None => counted(&line, extent)?.to_dtype(DType::I64),
+            None => count_values(&line, extent)?.to_dtype(DType::I64),
         }
     }
 
@@ -363,6 +371,6 @@ impl Tensor {
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // What lies outside is no place.
-        counted(&place.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
+        count_values(&place.masked_fill(&inside.logical_not()?, -1)?, bins)?.to_dtype(self.dtype())
     }
 }

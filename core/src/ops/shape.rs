@@ -4,7 +4,7 @@ use smallvec::smallvec;
 
 use super::indices::{Range, in_range};
 use super::pointwise::Scalar;
-use super::select::narrowed;
+use super::select::cast_index_to_i32;
 use crate::amp::stepwise;
 use crate::autograd::{self, Grads};
 use crate::device::Device;
@@ -28,7 +28,7 @@ pub enum PadMode {
 }
 
 /// Pads that repeat an edge, at most: the host lists them.
-const MAX_REPEATED: isize = 1 << 26;
+const MAX_EDGE_PAD: isize = 1 << 26;
 
 /// Tensors joined along a dimension that exists.
 ///
@@ -103,11 +103,11 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 }
 
 /// Numbers that lie in the host's memory at a time.
-const HOST_NUMBERS: usize = 1 << 22;
+const HOST_CHUNK: usize = 1 << 22;
 
 /// A tensor of `count` numbers that the host computes. The device's memory is asked for first: what does not fit fails before anything is
 /// computed, and the host holds a part at a time.
-pub(super) fn of_numbers(
+pub(super) fn from_host_fn(
     op: &'static str,
     count: usize,
     dtype: DType,
@@ -120,24 +120,24 @@ pub(super) fn of_numbers(
     }
     let part = |range: std::ops::Range<usize>| {
         let values: Vec<f64> = range.map(&number).collect();
-        from_numbers(op, &values, dtype, device)
+        from_host_values(op, &values, dtype, device)
     };
-    if count <= HOST_NUMBERS {
+    if count <= HOST_CHUNK {
         return part(0..count);
     }
     let out = Tensor::empty(&[count], dtype, device)?;
-    for start in (0..count).step_by(HOST_NUMBERS) {
-        let end = count.min(start + HOST_NUMBERS);
+    for start in (0..count).step_by(HOST_CHUNK) {
+        let end = count.min(start + HOST_CHUNK);
         part(start..end)?.copy_into(&out.narrow(0, start, end - start)?)?;
     }
     Ok(out)
 }
 
 /// Values from the host, in any number type.
-fn from_numbers(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
+fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = &[values.len()];
     if dtype.is_int() {
-        values.iter().try_for_each(|&v| Scalar::Float(v).written(op, dtype).map(drop))?;
+        values.iter().try_for_each(|&v| Scalar::Float(v).checked_cast(op, dtype).map(drop))?;
     }
     match dtype {
         DType::F64 => Tensor::constant(values, shape, device),
@@ -150,7 +150,7 @@ fn from_numbers(op: &'static str, values: &[f64], dtype: DType, device: &Device)
 }
 
 /// `steps` numbers from `start` to `end`, by their places.
-fn between(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -> f64 {
+fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -> f64 {
     // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
     let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
     let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
@@ -205,7 +205,7 @@ impl Tensor {
                 format!("steps of {step} do not lead from {start} to {end}"),
             ));
         }
-        of_numbers("arange", count as usize, dtype, device, |i| start + i as f64 * step)
+        from_host_fn("arange", count as usize, dtype, device, |i| start + i as f64 * step)
     }
 
     /// `steps` numbers from `start` to `end`, both included, at equal distances.
@@ -214,7 +214,7 @@ impl Tensor {
     /// There are 2^32 or more; memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        of_numbers("linspace", steps, dtype, device, between(start, end, steps, dtype))
+        from_host_fn("linspace", steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
     }
 
     /// `base` to the powers of `steps` numbers from `start` to `end`, both included, at equal distances.
@@ -230,8 +230,8 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        let exponent = between(start, end, steps, dtype);
-        of_numbers("logspace", steps, dtype, device, |i| base.powf(exponent(i)))
+        let exponent = linspace_value_fn(start, end, steps, dtype);
+        from_host_fn("logspace", steps, dtype, device, |i| base.powf(exponent(i)))
     }
 
     /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.
@@ -416,11 +416,15 @@ impl Tensor {
                 PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
                 _ => {
                     // Reflected and circular pads are no longer than the dimension; those that repeat the edge can be.
-                    let inside = |i: isize| n + before + after == 0 || edge(i, n, mode).is_some();
+                    let inside = |i: isize| n + before + after == 0 || pad_source_index(i, n, mode).is_some();
                     let fits = inside(-before) && inside(n + after - 1);
-                    let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_REPEATED;
+                    let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_EDGE_PAD;
                     let order = (fits && repeats)
-                        .then(|| (-before..n + after).map(|i| edge(i, n, mode)).collect::<Option<Vec<i32>>>())
+                        .then(|| {
+                            (-before..n + after)
+                                .map(|i| pad_source_index(i, n, mode))
+                                .collect::<Option<Vec<i32>>>()
+                        })
                         .flatten();
                     let Some(order) = order else {
                         return Err(Error::argument(
@@ -456,7 +460,7 @@ impl Tensor {
             return Err(Error::shape("pixel_shuffle", rule, &[self.shape()]));
         }
         let split = self.reshape(&[lead, &[c / (r * r), r, r, h, w]].concat()[..])?;
-        split.exchanged(lead.len(), [0, 3, 1, 4, 2], &[lead, &[c / (r * r), h * r, w * r]].concat())
+        split.permute_last_five(lead.len(), [0, 3, 1, 4, 2], &[lead, &[c / (r * r), h * r, w * r]].concat())
     }
 
     /// \[.., channels, height · r, width · r\] to \[.., channels · r², height, width\]: what undoes
@@ -480,11 +484,11 @@ impl Tensor {
             return Err(Error::shape("pixel_unshuffle", rule, &[self.shape()]));
         }
         let split = self.reshape(&[lead, &[c, h / r, r, w / r, r]].concat()[..])?;
-        split.exchanged(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
+        split.permute_last_five(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
     }
 
     /// The five last of many dimensions in another order, in another shape.
-    fn exchanged(&self, lead: usize, last: [usize; 5], shape: &[usize]) -> Result<Tensor> {
+    fn permute_last_five(&self, lead: usize, last: [usize; 5], shape: &[usize]) -> Result<Tensor> {
         let order: Vec<isize> = (0..lead).chain(last.map(|d| lead + d)).map(|d| d as isize).collect();
         self.permute(&order)?.reshape(shape)
     }
@@ -565,7 +569,7 @@ impl Tensor {
     /// There are fewer than two dimensions.
     #[track_caller]
     pub fn tril(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.triangle("tril", diagonal)?, false)
+        self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
     }
 
     /// The upper triangle of the last two dimensions, from `diagonal` above the main one on; zero elsewhere.
@@ -574,11 +578,11 @@ impl Tensor {
     /// There are fewer than two dimensions.
     #[track_caller]
     pub fn triu(&self, diagonal: isize) -> Result<Tensor> {
-        self.where_(&self.triangle("triu", diagonal.saturating_sub(1))?.logical_not()?, false)
+        self.where_(&self.lower_triangle_mask("triu", diagonal.saturating_sub(1))?.logical_not()?, false)
     }
 
     /// Where column - row is at most `diagonal`.
-    fn triangle(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
+    fn lower_triangle_mask(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
         let &[.., rows, cols] = self.shape() else {
             return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
         };
@@ -608,12 +612,12 @@ impl Tensor {
         }
         in_range("one_hot", self, Range { extent: classes, wraps: false, skipped: None })?;
         let numbers = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
-        narrowed("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
+        cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
     }
 }
 
 /// Which index of a dimension of extent `n` stands at place `i`, which may lie outside.
-fn edge(i: isize, n: isize, mode: PadMode) -> Option<i32> {
+fn pad_source_index(i: isize, n: isize, mode: PadMode) -> Option<i32> {
     let at = match mode {
         PadMode::Constant(_) => i,
         PadMode::Replicate if n > 0 => i.clamp(0, n - 1),

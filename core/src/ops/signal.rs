@@ -1,6 +1,6 @@
 //! Window functions: weights that fall off to both sides, for spectra and filters. They are made on the host.
 
-use super::shape::of_numbers;
+use super::shape::from_host_fn;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -9,13 +9,13 @@ use crate::tensor::Tensor;
 use std::f64::consts::PI;
 
 /// How many weights lie between 0 and 1.
-fn steps(n: usize, periodic: bool) -> f64 {
+fn interval_count(n: usize, periodic: bool) -> f64 {
     if periodic { n as f64 } else { n.saturating_sub(1) as f64 }
 }
 
 /// `n` weights by where they stand from 0 to 1: the last one at 1, or if `periodic` the one behind it, as spectra want it.
 #[track_caller]
-fn window(
+fn build_window(
     op: &'static str,
     n: usize,
     periodic: bool,
@@ -25,10 +25,10 @@ fn window(
     if !dtype.is_float() {
         return Err(Error::dtype(op, dtype, "windows are floats"));
     }
-    let steps = steps(n, periodic);
+    let steps = interval_count(n, periodic);
     // One weight alone is 1.
     let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps) };
-    of_numbers(op, n, dtype, device, value)
+    from_host_fn(op, n, dtype, device, value)
 }
 
 /// The modified Bessel function of order 0, by its series, all of whose terms are positive.
@@ -60,7 +60,7 @@ impl Tensor {
         if coefficients.is_empty() {
             return Err(Error::argument(OP, "takes at least one coefficient"));
         }
-        window(OP, n, periodic, (dtype, device), |t| {
+        build_window(OP, n, periodic, (dtype, device), |t| {
             let terms = coefficients.iter().enumerate();
             let signed = |(k, a): (usize, &f64)| {
                 a * (2.0 * PI * k as f64 * t).cos() * if k % 2 == 1 { -1.0 } else { 1.0 }
@@ -82,7 +82,7 @@ impl Tensor {
     /// The dtype is no float; memory runs out.
     #[track_caller]
     pub fn hann_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
-        window("hann_window", n, periodic, (dtype, device), |t| (PI * t).sin().powi(2))
+        build_window("hann_window", n, periodic, (dtype, device), |t| (PI * t).sin().powi(2))
     }
 
     /// Hamming's window, alpha - beta · cos(2πt): `torch.hamming_window`, whose defaults are 0.54 and 0.46.
@@ -98,7 +98,7 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Tensor> {
-        window("hamming_window", n, periodic, (dtype, device), |t| alpha - beta * (2.0 * PI * t).cos())
+        build_window("hamming_window", n, periodic, (dtype, device), |t| alpha - beta * (2.0 * PI * t).cos())
     }
 
     /// Blackman's window: `torch.blackman_window`.
@@ -107,7 +107,7 @@ impl Tensor {
     /// As [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn blackman_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
-        window("blackman_window", n, periodic, (dtype, device), |t| {
+        build_window("blackman_window", n, periodic, (dtype, device), |t| {
             0.42 - 0.5 * (2.0 * PI * t).cos() + 0.08 * (4.0 * PI * t).cos()
         })
     }
@@ -118,7 +118,7 @@ impl Tensor {
     /// As [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn bartlett_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
-        window("bartlett_window", n, periodic, (dtype, device), |t| 1.0 - (2.0 * t - 1.0).abs())
+        build_window("bartlett_window", n, periodic, (dtype, device), |t| 1.0 - (2.0 * t - 1.0).abs())
     }
 
     /// Kaiser's window, I0(beta · √(1 - (2t - 1)²)) / I0(beta): `torch.kaiser_window`, whose default for `beta` is 12.
@@ -138,7 +138,7 @@ impl Tensor {
             return Err(Error::argument(OP, format!("takes a beta from 0 to 700, got {beta}")));
         }
         let most = bessel_i0(beta);
-        window(OP, n, periodic, (dtype, device), |t| {
+        build_window(OP, n, periodic, (dtype, device), |t| {
             bessel_i0(beta * (1.0 - (2.0 * t - 1.0).powi(2)).max(0.0).sqrt()) / most
         })
     }
@@ -159,7 +159,7 @@ impl Tensor {
         if std.is_nan() || std <= 0.0 {
             return Err(Error::argument(OP, format!("takes a standard deviation above 0, got {std}")));
         }
-        let steps = steps(n, periodic);
-        window(OP, n, periodic, (dtype, device), |t| (-0.5 * (steps * (t - 0.5) / std).powi(2)).exp())
+        let steps = interval_count(n, periodic);
+        build_window(OP, n, periodic, (dtype, device), |t| (-0.5 * (steps * (t - 0.5) / std).powi(2)).exp())
     }
 }

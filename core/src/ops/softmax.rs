@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
+use super::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
 use super::launch::{self, GROUP, Params};
-use super::spread::{Held, QUAD, has_quads, shared};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::Identity;
@@ -15,7 +15,7 @@ use crate::tensor::layout::{collapse_one, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// The rows of a tensor along one dimension, and how threads share them.
-pub(super) struct Rows {
+pub(super) struct RowLayout {
     /// Number of rows.
     pub(super) rows: usize,
     /// Elements of a row.
@@ -29,7 +29,7 @@ pub(super) struct Rows {
     strides: Dims,
 }
 
-impl Rows {
+impl RowLayout {
     #[track_caller]
     pub(super) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
@@ -58,20 +58,25 @@ impl Rows {
     }
 
     /// How threads hold a row of `x`, at most `most` steps of four each.
-    pub(super) fn held(&self, x: &Tensor, most: usize) -> Held {
-        let quads = has_quads(x.dtype()) && self.in_quads(x) && self.extent.is_multiple_of(QUAD);
-        if self.across { Held::across(self.extent) } else { Held::along(self.extent, quads, most) }
+    pub(super) fn row_config(&self, x: &Tensor, most: usize) -> RowConfig {
+        let quads =
+            supports_vec4(x.dtype()) && self.is_vec4_aligned(x) && self.extent.is_multiple_of(VEC4_WIDTH);
+        if self.across {
+            RowConfig::for_strided_rows(self.extent)
+        } else {
+            RowConfig::for_contiguous_rows(self.extent, quads, most)
+        }
     }
 
     /// Whether every row of `x` starts at a multiple of four elements, which lie side by side.
-    pub(super) fn in_quads(&self, x: &Tensor) -> bool {
-        let aligned = |n: &usize| n.is_multiple_of(QUAD);
+    pub(super) fn is_vec4_aligned(&self, x: &Tensor) -> bool {
+        let aligned = |n: &usize| n.is_multiple_of(VEC4_WIDTH);
         self.stride == 1 && aligned(&x.layout().offset()) && self.strides.iter().all(aligned)
     }
 }
 
 /// Threads that share a row of `extent` elements.
-pub(super) fn lanes(extent: usize, across: bool) -> usize {
+pub(super) fn lanes_per_row(extent: usize, across: bool) -> usize {
     match extent {
         0..=8 => 1,
         9..=64 => 8,
@@ -83,7 +88,7 @@ pub(super) fn lanes(extent: usize, across: bool) -> usize {
 
 /// Floats of at most 32 bits.
 #[track_caller]
-pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
+pub(super) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),
         other => Err(Error::dtype(op, other, "takes f32, f16 and bf16; cast with `to_dtype`")),
@@ -92,26 +97,26 @@ pub(super) fn check_float(op: &'static str, x: &Tensor) -> Result<()> {
 
 /// The floats that softmax takes.
 #[track_caller]
-fn check(op: &'static str, x: &Tensor) -> Result<()> {
+fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::F64 {
         launch::check_compute(op, DType::F64, x.device())
     } else {
-        check_float(op, x)
+        check_f32_f16_bf16(op, x)
     }
 }
 
-fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
+fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
     let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
     if out.numel() == 0 {
         return Ok(out);
     }
-    let rows = Rows::new(op, input, dim)?;
-    let held = rows.held(input, if y.is_some() { 8 } else { 16 });
+    let rows = RowLayout::new(op, input, dim)?;
+    let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
     let (dtype, log) = (launch::shader_dtype(input.dtype(), input.device()), op == "log_softmax");
-    let (splits, chunk) = shared(rows.rows, rows.extent, held.lanes, 2);
+    let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
     // Of what threads hold, nothing is gained by more workgroups.
-    if held.hold == 0 && rows.extent >= LONG && splits > 1 {
-        return run_in_parts(
+    if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
+        return run_split_rows(
             &rows,
             held,
             (splits, chunk),
@@ -124,7 +129,7 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     let mut identity = Identity::new("softmax");
     identity.word(dtype);
     identity.flags(&[y.is_some(), log, rows.across]);
-    identity.number(held.lanes | held.width << 16 | held.hold << 32);
+    identity.number(held.lanes | held.width << 16 | held.register_steps << 32);
     let spec = || {
         KernelSpec::new("softmax")
             .def("stage", "whole")
@@ -134,7 +139,7 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
             .def("lanes", held.lanes)
             .def("across", rows.across)
             .def("width", held.width)
-            .def("hold", held.hold)
+            .def("hold", held.register_steps)
     };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
     if let Some(y) = y {
@@ -142,20 +147,21 @@ fn run(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Resu
     }
     tensors.push(&out);
     // Read in fours, written one by one, and the loops of sums over the threads of a row.
-    let turns = if held.hold > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
+    let turns =
+        if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
     let params = rows.params(input, [0, 0]).turns(turns);
-    launch::launch_of(&identity, spec, &tensors, params, held.groups(rows.rows))?;
+    launch::launch_of(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
 }
 
 /// Elements of a row from which on several workgroups share it, if there are few rows.
-const LONG: usize = 1 << 16;
+const SPLIT_ROW_MIN: usize = 1 << 16;
 
 /// Few rows that are very long, each by several workgroups. `tensors`: x, or g and y.
-fn run_in_parts(
-    rows: &Rows,
-    held: Held,
+fn run_split_rows(
+    rows: &RowLayout,
+    held: RowConfig,
     (splits, chunk): (usize, usize),
     [input, y]: [&Tensor; 2],
     log: bool,
@@ -168,7 +174,7 @@ fn run_in_parts(
         let _tag = memory::scope::tag(Tag::Workspace);
         Tensor::empty(shape, sums, device)
     };
-    let spec = |stage: &'static str, held: Held, across: bool| {
+    let spec = |stage: &'static str, held: RowConfig, across: bool| {
         KernelSpec::new("softmax")
             .def("stage", stage)
             .def("pass", if backward { "backward" } else { "forward" })
@@ -182,7 +188,7 @@ fn run_in_parts(
     let params = |turns: usize| rows.params(input, [splits, chunk]).turns(turns + 128);
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
-    let groups = held.groups(rows.rows * splits);
+    let groups = held.workgroups(rows.rows * splits);
     let inputs = [Some(input), backward.then_some(y)];
     let reading = chunk.div_ceil(4 * step);
     let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&partial]).collect();
@@ -192,7 +198,7 @@ fn run_in_parts(
         true => partial.sum(&[0], false)?,
         false => {
             let statistics = scratch(&[2, rows.rows])?;
-            let whole = Held { lanes: GROUP, width: 1, hold: 0 };
+            let whole = RowConfig { lanes: GROUP, width: 1, register_steps: 0 };
             let params = params(2 * splits.div_ceil(GROUP));
             launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
             statistics
@@ -206,11 +212,11 @@ fn run_in_parts(
 }
 
 #[track_caller]
-fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
+fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     let _op = memory::scope::op(op);
-    check(op, x)?;
+    check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
-    let out = run(op, x, None, dim)?;
+    let out = run_softmax(op, x, None, dim)?;
     if !autograd::wanted(&[x]) {
         return Ok(out);
     }
@@ -218,7 +224,7 @@ fn softmax(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
     Ok(autograd::attach_twice(op, out, &[x], move |g, wants| {
         let y = y.get(wants)?;
         if !wants.again() {
-            return Ok(smallvec![Some(run(op, g, Some(&y), dim)?)]);
+            return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
         }
         // Rounded to the type at the end, as the kernel does.
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
@@ -247,7 +253,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         recast!("softmax", [self], |x| x.softmax(dim));
-        softmax("softmax", self, dim)
+        softmax_with_grad("softmax", self, dim)
     }
 
     /// The logarithm of [`softmax`](Self::softmax), without its loss of digits.
@@ -257,7 +263,7 @@ impl Tensor {
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         recast!("log_softmax", [self], |x| x.log_softmax(dim));
-        softmax("log_softmax", self, dim)
+        softmax_with_grad("log_softmax", self, dim)
     }
 
     /// [`softmax`](Self::softmax) of the values cast to `dtype`: halves lose less on the way in f32.
@@ -266,7 +272,7 @@ impl Tensor {
     /// As [`softmax`](Self::softmax).
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax("softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad("softmax", &self.to_dtype(dtype)?, dim)
     }
 
     /// [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
@@ -275,6 +281,6 @@ impl Tensor {
     /// As [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax("log_softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad("log_softmax", &self.to_dtype(dtype)?, dim)
     }
 }

@@ -35,13 +35,13 @@ pub enum Interpolation {
 
 /// Where what is wanted of a sorted line begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Begin {
+enum RankStart {
     /// At this rank.
-    At(usize),
+    Rank(usize),
     /// At this rank, or at the first NaN if there is one: NaN are sorted to the front.
-    AtOrNan(usize),
+    RankOrNan(usize),
     /// At the median of those that are no NaN.
-    MiddleOfNumbers,
+    MedianIgnoringNan,
 }
 
 /// One sort.
@@ -49,18 +49,18 @@ enum Begin {
 struct Sorter {
     op: &'static str,
     descending: bool,
-    begin: Begin,
+    start: RankStart,
     count: usize,
 }
 
 /// What a type is to kernels that order elements by their bits.
-pub(super) fn key_kind(dtype: DType) -> &'static str {
+pub(super) fn sort_key_type(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { dtype.name() }
 }
 
 impl Sorter {
     /// Elements that a workgroup sorts in its memory: 16 KiB of keys and places.
-    fn tile(wide: bool) -> usize {
+    fn tile_size(wide: bool) -> usize {
         if wide { 1024 } else { 2048 }
     }
 
@@ -77,13 +77,13 @@ impl Sorter {
             return Ok(place);
         }
         let wide = x.dtype().size() == 8;
-        let tile = Self::tile(wide);
+        let tile = Self::tile_size(wide);
         let size = extent.next_power_of_two().min(tile);
         let (rows, tiles) = (x.numel() / extent, extent.div_ceil(size));
         // Short lines share a workgroup, all of whose threads have something to compare.
         let room = size.max(2 * GROUP);
         let groups = (rows * tiles).div_ceil(room / size);
-        let spec = KernelSpec::new("sort").def("kind", key_kind(x.dtype())).def("tiled", tiles > 1);
+        let spec = KernelSpec::new("sort").def("kind", sort_key_type(x.dtype())).def("tiled", tiles > 1);
         let params = self.params(x, d, [rows, extent, tiles, size, room])?;
         if tiles == 1 {
             launch::launch(&spec, &[x, &place], params, groups)?;
@@ -97,7 +97,7 @@ impl Sorter {
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
-        let keep = self.keep(extent);
+        let keep = self.needed_prefix(extent);
         let merge = KernelSpec::new("sort_merge").def("wide", wide);
         let mut run = size;
         while run < extent {
@@ -109,14 +109,14 @@ impl Sorter {
                 .size(keep)
                 .size(pairs)
                 .size(parts)
-                .u32(self.nan());
+                .u32(self.nan_key());
             launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
             std::mem::swap(&mut from, &mut to);
             run *= 2;
         }
-        let (first, pick) = self.pick();
+        let (first, pick) = self.pick_params();
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let params = Params::new().size(rows).size(extent).size(inner).u32(self.nan());
+        let params = Params::new().size(rows).size(extent).size(inner).u32(self.nan_key());
         let params = params.size(first).size(self.count).u32(pick);
         let spec = KernelSpec::new("sort_pick").def("wide", wide);
         launch::launch(&spec, &[&from.0, &from.1, &place], params, (rows * self.count).div_ceil(GROUP))?;
@@ -130,39 +130,39 @@ impl Sorter {
         let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
         launch::check_rank(self.op, shape.len())?;
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let (first, pick) = self.pick();
+        let (first, pick) = self.pick_params();
         let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
         let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-        let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan());
+        let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan_key());
         let params = params.size(first).size(self.count).u32(pick).size(tiles);
-        let params = params.u32(size.ilog2()).u32(room.ilog2()).size(self.keep(extent));
+        let params = params.u32(size.ilog2()).u32(room.ilog2()).size(self.needed_prefix(extent));
         Ok(params.align().dims(&shape).dims(&strides[0]))
     }
 
     /// How many of a line's first elements matter.
-    fn keep(self, extent: usize) -> usize {
-        match self.begin {
-            Begin::At(first) | Begin::AtOrNan(first) => first + self.count,
-            Begin::MiddleOfNumbers => extent,
+    fn needed_prefix(self, extent: usize) -> usize {
+        match self.start {
+            RankStart::Rank(first) | RankStart::RankOrNan(first) => first + self.count,
+            RankStart::MedianIgnoringNan => extent,
         }
     }
 
     /// The key of NaN before the order is turned round.
-    fn nan(self) -> u32 {
-        if matches!(self.begin, Begin::AtOrNan(_)) { 0 } else { u32::MAX }
+    fn nan_key(self) -> u32 {
+        if matches!(self.start, RankStart::RankOrNan(_)) { 0 } else { u32::MAX }
     }
 
-    fn pick(self) -> (usize, u32) {
-        match self.begin {
-            Begin::At(first) => (first, 0),
-            Begin::AtOrNan(first) => (first, 1),
-            Begin::MiddleOfNumbers => (0, 2),
+    fn pick_params(self) -> (usize, u32) {
+        match self.start {
+            RankStart::Rank(first) => (first, 0),
+            RankStart::RankOrNan(first) => (first, 1),
+            RankStart::MedianIgnoringNan => (0, 2),
         }
     }
 
     /// The values at the places too, through which gradients flow.
     #[track_caller]
-    fn values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
+    fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::op(self.op);
         let place = self.run(&x.detach(), d)?;
         let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
@@ -188,8 +188,8 @@ impl Sorter {
 
     /// One element of each line.
     #[track_caller]
-    fn one(self, x: &Tensor, d: usize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        let (value, place) = self.values(x, d)?;
+    fn run_single(self, x: &Tensor, d: usize, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let (value, place) = self.run_with_values(x, d)?;
         if keepdim || x.rank() == 0 {
             return Ok((value, place));
         }
@@ -199,13 +199,13 @@ impl Sorter {
 
 /// Where the elements along `d` stand in ascending order, as i64. Not recorded.
 #[track_caller]
-pub(super) fn order(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
+pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
     let count = x.shape().get(d).copied().unwrap_or(1);
-    Sorter { op, descending: false, begin: Begin::At(0), count }.run(x, d)
+    Sorter { op, descending: false, start: RankStart::Rank(0), count }.run(x, d)
 }
 
 /// The extent of a dimension that must have elements.
-fn filled(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
+fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
     match x.shape().get(d).copied().unwrap_or(1) {
         0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
         n => Ok(n),
@@ -222,7 +222,7 @@ impl Tensor {
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("sort", dim, self.rank())?;
         let count = self.shape().get(d).copied().unwrap_or(1);
-        Sorter { op: "sort", descending, begin: Begin::At(0), count }.values(self, d)
+        Sorter { op: "sort", descending, start: RankStart::Rank(0), count }.run_with_values(self, d)
     }
 
     /// Where the elements along `dim` stand in ascending or `descending` order, as i64: PyTorch's `argsort`, always stable.
@@ -234,7 +234,7 @@ impl Tensor {
         let _op = memory::scope::op("argsort");
         let d = normalize_dim("argsort", dim, self.rank())?;
         let count = self.shape().get(d).copied().unwrap_or(1);
-        Sorter { op: "argsort", descending, begin: Begin::At(0), count }.run(self, d)
+        Sorter { op: "argsort", descending, start: RankStart::Rank(0), count }.run(self, d)
     }
 
     /// The `k` largest (or smallest) along `dim` in order, and where they stand (i64): PyTorch's `topk`. NaN count as the
@@ -255,7 +255,8 @@ impl Tensor {
                 "a tensor without dimensions has its one element only; k is 0",
             ));
         }
-        Sorter { op: "topk", descending: largest, begin: Begin::At(0), count: k }.values(self, d)
+        Sorter { op: "topk", descending: largest, start: RankStart::Rank(0), count: k }
+            .run_with_values(self, d)
     }
 
     /// The `k`-th smallest along `dim`, counted from 1, and where it stands (i64): PyTorch's `kthvalue`. NaN count as the
@@ -273,8 +274,8 @@ impl Tensor {
                 format!("asks for number {k}, counted from 1, of {n} elements along dimension {d}"),
             ));
         }
-        let sorter = Sorter { op: "kthvalue", descending: false, begin: Begin::At(k - 1), count: 1 };
-        sorter.one(self, d, keepdim)
+        let sorter = Sorter { op: "kthvalue", descending: false, start: RankStart::Rank(k - 1), count: 1 };
+        sorter.run_single(self, d, keepdim)
     }
 
     /// The median along `dim` (of an even number the lower of the middle two) and where it stands (i64): PyTorch's `median`.
@@ -285,9 +286,10 @@ impl Tensor {
     #[track_caller]
     pub fn median(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("median", dim, self.rank())?;
-        let middle = (filled("median", self, d)? - 1) / 2;
-        let begin = if self.dtype().is_float() { Begin::AtOrNan(middle) } else { Begin::At(middle) };
-        Sorter { op: "median", descending: false, begin, count: 1 }.one(self, d, keepdim)
+        let middle = (nonempty_extent("median", self, d)? - 1) / 2;
+        let begin =
+            if self.dtype().is_float() { RankStart::RankOrNan(middle) } else { RankStart::Rank(middle) };
+        Sorter { op: "median", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
     }
 
     /// As [`median`](Self::median), of the elements that are no NaN; NaN if there are no others.
@@ -297,9 +299,10 @@ impl Tensor {
     #[track_caller]
     pub fn nanmedian(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("nanmedian", dim, self.rank())?;
-        let middle = (filled("nanmedian", self, d)? - 1) / 2;
-        let begin = if self.dtype().is_float() { Begin::MiddleOfNumbers } else { Begin::At(middle) };
-        Sorter { op: "nanmedian", descending: false, begin, count: 1 }.one(self, d, keepdim)
+        let middle = (nonempty_extent("nanmedian", self, d)? - 1) / 2;
+        let begin =
+            if self.dtype().is_float() { RankStart::MedianIgnoringNan } else { RankStart::Rank(middle) };
+        Sorter { op: "nanmedian", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
     }
 
     /// The median of all elements, as [`median`](Self::median), and NaN of no floats; equal ones share the gradient.
@@ -308,7 +311,7 @@ impl Tensor {
     /// There are no elements, and they would be no floats; memory runs out.
     #[track_caller]
     pub fn median_all(&self) -> Result<Tensor> {
-        self.middle_of_all("median", |line| line.median(0, false))
+        self.median_over_all("median", |line| line.median(0, false))
     }
 
     /// The median of all elements that are no NaN; equal ones share the gradient.
@@ -317,12 +320,12 @@ impl Tensor {
     /// As [`median_all`](Self::median_all).
     #[track_caller]
     pub fn nanmedian_all(&self) -> Result<Tensor> {
-        self.middle_of_all("nanmedian", |line| line.nanmedian(0, false))
+        self.median_over_all("nanmedian", |line| line.nanmedian(0, false))
     }
 
     /// What `median` finds among all elements.
     #[track_caller]
-    fn middle_of_all(
+    fn median_over_all(
         &self,
         op: &'static str,
         median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
@@ -334,12 +337,12 @@ impl Tensor {
             0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
             _ => median(&self.detach().reshape([-1])?)?.0,
         };
-        Ok(self.shared_by_equals(op, out))
+        Ok(self.share_grad_among_ties(op, out))
     }
 
     /// `out`, one of the elements, with a gradient that all equal to it share.
     #[track_caller]
-    fn shared_by_equals(&self, op: &'static str, out: Tensor) -> Tensor {
+    fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         autograd::attach_twice(op, out, &[self], move |g, wants| {
             let (x, y) = (x.constant(wants)?, y.constant(wants)?);
@@ -364,7 +367,7 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.quantiles("quantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles("quantile", &q.into(), dim, keepdim, interpolation)
     }
 
     /// As [`quantile`](Self::quantile), of the elements that are no NaN; NaN if there are no others.
@@ -379,11 +382,11 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
     }
 
     #[track_caller]
-    fn quantiles(
+    fn compute_quantiles(
         &self,
         op: &'static str,
         q: &Operand<'_>,
@@ -396,7 +399,7 @@ impl Tensor {
             return Err(Error::dtype(op, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
-        let (several, q) = numbers(op, q, self)?;
+        let (several, q) = quantile_vector(op, q, self)?;
         // Only between two elements does a rank change what is taken.
         let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
         // The line goes to the end and leaves an extent of 1.
@@ -405,10 +408,10 @@ impl Tensor {
             None => self.reshape([-1])?,
         };
         let last = lines.rank() - 1;
-        let n = filled(op, &lines, last)?;
+        let n = nonempty_extent(op, &lines, last)?;
         let end = (n - 1) as f64;
-        let sorter = Sorter { op, descending: false, begin: Begin::At(0), count: n };
-        let sorted = sorter.values(&lines, last)?.0;
+        let sorter = Sorter { op, descending: false, start: RankStart::Rank(0), count: n };
+        let sorted = sorter.run_with_values(&lines, last)?.0;
         let numbers = sorted.detach().isnan()?.logical_not()?;
         let ranks = if op == "nanquantile" {
             let count = numbers.to_dtype(q.dtype())?.sum(&[-1], true)?;
@@ -449,7 +452,7 @@ impl Tensor {
 }
 
 /// Quantiles as a vector in f32 (f64 for f64), and whether they came as one.
-fn numbers(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
+fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
     let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let number = match q {
         Operand::Tensor(t) if t.rank() > 1 => {

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::reduce::{Extra, Over, Reduction, reduce, reduce_float};
+use super::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
 use crate::amp::{self, recast, stepwise};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -11,64 +11,70 @@ use crate::memory;
 use crate::tensor::Tensor;
 use crate::tensor::layout::normalize_dim;
 
-const fn powers(map: &'static str, post: &'static str, math: &'static [&'static str]) -> Reduction {
-    Reduction { name: "norm", map, combine: "sum", post, math, empty: Some(0.0) }
+const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
+    ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }
 }
 
-static MEAN: Reduction = powers("v", "acc / T(p.args.x)", &[]);
+static MEAN: ReduceOp = power_sum("v", "acc / T(p.args.x)", &[]);
 // The squares of the distances from the mean: a second pass, because the difference of two large sums loses digits.
-static VAR: Reduction =
-    Reduction { name: "var", empty: Some(f64::NAN), ..powers("(v - m) * (v - m)", "acc / T(p.args.x)", &[]) };
-static STD: Reduction = Reduction {
-    name: "std",
-    empty: Some(f64::NAN),
-    ..powers("(v - m) * (v - m)", "sqrt(acc / T(p.args.x))", &[])
+static VAR: ReduceOp = ReduceOp {
+    name: "var",
+    empty_value: Some(f64::NAN),
+    ..power_sum("(v - m) * (v - m)", "acc / T(p.args.x)", &[])
 };
-static NORM_0: Reduction = powers("nonzero", "acc", &[]);
-static NORM_1: Reduction = powers("abs(v)", "acc", &[]);
-static NORM_2: Reduction = powers("v * v", "sqrt(acc)", &[]);
-static NORM_P: Reduction =
-    powers("m_pow(abs(v), p.args.x)", "m_pow(acc, p.args.y)", &["base", "exp", "log", "pow"]);
-static NORM_MAX: Reduction = Reduction { combine: "max", ..powers("abs(v)", "acc", &[]) };
-static NORM_MIN: Reduction = Reduction { combine: "min", empty: None, ..powers("abs(v)", "acc", &[]) };
-static MAXIMUM: Reduction = Reduction {
+static STD: ReduceOp = ReduceOp {
+    name: "std",
+    empty_value: Some(f64::NAN),
+    ..power_sum("(v - m) * (v - m)", "sqrt(acc / T(p.args.x))", &[])
+};
+static NORM_0: ReduceOp = power_sum("nonzero", "acc", &[]);
+static NORM_1: ReduceOp = power_sum("abs(v)", "acc", &[]);
+static NORM_2: ReduceOp = power_sum("v * v", "sqrt(acc)", &[]);
+static NORM_P: ReduceOp =
+    power_sum("m_pow(abs(v), p.args.x)", "m_pow(acc, p.args.y)", &["base", "exp", "log", "pow"]);
+static NORM_MAX: ReduceOp = ReduceOp { combine: "max", ..power_sum("abs(v)", "acc", &[]) };
+static NORM_MIN: ReduceOp = ReduceOp { combine: "min", empty_value: None, ..power_sum("abs(v)", "acc", &[]) };
+static LOGSUMEXP_MAX: ReduceOp = ReduceOp {
     name: "logsumexp",
     combine: "max",
-    empty: Some(f64::NEG_INFINITY),
-    ..powers("v", "acc", &[])
+    empty_value: Some(f64::NEG_INFINITY),
+    ..power_sum("v", "acc", &[])
 };
 // An infinite maximum is not subtracted: infinity less itself is NaN.
-static LOGSUMEXP: Reduction = Reduction {
+static LOGSUMEXP: ReduceOp = ReduceOp {
     name: "logsumexp",
-    empty: Some(f64::NEG_INFINITY),
-    ..powers(
+    empty_value: Some(f64::NEG_INFINITY),
+    ..power_sum(
         "m_exp(v - select(0.0, m, m_isfinite(m)))",
         "select(0.0, m, m_isfinite(m)) + m_log(acc)",
         &["base", "exp", "log"],
     )
 };
 
-fn args(x: f64, y: f64) -> [f32; 4] {
+fn reduce_params(x: f64, y: f64) -> [f32; 4] {
     [x as f32, y as f32, 0.0, 0.0]
 }
 
 /// The largest magnitude of a tensor that has elements, in its type, whatever autocast says. Not recorded.
 pub(super) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
-    reduce_float(&NORM_MAX, x, &Over::new("norm", x.shape(), &[])?, false, Extra::default())
+    reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
 }
 
 impl Tensor {
     /// The mean over the dimensions in f32 (f64 for f64), kept as extents of 1. Not recorded.
-    fn center(&self, over: &Over) -> Result<Tensor> {
+    fn mean_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-        let extra = Extra { args: args(over.extent as f64, 0.0), ..Extra::default() };
+        let extra = ReduceArgs {
+            params: reduce_params(over.elements_per_output as f64, 0.0),
+            ..ReduceArgs::default()
+        };
         reduce(&MEAN, self, over, true, self.dtype(), dtype, extra)
     }
 
     #[track_caller]
-    fn deviation(
+    fn var_or_std(
         &self,
-        op: &'static Reduction,
+        op: &'static ReduceOp,
         dims: &[isize],
         correction: f64,
         keepdim: bool,
@@ -77,11 +83,15 @@ impl Tensor {
         if !self.dtype().is_float() {
             return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
-        let over = Over::new(op.name, self.shape(), dims)?;
-        let center = self.center(&over)?;
-        let freedom = (over.extent as f64 - correction).max(0.0);
+        let over = ReduceDims::new(op.name, self.shape(), dims)?;
+        let center = self.mean_keepdim(&over)?;
+        let freedom = (over.elements_per_output as f64 - correction).max(0.0);
         let within = |op, divisor| {
-            let extra = Extra { center: Some(&center), args: args(divisor, 0.0), ..Extra::default() };
+            let extra = ReduceArgs {
+                center: Some(&center),
+                params: reduce_params(divisor, 0.0),
+                ..ReduceArgs::default()
+            };
             reduce_float(op, self, &over, keepdim, extra)
         };
         let out = match self.dtype() {
@@ -96,7 +106,7 @@ impl Tensor {
         // With none left the result is infinite; where dimensions are named, PyTorch's gradient has the difference as it is.
         let freedom = match dims.is_empty() || self.rank() == 0 {
             true => freedom,
-            false => over.extent as f64 - correction,
+            false => over.elements_per_output as f64 - correction,
         };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
@@ -106,19 +116,19 @@ impl Tensor {
             let (g, x) = (amp::widened(g)?, amp::widened(&x.get(wants)?)?);
             let y = y.as_ref().map(|y| amp::widened(&y.get(wants)?)).transpose()?;
             let mean = match wants.again() {
-                true => x.sum_to(&over.kept)?.div(over.extent as f64)?,
+                true => x.sum_to(&over.keepdim_shape)?.div(over.elements_per_output as f64)?,
                 false => center.to_dtype(x.dtype())?,
             };
             let g = match &y {
                 Some(y) => g.div(&y.mul(freedom)?)?,
                 None => g.mul(2.0 / freedom)?,
             };
-            let g = over.spread(&g)?;
+            let g = over.expand_to_input(&g)?;
             // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
-            let away = x.sub(&over.spread(&mean)?)?;
+            let away = x.sub(&over.expand_to_input(&mean)?)?;
             let grad = g.mul(&away)?;
             let grad = match &y {
-                Some(y) => grad.masked_fill(&over.spread(&y.detach())?.eq(0.0)?, 0.0)?,
+                Some(y) => grad.masked_fill(&over.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
             };
             Ok(smallvec![Some(grad.to_dtype(dtype)?)])
@@ -132,7 +142,7 @@ impl Tensor {
     /// A dimension is out of range or named twice; the dtype is not a float; memory runs out.
     #[track_caller]
     pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
-        self.deviation(&VAR, dims, correction, keepdim)
+        self.var_or_std(&VAR, dims, correction, keepdim)
     }
 
     /// The square root of [`var`](Self::var).
@@ -141,7 +151,7 @@ impl Tensor {
     /// As [`var`](Self::var).
     #[track_caller]
     pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
-        self.deviation(&STD, dims, correction, keepdim)
+        self.var_or_std(&STD, dims, correction, keepdim)
     }
 
     /// The variance and the mean.
@@ -168,7 +178,7 @@ impl Tensor {
             stepwise!("norm", [self], |x| x.norm(p, dims, keepdim));
         }
         recast!("norm", [self], |x| x.norm(p, dims, keepdim));
-        let over = Over::new("norm", self.shape(), dims)?;
+        let over = ReduceDims::new("norm", self.shape(), dims)?;
         let op = match p {
             0.0 => &NORM_0,
             1.0 => &NORM_1,
@@ -177,7 +187,7 @@ impl Tensor {
             f64::NEG_INFINITY => &NORM_MIN,
             _ => &NORM_P,
         };
-        let extra = Extra { args: args(p, 1.0 / p), ..Extra::default() };
+        let extra = ReduceArgs { params: reduce_params(p, 1.0 / p), ..ReduceArgs::default() };
         let out = match self.dtype() {
             // The kernel's powers are f32's.
             DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {
@@ -189,7 +199,7 @@ impl Tensor {
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
-            let (g, y) = (over.spread(g)?, over.spread(&y)?);
+            let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
             // Where something is zero, or largest, does not change with it.
             let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
@@ -197,8 +207,8 @@ impl Tensor {
             } else if p == 1.0 {
                 g.mul(&x.sign()?)?
             } else if p.is_infinite() {
-                let mask = fixed.abs()?.same(&whole)?.to_dtype(x.dtype())?;
-                let ties = mask.sum_to(&over.kept)?;
+                let mask = fixed.abs()?.eq_or_both_nan(&whole)?.to_dtype(x.dtype())?;
+                let ties = mask.sum_to(&over.keepdim_shape)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {
                 // A norm of zero has a gradient of zero, as in PyTorch.
@@ -359,23 +369,23 @@ impl Tensor {
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
         }
-        let over = Over::new("logsumexp", self.shape(), dims)?;
-        let largest = reduce_float(&MAXIMUM, self, &over, true, Extra::default())?;
+        let over = ReduceDims::new("logsumexp", self.shape(), dims)?;
+        let largest = reduce_float(&LOGSUMEXP_MAX, self, &over, true, ReduceArgs::default())?;
         if self.dtype() == DType::F64 {
             // The kernel's exponential is f32's.
             let shift = largest.where_(&largest.isfinite()?, 0.0)?;
-            let sum = self.sub(&over.spread(&shift)?)?.exp()?.sum(dims, keepdim)?;
+            let sum = self.sub(&over.expand_to_input(&shift)?)?.exp()?.sum(dims, keepdim)?;
             return sum.log()?.add(&shift.reshape(sum.shape())?);
         }
-        let extra = Extra { center: Some(&largest), ..Extra::default() };
+        let extra = ReduceArgs { center: Some(&largest), ..ReduceArgs::default() };
         // Of halves the gradient keeps it in f32: its rounding would be a factor of all weights.
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
         let out = autograd::attach_twice("logsumexp", out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
-            let weight = x.to_dtype(y.dtype())?.sub(&over.spread(&y)?)?.exp()?;
-            Ok(smallvec![Some(over.spread(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
+            let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
+            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
         });
         out.to_dtype(self.dtype())
     }

@@ -10,7 +10,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::launch::{self, GROUP, Params};
 use super::shape::PadMode;
-use super::window::{self, IntoSpatial, at_least};
+use super::spatial::{self, IntoSpatial, check_at_least};
 use crate::autograd;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -90,7 +90,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
 }
 
 /// A view of `x` on the tape, made of its strides and offset in the same way whatever they are. It may repeat elements.
-fn windows(
+fn strided_view(
     op: &'static str,
     x: &Tensor,
     make: impl Fn(&[usize], usize) -> Layout + Send + Sync + 'static,
@@ -108,14 +108,14 @@ fn windows(
 
 /// How blocks of an image lie: what `im2col` and `col2im` share.
 #[derive(Clone, Copy)]
-struct Blocks {
+struct Im2colGeometry {
     kernel: [usize; 2],
     dilation: [usize; 2],
     padding: [usize; 2],
     stride: [usize; 2],
 }
 
-impl Blocks {
+impl Im2colGeometry {
     fn new(
         op: &'static str,
         kernel: [isize; 2],
@@ -124,15 +124,15 @@ impl Blocks {
         stride: [isize; 2],
     ) -> Result<Self> {
         Ok(Self {
-            kernel: at_least(op, "kernel_size", kernel, 1)?,
-            dilation: at_least(op, "dilation", dilation, 1)?,
-            padding: at_least(op, "padding", padding, 0)?,
-            stride: at_least(op, "stride", stride, 1)?,
+            kernel: check_at_least(op, "kernel_size", kernel, 1)?,
+            dilation: check_at_least(op, "dilation", dilation, 1)?,
+            padding: check_at_least(op, "padding", padding, 0)?,
+            stride: check_at_least(op, "stride", stride, 1)?,
         })
     }
 
     /// How many blocks there are along each axis of an image.
-    fn counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
+    fn block_counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
         let mut counts = [0; 2];
         for d in 0..2 {
             let reach = self.dilation[d] * (self.kernel[d] - 1) + 1;
@@ -150,7 +150,7 @@ impl Blocks {
     }
 
     /// The layout \[images, channels, kernel.., counts..\] over padded images \[images, channels, height, width\] of these strides.
-    fn layout(
+    fn block_layout(
         &self,
         images: usize,
         channels: usize,
@@ -275,7 +275,7 @@ impl Tensor {
         }
         shape.push(size);
         check_named(OP, &shape)?;
-        Ok(windows(OP, self, move |strides, offset| {
+        Ok(strided_view(OP, self, move |strides, offset| {
             let mut to: Dims = strides.into();
             to.push(strides.get(d).copied().unwrap_or(1));
             if let Some(s) = to.get_mut(d).filter(|_| !strides.is_empty()) {
@@ -303,15 +303,21 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "im2col";
         let _op = memory::scope::op(OP);
-        let blocks =
-            Blocks::new(OP, kernel_size.spatial(), dilation.spatial(), padding.spatial(), stride.spatial())?;
-        let (x, unbatched) = window::batched::<2>(OP, self)?;
+        let blocks = Im2colGeometry::new(
+            OP,
+            kernel_size.spatial(),
+            dilation.spatial(),
+            padding.spatial(),
+            stride.spatial(),
+        )?;
+        let (x, unbatched) = spatial::ensure_batched::<2>(OP, self)?;
         let (images, channels) = (x.shape()[0], x.shape()[1]);
-        let counts = blocks.counts(OP, [x.shape()[2], x.shape()[3]], self.shape())?;
+        let counts = blocks.block_counts(OP, [x.shape()[2], x.shape()[3]], self.shape())?;
         let [h, w] = blocks.padding.map(|n| n as isize);
         let x = if (h, w) == (0, 0) { x } else { x.pad(&[w, w, h, h], PadMode::Constant(0.0))? };
-        let view =
-            windows(OP, &x, move |strides, offset| blocks.layout(images, channels, counts, strides, offset));
+        let view = strided_view(OP, &x, move |strides, offset| {
+            blocks.block_layout(images, channels, counts, strides, offset)
+        });
         let columns = [channels * blocks.kernel[0] * blocks.kernel[1], counts[0] * counts[1]];
         if unbatched { view.reshape(columns) } else { view.reshape([images, columns[0], columns[1]]) }
     }
@@ -335,10 +341,15 @@ impl Tensor {
         if !self.dtype().is_float() {
             return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
-        let blocks =
-            Blocks::new(OP, kernel_size.spatial(), dilation.spatial(), padding.spatial(), stride.spatial())?;
-        let size = at_least(OP, "output_size", output_size.spatial(), 1)?;
-        let counts = blocks.counts(OP, size, self.shape())?;
+        let blocks = Im2colGeometry::new(
+            OP,
+            kernel_size.spatial(),
+            dilation.spatial(),
+            padding.spatial(),
+            stride.spatial(),
+        )?;
+        let size = check_at_least(OP, "output_size", output_size.spatial(), 1)?;
+        let counts = blocks.block_counts(OP, size, self.shape())?;
         let x = if self.rank() == 2 { self.unsqueeze(0)? } else { self.clone() };
         let taps = blocks.kernel[0] * blocks.kernel[1];
         let rule = || {
@@ -357,7 +368,7 @@ impl Tensor {
         let x = x.reshape([images, channels, blocks.kernel[0], blocks.kernel[1], counts[0], counts[1]])?;
         let padded: Dims =
             smallvec![images, channels, size[0] + 2 * blocks.padding[0], size[1] + 2 * blocks.padding[1]];
-        let layout = blocks.layout(images, channels, counts, &contiguous_strides(&padded), 0);
+        let layout = blocks.block_layout(images, channels, counts, &contiguous_strides(&padded), 0);
         let sum = strided_sum(OP, &x, &layout, 0, numel(&padded))?.reshape(&padded[..])?;
         let (again, size_padded) = (layout.clone(), padded.clone());
         let forward =

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use super::shape::cat;
-use super::softmax::lanes;
+use super::softmax::lanes_per_row;
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -17,20 +17,20 @@ use crate::tensor::{Dims, Tensor};
 const OP: &str = "svdvals";
 
 /// Columns up to which one workgroup has a whole matrix, and one launch a whole sweep.
-const SMALL: usize = 64;
+const MAX_WORKGROUP_COLUMNS: usize = 64;
 
 /// Turns the columns `w`, \[batch, n, height\], until their first `m` elements are orthogonal.
 ///
 /// A matrix that was not turned in one sweep is left alone in those that follow: they are as many as always suffice (convergence is
 /// quadratic), and nobody waits for the device.
-pub(super) fn rotate(w: &Tensor, m: usize) -> Result<()> {
+pub(super) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let (batch, n, height) = (w.shape()[0], w.shape()[1], w.shape()[2]);
     let players = n.next_multiple_of(2);
     if n < 2 || w.numel() == 0 {
         return Ok(());
     }
-    let lanes = lanes(height, false).clamp(8, 128);
-    let small = n <= SMALL;
+    let lanes = lanes_per_row(height, false).clamp(8, 128);
+    let small = n <= MAX_WORKGROUP_COLUMNS;
     let groups = if small { 1 } else { (players / 2).div_ceil(GROUP / lanes) };
     let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
     // Of a round: of each of its pairs the elements twice, and two sums over the threads of a pair.
@@ -72,7 +72,7 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
             columns.copy()?
         }
     };
-    rotate(&w, m)?;
+    jacobi_orthogonalize(&w, m)?;
     let lengths = w.narrow(2, 0, m)?.norm(2.0, &[2], false)?;
     let (lengths, order) = lengths.sort(1, true)?;
     let values = lengths.mul(&scale.squeeze(2)?)?;
@@ -86,27 +86,27 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
 }
 
 /// The extents of matrices \[lead.., m, n\].
-pub(super) struct Matrices<'a> {
-    pub(super) lead: &'a [usize],
+pub(super) struct MatrixShape<'a> {
+    pub(super) batch_shape: &'a [usize],
     pub(super) m: usize,
     pub(super) n: usize,
 }
 
 #[track_caller]
-pub(super) fn matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matrices<'a>> {
+pub(super) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<MatrixShape<'a>> {
     if !matches!(x.dtype(), DType::F32 | DType::F64) {
         return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
     }
     launch::check_compute(op, x.dtype(), x.device())?;
     match x.shape() {
-        &[ref lead @ .., m, n] => Ok(Matrices { lead, m, n }),
+        &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
         shape => Err(Error::shape(op, "takes matrices [.., m, n]", &[shape])),
     }
 }
 
 /// What a change of the left singular vectors `u` \[batch, m, k\] by `g` is one of the matrix by: U (skew(Uᵀ g) / E) S Vᵀ + (1 - U Uᵀ) g S⁻¹ Vᵀ, with
 /// E of s² of the column less s² of the row, and V given as rows `vh`. (Townsend, 2016; PyTorch's `svd_backward`.)
-fn left_gradient(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result<Tensor> {
+fn left_vectors_backward(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result<Tensor> {
     let k = values.shape()[1];
     let s = values.unsqueeze(1)?;
     let squares = s.square()?;
@@ -123,7 +123,11 @@ fn left_gradient(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result
 }
 
 /// What is made of no elements: zeros, whose history leads to the inputs.
-pub(super) fn of_nothing(op: &'static str, inputs: &[&Tensor], shape: &[usize]) -> Result<Tensor> {
+pub(super) fn empty_result_with_grad(
+    op: &'static str,
+    inputs: &[&Tensor],
+    shape: &[usize],
+) -> Result<Tensor> {
     let out = Tensor::zeros(shape, inputs[0].dtype(), inputs[0].device())?;
     let shapes: Vec<Dims> = inputs.iter().map(|t| Dims::from_slice(t.shape())).collect();
     Ok(autograd::attach_twice(op, out, inputs, move |g, _| {
@@ -133,7 +137,7 @@ pub(super) fn of_nothing(op: &'static str, inputs: &[&Tensor], shape: &[usize]) 
 
 /// The factors of `matrix` \[batch, m, n\] with their history. `gradient` says what that of one of them (by its number, beside all of them) is for the
 /// matrix; `again` makes the same bits, signs included, once more, with their history, where a walk is recorded: all depend on the matrix.
-pub(super) fn factored<const N: usize>(
+pub(super) fn attach_factor_grads<const N: usize>(
     op: &'static str,
     matrix: &Tensor,
     factors: [Tensor; N],
@@ -183,12 +187,12 @@ impl Tensor {
         const OP: &str = "svd";
         recast!(OP, [self], |x| x.svd());
         let _op = memory::scope::op(OP);
-        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
             [&[m, k][..], &[k], &[k, n]].map(|rest| lead.iter().chain(rest).copied().collect());
         if self.numel() == 0 {
-            let [u, s, vh] = shapes.map(|shape| of_nothing(OP, &[self], &shape));
+            let [u, s, vh] = shapes.map(|shape| empty_result_with_grad(OP, &[self], &shape));
             return Ok((u?, s?, vh?));
         }
         let matrix = self.reshape([batch, m, n])?;
@@ -206,18 +210,18 @@ impl Tensor {
                 (long.transpose(1, 2)?, values, short)
             }
         };
-        let [u, s, vh] = factored(
+        let [u, s, vh] = attach_factor_grads(
             OP,
             &matrix,
             [u.contiguous()?, s, vh.contiguous()?],
             |x| x.svd().map(<[Tensor; 3]>::from),
             |which, g, [u, s, vh]| match which {
-                0 => left_gradient(g, u, s, vh),
+                0 => left_vectors_backward(g, u, s, vh),
                 1 => u.matmul(&g.unsqueeze(2)?.mul(vh)?),
                 // Those of the right are the left ones of the transpose.
                 _ => {
                     let (g, v, ut) = (g.transpose(1, 2)?, vh.transpose(1, 2)?, u.transpose(1, 2)?);
-                    left_gradient(&g, &v, s, &ut)?.transpose(1, 2)
+                    left_vectors_backward(&g, &v, s, &ut)?.transpose(1, 2)
                 }
             },
         )?;
@@ -242,10 +246,10 @@ impl Tensor {
     pub fn svdvals(&self) -> Result<Tensor> {
         recast!(OP, [self], |x| x.svdvals());
         let _op = memory::scope::op(OP);
-        let Matrices { lead, m, n } = matrices(OP, self)?;
+        let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
-            return of_nothing(OP, &[self], &shape);
+            return empty_result_with_grad(OP, &[self], &shape);
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;
@@ -280,18 +284,18 @@ impl Tensor {
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
             return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
         };
-        let of = Pair::new(OP, self, [row, col])?;
-        of.restored(&of.last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
+        let of = MatrixDims::new(OP, self, [row, col])?;
+        of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
     }
 }
 
 /// Two dimensions that hold matrices.
-pub(super) struct Pair {
+pub(super) struct MatrixDims {
     pub(super) row: usize,
     pub(super) col: usize,
 }
 
-impl Pair {
+impl MatrixDims {
     #[track_caller]
     pub(super) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
         if x.rank() < 2 {
@@ -306,14 +310,14 @@ impl Pair {
     }
 
     /// The matrices in the last two dimensions.
-    pub(super) fn last(&self, x: &Tensor) -> Result<Tensor> {
+    pub(super) fn move_to_last(&self, x: &Tensor) -> Result<Tensor> {
         let rest = (0..x.rank()).filter(|&d| d != self.row && d != self.col);
         let order: Vec<isize> = rest.chain([self.row, self.col]).map(|d| d as isize).collect();
         x.permute(&order)
     }
 
     /// One number of each matrix of `x`, with extents of 1 in place of it if `keepdim`.
-    pub(super) fn restored(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
+    pub(super) fn restore_keepdim(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
             return Ok(numbers.clone());
         }

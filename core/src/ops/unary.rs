@@ -1,8 +1,8 @@
 //! Elementwise operations of one tensor.
 
-use super::pointwise::Grad::{Expr, None as NoGrad, Zero};
-use super::pointwise::Var::{A, Y};
-use super::pointwise::{Operand, Pointwise, Scalar, Types, pointwise, pointwise_};
+use super::pointwise::GradRule::{Expr, None as NoGrad, Zero};
+use super::pointwise::GradVar::{A, Y};
+use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -16,12 +16,12 @@ macro_rules! unary {
         mod records {
             use super::*;
             $(
-                pub(super) static $name: Pointwise = Pointwise {
+                pub(super) static $name: PointwiseOp = PointwiseOp {
                     name: stringify!($name),
                     expr: $expr,
-                    plain: concat!($($plain)?),
-                    types: Types::$types,
-                    math: &[$($math),*],
+                    int_f64_expr: concat!($($plain)?),
+                    type_rule: TypeRule::$types,
+                    math_files: &[$($math),*],
                     grads: &[$grad],
                 };
             )*
@@ -39,7 +39,7 @@ macro_rules! unary {
                     if !holds {
                         return Err(Error::argument(stringify!($name), $rule));
                     })?
-                    pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
+                    run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
                 unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
             )*
@@ -57,7 +57,7 @@ macro_rules! unary {
             if !holds {
                 return Err(Error::argument(stringify!($inplace), $rule));
             })?
-            pointwise_(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
+            run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
 }
@@ -72,7 +72,7 @@ unary! {
     /// -1, 0 or 1.
     sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
     /// a²; of bools, as i64.
-    square / square_(): Counted, "a * a", [], Expr("g * 2.0 * a", &[A]);
+    square / square_(): NumberBoolToI64, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
     reciprocal / reciprocal_(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
     /// √a.
@@ -188,45 +188,51 @@ unary! {
 }
 
 /// `factor` is (-1)ⁿ⁺¹ n!.
-static POLYGAMMA: Pointwise = Pointwise {
+static POLYGAMMA: PointwiseOp = PointwiseOp {
     name: "polygamma",
     expr: "m_polygamma(a, n, factor)",
-    plain: "",
-    types: Types::Float,
-    math: &["base", "exp", "pow", "polygamma"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp", "pow", "polygamma"],
     grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
 };
 
-static NAN_TO_NUM: Pointwise = Pointwise {
+static NAN_TO_NUM: PointwiseOp = PointwiseOp {
     name: "nan_to_num_with",
     expr: "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))",
-    plain: "",
-    types: Types::Float,
-    math: &["base"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base"],
     grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
 };
 
 /// One of `up` and `down` is 1, and changes nothing.
-static ROUND_DECIMALS: Pointwise = Pointwise {
+static ROUND_DECIMALS: PointwiseOp = PointwiseOp {
     name: "round_decimals",
     expr: "round(a * up / down) / up * down",
-    plain: "near(a * up / down) / up * down",
-    types: Types::Float,
-    math: &["base"],
+    int_f64_expr: "near(a * up / down) / up * down",
+    type_rule: TypeRule::Float,
+    math_files: &["base"],
     grads: &[Zero],
 };
 
-static LOGIT: Pointwise = Pointwise {
+static LOGIT: PointwiseOp = PointwiseOp {
     name: "logit",
     expr: "m_log(a / (1.0 - a))",
-    plain: "",
-    types: Types::Float,
-    math: &["base", "log"],
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "log"],
     grads: &[Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])],
 };
 
-static BITWISE_NOT: Pointwise =
-    Pointwise { name: "bitwise_not", expr: "~a", plain: "", types: Types::Bits, math: &[], grads: &[NoGrad] };
+static BITWISE_NOT: PointwiseOp = PointwiseOp {
+    name: "bitwise_not",
+    expr: "~a",
+    int_f64_expr: "",
+    type_rule: TypeRule::Bits,
+    math_files: &[],
+    grads: &[NoGrad],
+};
 
 impl Tensor {
     /// The derivative of order `n` of [`digamma`](Self::digamma), which is the one of order 0: (-1)ⁿ⁺¹ n! ζ(n + 1, a), with Hurwitz's ζ.
@@ -248,7 +254,7 @@ impl Tensor {
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
-        pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
     }
 
     /// NaN and infinities replaced by the given numbers. Other types have neither: of those, a copy.
@@ -261,7 +267,11 @@ impl Tensor {
             return self.copy();
         }
         let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
-        pointwise(&NAN_TO_NUM, &[Operand::Tensor(self)], &numbers.map(|(name, v)| (name, Scalar::Float(v))))
+        run_pointwise(
+            &NAN_TO_NUM,
+            &[Operand::Tensor(self)],
+            &numbers.map(|(name, v)| (name, Scalar::Float(v))),
+        )
     }
 
     /// The nearest number with so many digits behind the point, before it where `decimals` is negative; halves to even. As `round` of PyTorch
@@ -279,7 +289,7 @@ impl Tensor {
         }
         let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
         let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
-        pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
+        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
     }
 
     /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.
@@ -288,7 +298,7 @@ impl Tensor {
     /// The dtype is not taken; memory runs out.
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
-        let Some(eps) = eps else { return pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
+        let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         // Where the bounds cross, what is below is raised and all else lowered, as in PyTorch.
         let held = match eps <= 0.5 {
@@ -329,7 +339,7 @@ impl Tensor {
     pub fn bitwise_not(&self) -> Result<Tensor> {
         match self.dtype() {
             DType::Bool => self.logical_not(),
-            _ => pointwise(&BITWISE_NOT, &[Operand::Tensor(self)], &[]),
+            _ => run_pointwise(&BITWISE_NOT, &[Operand::Tensor(self)], &[]),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! What is kept of pooling put back in its place, and pooling by windows that are drawn. Both are made of other operations.
 
-use super::pool::Pool;
+use super::pool::PoolOptions;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -8,7 +8,7 @@ use crate::tensor::layout::tensor_numel;
 
 /// Places of maxima to their places, zeros elsewhere, over the last `N` dimensions.
 #[track_caller]
-fn unpool<const N: usize>(
+fn max_unpool<const N: usize>(
     op: &'static str,
     x: &Tensor,
     indices: &Tensor,
@@ -40,7 +40,7 @@ fn unpool<const N: usize>(
     out.reshape(&[lead, &output].concat()[..])
 }
 
-macro_rules! unpools {
+macro_rules! impl_max_unpool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
             #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
@@ -52,18 +52,18 @@ macro_rules! unpools {
             /// [`scatter`](Self::scatter).
             #[track_caller]
             pub fn $op(&self, indices: &Tensor, output: [usize; $n]) -> Result<Tensor> {
-                unpool(stringify!($op), self, indices, output)
+                max_unpool(stringify!($op), self, indices, output)
             }
         )*}
     };
 }
-unpools! {
+impl_max_unpool! {
     1 max_unpool1d max_pool1d_with_indices "length";
     2 max_unpool2d max_pool2d_with_indices "height, width";
     3 max_unpool3d max_pool3d_with_indices "depth, height, width";
 }
 
-impl<const N: usize> Pool<N> {
+impl<const N: usize> PoolOptions<N> {
     /// The smallest extents that these windows pool to `pooled`, as PyTorch's `MaxUnpool` has it.
     ///
     /// ```
@@ -72,7 +72,7 @@ impl<const N: usize> Pool<N> {
     /// assert_eq!(window.unpooled([4, 5]), [7, 7]);
     /// ```
     #[must_use]
-    pub fn unpooled(&self, pooled: [usize; N]) -> [usize; N] {
+    pub fn unpool_output_size(&self, pooled: [usize; N]) -> [usize; N] {
         std::array::from_fn(|d| {
             (pooled[d].saturating_sub(1) * self.stride[d] + self.kernel[d])
                 .saturating_sub(2 * self.padding[d])
@@ -83,7 +83,12 @@ impl<const N: usize> Pool<N> {
 /// The element numbers of windows along a dimension of `extent`, for each of `samples` \[planes\], as i32 \[planes, output · kernel\]:
 /// windows begin at ⌊(i + s) α⌋ - ⌊s α⌋ with α = (extent - kernel) / (output - 1), the last one at the end.
 #[track_caller]
-fn windows(extent: usize, kernel: usize, output: usize, samples: &Tensor) -> Result<Tensor> {
+fn fractional_window_indices(
+    extent: usize,
+    kernel: usize,
+    output: usize,
+    samples: &Tensor,
+) -> Result<Tensor> {
     let device = samples.device();
     let last = (extent - kernel) as f64;
     // In f32, as the samples are: the bits are PyTorch's.
@@ -99,13 +104,13 @@ fn windows(extent: usize, kernel: usize, output: usize, samples: &Tensor) -> Res
 
 /// Maxima of windows whose begins are drawn, and their places in a plane, over the last `N` dimensions.
 #[track_caller]
-fn fractional<const N: usize>(
+fn fractional_max_pool<const N: usize>(
     op: &'static str,
     x: &Tensor,
     kernel: [usize; N],
     output: [usize; N],
     samples: Option<&Tensor>,
-    pool: impl FnOnce(&Tensor, Pool<N>) -> Result<(Tensor, Tensor)>,
+    pool: impl FnOnce(&Tensor, PoolOptions<N>) -> Result<(Tensor, Tensor)>,
 ) -> Result<(Tensor, Tensor)> {
     let lead = x.rank().checked_sub(N).filter(|lead| matches!(lead, 1 | 2));
     let Some(lead) = lead else {
@@ -142,7 +147,7 @@ fn fractional<const N: usize>(
     for d in 0..N {
         // PyTorch's samples of images are those of the width, then of the height; those of volumes are in order.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
-        let index = windows(extents[d], kernel[d], output[d], &sample)?;
+        let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
         let mut shape = vec![1; N + 1];
         (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
         let index = index.reshape(&shape[..])?;
@@ -155,7 +160,7 @@ fn fractional<const N: usize>(
         whole[d + 1] = shape[d + 1];
         taken = taken.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
     }
-    let (out, chosen) = pool(&taken, Pool::with(kernel))?;
+    let (out, chosen) = pool(&taken, PoolOptions::from_kernel(kernel))?;
     let places = places.ok_or_else(|| Error::argument(op, "has no dimensions"))?;
     let chosen = chosen.to_dtype(DType::I32)?.reshape([planes, output.iter().product()])?;
     let all: usize = taken.shape()[1..].iter().product();
@@ -164,7 +169,7 @@ fn fractional<const N: usize>(
     Ok((out.reshape(&shape[..])?, places.reshape(&shape[..])?.to_dtype(DType::I64)?))
 }
 
-macro_rules! fractional_pools {
+macro_rules! impl_fractional_max_pool {
     ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
         impl Tensor {$(
             #[doc = concat!("The largest element of each of `output` windows of `kernel` of \\[batch, channels, ", $shape,
@@ -181,12 +186,12 @@ macro_rules! fractional_pools {
                 output: [usize; $n],
                 samples: Option<&Tensor>,
             ) -> Result<(Tensor, Tensor)> {
-                fractional(stringify!($op), self, kernel, output, samples, |x, window| x.$pool(window))
+                fractional_max_pool(stringify!($op), self, kernel, output, samples, |x, window| x.$pool(window))
             }
         )*}
     };
 }
-fractional_pools! {
+impl_fractional_max_pool! {
     2 fractional_max_pool2d max_pool2d_with_indices "height, width";
     3 fractional_max_pool3d max_pool3d_with_indices "depth, height, width";
 }

@@ -117,7 +117,7 @@ impl Tensor {
         // Within another operation, errors name that.
         let around = memory::scope::current().op;
         let _op = memory::scope::op(if around.is_empty() { name } else { around });
-        let number = Scalar::Float(value).written(name, dtype)?;
+        let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
             return Ok(out);
@@ -126,8 +126,8 @@ impl Tensor {
             DType::F32 => (value as f32).to_bits(),
             DType::F16 => u32::from(f16::from_f64(value).to_bits()) * 0x1_0001,
             DType::BF16 => u32::from(bf16::from_f64(value).to_bits()) * 0x1_0001,
-            DType::I32 | DType::U32 => number.nearest(dtype) as u32,
-            DType::U8 => number.nearest(dtype) as u32 * 0x0101_0101,
+            DType::I32 | DType::U32 => number.saturating_cast(dtype) as u32,
+            DType::U8 => number.saturating_cast(dtype) as u32 * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of one element differ: written element by element.

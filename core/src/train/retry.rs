@@ -87,8 +87,8 @@ impl MicroBatch {
     fn counted(self, y: &Tensor) -> Result<Option<Tensor>> {
         // In i32, as the loss sees classes: not every device computes in i64.
         let counts = |ignored: i64| {
-            crate::ops::narrowed("accumulate", y, Some(ignored))?
-                .ne(crate::ops::narrow_class(ignored))?
+            crate::ops::cast_index_to_i32("accumulate", y, Some(ignored))?
+                .ne(crate::ops::ignore_index_to_i32(ignored))?
                 .to_dtype(DType::F32)?
                 .sum_all()
         };

@@ -16,7 +16,7 @@ use forebay::prelude::*;
 use tokenizers::{PaddingParams, Tokenizer, TruncationParams};
 
 /// The longest text that the model was trained on, in tokens; what is behind is cut.
-const LONGEST: usize = 256;
+const MAX_TOKENS: usize = 256;
 const SENTENCES: [&str; 6] = [
     "The cat sits on the mat.",
     "A kitten is resting on a rug.",
@@ -55,12 +55,12 @@ impl Encoder {
         let model = Bert::new(&BertOptions::from_config(&config)?, device)?;
         model.load_bert(&safetensors::load(file("model.safetensors"), device)?)?;
         model.eval();
-        Ok(Self { tokenizer: tokenizer(folder)?, model, device: device.clone() })
+        Ok(Self { tokenizer: load_tokenizer(folder)?, model, device: device.clone() })
     }
 
     /// One vector of length 1 for each sentence.
     fn encode(&self, sentences: &[String]) -> Result<Tensor> {
-        let (ids, mask) = tokens(&self.tokenizer, sentences)?;
+        let (ids, mask) = tokenize(&self.tokenizer, sentences)?;
         let tensor = |rows: &[Vec<i32>]| {
             let shape = [rows.len(), rows.first().map_or(0, Vec::len)];
             Tensor::from_slice(&rows.concat(), &shape, &self.device)
@@ -71,28 +71,28 @@ impl Encoder {
 }
 
 /// The tokenizer of a folder, which pads to the longest sentence of a batch.
-fn tokenizer(folder: &Path) -> Result<Tokenizer> {
+fn load_tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let read = Tokenizer::from_file(&path);
     let mut tokenizer = read.map_err(|e| anyhow!("{} is no tokenizer: {e}", path.display()))?;
     tokenizer.with_padding(Some(PaddingParams::default()));
-    let cut = TruncationParams { max_length: LONGEST, ..TruncationParams::default() };
+    let cut = TruncationParams { max_length: MAX_TOKENS, ..TruncationParams::default() };
     tokenizer.with_truncation(Some(cut)).map_err(|e| anyhow!(e))?;
     Ok(tokenizer)
 }
 
 /// A row for each sentence.
-type Rows = Vec<Vec<i32>>;
+type TokenBatch = Vec<Vec<i32>>;
 
 /// Numbers of tokens, and 1 where they are no padding; a row for each sentence.
-fn tokens(tokenizer: &Tokenizer, sentences: &[String]) -> Result<(Rows, Rows)> {
+fn tokenize(tokenizer: &Tokenizer, sentences: &[String]) -> Result<(TokenBatch, TokenBatch)> {
     let encoded = tokenizer.encode_batch(sentences.to_vec(), true).map_err(|e| anyhow!(e))?;
     let row = |numbers: &[u32]| numbers.iter().map(|&n| n as i32).collect();
     Ok(encoded.iter().map(|e| (row(e.get_ids()), row(e.get_attention_mask()))).unzip())
 }
 
 /// The folder that was named, or where `cargo xtask embed` puts it.
-fn folder(named: Option<PathBuf>) -> Result<PathBuf> {
+fn model_dir(named: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(folder) = named {
         return Ok(folder);
     }
@@ -113,7 +113,7 @@ fn main() -> Result<()> {
         [_] => bail!("one sentence has nothing to be compared with; give two or more"),
         given => given.to_vec(),
     };
-    let encoder = Encoder::open(&folder(options.model)?, &device)?;
+    let encoder = Encoder::open(&model_dir(options.model)?, &device)?;
     let embeddings = encoder.encode(&sentences)?;
     let cosines: Vec<f32> = embeddings.matmul(&embeddings.t()?)?.to_vec()?;
     for (k, sentence) in sentences.iter().enumerate() {
@@ -148,7 +148,7 @@ mod tests {
     #[test]
     fn the_tokenizer_makes_the_tokens_that_are_expected() -> Result<()> {
         let named = std::env::var_os("FOREBAY_MINILM").map(PathBuf::from);
-        let folder = match folder(named) {
+        let folder = match model_dir(named) {
             Ok(folder) => folder,
             Err(why) => {
                 println!("skipped: {why}");
@@ -156,11 +156,11 @@ mod tests {
             }
         };
         let reference: serde_json::Value = serde_json::from_str(REFERENCE)?;
-        let tokenizer = tokenizer(&folder)?;
+        let tokenizer = load_tokenizer(&folder)?;
         for (texts, expected) in [("sentences", "tokens"), ("long", "long_tokens")] {
             let texts: Vec<String> = serde_json::from_value(reference[texts].clone())?;
             let expected: Vec<Vec<i32>> = serde_json::from_value(reference[expected].clone())?;
-            assert_eq!(tokens(&tokenizer, &texts)?.0, expected);
+            assert_eq!(tokenize(&tokenizer, &texts)?.0, expected);
         }
         Ok(())
     }

@@ -4,9 +4,9 @@
 //! program that plays a GPU a tiny model, which writes lines of a play after a minute or two. Tokens are pieces of words here;
 //! `train_text` is the smaller program, whose tokens are characters.
 
+mod generate;
 mod options;
-mod tokens;
-mod write;
+mod tokenizer;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,13 +25,13 @@ use forebay::prelude::*;
 use forebay::profile::Profiler;
 use forebay::train::{Ended, mean_loss};
 
-use options::{Options, Sizes};
-use tokens::Tokenizer;
+use options::{Options, RunConfig};
+use tokenizer::Tokenizer;
 
 /// Batches that a validation takes at most.
-const VALIDATION: usize = 10;
+const MAX_VALIDATION_BATCHES: usize = 10;
 /// Calls of the loss after which a profile starts and ends: kernels are compiled by then.
-const PROFILED: std::ops::Range<usize> = 12..15;
+const PROFILED_CALLS: std::ops::Range<usize> = 12..15;
 
 fn main() -> Result<()> {
     let options = Options::parse();
@@ -43,13 +43,13 @@ fn main() -> Result<()> {
     if options.memory_snapshot.is_some() {
         device.pool().record(100_000);
     }
-    let run = Sizes::new(&options, &device)?;
-    let (tokenizer, text) = tokens::open(&options, run.vocabulary)?;
-    let [train, valid] = split(&text, run.length, run.batch)?;
+    let run = RunConfig::new(&options, &device)?;
+    let (tokenizer, text) = tokenizer::load_tokens(&options, run.vocabulary)?;
+    let [train, valid] = split_train_valid(&text, run.length, run.batch)?;
     println!("{} tokens to train on, {} others, of {} kinds", train.len(), valid.len(), tokenizer.len());
 
     device.manual_seed(options.seed);
-    let (net, sizes) = model(&options, &run, &tokenizer, &device)?;
+    let (net, sizes) = build_model(&options, &run, &tokenizer, &device)?;
     println!(
         "{} parameters, {} steps of {} tokens, {}",
         net.num_parameters(),
@@ -58,18 +58,19 @@ fn main() -> Result<()> {
         run.precision.map_or("f32".into(), |low| format!("products in {low}"))
     );
 
-    let ended = fit(&options, &run, &net, &sizes, [train, valid])?;
+    let ended = run_training(&options, &run, &net, &sizes, [train, valid])?;
     // The trainer and its optimiser are gone: their memory is free for what follows.
     if ended == Ended::Finished {
         let start = tokenizer.encode(&options.prompt)?;
-        let written = write::go_on(&net, &start, tokenizer.len(), &options, run.write)?;
+        let written =
+            generate::generate_tokens(&net, &start, tokenizer.len(), &options, run.tokens_to_generate)?;
         println!("\n{}{}", options.prompt, tokenizer.decode(&written)?);
     }
     Ok(())
 }
 
 /// The first nine tenths to train on; of the rest, as much as a validation takes.
-fn split(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
+fn split_train_valid(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
     let (train, valid) = text.split_at(text.len() / 10 * 9);
     let needed = batch * length + 1;
     ensure!(
@@ -77,14 +78,14 @@ fn split(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
         "a text of {} tokens is too short for batches of {batch} x {length}: take a smaller --batch or --length, or more --data",
         text.len()
     );
-    let valid = &valid[..valid.len().min(VALIDATION * batch * length + 1)];
+    let valid = &valid[..valid.len().min(MAX_VALIDATION_BATCHES * batch * length + 1)];
     Ok([train.to_vec(), valid.to_vec()])
 }
 
 /// A new model, or one with the weights of a file, and its sizes.
-fn model(
+fn build_model(
     options: &Options,
-    run: &Sizes,
+    run: &RunConfig,
     tokenizer: &Tokenizer,
     device: &Device,
 ) -> Result<(Gpt, GptOptions)> {
@@ -116,15 +117,21 @@ fn model(
     Ok((net, sizes))
 }
 
-fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec<u32>; 2]) -> Result<Ended> {
-    let &Sizes { batch, length, steps, lr, .. } = run;
+fn run_training(
+    options: &Options,
+    run: &RunConfig,
+    net: &Gpt,
+    sizes: &GptOptions,
+    text: [Vec<u32>; 2],
+) -> Result<Ended> {
+    let &RunConfig { batch, length, steps, lr, .. } = run;
     let device = net.wte.weight.device();
     let [train, valid] = text;
     // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
     let every = if train.len() < 1 << 24 { 1 } else { length };
     let train = Windows::new(train, length).every(every).shuffle(options.seed).batches(batch).drop_last();
     let plan = match options.budget {
-        Some(Bytes(bytes)) => Some(plan(options, run, sizes, bytes, device)?),
+        Some(Bytes(bytes)) => Some(plan_step(options, run, sizes, bytes, device)?),
         None => None,
     };
     // What is validated fits where a part of a batch is trained on.
@@ -142,7 +149,7 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
     // Two bytes a parameter for a twentieth of the time: not where memory is what is missing.
     let copies = options.budget.is_none() && !options.recompute;
     let mut trainer =
-        Trainer::new(net, optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
+        Trainer::new(net, build_optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
             .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
             .clip_grad_norm(options.clip)
             .accumulate(options.accumulate)
@@ -168,9 +175,9 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
     // Blocks are computed again in the backward pass while this lives.
     let again = Choice::new(batch, 1).recompute(vec![true; net.h.len()]);
     let _segments = options.recompute.then(|| again.segments());
-    let mut profile = Recorder { path: options.profile.as_deref(), calls: 0, profiler: None };
+    let mut profile = StepProfiler { path: options.profile.as_deref(), calls: 0, profiler: None };
     let ended = trainer.fit(&train, |x, y| {
-        profile.call(device)?;
+        profile.on_loss_call(device)?;
         net.loss(x, y)
     });
     // Of a training that ran out of memory too.
@@ -178,7 +185,7 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
         device.pool().snapshot().save(path)?;
     }
     let ended = ended?;
-    keep(options, net, &trainer)?;
+    save_outputs(options, net, &trainer)?;
     if ended == Ended::Interrupted {
         println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
     }
@@ -186,7 +193,7 @@ fn fit(options: &Options, run: &Sizes, net: &Gpt, sizes: &GptOptions, text: [Vec
 }
 
 /// Writes the files of a run, and tells how it went.
-fn keep(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>) -> Result<()> {
+fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>) -> Result<()> {
     let (history, device) = (trainer.history(), net.wte.weight.device());
     history.write_svg(options.save.with_extension("svg"))?;
     if let Some(path) = &options.curve {
@@ -212,12 +219,18 @@ fn keep(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>) -> Resu
 }
 
 /// AdamW as GPT-2's successors use it; only matrices decay.
-fn optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
+fn build_optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
     AdamW::new(net.parameters(), lr).betas((0.9, 0.95)).weight_decay(weight_decay).decays(|p| p.rank() > 1)
 }
 
 /// The fastest way to run a batch's step within so many bytes.
-fn plan(options: &Options, run: &Sizes, sizes: &GptOptions, bytes: u64, device: &Device) -> Result<Plan> {
+fn plan_step(
+    options: &Options,
+    run: &RunConfig,
+    sizes: &GptOptions,
+    bytes: u64,
+    device: &Device,
+) -> Result<Plan> {
     let mut budget = Budget::new(bytes, run.batch);
     if let Some(low) = run.precision {
         budget = budget.allow(low);
@@ -225,7 +238,7 @@ fn plan(options: &Options, run: &Sizes, sizes: &GptOptions, bytes: u64, device: 
     let shape = [run.batch, run.length];
     let made = budget.plan(&Profile::of(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
-        let mut optimizer = optimizer(&net, run.lr, options.weight_decay);
+        let mut optimizer = build_optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
         Ok(move |choice: &Choice| {
             // The batch that is trained on, and the next one, which is on its way.
@@ -248,19 +261,19 @@ fn plan(options: &Options, run: &Sizes, sizes: &GptOptions, bytes: u64, device: 
 }
 
 /// Profiles a few calls of the loss, with the backward passes between them.
-struct Recorder<'a> {
+struct StepProfiler<'a> {
     path: Option<&'a Path>,
     calls: usize,
     profiler: Option<Profiler>,
 }
 
-impl Recorder<'_> {
-    fn call(&mut self, device: &Device) -> Result<(), Error> {
+impl StepProfiler<'_> {
+    fn on_loss_call(&mut self, device: &Device) -> Result<(), Error> {
         let Some(path) = self.path else { return Ok(()) };
-        if self.calls == PROFILED.start {
+        if self.calls == PROFILED_CALLS.start {
             self.profiler = Some(Profiler::start(device)?);
         }
-        if self.calls == PROFILED.end
+        if self.calls == PROFILED_CALLS.end
             && let Some(profiler) = self.profiler.take()
         {
             let profile = profiler.finish()?;

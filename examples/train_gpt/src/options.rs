@@ -100,7 +100,7 @@ pub(crate) struct Options {
     pub(crate) prompt: String,
     /// Tokens to write at the end.
     #[arg(long)]
-    write: Option<usize>,
+    generate: Option<usize>,
     /// How bold the writing is: below 1 likely tokens become likelier, 0 takes the likeliest.
     #[arg(long, default_value_t = 0.8)]
     pub(crate) temperature: f64,
@@ -118,7 +118,7 @@ enum Amp {
 }
 
 /// What a run's numbers come to.
-pub(crate) struct Sizes {
+pub(crate) struct RunConfig {
     /// The model's; vocabulary, context and dropout are settled elsewhere.
     pub(crate) model: GptOptions,
     pub(crate) vocabulary: usize,
@@ -130,10 +130,10 @@ pub(crate) struct Sizes {
     pub(crate) lr: f64,
     /// The 16-bit type of products.
     pub(crate) precision: Option<DType>,
-    pub(crate) write: usize,
+    pub(crate) tokens_to_generate: usize,
 }
 
-impl Sizes {
+impl RunConfig {
     /// What was asked for, and for the rest what suits the model and the device.
     pub(crate) fn new(options: &Options, device: &Device) -> Result<Self> {
         let info = device.info();
@@ -164,7 +164,7 @@ impl Sizes {
                 Some(Amp::Bf16) => Some(DType::BF16),
                 None => (info.backend == "cuda").then_some(DType::BF16),
             },
-            write: pick(options.write, 200, 100),
+            tokens_to_generate: pick(options.generate, 200, 100),
         })
     }
 }

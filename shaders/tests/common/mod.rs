@@ -4,7 +4,7 @@ use forebay_shaders::{KernelSpec, render};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 /// The module that a kernel renders to, which is valid WGSL.
-pub(crate) fn valid(spec: &KernelSpec) -> naga::Module {
+pub(crate) fn render_valid(spec: &KernelSpec) -> naga::Module {
     let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
     let module =
         naga::front::wgsl::parse_str(&wgsl).unwrap_or_else(|e| panic!("{}\n{wgsl}", e.emit_to_string(&wgsl)));

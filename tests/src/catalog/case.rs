@@ -9,65 +9,65 @@ use super::cost;
 
 /// What an input of a case holds.
 #[derive(Clone, Copy, Debug)]
-pub enum Input {
+pub enum InputSpec {
     /// Distinct floats in -1.5..1.5, none near 0.
     Signed(&'static [usize]),
     /// Distinct floats in 0.5..2.
     Positive(&'static [usize]),
     /// Distinct floats in -0.8..0.8.
-    Small(&'static [usize]),
+    Bounded(&'static [usize]),
     /// Indices below a bound, repeated.
     Index(&'static [usize], usize),
     /// Truth values.
-    Flags(&'static [usize]),
+    Bool(&'static [usize]),
 }
 
 /// One operation on given inputs.
 #[derive(Clone, Copy, Debug)]
-pub struct Case {
+pub struct OpCase {
     /// Its name, with what is special about this call.
     pub name: &'static str,
-    pub(super) inputs: &'static [Input],
+    pub(super) inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
     /// Whether every float input has a gradient; else an input that requires one is an error.
-    pub gradient: bool,
+    pub has_gradient: bool,
     /// Whether finite differences say something about it.
-    pub smooth: bool,
+    pub is_smooth: bool,
     /// Whether it takes 16-bit floats.
-    pub halves: bool,
+    pub supports_half: bool,
     /// Whether its result depends on no input, which only says the type and the device.
-    pub made: bool,
+    pub is_factory: bool,
     /// Bit k is set where dimension 0 of input k is a batch, whose lines give those of the result, each by itself; 0 for none.
-    pub batched: u8,
+    pub batched_inputs: u8,
     /// Whether it goes element by element, which one family of kernels does.
-    pub elementwise: bool,
+    pub is_elementwise: bool,
     /// Inputs of the size at which it is measured, where it is not made of the others: see [`Case::large`].
-    pub(super) large: &'static [Input],
+    pub(super) bench_inputs: &'static [InputSpec],
     /// Bytes that a call has to move.
-    pub(super) bytes: Count,
+    pub(super) bytes_fn: CostFn,
     /// Floating-point operations of its products; `None` where it has none.
-    pub(super) flops: Option<Count>,
+    pub(super) flops_fn: Option<CostFn>,
     /// Where the results of a type are not within its own tolerance of those of f32: absolute, relative, and why.
     tolerances: &'static [(DType, f64, f64, &'static str)],
 }
 
 /// Something that is counted of a call, from its inputs and its result.
-pub(super) type Count = fn(&[Tensor], &Tensor) -> u64;
+pub(super) type CostFn = fn(&[Tensor], &Tensor) -> u64;
 
 /// One rounding of numbers of about 1, on the way.
-pub(super) const ROUNDED: &[(DType, f64, f64, &str)] = &[
+pub(super) const ONE_ROUNDING: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 1e-3, 1e-3, "made of operations that round to the type"),
     (DType::BF16, 8e-3, 1.6e-2, "made of operations that round to the type"),
 ];
 
 /// One rounding of numbers of about 4, on the way.
-pub(super) const ROUNDED_WIDE: &[(DType, f64, f64, &str)] = &[
+pub(super) const ONE_ROUNDING_NEAR_4: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 4e-3, 1e-3, "the first product is rounded to the type before the second"),
     (DType::BF16, 3e-2, 1.6e-2, "the first product is rounded to the type before the second"),
 ];
 
 /// PyTorch's absolute and relative tolerance of a type; f64 is held to that of f32, with whose results it is compared.
-fn tolerance(dtype: DType) -> (f64, f64) {
+fn default_tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F16 => (1e-5, 1e-3),
         DType::BF16 => (1e-5, 1.6e-2),
@@ -75,10 +75,10 @@ fn tolerance(dtype: DType) -> (f64, f64) {
     }
 }
 
-impl Case {
+impl OpCase {
     /// The inputs, floats in a type.
     pub fn inputs(&self, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
-        self.inputs.iter().enumerate().map(|(k, input)| input.tensor(k, dtype, device)).collect()
+        self.inputs.iter().enumerate().map(|(k, input)| input.create(k, dtype, device)).collect()
     }
 
     /// The result, with the same random numbers in every run.
@@ -90,38 +90,38 @@ impl Case {
     }
 
     /// The inputs in f64, with that type's own values, where the device and the operation take it.
-    pub fn in_doubles(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
-        if !self.takes(DType::F64) || !device.supports(DType::F64) {
+    pub fn inputs_f64(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
+        if !self.supports_dtype(DType::F64) || !device.supports(DType::F64) {
             return Ok(None);
         }
         self.inputs(DType::F64, device).map(Some)
     }
 
     /// Whether it can be called in a type: the null device knows, without a kernel. Gradients included.
-    pub fn takes(&self, dtype: DType) -> bool {
-        self.can_run(dtype, &Device::null(Default::default()))
+    pub fn supports_dtype(&self, dtype: DType) -> bool {
+        self.supports(dtype, &Device::null(Default::default()))
     }
 
     /// Whether it can be called on a device, the null device of a profile.
-    pub fn runs_on(&self, device: &Device) -> bool {
-        self.can_run(DType::F32, device)
+    pub fn supports_device(&self, device: &Device) -> bool {
+        self.supports(DType::F32, device)
     }
 
     /// Whether it has products, and is limited by them.
     #[must_use]
-    pub fn multiplies(&self) -> bool {
-        self.flops.is_some()
+    pub fn has_flops(&self) -> bool {
+        self.flops_fn.is_some()
     }
 
     /// Whether there are inputs to measure it with: see [`large`](Self::large).
     #[must_use]
-    pub fn is_measured(&self) -> bool {
-        !self.large.is_empty() || self.batched != 0
+    pub fn has_bench_inputs(&self) -> bool {
+        !self.bench_inputs.is_empty() || self.batched_inputs != 0
     }
 
-    fn can_run(&self, dtype: DType, device: &Device) -> bool {
+    fn supports(&self, dtype: DType, device: &Device) -> bool {
         let leaf = |t: Tensor| {
-            if self.gradient && t.dtype().is_float() { t.requires_grad_() } else { Ok(t) }
+            if self.has_gradient && t.dtype().is_float() { t.requires_grad_() } else { Ok(t) }
         };
         let made = self.inputs(dtype, device).and_then(|inputs| {
             let out = self.run(&inputs.into_iter().map(leaf).collect::<Result<Vec<_>>>()?)?;
@@ -131,47 +131,50 @@ impl Case {
     }
 
     /// The operation's name, without what is special about this call.
-    pub fn operation(&self) -> &'static str {
+    pub fn op_name(&self) -> &'static str {
         self.name.split(' ').next().unwrap_or(self.name)
     }
 
     /// Element by element.
     pub(super) const fn elementwise(self) -> Self {
-        Self { elementwise: true, batched: 1, ..self }
+        Self { is_elementwise: true, batched_inputs: 1, ..self }
     }
 
     /// With batches in some of the inputs.
-    pub(super) const fn batched(self, inputs: u8) -> Self {
-        Self { batched: inputs, ..self }
+    pub(super) const fn with_batched_inputs(self, inputs: u8) -> Self {
+        Self { batched_inputs: inputs, ..self }
     }
 
     /// For 32 bits and more.
-    pub(super) const fn wide(self) -> Self {
-        Self { halves: false, ..self }
+    pub(super) const fn without_half(self) -> Self {
+        Self { supports_half: false, ..self }
     }
 
     /// Depends on no input.
-    pub(super) const fn made(self) -> Self {
-        Self { made: true, bytes: cost::written, ..self }
+    pub(super) const fn as_factory(self) -> Self {
+        Self { is_factory: true, bytes_fn: cost::write_only_bytes, ..self }
     }
 
     /// Measured with these inputs.
-    pub(super) const fn measured(self, large: &'static [Input]) -> Self {
-        Self { large, ..self }
+    pub(super) const fn with_bench_inputs(self, large: &'static [InputSpec]) -> Self {
+        Self { bench_inputs: large, ..self }
     }
 
     /// Moves as many bytes as `bytes` says, and not all of its inputs and its result.
-    pub(super) const fn moving(self, bytes: Count) -> Self {
-        Self { bytes, ..self }
+    pub(super) const fn with_bytes(self, bytes: CostFn) -> Self {
+        Self { bytes_fn: bytes, ..self }
     }
 
     /// Multiplies matrices.
-    pub(super) const fn multiplying(self, flops: Count) -> Self {
-        Self { flops: Some(flops), ..self }
+    pub(super) const fn with_flops(self, flops: CostFn) -> Self {
+        Self { flops_fn: Some(flops), ..self }
     }
 
     /// Less exact in some types.
-    pub(super) const fn within(self, tolerances: &'static [(DType, f64, f64, &'static str)]) -> Self {
+    pub(super) const fn with_tolerances(
+        self,
+        tolerances: &'static [(DType, f64, f64, &'static str)],
+    ) -> Self {
         Self { tolerances, ..self }
     }
 
@@ -179,7 +182,7 @@ impl Case {
     #[must_use]
     pub fn tolerance(&self, dtype: DType) -> (f64, f64) {
         let own = self.tolerances.iter().find(|(of, ..)| *of == dtype);
-        own.map_or_else(|| tolerance(dtype), |&(_, absolute, relative, _)| (absolute, relative))
+        own.map_or_else(|| default_tolerance(dtype), |&(_, absolute, relative, _)| (absolute, relative))
     }
 
     /// The tolerances that are not the types': `f16 2e-3, 1e-3`.
@@ -192,22 +195,27 @@ impl Case {
     /// Bytes that a call has to move: all inputs read and the result written once, where the record knows no better.
     #[must_use]
     pub fn bytes(&self, inputs: &[Tensor], out: &Tensor) -> u64 {
-        (self.bytes)(inputs, out)
+        (self.bytes_fn)(inputs, out)
     }
 
     /// Floating-point operations of the products in a call; `None` for what is no product, and limited by memory.
     #[must_use]
     pub fn flops(&self, inputs: &[Tensor], out: &Tensor) -> Option<u64> {
-        self.flops.map(|flops| flops(inputs, out))
+        self.flops_fn.map(|flops| flops(inputs, out))
     }
 
     /// Inputs to be measured with: the record's own; else of about `elements` elements, in one line for what goes element by element,
     /// or as the small ones in large batches. `None` where the record has nothing larger than what the checks run.
-    pub fn large(&self, elements: usize, dtype: DType, device: &Device) -> Result<Option<Vec<Tensor>>> {
-        let grown = |k: usize, input: &Input| -> Vec<usize> {
+    pub fn create_bench_inputs(
+        &self,
+        elements: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Option<Vec<Tensor>>> {
+        let grown = |k: usize, input: &InputSpec| -> Vec<usize> {
             let shape = input.shape();
-            match self.batched >> k & 1 {
-                _ if self.elementwise => vec![elements],
+            match self.batched_inputs >> k & 1 {
+                _ if self.is_elementwise => vec![elements],
                 1 => {
                     let line: usize = shape[1..].iter().product();
                     [&[(elements / line.max(1)).max(1)], &shape[1..]].concat()
@@ -215,37 +223,37 @@ impl Case {
                 _ => shape.to_vec(),
             }
         };
-        if !self.is_measured() {
+        if !self.has_bench_inputs() {
             return Ok(None);
         }
-        let own = !self.large.is_empty();
-        let inputs = if own { self.large } else { self.inputs };
+        let own = !self.bench_inputs.is_empty();
+        let inputs = if own { self.bench_inputs } else { self.inputs };
         let made = inputs.iter().enumerate().map(|(k, input)| {
             let shape = if own { input.shape().to_vec() } else { grown(k, input) };
-            input.of_shape(&shape, k, dtype, device)
+            input.create_with_shape(&shape, k, dtype, device)
         });
         made.collect::<Result<Vec<_>>>().map(Some)
     }
 }
 
-impl Input {
+impl InputSpec {
     /// The shape that the checks run.
     fn shape(self) -> &'static [usize] {
         match self {
             Self::Signed(shape)
             | Self::Positive(shape)
-            | Self::Small(shape)
+            | Self::Bounded(shape)
             | Self::Index(shape, _)
-            | Self::Flags(shape) => shape,
+            | Self::Bool(shape) => shape,
         }
     }
 
-    fn tensor(self, k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.of_shape(self.shape(), k, dtype, device)
+    fn create(self, k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        self.create_with_shape(self.shape(), k, dtype, device)
     }
 
     /// As input `k`, in another shape.
-    fn of_shape(self, shape: &[usize], k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+    fn create_with_shape(self, shape: &[usize], k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let unit = |shape: &[usize]| -> Vec<f32> {
             // The golden ratio's multiples: spread evenly, none twice.
             let at = |i: usize| (i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() as f32;
@@ -258,13 +266,13 @@ impl Input {
         match self {
             Self::Signed(_) => map(shape, |u| if u < 0.5 { u * 2.4 - 1.5 } else { u * 2.4 - 0.9 }),
             Self::Positive(_) => map(shape, |u| 0.5 + u * 1.5),
-            Self::Small(_) => map(shape, |u| u * 1.6 - 0.8),
+            Self::Bounded(_) => map(shape, |u| u * 1.6 - 0.8),
             Self::Index(_, bound) => {
                 let values: Vec<i64> =
                     (0..shape.iter().product::<usize>()).map(|i| ((i * 7 + 3) % bound) as i64).collect();
                 Tensor::from_slice(&values, shape, device)
             }
-            Self::Flags(_) => {
+            Self::Bool(_) => {
                 let values: Vec<bool> =
                     (0..shape.iter().product::<usize>()).map(|i| i * 7 % 3 != 1).collect();
                 Tensor::from_bools(&values, shape, device)
@@ -276,42 +284,42 @@ impl Input {
 /// Smooth, with gradients, in every float type.
 pub(super) const fn smooth(
     name: &'static str,
-    inputs: &'static [Input],
+    inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
-) -> Case {
-    Case {
+) -> OpCase {
+    OpCase {
         name,
         inputs,
         call,
-        gradient: true,
-        smooth: true,
-        halves: true,
-        made: false,
-        batched: 0,
-        elementwise: false,
-        large: &[],
-        bytes: cost::once,
-        flops: None,
+        has_gradient: true,
+        is_smooth: true,
+        supports_half: true,
+        is_factory: false,
+        batched_inputs: 0,
+        is_elementwise: false,
+        bench_inputs: &[],
+        bytes_fn: cost::read_all_write_once,
+        flops_fn: None,
         tolerances: &[],
     }
 }
 
 /// As [`smooth`], with steps or kinks.
-pub(super) const fn rough(
+pub(super) const fn nonsmooth(
     name: &'static str,
-    inputs: &'static [Input],
+    inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
-) -> Case {
-    Case { smooth: false, ..smooth(name, inputs, call) }
+) -> OpCase {
+    OpCase { is_smooth: false, ..smooth(name, inputs, call) }
 }
 
 /// Without a gradient.
-pub(super) const fn flat(
+pub(super) const fn nondifferentiable(
     name: &'static str,
-    inputs: &'static [Input],
+    inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
-) -> Case {
-    Case { gradient: false, smooth: false, ..smooth(name, inputs, call) }
+) -> OpCase {
+    OpCase { has_gradient: false, is_smooth: false, ..smooth(name, inputs, call) }
 }
 
 /// Some rows of five.

@@ -9,52 +9,52 @@ use forebay::ops::{Operand, Scalar};
 use forebay::tensor::Tensor;
 use serde_json::Value;
 
-use super::Call;
+use super::GoldenCall;
 
 /// Arguments with their tensors on the device.
 pub struct Args<'a> {
-    call: &'a Call,
+    call: &'a GoldenCall,
     device: &'a Device,
     tensors: BTreeMap<String, Tensor>,
 }
 
 /// The tensors that a call takes.
-pub(super) fn keys(call: &Call) -> BTreeSet<String> {
+pub(super) fn tensor_keys(call: &GoldenCall) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
-    call.args.iter().chain(call.kwargs.values()).for_each(|v| collect(v, &mut keys));
+    call.args.iter().chain(call.kwargs.values()).for_each(|v| collect_tensor_keys(v, &mut keys));
     keys
 }
 
-fn collect(value: &Value, keys: &mut BTreeSet<String>) {
+fn collect_tensor_keys(value: &Value, keys: &mut BTreeSet<String>) {
     match value {
         Value::Object(map) => {
             if let Some(Value::String(key)) = map.get("t") {
                 keys.insert(key.clone());
             }
             if let Some(Value::Array(list)) = map.get("l") {
-                list.iter().for_each(|v| collect(v, keys));
+                list.iter().for_each(|v| collect_tensor_keys(v, keys));
             }
         }
-        Value::Array(list) => list.iter().for_each(|v| collect(v, keys)),
+        Value::Array(list) => list.iter().for_each(|v| collect_tensor_keys(v, keys)),
         _ => {}
     }
 }
 
-fn list(value: &Value) -> Option<&Vec<Value>> {
+fn as_list(value: &Value) -> Option<&Vec<Value>> {
     value.get("l").and_then(Value::as_array).or_else(|| value.as_array())
 }
 
 impl<'a> Args<'a> {
-    pub(super) fn new(call: &'a Call, device: &'a Device) -> Self {
+    pub(super) fn new(call: &'a GoldenCall, device: &'a Device) -> Self {
         Self { call, device, tensors: BTreeMap::new() }
     }
 
-    pub(super) fn bind(&mut self, key: String, tensor: Tensor) {
+    pub(super) fn insert(&mut self, key: String, tensor: Tensor) {
         self.tensors.insert(key, tensor);
     }
 
     /// A tensor of the file by its key.
-    pub fn tensor(&self, key: &str) -> Result<&Tensor> {
+    pub fn tensor_by_key(&self, key: &str) -> Result<&Tensor> {
         self.tensors.get(key).with_context(|| format!("no input {key}"))
     }
 
@@ -64,7 +64,7 @@ impl<'a> Args<'a> {
     }
 
     /// Number of positional arguments.
-    pub fn count(&self) -> usize {
+    pub fn num_positional(&self) -> usize {
         self.call.args.len()
     }
 
@@ -80,25 +80,25 @@ impl<'a> Args<'a> {
 
     fn as_tensor(&self, value: &Value) -> Result<&Tensor> {
         let key = value.get("t").and_then(Value::as_str).with_context(|| format!("{value} is no tensor"))?;
-        self.tensor(key)
+        self.tensor_by_key(key)
     }
 
     /// A tensor by position.
-    pub fn t(&self, at: usize) -> Result<&Tensor> {
+    pub fn tensor(&self, at: usize) -> Result<&Tensor> {
         self.as_tensor(self.call.args.get(at).with_context(|| format!("no argument {at}"))?)
     }
 
     /// A tensor by position or keyword, if it is given and is one.
-    pub fn opt_t(&self, at: usize, name: &str) -> Option<&Tensor> {
+    pub fn opt_tensor(&self, at: usize, name: &str) -> Option<&Tensor> {
         self.get(at, name).and_then(|v| self.as_tensor(v).ok())
     }
 
     /// A list of tensors.
     pub fn tensors(&self, at: usize) -> Result<Vec<&Tensor>> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
-        match list(value) {
+        match as_list(value) {
             Some(items) => items.iter().map(|v| self.as_tensor(v)).collect(),
-            None => (at..self.count()).map(|i| self.t(i)).collect(),
+            None => (at..self.num_positional()).map(|i| self.tensor(i)).collect(),
         }
     }
 
@@ -109,19 +109,19 @@ impl<'a> Args<'a> {
 
     /// A tensor or a number; `default` if neither is given.
     pub fn operand(&self, at: usize, name: &str, default: Scalar) -> Result<Operand<'_>> {
-        match self.opt_t(at, name) {
+        match self.opt_tensor(at, name) {
             Some(tensor) => Ok(tensor.into()),
             None => Ok(Operand::Scalar(self.scalar(at, name)?.unwrap_or(default))),
         }
     }
 
     /// A tensor by position, or a number as one without dimensions, of the type of the tensor `beside` it where that is of its kind.
-    pub fn tensor_or_number(&self, at: usize, beside: usize) -> Result<Tensor> {
+    pub fn tensor_or_scalar(&self, at: usize, beside: usize) -> Result<Tensor> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
         if value.get("t").is_some() {
             return self.as_tensor(value).cloned();
         }
-        let other = self.opt_t(beside, "other").map(Tensor::dtype);
+        let other = self.opt_tensor(beside, "other").map(Tensor::dtype);
         let (value, dtype) = match scalar(value)? {
             Scalar::Float(v) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
             Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
@@ -131,15 +131,15 @@ impl<'a> Args<'a> {
     }
 
     /// A tensor by position, in the type that `dtype` names if it does.
-    pub fn t_as(&self, at: usize) -> Result<Tensor> {
+    pub fn tensor_as_dtype_arg(&self, at: usize) -> Result<Tensor> {
         match self.dtype(usize::MAX, "dtype")? {
-            Some(dtype) => Ok(self.t(at)?.to_dtype(dtype)?),
-            None => Ok(self.t(at)?.clone()),
+            Some(dtype) => Ok(self.tensor(at)?.to_dtype(dtype)?),
+            None => Ok(self.tensor(at)?.clone()),
         }
     }
 
     /// A result in the type that `dtype` names if it does.
-    pub fn named(&self, out: Tensor) -> Result<Tensor> {
+    pub fn cast_to_dtype_arg(&self, out: Tensor) -> Result<Tensor> {
         match self.dtype(usize::MAX, "dtype")? {
             Some(dtype) => Ok(out.to_dtype(dtype)?),
             None => Ok(out),
@@ -147,47 +147,47 @@ impl<'a> Args<'a> {
     }
 
     /// A number, also from `{"float": "inf"}`.
-    pub fn f(&self, at: usize, name: &str, default: f64) -> Result<f64> {
+    pub fn float(&self, at: usize, name: &str, default: f64) -> Result<f64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
-        number(value)
+        parse_float(value)
     }
 
     /// An integer.
-    pub fn i(&self, at: usize, name: &str, default: i64) -> Result<i64> {
+    pub fn int(&self, at: usize, name: &str, default: i64) -> Result<i64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
-        integer(value)
+        parse_int(value)
     }
 
     /// An integer, if it is given.
-    pub fn opt_i(&self, at: usize, name: &str) -> Result<Option<i64>> {
-        self.get(at, name).map(integer).transpose()
+    pub fn opt_int(&self, at: usize, name: &str) -> Result<Option<i64>> {
+        self.get(at, name).map(parse_int).transpose()
     }
 
     /// A truth value.
-    pub fn b(&self, at: usize, name: &str, default: bool) -> bool {
+    pub fn flag(&self, at: usize, name: &str, default: bool) -> bool {
         self.get(at, name).map_or(default, |v| v.as_bool().unwrap_or(v.as_i64() == Some(1)))
     }
 
     /// A word.
-    pub fn s(&self, at: usize, name: &str, default: &'static str) -> &str {
+    pub fn string(&self, at: usize, name: &str, default: &'static str) -> &str {
         self.get(at, name).and_then(Value::as_str).unwrap_or(default)
     }
 
     /// Integers: a list, or one as a list.
     pub fn ints(&self, at: usize, name: &str) -> Result<Option<Vec<i64>>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
-        match list(value) {
-            Some(items) => items.iter().map(integer).collect::<Result<Vec<_>>>().map(Some),
-            None => Ok(Some(vec![integer(value)?])),
+        match as_list(value) {
+            Some(items) => items.iter().map(parse_int).collect::<Result<Vec<_>>>().map(Some),
+            None => Ok(Some(vec![parse_int(value)?])),
         }
     }
 
     /// Numbers: a list, or one as a list.
     pub fn floats(&self, at: usize, name: &str) -> Result<Option<Vec<f64>>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
-        match list(value) {
-            Some(items) => items.iter().map(number).collect::<Result<Vec<_>>>().map(Some),
-            None => Ok(Some(vec![number(value)?])),
+        match as_list(value) {
+            Some(items) => items.iter().map(parse_float).collect::<Result<Vec<_>>>().map(Some),
+            None => Ok(Some(vec![parse_float(value)?])),
         }
     }
 
@@ -199,8 +199,8 @@ impl<'a> Args<'a> {
     /// Extents: a list, or all arguments from `at` on.
     pub fn shape(&self, at: usize, name: &str) -> Result<Vec<usize>> {
         let ints = match self.ints(at, name)? {
-            Some(ints) if self.get(at, name).is_some_and(|v| list(v).is_some()) => ints,
-            Some(_) => (at..self.count()).map(|i| self.i(i, "", 0)).collect::<Result<_>>()?,
+            Some(ints) if self.get(at, name).is_some_and(|v| as_list(v).is_some()) => ints,
+            Some(_) => (at..self.num_positional()).map(|i| self.int(i, "", 0)).collect::<Result<_>>()?,
             None => Vec::new(),
         };
         ints.into_iter().map(|n| usize::try_from(n).with_context(|| format!("extent {n}"))).collect()
@@ -228,12 +228,12 @@ impl<'a> Args<'a> {
 fn scalar(value: &Value) -> Result<Scalar> {
     Ok(match value {
         Value::Bool(b) => Scalar::Bool(*b),
-        value if value.is_i64() => Scalar::Int(integer(value)?),
-        value => Scalar::Float(number(value)?),
+        value if value.is_i64() => Scalar::Int(parse_int(value)?),
+        value => Scalar::Float(parse_float(value)?),
     })
 }
 
-fn number(value: &Value) -> Result<f64> {
+fn parse_float(value: &Value) -> Result<f64> {
     if let Some(word) = value.get("float").and_then(Value::as_str) {
         return word.parse().with_context(|| format!("number {word}"));
     }
@@ -243,7 +243,7 @@ fn number(value: &Value) -> Result<f64> {
     value.as_f64().with_context(|| format!("{value} is no number"))
 }
 
-fn integer(value: &Value) -> Result<i64> {
+fn parse_int(value: &Value) -> Result<i64> {
     if let Some(b) = value.as_bool() {
         return Ok(i64::from(b));
     }

@@ -29,20 +29,20 @@ mod ties;
 
 use args::Args;
 use exceptions::Exceptions;
-pub use table::Table;
+pub use table::OpTable;
 
-pub use operators::page;
+pub use operators::render_page;
 
 /// How calls are made.
 #[derive(Clone, Copy, Debug)]
-pub struct How<'a> {
+pub struct CallConfig<'a> {
     /// Where.
     pub device: &'a Device,
     /// What their f32 tensors are cast to, if to anything.
     pub dtype: Option<DType>,
 }
 
-impl How<'_> {
+impl CallConfig<'_> {
     /// Absolute and relative tolerance: PyTorch's for the type. f64 is compared with what PyTorch gave in f32.
     fn tolerance(&self) -> (f64, f64) {
         match self.dtype {
@@ -52,14 +52,14 @@ impl How<'_> {
         }
     }
 
-    fn half(&self) -> bool {
+    fn is_half(&self) -> bool {
         self.dtype.is_some_and(|dtype| dtype.size() == 2)
     }
 }
 
 /// One recorded call.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Call {
+pub struct GoldenCall {
     /// PyTorch's name.
     pub op: String,
     /// PyTorch's name of the variant; empty for the plain one.
@@ -87,7 +87,7 @@ pub struct Call {
     pub error: Option<String>,
 }
 
-impl Call {
+impl GoldenCall {
     /// `div.floor_rounding #3`.
     pub fn name(&self) -> String {
         format!("{} #{}", self.op_name(), self.sample)
@@ -100,13 +100,13 @@ impl Call {
 
     /// Whether it takes tensors of f32.
     fn has_floats(&self, file: &safetensors::SafeTensors<'_>) -> bool {
-        let keys = args::keys(self);
-        keys.iter().any(|key| host(file, key).is_ok_and(|host| host.dtype == DType::F32))
+        let keys = args::tensor_keys(self);
+        keys.iter().any(|key| read_host_tensor(file, key).is_ok_and(|host| host.dtype == DType::F32))
     }
 
     /// What an f32 result of the file is where the calls are made in another type, and whether it may be of that type all the same:
     /// f32 where the call names it, or where nothing is f32 that would be cast.
-    fn expected_f32(&self, file: &safetensors::SafeTensors<'_>, how: &How<'_>) -> (DType, bool) {
+    fn expected_f32(&self, file: &safetensors::SafeTensors<'_>, how: &CallConfig<'_>) -> (DType, bool) {
         let kept = self.names_f32() || !self.has_floats(file);
         (how.dtype.filter(|_| !kept).unwrap_or(DType::F32), self.names_f32())
     }
@@ -119,14 +119,14 @@ impl Call {
 }
 
 #[derive(Deserialize)]
-struct Index {
-    calls: Vec<Call>,
+struct CallIndex {
+    calls: Vec<GoldenCall>,
 }
 
 /// Calls and their tensors.
-pub struct Golden {
+pub struct GoldenSet {
     /// Every call, in the order of the file.
-    pub calls: Vec<Call>,
+    pub calls: Vec<GoldenCall>,
     bytes: Vec<u8>,
     /// By type and call, how far PyTorch's own results in halves are from those in f32.
     halves: BTreeMap<String, BTreeMap<String, Option<f64>>>,
@@ -143,22 +143,22 @@ pub enum Outcome {
     /// The library does not offer this: why.
     Unsupported(String),
     /// It cannot agree: the reason in the exceptions file.
-    Excepted(String),
+    ExpectedFailure(String),
 }
 
 /// A host tensor of the file.
-pub struct Host<'a> {
+pub struct HostTensor<'a> {
     pub dtype: DType,
     pub shape: Vec<usize>,
     pub data: &'a [u8],
 }
 
-impl Golden {
+impl GoldenSet {
     /// Reads a folder.
     pub fn load(dir: &Path) -> Result<Self> {
         let json = dir.join("golden.json");
         let text = std::fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
-        let index: Index =
+        let index: CallIndex =
             serde_json::from_str(&text).with_context(|| format!("parsing {}", json.display()))?;
         let tensors = dir.join("golden.safetensors");
         let bytes = std::fs::read(&tensors).with_context(|| format!("reading {}", tensors.display()))?;
@@ -169,14 +169,14 @@ impl Golden {
         Ok(Self { calls: index.calls, bytes, halves, exceptions: Exceptions::load()? })
     }
 
-    fn file(&self) -> Result<safetensors::SafeTensors<'_>> {
+    fn tensors(&self) -> Result<safetensors::SafeTensors<'_>> {
         Ok(safetensors::SafeTensors::deserialize(&self.bytes)?)
     }
 
     /// Makes every call, and tells each outcome.
-    pub fn run(&self, how: &How<'_>, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
-        let file = self.file()?;
-        let table = Table::new();
+    pub fn run(&self, how: &CallConfig<'_>, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
+        let file = self.tensors()?;
+        let table = OpTable::new();
         let mut outcomes = Vec::new();
         for call in &self.calls {
             let name = call.name();
@@ -185,14 +185,14 @@ impl Golden {
             }
             let before = how.device.memory().allocated();
             // A call that panics fails, and hides no other.
-            let judged = catch_unwind(AssertUnwindSafe(|| self.judge(call, &table, &file, how)));
+            let judged = catch_unwind(AssertUnwindSafe(|| self.check_call(call, &table, &file, how)));
             let outcome = match judged.unwrap_or_else(|_| Err(anyhow!("panics"))) {
                 Ok(()) => Outcome::Passed,
                 Err(e) => match e.downcast_ref::<Error>() {
                     Some(Error::Unsupported { .. } | Error::DType { .. }) => {
                         Outcome::Unsupported(format!("{e:#}"))
                     }
-                    _ if e.downcast_ref::<table::Missing>().is_some() => {
+                    _ if e.downcast_ref::<table::MissingOp>().is_some() => {
                         Outcome::Unsupported(format!("{e:#}"))
                     }
                     _ => Outcome::Failed(format!("{e:#}")),
@@ -212,28 +212,28 @@ impl Golden {
     }
 
     /// Makes a call and compares what it gives.
-    fn judge(
+    fn check_call(
         &self,
-        call: &Call,
-        table: &Table,
+        call: &GoldenCall,
+        table: &OpTable,
         file: &safetensors::SafeTensors<'_>,
-        how: &How<'_>,
+        how: &CallConfig<'_>,
     ) -> Result<()> {
         if let Some(error) = &call.error {
-            return match make(call, table, file, how.device, Ok) {
-                Err(e) if e.downcast_ref::<table::Missing>().is_some() => Err(e),
+            return match run_call(call, table, file, how.device, Ok) {
+                Err(e) if e.downcast_ref::<table::MissingOp>().is_some() => Err(e),
                 Err(_) => Ok(()),
                 Ok(_) => bail!("gives a result; PyTorch says: {error}"),
             };
         }
-        let Made { outs, grads } = make(call, table, file, how.device, |t| match how.dtype {
+        let CallResult { outs, grads } = run_call(call, table, file, how.device, |t| match how.dtype {
             Some(dtype) => Ok(t.to_dtype(dtype)?),
             None => Ok(t),
         })?;
         let exact = match how.dtype {
-            Some(dtype) if how.half() => {
+            Some(dtype) if how.is_half() => {
                 let rounded = |t: Tensor| Ok(t.to_dtype(dtype)?.to_dtype(DType::F32)?);
-                Some(make(call, table, file, how.device, rounded).context("in f32, to compare with")?)
+                Some(run_call(call, table, file, how.device, rounded).context("in f32, to compare with")?)
             }
             _ => None,
         };
@@ -244,17 +244,19 @@ impl Golden {
             let exact = exact.iter().flat_map(|made| made.outs.iter().chain(&made.grads)).map(Some);
             let exact = exact.chain(std::iter::repeat(None));
             for (((got, key), exact), name) in outs.iter().chain(&grads).zip(keys).zip(exact).zip(names) {
-                let expected = host(file, key)?;
-                let near = compare(got, &expected, exact, how, call.expected_f32(file, how), tolerance);
+                let expected = read_host_tensor(file, key)?;
+                let near =
+                    compare_tensor(got, &expected, exact, how, call.expected_f32(file, how), tolerance);
                 let place = call.outs.iter().position(|out| out == key).filter(|_| exact.is_none());
                 match (place, near) {
-                    (Some(result), Err(_)) if self.ties(call, result, got, &expected, file)? => {}
+                    (Some(result), Err(_))
+                        if self.is_equivalent_tie(call, result, got, &expected, file)? => {}
                     (_, near) => near.context(name)?,
                 }
             }
             Ok(())
         };
-        if self.exceptions.random(call, how) {
+        if self.exceptions.is_random(call, how) {
             return agree((f64::MAX, 0.0));
         }
         let own = agree(self.tolerance(call, how));
@@ -268,23 +270,29 @@ impl Golden {
     }
 
     /// Whether a result of places names elements that are equal to those of PyTorch's places.
-    fn ties(
+    fn is_equivalent_tie(
         &self,
-        call: &Call,
+        call: &GoldenCall,
         result: usize,
         got: &Tensor,
-        expected: &Host<'_>,
+        expected: &HostTensor<'_>,
         file: &safetensors::SafeTensors<'_>,
     ) -> Result<bool> {
         let Some(input) = call.args.first().and_then(|v| v.get("t")?.as_str()) else { return Ok(false) };
         Ok(got.shape() == expected.shape
             && got.dtype() == expected.dtype
             && got.dtype().is_int()
-            && ties::as_good(call, result, &host(file, input)?, &got.to_f64s()?, &expected.values()))
+            && ties::are_equivalent_indices(
+                call,
+                result,
+                &read_host_tensor(file, input)?,
+                &got.to_f64s()?,
+                &expected.values(),
+            ))
     }
 
     /// PyTorch's for the type; in halves at least twice what PyTorch's own result is off by, whose steps are rounded as ours are.
-    fn tolerance(&self, call: &Call, how: &How<'_>) -> (f64, f64) {
+    fn tolerance(&self, call: &GoldenCall, how: &CallConfig<'_>) -> (f64, f64) {
         let (absolute, relative) = how.tolerance();
         let own = how.dtype.and_then(|dtype| *self.halves.get(dtype.name())?.get(&call.name())?);
         (own.map_or(absolute, |own| absolute.max(2.0 * own)), relative)
@@ -292,7 +300,7 @@ impl Golden {
 }
 
 /// A tensor of the file, on the host.
-fn host<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<Host<'a>> {
+fn read_host_tensor<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<HostTensor<'a>> {
     let view = file.tensor(key).with_context(|| format!("tensor {key}"))?;
     let dtype = match view.dtype() {
         safetensors::Dtype::F32 => DType::F32,
@@ -305,34 +313,34 @@ fn host<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<Host<'a
         safetensors::Dtype::BF16 => DType::BF16,
         other => bail!("tensor {key} has type {other:?}"),
     };
-    Ok(Host { dtype, shape: view.shape().to_vec(), data: view.data() })
+    Ok(HostTensor { dtype, shape: view.shape().to_vec(), data: view.data() })
 }
 
 /// What a call gave: results, and the gradients of the inputs that have any.
-struct Made {
+struct CallResult {
     outs: Vec<Tensor>,
     grads: Vec<Tensor>,
 }
 
 /// Makes a call with its f32 tensors cast by `cast`.
-fn make(
-    call: &Call,
-    table: &Table,
+fn run_call(
+    call: &GoldenCall,
+    table: &OpTable,
     file: &safetensors::SafeTensors<'_>,
     device: &Device,
     cast: impl Fn(Tensor) -> Result<Tensor>,
-) -> Result<Made> {
+) -> Result<CallResult> {
     let f = table.get(&call.op)?;
     let tensor = |key: &str| {
-        let host = host(file, key)?;
+        let host = read_host_tensor(file, key)?;
         let tensor = Tensor::from_bytes(host.data, &host.shape, host.dtype, device)?;
         if host.dtype == DType::F32 { cast(tensor) } else { Ok(tensor) }
     };
     let mut args = Args::new(call, device);
-    for key in args::keys(call) {
+    for key in args::tensor_keys(call) {
         let tensor = tensor(&key)?;
         let tensor = if call.grads.contains_key(&key) { tensor.requires_grad_()? } else { tensor };
-        args.bind(key, tensor);
+        args.insert(key, tensor);
     }
     // Calls with random numbers draw the same ones in every type.
     device.manual_seed(0);
@@ -341,7 +349,7 @@ fn make(
         bail!("{} results, expected {}", outs.len(), call.outs.len());
     }
     if call.grads.is_empty() {
-        return Ok(Made { outs, grads: Vec::new() });
+        return Ok(CallResult { outs, grads: Vec::new() });
     }
     let mut roots = Vec::new();
     let mut seeds = Vec::new();
@@ -353,7 +361,8 @@ fn make(
         // A result that keeps its type whatever that of the input is takes a cotangent of its own.
         seeds.push(tensor(key)?.to_dtype(outs[i].dtype())?);
     }
-    let inputs: Vec<Tensor> = call.grads.keys().map(|k| args.tensor(k).cloned()).collect::<Result<_>>()?;
+    let inputs: Vec<Tensor> =
+        call.grads.keys().map(|k| args.tensor_by_key(k).cloned()).collect::<Result<_>>()?;
     let mut grads = Vec::new();
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     for (key, grad) in call.grads.keys().zip(forebay::autograd::grad_allow_unused(&roots, &inputs, &options)?)
@@ -361,15 +370,15 @@ fn make(
         grads.push(grad.with_context(|| format!("no gradient reached {key}"))?);
     }
     let outs = outs.iter().map(Tensor::detach).collect();
-    Ok(Made { outs, grads })
+    Ok(CallResult { outs, grads })
 }
 
 /// Compares a tensor with the expected one: the file's, or where `exact` is given, that.
-fn compare(
+fn compare_tensor(
     got: &Tensor,
-    expected: &Host<'_>,
+    expected: &HostTensor<'_>,
     exact: Option<&Tensor>,
-    how: &How<'_>,
+    how: &CallConfig<'_>,
     (expected_f32, or_f32): (DType, bool),
     (atol, rtol): (f64, f64),
 ) -> Result<()> {
@@ -413,7 +422,7 @@ fn compare(
     Ok(())
 }
 
-impl Host<'_> {
+impl HostTensor<'_> {
     fn values(&self) -> Vec<f64> {
         fn all<const N: usize>(data: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
             data.as_chunks::<N>().0.iter().map(|c| f(*c)).collect()
@@ -431,7 +440,7 @@ impl Host<'_> {
 }
 
 /// Prints what failed, what is unsupported by operation, and the closing line; returns the number of failures.
-pub fn report(outcomes: &[(String, Outcome)], how: &How<'_>, verbose: bool) -> usize {
+pub fn print_report(outcomes: &[(String, Outcome)], how: &CallConfig<'_>, verbose: bool) -> usize {
     let mut passed = 0;
     let mut failed = 0;
     let mut excepted = 0;
@@ -443,7 +452,7 @@ pub fn report(outcomes: &[(String, Outcome)], how: &How<'_>, verbose: bool) -> u
                 failed += 1;
                 println!("FAILED {name}: {why}");
             }
-            Outcome::Excepted(why) => {
+            Outcome::ExpectedFailure(why) => {
                 excepted += 1;
                 println!("excepted {name}: {why}");
             }

@@ -10,10 +10,10 @@ use forebay::backend::null::Profile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 
-use super::{Golden, How, Outcome};
+use super::{CallConfig, GoldenSet, Outcome};
 use crate::catalog;
 
-const HEAD: &str = "\
+const PAGE_HEADER: &str = "\
 # Operators
 
 PyTorch's operator database as `tests/golden` records it: each line is an operation under PyTorch's name, with its variants.
@@ -36,7 +36,7 @@ Generated: `cargo xtask operators`; a test says when it is stale.
 | --- | ---: | ---: | --- | --- | --- | --- |
 ";
 
-const RECORDS: &str = "
+const CATALOG_HEADER: &str = "
 ## Records
 
 Every public operation has a record in `tests/src/catalog.rs` or beside it, under its name in Rust; a test fails where one has none. The topic `records` checks
@@ -55,25 +55,25 @@ and 65,601; inputs of other ranks, extents, types and devices, which are refused
 ";
 
 /// The types beside f32.
-const TYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F64];
+const EXTRA_DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F64];
 
 /// What is known of one operation.
 #[derive(Default)]
-struct Row {
+struct OperatorStats {
     calls: usize,
-    agree: usize,
+    num_passed: usize,
     gradients: usize,
     /// Calls with floats, and how many of them can be made in each of the types.
-    floats: usize,
-    types: [usize; 3],
+    float_calls: usize,
+    calls_by_dtype: [usize; 3],
     /// Calls that an adapter without optional types can make.
-    bare: usize,
+    minimal_device_calls: usize,
     tolerances: BTreeSet<String>,
     notes: Vec<String>,
 }
 
-impl Row {
-    fn note(&mut self, note: &str) {
+impl OperatorStats {
+    fn add_note(&mut self, note: &str) {
         if !self.notes.iter().any(|n| n == note) {
             self.notes.push(note.to_owned());
         }
@@ -81,7 +81,7 @@ impl Row {
 }
 
 /// `all`, or how many of them.
-fn share(part: usize, all: usize, name: &str) -> Option<String> {
+fn format_share(part: usize, all: usize, name: &str) -> Option<String> {
     match part {
         0 => None,
         _ if part == all => Some(name.to_owned()),
@@ -93,14 +93,18 @@ fn share(part: usize, all: usize, name: &str) -> Option<String> {
 ///
 /// # Errors
 /// The calls cannot be read.
-pub fn page(golden: &Golden) -> Result<String> {
+pub fn render_page(golden: &GoldenSet) -> Result<String> {
     let device = Device::null(Default::default());
-    let run = |device: &Device, dtype| golden.run(&How { device, dtype }, &[]);
+    let run = |device: &Device, dtype| golden.run(&CallConfig { device, dtype }, &[]);
     let outcomes = run(&device, None)?;
-    let typed = [run(&device, Some(TYPES[0]))?, run(&device, Some(TYPES[1]))?, run(&device, Some(TYPES[2]))?];
+    let typed = [
+        run(&device, Some(EXTRA_DTYPES[0]))?,
+        run(&device, Some(EXTRA_DTYPES[1]))?,
+        run(&device, Some(EXTRA_DTYPES[2]))?,
+    ];
     let bare = run(&Device::null(Profile { features: Features::default(), ..Profile::default() }), None)?;
-    let file = golden.file()?;
-    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    let file = golden.tensors()?;
+    let mut rows: BTreeMap<&str, OperatorStats> = BTreeMap::new();
     for (at, call) in golden.calls.iter().enumerate() {
         let row = rows.entry(&call.op).or_default();
         row.calls += 1;
@@ -108,68 +112,84 @@ pub fn page(golden: &Golden) -> Result<String> {
         // What it has no contents for, the null device cannot find to be different.
         let can = |outcome: &Outcome, dtype| {
             matches!(outcome, Outcome::Passed | Outcome::Failed(_))
-                && !golden.exceptions.excludes(call, dtype)
+                && !golden.exceptions.is_excluded(call, dtype)
         };
         if let Some(reason) = golden.exceptions.reason(call, None) {
-            row.note(reason);
+            row.add_note(reason);
         }
         if let Outcome::Unsupported(why) = &outcomes[at].1 {
-            row.note(why);
+            row.add_note(why);
         }
-        row.bare += usize::from(can(&bare[at].1, None));
+        row.minimal_device_calls += usize::from(can(&bare[at].1, None));
         if !can(&outcomes[at].1, None) {
             continue;
         }
-        row.agree += 1;
+        row.num_passed += 1;
         row.gradients += usize::from(!call.grads.is_empty());
         if call.has_floats(&file) {
-            row.floats += 1;
-            for (k, dtype) in TYPES.into_iter().enumerate() {
-                row.types[k] += usize::from(can(&typed[k][at].1, Some(dtype)));
+            row.float_calls += 1;
+            for (k, dtype) in EXTRA_DTYPES.into_iter().enumerate() {
+                row.calls_by_dtype[k] += usize::from(can(&typed[k][at].1, Some(dtype)));
             }
         }
     }
-    let mut page = HEAD.to_owned();
+    let mut page = PAGE_HEADER.to_owned();
     for (op, row) in rows {
-        let Row { calls, agree, gradients, floats, types, bare, tolerances, notes } = row;
+        let OperatorStats {
+            calls,
+            num_passed: agree,
+            gradients,
+            float_calls: floats,
+            calls_by_dtype: types,
+            minimal_device_calls: bare,
+            tolerances,
+            notes,
+        } = row;
         let count = if agree == calls { calls.to_string() } else { format!("{agree} of {calls}") };
         let gradients = if gradients > 0 { gradients.to_string() } else { String::new() };
-        let types = TYPES.iter().zip(types).filter_map(|(dtype, part)| share(part, floats, dtype.name()));
+        let types = EXTRA_DTYPES
+            .iter()
+            .zip(types)
+            .filter_map(|(dtype, part)| format_share(part, floats, dtype.name()));
         let types = types.collect::<Vec<_>>().join(", ");
         let devices = if bare == agree { "all".to_owned() } else { format!("{bare} of {calls}") };
         let tolerances = tolerances.into_iter().collect::<Vec<_>>().join("; ");
         let notes = notes.join(" ").replace('|', "\\|");
         writeln!(page, "| `{op}` | {count} | {gradients} | {types} | {devices} | {tolerances} | {notes} |")?;
     }
-    records(&mut page)?;
+    write_catalog_table(&mut page)?;
     Ok(page)
 }
 
 /// A line for each operation of the catalog.
-fn records(page: &mut String) -> Result<()> {
-    let mut operations: BTreeMap<&str, Vec<&catalog::Case>> = BTreeMap::new();
+fn write_catalog_table(page: &mut String) -> Result<()> {
+    let mut operations: BTreeMap<&str, Vec<&catalog::OpCase>> = BTreeMap::new();
     for case in catalog::cases() {
-        operations.entry(case.operation()).or_default().push(case);
+        operations.entry(case.op_name()).or_default().push(case);
     }
-    page.push_str(RECORDS);
+    page.push_str(CATALOG_HEADER);
     let bare = Device::null(Profile { features: Features::default(), ..Profile::default() });
     for (name, cases) in operations {
-        let taken = TYPES.iter().filter_map(|&dtype| {
-            share(cases.iter().filter(|case| case.takes(dtype)).count(), cases.len(), dtype.name())
+        let taken = EXTRA_DTYPES.iter().filter_map(|&dtype| {
+            format_share(
+                cases.iter().filter(|case| case.supports_dtype(dtype)).count(),
+                cases.len(),
+                dtype.name(),
+            )
         });
         let taken = taken.collect::<Vec<_>>().join(", ");
         let gradient = match () {
-            () if cases.iter().any(|case| case.gradient && case.smooth) => "checked",
-            () if cases.iter().any(|case| case.gradient) => "reaches",
+            () if cases.iter().any(|case| case.has_gradient && case.is_smooth) => "checked",
+            () if cases.iter().any(|case| case.has_gradient) => "reaches",
             () => "",
         };
-        let can = cases.iter().filter(|case| case.runs_on(&bare)).count();
+        let can = cases.iter().filter(|case| case.supports_device(&bare)).count();
         let devices = if can == cases.len() { "all".to_owned() } else { format!("{can} of {}", cases.len()) };
         let tolerances: BTreeSet<String> = cases.iter().flat_map(|case| case.tolerances()).collect();
         let tolerances = tolerances.into_iter().collect::<Vec<_>>().join("; ");
         let measured = match () {
-            () if cases.iter().any(|case| case.multiplies() && case.is_measured()) => "FLOP/s",
-            () if cases.iter().any(|case| case.is_measured()) => "GB/s",
+            () if cases.iter().any(|case| case.has_flops() && case.has_bench_inputs()) => "FLOP/s",
+            () if cases.iter().any(|case| case.has_bench_inputs()) => "GB/s",
             () => "",
         };
         writeln!(
@@ -190,7 +210,7 @@ mod tests {
     #[test]
     fn the_page_of_operators_is_what_there_is() -> Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let page = page(&Golden::load(&root.join("golden"))?)?;
+        let page = render_page(&GoldenSet::load(&root.join("golden"))?)?;
         let kept = std::fs::read_to_string(root.join("../docs/operators.md"))?;
         let stale = page.lines().zip(kept.lines()).find(|(now, then)| now != then);
         anyhow::ensure!(

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::{Call, Host};
+use super::{GoldenCall, HostTensor};
 
 /// Operations that give places along a dimension: which result they are, and where the dimension stands among the arguments.
-const PLACES: &[(&str, usize, usize)] =
+const INDEX_RESULTS: &[(&str, usize, usize)] =
     &[("sort", 1, 1), ("argsort", 0, 1), ("topk", 1, 2), ("kthvalue", 1, 2), ("median", 1, 1)];
 
 /// The dimension along which a result of a call has places; `None` if it has none, or each is settled.
-fn dimension(call: &Call, result: usize, rank: usize) -> Option<usize> {
-    let &(_, _, at) = PLACES.iter().find(|(op, which, _)| *op == call.op && *which == result)?;
+fn index_dim(call: &GoldenCall, result: usize, rank: usize) -> Option<usize> {
+    let &(_, _, at) = INDEX_RESULTS.iter().find(|(op, which, _)| *op == call.op && *which == result)?;
     if call.kwargs.get("stable").and_then(Value::as_bool) == Some(true) {
         return None;
     }
@@ -19,8 +19,14 @@ fn dimension(call: &Call, result: usize, rank: usize) -> Option<usize> {
 }
 
 /// Whether places name elements equal to those that others name, line by line, each of them once.
-pub(super) fn as_good(call: &Call, result: usize, input: &Host<'_>, got: &[f64], wanted: &[f64]) -> bool {
-    let Some(d) = dimension(call, result, input.shape.len()) else { return false };
+pub(super) fn are_equivalent_indices(
+    call: &GoldenCall,
+    result: usize,
+    input: &HostTensor<'_>,
+    got: &[f64],
+    wanted: &[f64],
+) -> bool {
+    let Some(d) = index_dim(call, result, input.shape.len()) else { return false };
     let n = input.shape.get(d).copied().unwrap_or(1);
     let inner: usize = input.shape.iter().skip(d + 1).product();
     let lines = input.shape.iter().product::<usize>() / n.max(1);
@@ -52,8 +58,8 @@ mod tests {
 
     use super::*;
 
-    fn call(op: &str, stable: bool) -> Call {
-        Call {
+    fn call(op: &str, stable: bool) -> GoldenCall {
+        GoldenCall {
             op: op.into(),
             variant: String::new(),
             sample: 0,
@@ -70,15 +76,16 @@ mod tests {
     #[test]
     fn places_of_equal_elements_are_as_good_and_others_are_not() {
         // Two columns: 3 1 1 and 2 2 5.
-        let input = Host { dtype: DType::U8, shape: vec![3, 2], data: &[3, 2, 1, 2, 1, 5] };
+        let input = HostTensor { dtype: DType::U8, shape: vec![3, 2], data: &[3, 2, 1, 2, 1, 5] };
         let sorted = [1.0, 0.0, 2.0, 1.0, 0.0, 2.0];
-        let good = |got: &[f64], stable| as_good(&call("sort", stable), 1, &input, got, &sorted);
+        let good =
+            |got: &[f64], stable| are_equivalent_indices(&call("sort", stable), 1, &input, got, &sorted);
         assert!(good(&sorted, false));
         assert!(good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], false));
         assert!(!good(&[2.0, 1.0, 1.0, 0.0, 0.0, 2.0], true), "a stable order is settled");
         assert!(!good(&[1.0, 0.0, 1.0, 1.0, 0.0, 2.0], false), "a place is named twice");
         assert!(!good(&[0.0, 0.0, 2.0, 1.0, 1.0, 2.0], false), "the elements differ");
         assert!(!good(&[1.0, 0.0, 2.0, 1.0, 9.0, 2.0], false), "there is no such place");
-        assert!(!as_good(&call("cumsum", false), 0, &input, &sorted, &sorted));
+        assert!(!are_equivalent_indices(&call("cumsum", false), 0, &input, &sorted, &sorted));
     }
 }

@@ -7,11 +7,11 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Attention, Ctc, Recurrent, RecurrentKind, Reduction, cat, einsum};
+use forebay::ops::{Attention, Ctc, RecurrentKind, RecurrentOp, Reduction, cat, einsum};
 use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
 use forebay::tensor::Tensor;
 
-use super::host::{close, same_bits};
+use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 
 tests![
@@ -33,10 +33,10 @@ const LOW: [DType; 2] = [DType::F16, DType::BF16];
 const MEAN: Reduction = Reduction::Mean;
 
 /// Calls an operation on a matrix of [4, 4] and a vector of [4] of one type, both of numbers between 0 and 1.
-type Call = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
+type BinaryFn = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
 
 /// Every operation that autocast lists.
-const CALLS: &[(&str, Call)] = &[
+const CALLS: &[(&str, BinaryFn)] = &[
     ("addbmm", |m, _| m.addbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
     ("addmm", |m, v| v.addmm(m, m, 0.5, 1.0)),
     ("addmv", |m, v| v.addmv(m, v, 0.5, 1.0)),
@@ -56,19 +56,21 @@ const CALLS: &[(&str, Call)] = &[
     ("einsum", |m, v| einsum("ij,jk,k->i", &[m, m, v])),
     ("gru", |m, v| {
         let (input, weight) = (m.narrow(1, 0, 3)?.reshape([4, 1, 3])?, v.narrow(0, 0, 3)?.reshape([3, 1])?);
-        Ok(Recurrent::new(RecurrentKind::Gru, &input, &v.narrow(0, 0, 1)?.unsqueeze(0)?, &weight).run()?.all)
+        Ok(RecurrentOp::new(RecurrentKind::Gru, &input, &v.narrow(0, 0, 1)?.unsqueeze(0)?, &weight)
+            .run()?
+            .output)
     }),
     ("lstm", |m, v| {
         let state = v.narrow(0, 0, 1)?.unsqueeze(0)?;
         let (input, weight) = (m.unsqueeze(1)?, v.unsqueeze(1)?);
-        let of = Recurrent::new(RecurrentKind::Lstm, &input, &state, &weight);
-        Ok(Recurrent { cell: Some(&state), bias: Some(v), ..of }.run()?.all)
+        let of = RecurrentOp::new(RecurrentKind::Lstm, &input, &state, &weight);
+        Ok(RecurrentOp { c_0: Some(&state), bias_hh: Some(v), ..of }.run()?.output)
     }),
     ("rnn_relu", |m, v| {
-        Ok(Recurrent::new(RecurrentKind::Relu, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.all)
+        Ok(RecurrentOp::new(RecurrentKind::Relu, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.output)
     }),
     ("rnn_tanh", |m, v| {
-        Ok(Recurrent::new(RecurrentKind::Tanh, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.last)
+        Ok(RecurrentOp::new(RecurrentKind::Tanh, &m.unsqueeze(1)?, &v.unsqueeze(0)?, m).run()?.h_n)
     }),
     ("linear", |m, v| m.linear(m, Some(v))),
     ("matmul", |m, v| m.matmul(v)),
@@ -202,7 +204,8 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
                     Policy::Widest => given,
                 };
                 let exact = call(&m.detach().to_dtype(by_hand)?, &v.detach().to_dtype(by_hand)?)?;
-                same_bits(&out.detach(), &exact).with_context(|| format!("{name} of {given} under {low}"))?;
+                ensure_same_bits(&out.detach(), &exact)
+                    .with_context(|| format!("{name} of {given} under {low}"))?;
             }
             if MIXED.contains(name) {
                 let _autocast = autocast(low)?;
@@ -392,11 +395,11 @@ fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
             fused.cross_entropy(&classes)?
         };
         let b = by_hand.to_dtype(DType::F32)?.cross_entropy(&classes)?;
-        same_bits(&a.detach(), &b.detach()).context("loss")?;
+        ensure_same_bits(&a.detach(), &b.detach()).context("loss")?;
         a.backward()?;
         b.backward()?;
         let (a, b) = (fused.grad().context("gradient")?, by_hand.grad().context("gradient")?);
-        same_bits(&a, &b).with_context(|| format!("gradient of {low}"))?;
+        ensure_same_bits(&a, &b).with_context(|| format!("gradient of {low}"))?;
     }
     Ok(())
 }
@@ -441,16 +444,16 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
         for depth in [1, 2] {
             let kept = [run(depth, false)?, run(depth, true)?];
             for kept in &kept {
-                same_bits(&kept[0], &plain[0]).with_context(|| format!("{low}: result"))?;
-                same_bits(&kept[1], &plain[1]).with_context(|| format!("{low}: gradient of x"))?;
+                ensure_same_bits(&kept[0], &plain[0]).with_context(|| format!("{low}: result"))?;
+                ensure_same_bits(&kept[1], &plain[1]).with_context(|| format!("{low}: gradient of x"))?;
                 // The weight's uses are summed in halves inside a graph and in f32 between graphs.
                 let exact = plain[2].to_f64s()?;
                 let unit = if low == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
                 let largest = exact.iter().fold(0f64, |m, g| m.max(g.abs()));
-                close(&kept[2].to_f64s()?, &exact, 0.0, 4.0 * unit * largest)
+                ensure_close(&kept[2].to_f64s()?, &exact, 0.0, 4.0 * unit * largest)
                     .with_context(|| format!("{low}: gradient of w"))?;
             }
-            same_bits(&kept[0][2], &kept[1][2]).context("backward inside and outside of the scope")?;
+            ensure_same_bits(&kept[0][2], &kept[1][2]).context("backward inside and outside of the scope")?;
         }
     }
     Ok(())
@@ -482,7 +485,7 @@ fn layers(device: &Device) -> Result<[Linear; 2]> {
     Ok([Linear::new(8, 12, device)?, Linear::new(12, 5, device)?])
 }
 
-fn loss_of(layers: &[Linear; 2], x: &Tensor, low: DType) -> CoreResult<Tensor> {
+fn autocast_loss(layers: &[Linear; 2], x: &Tensor, low: DType) -> CoreResult<Tensor> {
     let _autocast = autocast(low)?;
     layers[1].forward(&layers[0].forward(x)?.relu()?)?.to_dtype(DType::F32)?.square()?.mean_all()
 }
@@ -498,7 +501,7 @@ fn steps(
     let x = Tensor::arange(0.0, 32.0, 1.0, DType::F32, device)?.sin()?.reshape([4, 8])?;
     let mut seen = Vec::new();
     for k in 0..5 {
-        let loss = loss_of(layers, &x, low)?;
+        let loss = autocast_loss(layers, &x, low)?;
         loss.backward()?;
         seen.push(loss.detach());
         match skips {
@@ -517,8 +520,8 @@ fn steps(
 }
 
 fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
-    type Make = fn(Vec<Tensor>, bool) -> Box<dyn Optimizer>;
-    let kinds: [Make; 3] = [
+    type OptimizerCtor = fn(Vec<Tensor>, bool) -> Box<dyn Optimizer>;
+    let kinds: [OptimizerCtor; 3] = [
         |p, on| Box::new(AdamW::new(p, 0.02).low_precision_copies(on)),
         |p, on| Box::new(Sgd::new(p, 0.05).low_precision_copies(on)),
         |p, on| Box::new(RmsProp::new(p, 0.01).momentum(0.5).low_precision_copies(on)),
@@ -541,7 +544,7 @@ fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
             let [(plain, least), (copied, most)] = &seen[..] else { bail!("two runs") };
             ensure!(most > least, "{low}: no copy is kept: {most} bytes, {least} without");
             for (at, (a, b)) in copied.iter().zip(plain).enumerate() {
-                same_bits(a, b).with_context(|| format!("{low}, kind {k}, result {at}"))?;
+                ensure_same_bits(a, b).with_context(|| format!("{low}, kind {k}, result {at}"))?;
             }
         }
     }
@@ -555,15 +558,15 @@ fn a_graph_keeps_the_copy_that_it_took(device: &Device) -> Result<()> {
         let layers = layers(device)?;
         let parameters: Vec<Tensor> = layers.iter().flat_map(Module::parameters).collect();
         let mut optimizer = Sgd::new(parameters, 0.1).low_precision_copies(on);
-        loss_of(&layers, &x, DType::BF16)?.backward()?;
+        autocast_loss(&layers, &x, DType::BF16)?.backward()?;
         optimizer.step()?;
         // It takes the copies of the first step, and is walked after the second.
-        let early = loss_of(&layers, &x, DType::BF16)?;
+        let early = autocast_loss(&layers, &x, DType::BF16)?;
         optimizer.step()?;
         optimizer.zero_grad();
         early.backward()?;
         let bias = layers[0].bias.as_ref().and_then(Tensor::grad).context("no gradient")?;
         grads.push(bias);
     }
-    same_bits(&grads[1], &grads[0])
+    ensure_same_bits(&grads[1], &grads[0])
 }

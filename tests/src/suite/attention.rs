@@ -8,7 +8,7 @@ use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::Attention;
 use forebay::tensor::Tensor;
 
-use super::host::close;
+use super::host_reference::ensure_close;
 use super::tests;
 
 tests![
@@ -40,7 +40,7 @@ fn leaf(x: &Tensor) -> Result<Tensor> {
 }
 
 /// By the matrix of weights, in f32, from q, k and v of as many heads. `seen` is 1 where a query sees a key.
-fn by_matrix(
+fn reference_attention(
     [q, k, v]: &[Tensor; 3],
     scale: f64,
     seen: &Tensor,
@@ -61,7 +61,7 @@ fn by_matrix(
 }
 
 /// 1 where query i sees key j.
-fn seen(queries: usize, keys: usize, [left, right]: [usize; 2], device: &Device) -> Result<Tensor> {
+fn window_mask(queries: usize, keys: usize, [left, right]: [usize; 2], device: &Device) -> Result<Tensor> {
     let sees = |i: usize, j: usize| j + left >= i && j <= i + right;
     let values: Vec<f32> =
         (0..queries * keys).map(|at| f32::from(u8::from(sees(at / keys, at % keys)))).collect();
@@ -80,12 +80,12 @@ fn repeat(t: &Tensor, times: usize) -> Result<Tensor> {
 }
 
 /// [batch, heads, kv heads, queries, keys, features, out], whether causal, the window.
-type Shape = ([usize; 7], bool, Option<[usize; 2]>);
+type AttentionCase = ([usize; 7], bool, Option<[usize; 2]>);
 
 const FAR: usize = 1 << 20;
 
 /// A mask of a type and shape, and the probability that a weight is dropped.
-type Extra<'a> = (Option<(DType, &'a [usize])>, f64);
+type MaskAndDropout<'a> = (Option<(DType, &'a [usize])>, f64);
 
 /// Numbers to add, or bools, most of which are true.
 fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor> {
@@ -94,7 +94,7 @@ fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor>
 }
 
 /// 1 / (1 - p) where the next attention keeps a weight: unit vectors as values, of equal weights, say where, in f32.
-fn kept_next([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device) -> Result<Tensor> {
+fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device) -> Result<Tensor> {
     let state = device.random_state();
     let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
     let shape = [batch, heads, keys, keys];
@@ -107,13 +107,13 @@ fn kept_next([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device)
 }
 
 /// Values and gradients of one call, beside those of the matrix.
-fn compare(shape: Shape, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
+fn compare(shape: AttentionCase, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
     compare_with((None, 0.0), shape, dtype, device, tolerance)
 }
 
 fn compare_with(
-    (mask, dropout_p): Extra<'_>,
-    shape: Shape,
+    (mask, dropout_p): MaskAndDropout<'_>,
+    shape: AttentionCase,
     dtype: DType,
     device: &Device,
     tolerance: f64,
@@ -132,7 +132,7 @@ fn compare_with(
         .into_iter()
         .partition::<Vec<_>, _>(|_| mask.as_ref().is_some_and(|mask| mask.dtype() == DType::Bool));
     let keep = match dropout_p > 0.0 {
-        true => Some(kept_next([batch, heads, queries, keys], dropout_p, device)?),
+        true => Some(next_dropout_mask([batch, heads, queries, keys], dropout_p, device)?),
         false => None,
     };
     let attn_mask = mask.as_ref();
@@ -144,14 +144,14 @@ fn compare_with(
     let wide = |x: &Tensor| -> Result<Tensor> { leaf(&x.to_dtype(DType::F32)?) };
     let wides = [wide(&inputs[0])?, wide(&inputs[1])?, wide(&inputs[2])?];
     let [left, right] = window.unwrap_or([FAR, FAR]);
-    let mut seen = seen(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
+    let mut seen = window_mask(queries, keys, [left, if is_causal { 0 } else { right }], device)?;
     for lets in &lets {
         seen = seen.mul(lets)?;
     }
     let times = heads / shared;
     let all = [wides[0].clone(), repeat(&wides[1], times)?, repeat(&wides[2], times)?];
     let scale = 1.0 / (features as f64).sqrt();
-    let expected = by_matrix(&all, scale, &seen, bias.first(), keep.as_ref())?;
+    let expected = reference_attention(&all, scale, &seen, bias.first(), keep.as_ref())?;
     expected.backward_with(&g.to_dtype(DType::F32)?)?;
 
     let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
@@ -159,7 +159,7 @@ fn compare_with(
         // The error of a sum goes by its largest terms; of a single key, gradients are sums that vanish.
         let expected = expected.to_f64s()?;
         let largest = expected.iter().fold(0.1f64, |a, b| a.max(b.abs()));
-        close(&got.to_f64s()?, &expected, tolerance, tolerance * largest).context(name.to_owned())
+        ensure_close(&got.to_f64s()?, &expected, tolerance, tolerance * largest).context(name.to_owned())
     };
     check("the result", &result, &expected)?;
     for (name, leaf, wide) in [("q", &q, &wides[0]), ("k", &k, &wides[1]), ("v", &v, &wides[2])] {
@@ -169,7 +169,7 @@ fn compare_with(
     Ok(())
 }
 
-const SHAPES: &[Shape] = &[
+const SHAPES: &[AttentionCase] = &[
     ([2, 3, 3, 64, 64, 64, 64], false, None),
     ([2, 2, 2, 100, 100, 64, 64], true, None),
     ([1, 4, 2, 67, 131, 32, 32], false, None),
@@ -209,7 +209,7 @@ fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
 fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
     use DType::{BF16, Bool, F16, F32};
     let window = Some([20, 30]);
-    let cases: &[(DType, Extra<'_>, Shape)] = &[
+    let cases: &[(DType, MaskAndDropout<'_>, AttentionCase)] = &[
         (BF16, (Some((Bool, &[100, 70])), 0.0), ([2, 4, 2, 100, 70, 64, 64], false, None)),
         (F16, (Some((F16, &[2, 1, 131])), 0.0), ([1, 2, 2, 67, 131, 40, 40], false, None)),
         (BF16, (Some((F32, &[2, 1, 150, 1])), 0.2), ([2, 2, 1, 150, 128, 128, 128], false, window)),
@@ -238,7 +238,7 @@ fn outcome(leaves: &[Tensor; 3], result: &Tensor, g: &Tensor) -> Result<Vec<Vec<
 
 fn same_outcome(got: &[Vec<f64>], expected: &[Vec<f64>], tolerance: f64) -> Result<()> {
     for ((name, got), expected) in ["the result", "dq", "dk", "dv"].iter().zip(got).zip(expected) {
-        close(got, expected, tolerance, tolerance).context(*name)?;
+        ensure_close(got, expected, tolerance, tolerance).context(*name)?;
     }
     Ok(())
 }
@@ -266,7 +266,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &float)?;
         let wides = copies(&inputs)?;
         let all = Tensor::ones(&[1], DType::F32, device)?;
-        let expected = by_matrix(&wides, 1.0 / 20f64.sqrt(), &all, Some(&mask), None)?;
+        let expected = reference_attention(&wides, 1.0 / 20f64.sqrt(), &all, Some(&mask), None)?;
         let expected = outcome(&wides, &expected, &g)?;
         same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
 
@@ -280,9 +280,9 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         };
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &bool_mask)?;
         let wides = copies(&inputs)?;
-        let window = seen(queries, keys, [30, 50], device)?;
+        let window = window_mask(queries, keys, [30, 50], device)?;
         let seen = lets.to_dtype(DType::F32)?.mul(&window)?;
-        let expected = by_matrix(&wides, 0.3, &seen, None, None)?;
+        let expected = reference_attention(&wides, 0.3, &seen, None, None)?;
         let expected = outcome(&wides, &expected, &g)?;
         same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5).with_context(place)?;
     }
@@ -348,7 +348,7 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
         // The same kernels in the same order.
         ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", place());
         let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
-        close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
+        ensure_close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
     }
     Ok(())
 }
@@ -380,7 +380,7 @@ fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result
         wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
         let expected = wide.grad().context("a gradient")?.sum(&[0, 1], false)?.to_f64s()?;
         let most = expected.iter().fold(0.0, |most: f64, x| most.max(x.abs()));
-        close(&got, &expected, tolerance, tolerance * most).with_context(|| {
+        ensure_close(&got, &expected, tolerance, tolerance * most).with_context(|| {
             format!("{dtype}, {batch} x {length}, {heads} and {shared} heads of {features}")
         })?;
     }
@@ -487,13 +487,13 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let shape = |rows: usize| [1, heads, rows, 16];
     let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
     let options = Attention { dropout_p: p, ..Attention::default() };
-    let keep = kept_next([1, heads, queries, keys], p, device)?;
+    let keep = next_dropout_mask([1, heads, queries, keys], p, device)?;
     let kept = keep.gt(0.0)?.to_dtype(DType::F32)?.mean_all()?.item()?;
     ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
     let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
     let wides = copies(&inputs)?;
     let all = Tensor::ones(&[1], DType::F32, device)?;
-    let expected = by_matrix(&wides, 0.25, &all, None, Some(&keep))?;
+    let expected = reference_attention(&wides, 0.25, &all, None, Some(&keep))?;
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
     same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
@@ -550,9 +550,9 @@ fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
     let got = mask.grad().context("the mask has no gradient")?.to_f64s()?;
     let wide = leaf(&mask)?;
     let all = Tensor::ones(&[1], DType::F32, device)?;
-    let expected = by_matrix(&copies(&[q, k, v])?, 0.5, &all, Some(&wide), None)?;
+    let expected = reference_attention(&copies(&[q, k, v])?, 0.5, &all, Some(&wide), None)?;
     expected.mul(&expected)?.sum_all()?.backward()?;
-    close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
+    ensure_close(&got, &wide.grad().context("a gradient")?.to_f64s()?, 1e-5, 1e-5)
 }
 
 fn what_attention_refuses(device: &Device) -> Result<()> {

@@ -9,11 +9,11 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Attention, BagMode, Bags, CrossEntropy, Recurrent, RecurrentKind, cat};
+use forebay::ops::{Attention, BagMode, Bags, CrossEntropy, RecurrentKind, RecurrentOp, cat};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
-use super::host::{close, expect, same_bits};
+use super::host_reference::{ensure_close, ensure_same_bits, ensure_values};
 use super::tests;
 
 tests![
@@ -44,7 +44,7 @@ fn diamonds_add_up(device: &Device) -> Result<()> {
     let y = x.mul(&x)?;
     let z = y.mul(3.0)?.add(&y.mul(&x)?)?;
     z.backward_with(&z.ones_like()?)?;
-    expect(&x.grad().context("no gradient")?, &[9.0, 24.0, 45.0])
+    ensure_values(&x.grad().context("no gradient")?, &[9.0, 24.0, 45.0])
 }
 
 fn repeated_use_adds_up(device: &Device) -> Result<()> {
@@ -54,7 +54,7 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
         y = y.mul(&x)?;
     }
     y.backward()?;
-    expect(&x.grad().context("no gradient")?, &[6.0 * 32.0])
+    ensure_values(&x.grad().context("no gradient")?, &[6.0 * 32.0])
 }
 
 fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
@@ -62,20 +62,20 @@ fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
     // The sum gives both operands the memory of its own gradient.
     for options in [GradOptions::default(), GradOptions::create_graph()] {
         let y = x.add(&x)?.sum_all()?;
-        expect(&autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0], &[2.0; 3])?;
+        ensure_values(&autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0], &[2.0; 3])?;
     }
     x.add(&x)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[2.0; 3])?;
+    ensure_values(&x.grad().context("no gradient")?, &[2.0; 3])?;
     // What is in the leaf already may come again.
     let known = x.grad().context("no gradient")?;
     x.add(1.0)?.backward_with(&known)?;
-    expect(&x.grad().context("no gradient")?, &[4.0; 3])
+    ensure_values(&x.grad().context("no gradient")?, &[4.0; 3])
 }
 
 /// An operation of several tensors, of which some may be one: which of two leaves, \[4, 4\] and \[4\], stands where.
-type Places = (&'static str, &'static [usize], fn(&[Tensor]) -> CoreResult<Tensor>);
+type ArgumentOp = (&'static str, &'static [usize], fn(&[Tensor]) -> CoreResult<Tensor>);
 
-const PLACES: &[Places] = &[
+const PLACES: &[ArgumentOp] = &[
     ("mlp", &[0, 0, 1, 0, 1], |x| x[0].mlp(&x[1], &x[2], &x[3], &x[4])),
     ("linear", &[0, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))),
     ("two linear layers", &[0, 0, 1, 0, 1], |x| x[0].linear(&x[1], Some(&x[2]))?.linear(&x[3], Some(&x[4]))),
@@ -106,8 +106,8 @@ const PLACES: &[Places] = &[
     ("lerp", &[0, 1, 0], |x| x[0].lerp(&x[1], &x[2])),
     ("rnn_tanh", &[0, 0, 1], |x| {
         let input = x[0].unsqueeze(0)?.mul(0.5)?;
-        let of = Recurrent::new(RecurrentKind::Tanh, &input, &x[0], &x[1]);
-        Ok(Recurrent { bias: Some(&x[2]), ..of }.run()?.last)
+        let of = RecurrentOp::new(RecurrentKind::Tanh, &input, &x[0], &x[1]);
+        Ok(RecurrentOp { bias_hh: Some(&x[2]), ..of }.run()?.h_n)
     }),
     ("linear_cross_entropy", &[0, 0], |x| {
         let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
@@ -145,7 +145,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
             for leaf in [0, 1].into_iter().filter(|leaf| places.contains(leaf)) {
                 let grad = found(leaf).with_context(|| format!("{name}, {what}: no gradient"))?;
                 let expected: Vec<f64> = expected[leaf].iter().map(|v| v * times).collect();
-                close(&grad.to_f64s()?, &expected, 1e-5, 1e-5)
+                ensure_close(&grad.to_f64s()?, &expected, 1e-5, 1e-5)
                     .with_context(|| format!("{name}, {what}: leaf {leaf}"))?;
             }
             Ok(())
@@ -221,9 +221,9 @@ fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<
     };
     let expected = run(&apart()?, &apart()?, &apart()?)?;
     let known = apart()?;
-    close(&run(&apart()?, &known, &known)?, &expected, 1e-5, 1e-5).context("the seed")?;
+    ensure_close(&run(&apart()?, &known, &known)?, &expected, 1e-5, 1e-5).context("the seed")?;
     let known = apart()?;
-    close(&run(&known, &apart()?, &known)?, &expected, 1e-5, 1e-5).context("the input")
+    ensure_close(&run(&known, &apart()?, &known)?, &expected, 1e-5, 1e-5).context("the input")
 }
 
 fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
@@ -237,11 +237,11 @@ fn gradients_accumulate_in_place(device: &Device) -> Result<()> {
     step()?;
     let second = x.grad().context("no gradient")?;
     ensure!(first.shares_storage(&second), "the second pass adds into the first gradient");
-    expect(&first, &[6.0; 4])?;
+    ensure_values(&first, &[6.0; 4])?;
     x.set_grad(None);
     ensure!(x.grad().is_none());
     step()?;
-    expect(&x.grad().context("no gradient")?, &[3.0; 4])
+    ensure_values(&x.grad().context("no gradient")?, &[3.0; 4])
 }
 
 fn no_grad_stops_recording(device: &Device) -> Result<()> {
@@ -254,7 +254,7 @@ fn no_grad_stops_recording(device: &Device) -> Result<()> {
         ensure!(x.exp()?.requires_grad());
     }
     ensure!(x.exp()?.requires_grad() && autograd::is_enabled());
-    expect(&x, &[2.0; 2])
+    ensure_values(&x, &[2.0; 2])
 }
 
 fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
@@ -301,7 +301,7 @@ fn detach_cuts(device: &Device) -> Result<()> {
     let x = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
     let y = x.mul(&x.detach())?;
     y.backward_with(&y.ones_like()?)?;
-    expect(&x.grad().context("no gradient")?, &[3.0; 2])
+    ensure_values(&x.grad().context("no gradient")?, &[3.0; 2])
 }
 
 fn a_graph_is_walked_once(device: &Device) -> Result<()> {
@@ -319,7 +319,7 @@ fn a_retained_graph_is_walked_again(device: &Device) -> Result<()> {
     let y = x.mul(&x)?;
     y.backward_retain()?;
     y.backward()?;
-    expect(&x.grad().context("no gradient")?, &[8.0])
+    ensure_values(&x.grad().context("no gradient")?, &[8.0])
 }
 
 fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
@@ -327,7 +327,7 @@ fn grad_leaves_the_leaves_alone(device: &Device) -> Result<()> {
     let other = Tensor::full(&[1], 2.0, DType::F32, device)?.requires_grad_()?;
     let y = x.mul(&x)?;
     let grads = autograd::grad_allow_unused(&[y], &[x.clone(), other], &GradOptions::default())?;
-    expect(grads[0].as_ref().context("no gradient")?, &[4.0])?;
+    ensure_values(grads[0].as_ref().context("no gradient")?, &[4.0])?;
     ensure!(grads[1].is_none() && x.grad().is_none());
     Ok(())
 }
@@ -376,9 +376,9 @@ fn two_blocks(
 fn a_checkpoint_gives_the_same_bits(device: &Device) -> Result<()> {
     let plain = two_blocks(device, block)?;
     let kept = two_blocks(device, |x, w| checkpoint(&[x, w], |inputs| block(&inputs[0], &inputs[1])))?;
-    same_bits(&kept.0, &plain.0).context("result")?;
-    same_bits(&kept.1, &plain.1).context("gradient of x")?;
-    same_bits(&kept.2, &plain.2).context("gradient of w")
+    ensure_same_bits(&kept.0, &plain.0).context("result")?;
+    ensure_same_bits(&kept.1, &plain.1).context("gradient of x")?;
+    ensure_same_bits(&kept.2, &plain.2).context("gradient of w")
 }
 
 fn checkpoints_nest(device: &Device) -> Result<()> {
@@ -386,9 +386,9 @@ fn checkpoints_nest(device: &Device) -> Result<()> {
     let kept = two_blocks(device, |x, w| {
         checkpoint(&[x, w], |outer| checkpoint(&[&outer[0], &outer[1]], |inner| block(&inner[0], &inner[1])))
     })?;
-    same_bits(&kept.0, &plain.0).context("result")?;
-    same_bits(&kept.1, &plain.1).context("gradient of x")?;
-    same_bits(&kept.2, &plain.2).context("gradient of w")
+    ensure_same_bits(&kept.0, &plain.0).context("result")?;
+    ensure_same_bits(&kept.1, &plain.1).context("gradient of x")?;
+    ensure_same_bits(&kept.2, &plain.2).context("gradient of w")
 }
 
 fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
@@ -397,14 +397,14 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
         let w = w.clone();
         checkpoint(&[x], move |inputs| block(&inputs[0], &w))
     })?;
-    same_bits(&captured.2, &plain.2).context("gradient of w")?;
+    ensure_same_bits(&captured.2, &plain.2).context("gradient of w")?;
     // Also where no listed input wants one.
     let w = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
     let x = Tensor::full(&[2], 5.0, DType::F32, device)?;
     let inner = w.clone();
     let y = checkpoint(&[&x], move |inputs| inputs[0].mul(&inner))?;
     y.backward_with(&y.ones_like()?)?;
-    expect(&w.grad().context("no gradient")?, &[5.0; 2])
+    ensure_values(&w.grad().context("no gradient")?, &[5.0; 2])
 }
 
 /// Results, which others use as well, and hooks on them; whatever the way through the graph.
@@ -453,7 +453,7 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
         Ok(found)
     };
     for (k, (again, plain)) in run(true)?.iter().zip(run(false)?).enumerate() {
-        close(again, &plain, 1e-4, 1e-5).with_context(|| format!("gradient {k}"))?;
+        ensure_close(again, &plain, 1e-4, 1e-5).with_context(|| format!("gradient {k}"))?;
     }
     // A leaf with a hook, which only what is captured leads to.
     let x = leaf()?;
@@ -461,7 +461,7 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
     let (h, one) = (x.exp()?, Tensor::ones(&[], DType::F32, device)?);
     checkpoint(&[&one], move |one| h.mul(&one[0])?.mul(&h)?.sum_all())?.backward()?;
     let expected: Vec<f64> = values.iter().map(|&v| 4.0 * (2.0 * f64::from(v)).exp()).collect();
-    close(&x.grad().context("no gradient")?.to_f64s()?, &expected, 1e-5, 1e-5)?;
+    ensure_close(&x.grad().context("no gradient")?.to_f64s()?, &expected, 1e-5, 1e-5)?;
     // What is captured and changed is an error, and not another gradient.
     let x = leaf()?;
     let h = x.mul(2.0)?;
@@ -487,8 +487,8 @@ fn grad_goes_through_checkpoints(device: &Device) -> Result<()> {
     let seeds = [y.ones_like()?];
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let found = autograd::grad(&[y], &[x.clone(), w.clone()], &options)?;
-    expect(&found[0], &[9.0; 2])?;
-    expect(&found[1], &[30.0; 2])?;
+    ensure_values(&found[0], &[9.0; 2])?;
+    ensure_values(&found[1], &[30.0; 2])?;
     ensure!(x.grad().is_none() && w.grad().is_none(), "the leaves were given gradients");
     Ok(())
 }

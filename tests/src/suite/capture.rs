@@ -18,8 +18,8 @@ use forebay::profile::Profiler;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, same_bits};
-use super::{need, skip, tests};
+use super::host_reference::{SplitMix64, ensure_same_bits};
+use super::{require_dtype, skip, tests};
 
 tests![
     training_has_the_bits_of_eager_steps,
@@ -44,12 +44,12 @@ const STEPS: usize = 6;
 const ROWS: usize = 24;
 
 /// A net, its batches, and random numbers from the start.
-struct Setting {
+struct TrainingSetup {
     layers: [Linear; 2],
     batches: Vec<(Tensor, Tensor)>,
 }
 
-impl Setting {
+impl TrainingSetup {
     fn new(device: &Device) -> Result<Self> {
         device.manual_seed(3);
         let layers = [Linear::new(12, 40, device)?, Linear::new(40, 5, device)?];
@@ -81,17 +81,17 @@ fn rate(step: usize) -> f64 {
     0.01 / (1.0 + step as f64)
 }
 
-fn same(a: &[Tensor], b: &[Tensor]) -> Result<()> {
+fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
     ensure!(a.len() == b.len());
     a.iter()
         .zip(b)
         .enumerate()
-        .try_for_each(|(k, (a, b))| same_bits(a, b).with_context(|| format!("tensor {k}")))
+        .try_for_each(|(k, (a, b))| ensure_same_bits(a, b).with_context(|| format!("tensor {k}")))
 }
 
 /// A step of training: loss, norm of the gradients.
 fn train(
-    net: &Setting,
+    net: &TrainingSetup,
     optimizer: &mut dyn Optimizer,
     x: &Tensor,
     y: &Tensor,
@@ -106,7 +106,7 @@ fn train(
 
 /// Losses and norms of eager steps, and the parameters behind them; and where random numbers stand.
 fn eager(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
-    let net = Setting::new(device)?;
+    let net = TrainingSetup::new(device)?;
     let mut optimizer = make(net.parameters());
     let mut found = Vec::new();
     for step in 0..=STEPS {
@@ -122,7 +122,7 @@ fn eager(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> R
 
 /// The same by a captured step. What the two steps of its capture give comes from other settings: the rate changes between them.
 fn replayed(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
-    let net = Setting::new(device)?;
+    let net = TrainingSetup::new(device)?;
     let mut optimizer = make(net.parameters());
     let (x, y) = net.batch(0);
     let mut found = Vec::new();
@@ -158,7 +158,7 @@ fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
         device.set_fusion(least);
         let (expected, drawn) = eager(device, &make)?;
         let (got, drawn_too) = replayed(device, &make)?;
-        same(&got, &expected).with_context(|| format!("fusion {least:?}"))?;
+        ensure_same_bits_all(&got, &expected).with_context(|| format!("fusion {least:?}"))?;
         ensure!(drawn == drawn_too, "random numbers stand at {drawn_too}, eager at {drawn}");
     }
     Ok(())
@@ -178,19 +178,20 @@ fn every_optimiser_counts_on(device: &Device) -> Result<()> {
     ];
     for (k, make) in makes.into_iter().enumerate() {
         let (expected, _) = eager(device, make)?;
-        same(&replayed(device, make)?.0, &expected).with_context(|| format!("optimiser {k}"))?;
+        ensure_same_bits_all(&replayed(device, make)?.0, &expected)
+            .with_context(|| format!("optimiser {k}"))?;
     }
     Ok(())
 }
 
 /// With a scaler that meets an infinity: what is skipped, counted and scaled is the device's.
 fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result<()> {
-    need(device, DType::F16)?;
+    require_dtype(device, DType::F16)?;
     if !device.info().features.f16 {
         return skip("the device computes no f16");
     }
     let run = |captured: bool| -> Result<Vec<Tensor>> {
-        let net = Setting::new(device)?;
+        let net = TrainingSetup::new(device)?;
         let mut optimizer = Adam::new(net.parameters(), 0.01).low_precision_copies(true);
         let mut scaler = GradScaler::new().init_scale(1024.0).growth_interval(2);
         let (x, y) = (net.batches[0].0.copy()?, &net.batches[0].1);
@@ -231,12 +232,12 @@ fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result
         found.extend(optimizer.state_dict()?.into_values());
         found.iter().map(|t| Ok(t.detach().copy()?)).collect()
     };
-    same(&run(true)?, &run(false)?)
+    ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
 fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
     let run = |captured: bool, clear: bool| -> Result<Vec<Tensor>> {
-        let net = Setting::new(device)?;
+        let net = TrainingSetup::new(device)?;
         let (x, y) = &net.batches[0];
         let clears = Sgd::new(net.parameters(), 0.0);
         let mut once = || {
@@ -265,10 +266,11 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
         net.parameters().iter().map(|p| p.grad().context("no gradient")).collect()
     };
     for clear in [true, false] {
-        same(&run(true, clear)?, &run(false, clear)?).with_context(|| format!("cleared: {clear}"))?;
+        ensure_same_bits_all(&run(true, clear)?, &run(false, clear)?)
+            .with_context(|| format!("cleared: {clear}"))?;
     }
     // Another tensor in its place is not where replays add.
-    let net = Setting::new(device)?;
+    let net = TrainingSetup::new(device)?;
     let (x, y) = &net.batches[0];
     let mut step = device.capture(|| net.loss(x, y)?.backward())?;
     let weight = &net.parameters()[0];
@@ -309,12 +311,12 @@ fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
         losses.push(w.detach());
         Ok(losses)
     };
-    same(&run(true)?, &run(false)?)
+    ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
 fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
-        let net = Setting::new(device)?;
+        let net = TrainingSetup::new(device)?;
         let mut optimizer = AdamW::new(net.parameters(), 0.01);
         let (x, y) = &net.batches[0];
         let (a, b) = (x.narrow(0, 0, 8)?.copy()?, y.narrow(0, 0, 8)?.copy()?);
@@ -340,7 +342,7 @@ fn two_steps_of_one_model_take_turns(device: &Device) -> Result<()> {
         found.extend(net.parameters());
         Ok(found)
     };
-    same(&run(true)?, &run(false)?)
+    ensure_same_bits_all(&run(true)?, &run(false)?)
 }
 
 fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
@@ -425,7 +427,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         carried = carried.add(1.0)?;
         Ok(carried.clone())
     })?;
-    let net = Setting::new(device)?;
+    let net = TrainingSetup::new(device)?;
     let mut first = AdamW::new(net.parameters(), 0.1);
     let (x5, y5) = net.batch(0);
     let recorded = device.record_with(&[x5, y5], |t| train(&net, &mut first, &t[0], &t[1]));
@@ -473,20 +475,20 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     drop(step);
     ensure!(device.memory().allocated() == before);
     // The step owns what it reads.
-    let net = Setting::new(device)?;
+    let net = TrainingSetup::new(device)?;
     let x = net.batches[0].0.clone();
     let mut step = device.capture(|| net.layers[0].forward(&x))?;
     let expected = net.layers[0].forward(&x)?;
     drop((net, x));
     device.pool().empty_cache()?;
     let _strange = Tensor::full(&[64 << 10], 7.0, DType::F32, device)?;
-    same_bits(&step.replay()?, &expected)
+    ensure_same_bits(&step.replay()?, &expected)
 }
 
 /// Other work, full pools and moves to the host between replays.
 fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
-    let mut numbers = Numbers(9);
+    let mut numbers = SplitMix64(9);
     let x = Tensor::randn(&[64, 64], DType::F32, device)?;
     let state = Tensor::zeros(&[64, 64], DType::F32, device)?;
     let mut once = || {
@@ -513,8 +515,8 @@ fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()
         let sums = step.replay()?;
         device.pool().set_limit(None);
         expected = expected.add(&change)?;
-        same_bits(&state, &expected)?;
-        same_bits(&sums, &expected.sum(&[1], false)?)?;
+        ensure_same_bits(&state, &expected)?;
+        ensure_same_bits(&sums, &expected.sum(&[1], false)?)?;
         device.pool().empty_cache()?;
     }
     Ok(())
@@ -576,7 +578,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
             let (commands, fewest) = (step.stats().commands, alone.stats().commands);
             ensure!((fewest..=4 * 20).contains(&commands), "{commands} commands; {fewest} alone");
             for _ in 0..5 {
-                same_bits(&step.replay()?, &expected)?;
+                ensure_same_bits(&step.replay()?, &expected)?;
             }
             Ok(())
         };
@@ -590,7 +592,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
 /// Eager and captured steps keep 16-bit copies of parameters, and each sees what the other, or anybody, has changed.
 fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
-        let net = Setting::new(device)?;
+        let net = TrainingSetup::new(device)?;
         let mut optimizer = AdamW::new(net.parameters(), 0.01).low_precision_copies(true);
         let (x, y) = &net.batches[0];
         let mut once = || -> CoreResult<Tensor> {
@@ -623,10 +625,10 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
         losses.extend(net.parameters());
         Ok(losses)
     };
-    same(&run(true)?, &run(false)?)?;
+    ensure_same_bits_all(&run(true)?, &run(false)?)?;
     // Replays read the copies that the step itself writes: no casts of weights.
     let commands = |copies: bool| -> Result<usize> {
-        let net = Setting::new(device)?;
+        let net = TrainingSetup::new(device)?;
         let mut optimizer = AdamW::new(net.parameters(), 0.01).low_precision_copies(copies);
         let (x, y) = &net.batches[0];
         let step = device.capture(|| {

@@ -11,7 +11,7 @@ use forebay::error::Result as CoreResult;
 use forebay::plan::dry_run;
 use forebay::tensor::Tensor;
 
-use super::host::{close, same_bits};
+use super::host_reference::{ensure_close, ensure_same_bits};
 use super::tests;
 
 tests![
@@ -28,7 +28,7 @@ const CHUNKS: [u64; 3] = [1 << 28, 40_000, 1];
 
 /// A convolution, or a transposed one with its padding of the output.
 #[derive(Clone, Copy, Debug)]
-struct Case {
+struct ConvCase {
     x: &'static [usize],
     w: &'static [usize],
     stride: usize,
@@ -38,8 +38,8 @@ struct Case {
     transposed: Option<usize>,
 }
 
-impl Case {
-    const fn of(x: &'static [usize], w: &'static [usize]) -> Self {
+impl ConvCase {
+    const fn new(x: &'static [usize], w: &'static [usize]) -> Self {
         Self { x, w, stride: 1, padding: 0, dilation: 1, groups: 1, transposed: None }
     }
 
@@ -56,7 +56,7 @@ impl Case {
     }
 
     /// The result, and the gradients of all three.
-    fn all(&self, dtype: DType, device: &Device) -> CoreResult<Vec<Tensor>> {
+    fn output_and_gradients(&self, dtype: DType, device: &Device) -> CoreResult<Vec<Tensor>> {
         let channels = if self.transposed.is_some() { self.w[1] * self.groups } else { self.w[0] };
         let of = |shape: &[usize], seed| digits(shape, seed, dtype, device)?.requires_grad_();
         let (x, w, b) = (of(self.x, 1)?, of(self.w, 2)?, of(&[channels], 3)?);
@@ -66,25 +66,25 @@ impl Case {
     }
 }
 
-const CASES: [Case; 17] = [
+const CASES: [ConvCase; 17] = [
     // One tap: no windows, lines of whole vectors; then not.
-    Case::of(&[3, 20, 4, 8], &[6, 20, 1, 1]),
-    Case::of(&[3, 17, 7, 7], &[6, 17, 1, 1]),
-    Case { stride: 2, ..Case::of(&[2, 18, 7, 6], &[5, 18, 1, 1]) },
-    Case { padding: 1, ..Case::of(&[2, 16, 5, 5], &[4, 16, 1, 1]) },
-    Case { padding: 1, ..Case::of(&[3, 4, 8, 8], &[6, 4, 3, 3]) },
-    Case { padding: 1, ..Case::of(&[9, 4, 7, 7], &[6, 4, 3, 3]) },
-    Case { padding: 1, stride: 2, ..Case::of(&[3, 4, 16, 8], &[6, 4, 3, 3]) },
-    Case { padding: 3, stride: 2, ..Case::of(&[2, 3, 13, 12], &[4, 3, 7, 7]) },
-    Case { stride: 4, ..Case::of(&[2, 3, 16, 16], &[8, 3, 4, 4]) },
-    Case { padding: 2, dilation: 2, groups: 2, ..Case::of(&[3, 8, 9, 7], &[12, 4, 3, 2]) },
-    Case { padding: 1, stride: 3, dilation: 2, ..Case::of(&[2, 4, 17, 15], &[5, 4, 3, 3]) },
-    Case { padding: 2, ..Case::of(&[3, 4, 19], &[6, 4, 5]) },
-    Case { padding: 1, stride: 2, ..Case::of(&[2, 4, 5, 6, 7], &[5, 4, 3, 3, 3]) },
-    Case { padding: 1, ..Case::of(&[2, 4, 4, 4, 8], &[4, 4, 3, 1, 3]) },
-    Case { padding: 1, stride: 2, transposed: Some(1), ..Case::of(&[3, 4, 5, 8], &[4, 6, 3, 3]) },
-    Case { transposed: Some(0), ..Case::of(&[2, 8, 6, 5], &[8, 4, 2, 2]) },
-    Case { stride: 2, groups: 2, transposed: Some(0), ..Case::of(&[2, 8, 9], &[8, 4, 5]) },
+    ConvCase::new(&[3, 20, 4, 8], &[6, 20, 1, 1]),
+    ConvCase::new(&[3, 17, 7, 7], &[6, 17, 1, 1]),
+    ConvCase { stride: 2, ..ConvCase::new(&[2, 18, 7, 6], &[5, 18, 1, 1]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[2, 16, 5, 5], &[4, 16, 1, 1]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[3, 4, 8, 8], &[6, 4, 3, 3]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[9, 4, 7, 7], &[6, 4, 3, 3]) },
+    ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[3, 4, 16, 8], &[6, 4, 3, 3]) },
+    ConvCase { padding: 3, stride: 2, ..ConvCase::new(&[2, 3, 13, 12], &[4, 3, 7, 7]) },
+    ConvCase { stride: 4, ..ConvCase::new(&[2, 3, 16, 16], &[8, 3, 4, 4]) },
+    ConvCase { padding: 2, dilation: 2, groups: 2, ..ConvCase::new(&[3, 8, 9, 7], &[12, 4, 3, 2]) },
+    ConvCase { padding: 1, stride: 3, dilation: 2, ..ConvCase::new(&[2, 4, 17, 15], &[5, 4, 3, 3]) },
+    ConvCase { padding: 2, ..ConvCase::new(&[3, 4, 19], &[6, 4, 5]) },
+    ConvCase { padding: 1, stride: 2, ..ConvCase::new(&[2, 4, 5, 6, 7], &[5, 4, 3, 3, 3]) },
+    ConvCase { padding: 1, ..ConvCase::new(&[2, 4, 4, 4, 8], &[4, 4, 3, 1, 3]) },
+    ConvCase { padding: 1, stride: 2, transposed: Some(1), ..ConvCase::new(&[3, 4, 5, 8], &[4, 6, 3, 3]) },
+    ConvCase { transposed: Some(0), ..ConvCase::new(&[2, 8, 6, 5], &[8, 4, 2, 2]) },
+    ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
 ];
 
 /// Numbers from -1 to 1 whose products and sums are exact in every type, so that no order of a sum is another one's.
@@ -96,20 +96,20 @@ fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreRe
 }
 
 /// The device with a pool and switches of its own.
-fn own(device: &Device) -> Device {
+fn with_own_pool(device: &Device) -> Device {
     Device::with_config(Arc::clone(device.backend()), device.pool().config())
 }
 
 fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
-    let device = &own(device);
+    let device = &with_own_pool(device);
     for case in CASES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
             device.set_windows(Some(0));
-            let expected = case.all(dtype, device)?;
+            let expected = case.output_and_gradients(dtype, device)?;
             ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
             for most in CHUNKS {
                 device.set_windows(Some(most));
-                let made = case.all(dtype, device)?;
+                let made = case.output_and_gradients(dtype, device)?;
                 ensure!(made.len() == 4, "{case:?} {dtype} {most}: a gradient is missing");
                 for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
                 {
@@ -117,7 +117,7 @@ fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
                         expected.abs()?.sum_all()?.item()? > 0.0,
                         "{case:?}: {what} is nothing but zeros"
                     );
-                    close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
+                    ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 0.0, 0.0)
                         .with_context(|| format!("{case:?} {dtype} {most}: {what}"))?;
                 }
             }
@@ -132,11 +132,11 @@ fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
         for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
             let predicted = dry_run(&profile, |dry| {
                 dry.set_windows(Some(most));
-                case.all(dtype, dry)
+                case.output_and_gradients(dtype, dry)
             })?;
-            let real = own(device);
+            let real = with_own_pool(device);
             real.set_windows(Some(most));
-            case.all(dtype, &real)?;
+            case.output_and_gradients(dtype, &real)?;
             let (predicted, measured) = (predicted.peak_allocated, real.memory().peak_allocated());
             ensure!(predicted == measured, "{case:?} {dtype}: predicted {predicted}, measured {measured}");
         }
@@ -145,7 +145,7 @@ fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
 }
 
 fn windows_are_captured(device: &Device) -> Result<()> {
-    let device = &own(device);
+    let device = &with_own_pool(device);
     device.set_windows(Some(CHUNKS[1]));
     let case = CASES[6];
     let of = |shape: &[usize], seed| digits(shape, seed, DType::F32, device);
@@ -161,7 +161,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
         || [&x, &w].into_iter().map(|t| t.grad().context("no gradient")?.copy().map_err(Into::into));
     let once = gradients().collect::<Result<Vec<Tensor>>>()?;
     let mut captured = device.capture(step)?;
-    same_bits(&captured.replay()?, &expected)?;
+    ensure_same_bits(&captured.replay()?, &expected)?;
     // Made by hand, made and recorded by the capture, and replayed.
     for (now, once) in gradients().zip(&once) {
         let times = now?.sum_all()?.item()? / once.sum_all()?.item()?;
@@ -171,7 +171,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
 }
 
 fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
-    let device = &own(device);
+    let device = &with_own_pool(device);
     device.set_windows(Some(CHUNKS[1]));
     for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
         let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.requires_grad_();
@@ -188,7 +188,7 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
         };
         let (one, other, exact) = (run(DType::BF16)?, run(DType::BF16)?, run(DType::F32)?);
         for ((one, other), exact) in one.iter().zip(&other).zip(&exact) {
-            same_bits(one, other)?;
+            ensure_same_bits(one, other)?;
             // Half a unit in the last place of eight bits, and what f32 itself is off where terms cancel.
             let off = one.to_dtype(DType::F32)?.sub(exact)?.abs()?;
             let allowed = exact.abs()?.mul(1.0 / 256.0)?.add(1e-4)?;
@@ -200,7 +200,7 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
 }
 
 /// The normalised x and its gradients, made of single operations in f32.
-fn by_parts(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreResult<Tensor> {
+fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreResult<Tensor> {
     let dims: Vec<isize> = (0..x.rank() as isize).filter(|&d| d != 1).collect();
     let mut each = vec![1; x.rank()];
     each[1] = w.numel();
@@ -234,7 +234,7 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
                     let [x, w, b] = [x, &w, &b].map(|t| t.detach().requires_grad_());
                     let (x, w, b) = (x?, w?, b?);
                     let y = match (parts, relu) {
-                        (true, _) => by_parts(&x, &w, &b, relu)?,
+                        (true, _) => reference_batch_norm(&x, &w, &b, relu)?,
                         (_, false) => x.batch_norm(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
                         (_, true) => x.batch_norm_relu(None, Some(&w), Some(&b), true, 0.1, 1e-5)?,
                     };
@@ -253,7 +253,7 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
                     };
                     // Sums of that many terms of f32, and x near 20, whose mean is off by its unit.
                     let off = 2e-5 * (g.numel() as f64 / channels[0] as f64).sqrt() + 1e-5;
-                    close(&made.to_f64s()?, &expected.to_f64s()?, unit + 1e-5, off)
+                    ensure_close(&made.to_f64s()?, &expected.to_f64s()?, unit + 1e-5, off)
                         .with_context(|| format!("{shape:?} {dtype}, relu {relu}: {what}"))?;
                 }
             }
@@ -278,7 +278,7 @@ fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
             for ((now, before), batch) in [mean, var].iter().zip(&before).zip(expected) {
                 let followed: Vec<f64> =
                     before.iter().zip(batch).map(|(old, new)| 0.75 * old + 0.25 * new).collect();
-                close(&now.to_f64s()?, &followed, if dtype == DType::F32 { 1e-6 } else { 1e-3 }, 0.0)?;
+                ensure_close(&now.to_f64s()?, &followed, if dtype == DType::F32 { 1e-6 } else { 1e-3 }, 0.0)?;
             }
         }
         let first = all.to_f64s()?;

@@ -16,7 +16,7 @@ use forebay::optim::{
 };
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, expect};
+use super::host_reference::{SplitMix64, ensure_values};
 use super::tests;
 
 tests![
@@ -50,11 +50,11 @@ fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
 }
 
 /// Makes an optimiser of parameters.
-type Make = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
 
 fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
     let null = other();
-    let make: [Make; 11] = [
+    let make: [OptimizerCtor; 11] = [
         |p| Box::new(Sgd::new(p, 0.1)),
         |p| Box::new(AdamW::new(p, 0.1)),
         |p| Box::new(Adadelta::new(p, 0.1)),
@@ -81,7 +81,7 @@ fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
     };
     let unchanged = |p: &[Tensor], what: &str| -> Result<()> {
         for t in p.iter().chain(&p[0].grad()) {
-            expect(&t.detach(), &[1.0; 4]).with_context(|| what.to_owned())?;
+            ensure_values(&t.detach(), &[1.0; 4]).with_context(|| what.to_owned())?;
         }
         Ok(())
     };
@@ -154,10 +154,10 @@ fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
     Ok(())
 }
 
-type Case = (&'static str, fn(&[Tensor; 3]) -> CoreResult<Tensor>);
+type MismatchCase = (&'static str, fn(&[Tensor; 3]) -> CoreResult<Tensor>);
 
 /// Operations of [4, 4] floats.
-const CASES: &[Case] = &[
+const CASES: &[MismatchCase] = &[
     ("add", |t| t[0].add(&t[1])),
     ("mul_", |t| t[0].mul_(&t[1]).map(|()| t[0].clone())),
     ("copy_into a chain", |t| t[0].exp()?.mul(&t[1])?.add(&t[2])),
@@ -189,7 +189,7 @@ const CASES: &[Case] = &[
 
 fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
     let null = other();
-    let mut numbers = Numbers(11);
+    let mut numbers = SplitMix64(11);
     for (name, case) in CASES {
         let makes = |foreign: Option<usize>, trains: bool| -> Result<[Tensor; 3]> {
             let make = |k: usize| -> Result<Tensor> {

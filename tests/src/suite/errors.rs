@@ -7,11 +7,11 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
-use forebay::ops::{Attention, Bags, Interpolate, PadMode, Pool2d, cartesian_prod};
+use forebay::ops::{Attention, Bags, Interpolate, PadMode, Pool2dOptions, cartesian_prod};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
-use super::host::expect;
+use super::host_reference::ensure_values;
 use super::tests;
 
 tests![
@@ -38,7 +38,7 @@ fn message<T>(result: ForebayResult<T>) -> Result<String> {
 }
 
 /// Compares a message with what it should be, and shows both where they differ.
-fn says<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
+fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
     let got = message(result)?;
     ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
     Ok(())
@@ -47,7 +47,7 @@ fn says<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
 fn operations_without_a_gradient(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
     let (turned, angles) = (Tensor::ones(&[3, 2], DType::F32, device)?, x.unsqueeze(1)?);
-    says(
+    ensure_message(
         turned.rotary_embedding(&angles, &angles, false),
         "rotary_embedding: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none \
          is wanted",
@@ -60,108 +60,114 @@ fn operations_without_a_gradient(device: &Device) -> Result<()> {
     turned.rotary_embedding(&angles.detach(), &angles.detach(), false)?;
     let _guard = forebay::autograd::no_grad();
     turned.rotary_embedding(&angles, &angles, false)?;
-    expect(&x.gt(0.5)?, &[1.0; 3])
+    ensure_values(&x.gt(0.5)?, &[1.0; 3])
 }
 
 fn wrong_shapes(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[2, 3], DType::F32, device)?;
     let y = Tensor::ones(&[4], DType::F32, device)?;
-    says(
+    ensure_message(
         x.add(&y),
         "add: shapes do not broadcast: extents 3 and 4 at dimension 0 differ and neither is 1; got [2, 3] and [4]",
     )?;
-    says(x.reshape([4, 2]), "reshape: 6 elements do not fit 8; got [2, 3] to [4, 2]")?;
-    says(x.item(), "item: takes a tensor of one element; got [2, 3]")?;
-    says(
+    ensure_message(x.reshape([4, 2]), "reshape: 6 elements do not fit 8; got [2, 3] to [4, 2]")?;
+    ensure_message(x.item(), "item: takes a tensor of one element; got [2, 3]")?;
+    ensure_message(
         x.t()?.view([6]),
         "view: strides do not allow this without a copy; use `reshape`; got [3, 2] and [6]",
     )?;
     ensure!(matches!(x.matmul(&x), Err(Error::Shape { op: "matmul", .. })));
     let text = message(x.matmul(&x))?;
     ensure!(text.contains("[2, 3] and [2, 3]"), "{text}");
-    says(x.trace()?.trace(), "trace: takes a matrix; got []")?;
-    says(
+    ensure_message(x.trace()?.trace(), "trace: takes a matrix; got []")?;
+    ensure_message(
         x.cross(&y.narrow(0, 0, 2)?.unsqueeze(1)?, Some(0)),
         "cross: takes vectors of three numbers along the dimension; got [2, 3] and [2, 1]",
     )?;
-    says(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
-    says(
+    ensure_message(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
+    ensure_message(
         x.interpolate(&Interpolate::by(2.0)),
         "interpolate: Nearest takes [batch, channels, ..] with 3 to 5 dimensions; got [2, 3]",
     )?;
-    says(
+    ensure_message(
         x.unsqueeze(0)?.im2col(4, 1, 0, 1),
         "im2col: a block reaches over 4 of axis 0, the padded image has 2; got [1, 2, 3]",
     )?;
-    says(
+    ensure_message(
         x.col2im(2, 2, 1, 0, 1),
         "col2im: takes [batch, channels · 4, 1], the blocks of images of [2, 2]; got [2, 3]",
     )?;
-    says(
+    ensure_message(
         x.embedding_bag(&Tensor::from_slice(&[0i32], &[1], device)?, &Bags::default()),
         "embedding_bag: takes an index of one dimension with offsets of one, or an index of two dimensions without; got \
          [2, 3] and [1] and []",
     )?;
     // Nothing is broken by it.
-    expect(&x.add(&x)?, &[2.0; 6])
+    ensure_values(&x.add(&x)?, &[2.0; 6])
 }
 
 fn wrong_types(device: &Device) -> Result<()> {
     let flag = Tensor::from_bools(&[true, false], &[2], device)?;
     let float = Tensor::ones(&[2], DType::F32, device)?;
-    says(flag.sub(&flag), "sub: does not take bool; takes numbers; cast with `to_dtype`")?;
-    says(
+    ensure_message(flag.sub(&flag), "sub: does not take bool; takes numbers; cast with `to_dtype`")?;
+    ensure_message(
         float.bitwise_and(&float),
         "bitwise_and: does not take f32; takes integers and bools; cast with `to_dtype`",
     )?;
-    says(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
+    ensure_message(float.to_vec::<i32>(), "to_vec: does not take f32; asked for i32; cast first")?;
     let int = Tensor::zeros(&[2], DType::I32, device)?;
-    says(int.requires_grad_(), "requires_grad_: does not take i32; only floats carry gradients; cast first")?;
-    says(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
+    ensure_message(
+        int.requires_grad_(),
+        "requires_grad_: does not take i32; only floats carry gradients; cast first",
+    )?;
+    ensure_message(int.add_(0.5), "add: does not take i32; the result is a float and does not fit in place")?;
     if !device.info().features.f64 {
-        says(
+        ensure_message(
             Tensor::zeros(&[2], DType::F64, device),
             &format!("zeros: not on {device}: the adapter has no f64; use f32"),
         )?;
     }
     if !device.info().features.i64 {
         let wide = Tensor::zeros(&[2], DType::I64, device)?;
-        says(wide.add(1), &format!("add: not on {device}: the adapter has no 64-bit integers; cast to i32"))?;
+        ensure_message(
+            wide.add(1),
+            &format!("add: not on {device}: the adapter has no 64-bit integers; cast to i32"),
+        )?;
     }
-    expect(&flag.logical_not()?, &[0.0, 1.0])
+    ensure_values(&flag.logical_not()?, &[0.0, 1.0])
 }
 
 fn wrong_arguments(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[2, 3], DType::F32, device)?;
-    says(
+    ensure_message(
         Tensor::from_slice(&[1.0f32; 5], &[2, 3], device),
         "from_slice: shape [2, 3] of f32 takes 6 elements, the data has 5",
     )?;
-    says(x.softshrink(-0.5), "softshrink: takes a lambda of at least 0")?;
-    says(x.hardtanh(1.0, -1.0), "hardtanh: takes a min_val that is not above max_val")?;
-    says(x.hardtanh_(1.0, -1.0), "hardtanh_: takes a min_val that is not above max_val")?;
-    says(x.celu(0.0), "celu: takes an alpha that is not 0")?;
-    says(x.rrelu(0.5, 0.1, false), "rrelu: takes a lower bound that is not above 0.1, got 0.5")?;
-    says(x.trace()?.roll(1, 0), "roll: takes at least one dimension; got []")?;
-    says(x.sum_all()?.narrow(0, 0, 0), "narrow: 0..0 leaves dimension 0 of extent 0")?;
-    says(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
-    says(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
-    says(
+    ensure_message(x.softshrink(-0.5), "softshrink: takes a lambda of at least 0")?;
+    ensure_message(x.hardtanh(1.0, -1.0), "hardtanh: takes a min_val that is not above max_val")?;
+    ensure_message(x.hardtanh_(1.0, -1.0), "hardtanh_: takes a min_val that is not above max_val")?;
+    ensure_message(x.celu(0.0), "celu: takes an alpha that is not 0")?;
+    ensure_message(x.rrelu(0.5, 0.1, false), "rrelu: takes a lower bound that is not above 0.1, got 0.5")?;
+    ensure_message(x.trace()?.roll(1, 0), "roll: takes at least one dimension; got []")?;
+    ensure_message(x.sum_all()?.narrow(0, 0, 0), "narrow: 0..0 leaves dimension 0 of extent 0")?;
+    ensure_message(x.narrow(1, 2, 2), "narrow: 2..4 leaves dimension 1 of extent 3")?;
+    ensure_message(x.select(0, 2), "select: index 2 leaves dimension 0 of extent 2")?;
+    ensure_message(
         x.as_strided(&[2, 2], &[3, 3], Some(1)),
         "as_strided: shape [2, 2] with strides [3, 3] from 1 on leaves the storage of 6 elements",
     )?;
-    says(
+    ensure_message(
         x.unfold(1, 4, 1),
         "unfold: windows of 4, 1 apart, do not fit dimension 1 of extent 3; the step is at least 1",
     )?;
-    says(x.tensor_split(0, 0), "tensor_split: takes at least one section")?;
-    says(
+    ensure_message(x.tensor_split(0, 0), "tensor_split: takes at least one section")?;
+    ensure_message(
         x.as_strided(&[2, 2], &[1, 1], None)?.add_(1.0),
         "add: the tensor repeats elements (it was expanded); copy it first",
     )?;
-    says(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
-    says(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
-    says(
+    ensure_message(x.permute(&[0, 0]), "permute: [0, 0] is no permutation of 2 dimensions")?;
+    ensure_message(x.dropout(1.5, true), "dropout: 1.5 is no probability")?;
+    ensure_message(
         x.requires_grad_()?.add_(1.0),
         "add: a leaf that requires a gradient cannot be changed in place; do it under `no_grad`",
     )?;
@@ -176,7 +182,7 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     let vector = Tensor::ones(&[5], DType::F32, device)?;
     let image = Tensor::ones(&[1, 4, 3, 3], DType::F32, device)?;
     let filter = Tensor::ones(&[2, 4, 1, 1], DType::F32, device)?;
-    let wide = Pool2d { padding: [MOST; 2], ..Pool2d::new(2) };
+    let wide = Pool2dOptions { padding: [MOST; 2], ..Pool2dOptions::new(2) };
     ensure!(Tensor::zeros(&[0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
     for refused in [
         // As in PyTorch, extents are multiplied also where one is 0.
@@ -205,37 +211,37 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     ] {
         message(refused)?;
     }
-    says(
+    ensure_message(
         vector.split_with_sizes(&[MOST, 6], 0),
         "split_with_sizes: [18446744073709551615, 6] does not add up to the extent 5 of dimension 0",
     )?;
     // A view may name more than kernels count: not a sum of some of it.
     let view = vector.broadcast_to(&[1 << 20, 1 << 20, 5])?;
-    says(
+    ensure_message(
         view.sum_all(),
         "sum: a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts",
     )?;
-    expect(&vector.slice_dim(0, 1, 5, MOST)?, &[1.0])
+    ensure_values(&vector.slice_dim(0, 1, 5, MOST)?, &[1.0])
 }
 
 fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     let image = Tensor::ones(&[1, 3, 8, 8], DType::F32, device)?;
     let weight = Tensor::ones(&[6, 4, 3, 3], DType::F32, device)?;
-    says(
+    ensure_message(
         image.conv2d(&weight, None, 1, 0, 1, 1),
         "conv2d: the input has 3 channels, and the weight takes 4 for each of 1 groups (input [batch, channels, ..], weight [out, \
          channels of a group, ..]); give the layer the channels of the input, or change `groups`; got [1, 3, 8, 8] and [6, 4, 3, 3]",
     )?;
     let q = Tensor::ones(&[1, 8, 4, 16], DType::F32, device)?;
     let k = Tensor::ones(&[1, 2, 4, 16], DType::F32, device)?;
-    says(
+    ensure_message(
         q.scaled_dot_product_attention(&k, &k, &Attention::default()),
         "scaled_dot_product_attention: q has 8 heads, and k has 2; for each head of k and v to serve several of q, set \
          `enable_gqa`; got [1, 8, 4, 16] and [1, 2, 4, 16] and [1, 2, 4, 16]",
     )?;
     let layer = Linear::new(4, 2, device)?;
     if device.supports(DType::F64) {
-        says(
+        ensure_message(
             layer.forward(&Tensor::ones(&[3, 4], DType::F64, device)?),
             "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
         )?;
@@ -258,19 +264,25 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
 /// What PyTorch refuses as well.
 fn senseless_numbers(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4, 4], DType::F32, device)?;
-    says(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
-    says(
+    ensure_message(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
+    ensure_message(
         Tensor::normal(&[2], 0.0, -1.0, DType::F32, device),
         "randn: a standard deviation is 0 or more, not -1",
     )?;
-    says(Tensor::randint(0, 300, &[2], DType::U8, device), "randint: 0..300 are not all numbers of u8")?;
-    says(
+    ensure_message(
+        Tensor::randint(0, 300, &[2], DType::U8, device),
+        "randint: 0..300 are not all numbers of u8",
+    )?;
+    ensure_message(
         Tensor::from_bytes(&[1, 7], &[2], DType::Bool, device),
         "from_bytes: the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
     )?;
-    says(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
-    says(Embedding::new(4, 4, device)?.with_padding(9), "Embedding: padding_idx 9 is none of the 4 rows")?;
-    says(
+    ensure_message(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
+    ensure_message(
+        Embedding::new(4, 4, device)?.with_padding(9),
+        "Embedding: padding_idx 9 is none of the 4 rows",
+    )?;
+    ensure_message(
         Conv2d::new(4, 4, [3, 0], Conv2dOptions::default(), device),
         "Conv2d: kernel_size is [3, 0]; it must be at least 1",
     )?;
@@ -279,7 +291,7 @@ fn senseless_numbers(device: &Device) -> Result<()> {
         w.set_grad(Some(w.ones_like()?));
         let got = message(AdamW::new(vec![w.clone()], lr).step())?;
         ensure!(got == format!("step: `lr` is {lr}, expected a finite number of 0 or more, in f32"), "{got}");
-        expect(&w, &[1.0; 16])?;
+        ensure_values(&w, &[1.0; 16])?;
     }
     Ok(())
 }
@@ -287,37 +299,40 @@ fn senseless_numbers(device: &Device) -> Result<()> {
 fn wrong_devices(device: &Device) -> Result<()> {
     let here = Tensor::ones(&[2], DType::F32, device)?;
     let there = Tensor::ones(&[2], DType::F32, &Device::null(Default::default()))?;
-    says(here.add(&there), &format!("add: tensors are on {device} and null:0; move one with `to_device`"))?;
+    ensure_message(
+        here.add(&there),
+        &format!("add: tensors are on {device} and null:0; move one with `to_device`"),
+    )?;
     let again = Device::with_config(device.backend().clone(), Config::default());
-    says(
+    ensure_message(
         here.add(&Tensor::ones(&[2], DType::F32, &again)?),
         &format!(
             "add: tensors are on {device} and on {device} that was opened again, which is another device with a pool of its own; \
              open it once and clone the handle, or move one with `to_device`"
         ),
     )?;
-    says(
+    ensure_message(
         here.matmul(&there),
         &format!("matmul: tensors are on {device} and null:0; move one with `to_device`"),
     )?;
-    expect(&here.add(&there.to_device(device)?)?, &[1.0; 2])
+    ensure_values(&here.add(&there.to_device(device)?)?, &[1.0; 2])
 }
 
 fn backward_that_cannot_run(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[2], DType::F32, device)?.requires_grad_()?;
-    says(
+    ensure_message(
         x.detach().dot(&x.detach())?.backward(),
         "backward: the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed \
          one",
     )?;
     let y = x.exp()?;
-    says(
+    ensure_message(
         y.backward(),
         "backward: a tensor of shape [2] is no scalar; reduce it (`mean`, `sum`) or give its gradient to \
          `backward_with`",
     )?;
     y.backward_with(&y.ones_like()?)?;
-    says(
+    ensure_message(
         y.backward_with(&y.ones_like()?),
         "backward: `exp` was already walked, and what it saved is freed; every pass but the last one uses `backward_retain` or \
          `retain_graph`, and the last one comes after the others",
@@ -325,8 +340,8 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
 }
 
 fn devices_that_are_not_there(device: &Device) -> Result<()> {
-    says(Device::open("tpu:0"), "no device `tpu:0`: backends are cuda, wgpu, null")?;
-    says(
+    ensure_message(Device::open("tpu:0"), "no device `tpu:0`: backends are cuda, wgpu, null")?;
+    ensure_message(
         Device::open("cuda:first"),
         "no device `cuda:first`: an id is a backend and a number, as `cuda:0` or `wgpu:1`",
     )?;
@@ -368,7 +383,7 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
          try: parameters and gradients hold the most: a smaller model, or a 16-bit one",
         file!()
     );
-    says(result, &expected)?;
+    ensure_message(result, &expected)?;
     Tensor::zeros(&[1 << 20], DType::F32, &device)?;
     Ok(())
 }

@@ -324,7 +324,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
 }
 
 /// What a tensor is as 8-bit floats, divided by the smallest power of two that brings it into their range: in f32.
-fn through(x: &Tensor, dtype: DType) -> Result<Tensor> {
+fn quantize_dequantize(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let largest = if dtype == DType::F8E4M3 { 448.0 } else { 57_344.0 };
     let most = x.to_f64s()?.into_iter().fold(0.0, |most: f64, x| most.max(x.abs()));
     let scale = (most / largest).log2().ceil().exp2();
@@ -333,7 +333,7 @@ fn through(x: &Tensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// Equal but for roundings of the type, and what matrix units lose of a sum of `terms` numbers of about the largest result.
-fn near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<()> {
+fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<()> {
     let (got_all, expected) = (got.to_f64s()?, expected.to_f64s()?);
     let rounding = match got.dtype() {
         DType::F16 => 2f64.powi(-10),
@@ -451,16 +451,23 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
         ensure!(!is_fp8_enabled() && y.dtype() == dtype && y.shape() == [1, m, n]);
         y.backward_with(&g)?;
         let place = |what: &str| format!("{dtype} {m} x {n} x {k}, {what}");
-        let [low_x, low_weight] =
-            [through(&x.detach(), DType::F8E4M3)?, through(&weight.detach(), DType::F8E4M3)?];
-        let low_g = through(&g, DType::F8E5M2)?.reshape([m, n])?;
+        let [low_x, low_weight] = [
+            quantize_dequantize(&x.detach(), DType::F8E4M3)?,
+            quantize_dequantize(&weight.detach(), DType::F8E4M3)?,
+        ];
+        let low_g = quantize_dequantize(&g, DType::F8E5M2)?.reshape([m, n])?;
         let low_x = low_x.reshape([m, k])?;
         let expected = low_x.mm(&low_weight.t()?)?.add(&bias.detach().to_dtype(DType::F32)?)?;
-        near(&place("the result"), &y, &expected, k as f64)?;
+        ensure_near(&place("the result"), &y, &expected, k as f64)?;
         let grad = |t: &Tensor| t.grad().context("a gradient");
-        near(&place("of x"), &grad(&x)?, &low_g.mm(&low_weight)?, n as f64)?;
-        near(&place("of the weight"), &grad(&weight)?, &low_g.t()?.mm(&low_x)?, m as f64)?;
-        near(&place("of the bias"), &grad(&bias)?, &g.to_dtype(DType::F32)?.sum(&[0, 1], false)?, m as f64)?;
+        ensure_near(&place("of x"), &grad(&x)?, &low_g.mm(&low_weight)?, n as f64)?;
+        ensure_near(&place("of the weight"), &grad(&weight)?, &low_g.t()?.mm(&low_x)?, m as f64)?;
+        ensure_near(
+            &place("of the bias"),
+            &grad(&bias)?,
+            &g.to_dtype(DType::F32)?.sum(&[0, 1], false)?,
+            m as f64,
+        )?;
     }
     Ok(())
 }

@@ -10,7 +10,7 @@ use forebay::profile::Profiler;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, same_bits};
+use super::host_reference::{SplitMix64, ensure_same_bits};
 use super::{skip, tests};
 
 tests![
@@ -36,16 +36,16 @@ fn both(device: &Device) -> [Device; 2] {
     [other(device, None), other(device, Some(0))]
 }
 
-fn same(a: &[Tensor], b: &[Tensor]) -> Result<()> {
+fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
     ensure!(a.len() == b.len(), "{} results, and {}", a.len(), b.len());
     for (k, (a, b)) in a.iter().zip(b).enumerate() {
-        same_bits(a, b).with_context(|| format!("result {k}: {} {:?}", a.dtype(), a.shape()))?;
+        ensure_same_bits(a, b).with_context(|| format!("result {k}: {} {:?}", a.dtype(), a.shape()))?;
     }
     Ok(())
 }
 
 /// Numbers around zero, some of them special.
-fn values(n: usize, numbers: &mut Numbers) -> Vec<f32> {
+fn values(n: usize, numbers: &mut SplitMix64) -> Vec<f32> {
     let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1e-30, 65519.9, -3e38];
     (0..n)
         .map(|k| match numbers.below(50) {
@@ -56,7 +56,7 @@ fn values(n: usize, numbers: &mut Numbers) -> Vec<f32> {
 }
 
 fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
-    let mut numbers = Numbers(7);
+    let mut numbers = SplitMix64(7);
     let types = [DType::F32, DType::BF16, DType::F16];
     // A few kernels: what varies most are the lengths and the layouts.
     for (round, n) in [1usize, 5, 8, 31, 64, 1000].into_iter().enumerate() {
@@ -94,7 +94,7 @@ fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
             Ok(out)
         };
         let [alone, fused] = both(device);
-        same(&chain(&alone)?, &chain(&fused)?)
+        ensure_same_bits_all(&chain(&alone)?, &chain(&fused)?)
             .with_context(|| format!("{dtype} [4, {n}] layout {layout} steps {steps:?}"))?;
     }
     Ok(())
@@ -112,7 +112,7 @@ fn products_and_sums_round_twice(device: &Device) -> Result<()> {
 }
 
 fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
-    let mut numbers = Numbers(3);
+    let mut numbers = SplitMix64(3);
     let data: Vec<Vec<f32>> =
         (0..3).map(|_| (0..96).map(|_| numbers.below(500) as f32 / 250.0 - 1.0).collect()).collect();
     let run = |device: &Device| -> Result<Vec<Tensor>> {
@@ -126,7 +126,7 @@ fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
         Ok(vec![y.detach(), grad(&a)?, grad(&b)?, grad(&c)?])
     };
     let [alone, fused] = both(device);
-    same(&run(&alone)?, &run(&fused)?)
+    ensure_same_bits_all(&run(&alone)?, &run(&fused)?)
 }
 
 /// The names of the kernels of `run`.
@@ -305,5 +305,5 @@ fn long_chains_and_many_inputs_are_cut(device: &Device) -> Result<()> {
         }
         Ok(all)
     };
-    same(&run(&alone)?, &run(&fused)?)
+    ensure_same_bits_all(&run(&alone)?, &run(&fused)?)
 }

@@ -13,9 +13,9 @@ use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::plan::Choice;
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, close, same_bits};
-use super::runs::Temporary;
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::tests;
+use super::train_resume::TempFile;
 
 tests![
     a_file_of_gpt2_gives_its_scores,
@@ -26,12 +26,12 @@ tests![
 const SIZES: GptOptions =
     GptOptions { vocabulary: 11, context: 6, layers: 2, heads: 2, width: 8, dropout: 0.0 };
 
-type File = BTreeMap<String, Tensor>;
+type StateDict = BTreeMap<String, Tensor>;
 
 /// Weights as GPT-2's files hold them, layers' of \[in, out\], with the mask and the head that some of them have.
-fn file(device: &Device) -> Result<File> {
-    let mut numbers = Numbers(5);
-    let mut file = File::new();
+fn file(device: &Device) -> Result<StateDict> {
+    let mut numbers = SplitMix64(5);
+    let mut file = StateDict::new();
     let GptOptions { vocabulary, context, layers, width, .. } = SIZES;
     let mut put = |name: &str, shape: &[usize]| -> Result<()> {
         let n = shape.iter().product();
@@ -63,7 +63,7 @@ fn file(device: &Device) -> Result<File> {
 }
 
 /// The scores of a file's model, of plain operations.
-fn scores(file: &File, text: &Tensor) -> CoreResult<Tensor> {
+fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
     let get = |name: &str| &file[&format!("transformer.{name}")];
     let norm = |x: &Tensor, name: &str| {
         let centred = x.sub(&x.mean(&[-1], true)?)?;
@@ -99,7 +99,7 @@ fn scores(file: &File, text: &Tensor) -> CoreResult<Tensor> {
 fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
     let _no_grad = autograd::no_grad();
     let given = file(device)?;
-    let saved = Temporary::new(device, "gpt2.safetensors");
+    let saved = TempFile::new(device, "gpt2.safetensors");
     safetensors::save(&saved.0, &given, &BTreeMap::new())?;
     let read = safetensors::load(&saved.0, device)?;
     let sizes = GptOptions::of_gpt2(&read)?;
@@ -108,7 +108,7 @@ fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
     let net = Gpt::new(&SIZES, device)?;
     net.load_gpt2(&read)?;
     let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
-    close(&net.forward(&text)?.to_f64s()?, &scores(&given, &text)?.to_f64s()?, 1e-5, 1e-5)?;
+    ensure_close(&net.forward(&text)?.to_f64s()?, &scores(&given, &text)?.to_f64s()?, 1e-5, 1e-5)?;
 
     // What is saved is what was loaded, but for what is no parameter and the positions that were left out.
     let back = net.gpt2_state_dict()?;
@@ -165,7 +165,7 @@ fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Res
                 let what = || format!("{low:?}, ways {way} and {first}, {:?}", names.get(k));
                 let own = first == 0 && names.get(k).is_some_and(|name| name.ends_with("c_proj.bias"));
                 match own {
-                    false => same_bits(a, b).with_context(what)?,
+                    false => ensure_same_bits(a, b).with_context(what)?,
                     true => {
                         let apart = a.sub(b)?.abs()?.max_all()?.item()?;
                         let size = b.abs()?.max_all()?.item()?;

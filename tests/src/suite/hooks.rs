@@ -9,10 +9,10 @@ use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::ops::{Attention, Bags, CrossEntropy, Recurrent, RecurrentKind, ScatterReduce};
+use forebay::ops::{Attention, Bags, CrossEntropy, RecurrentKind, RecurrentOp, ScatterReduce};
 use forebay::tensor::Tensor;
 
-use super::host::{close, expect};
+use super::host_reference::{ensure_close, ensure_values};
 use super::tests;
 
 tests![
@@ -45,13 +45,13 @@ fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
     })?;
     // Three paths: 3 + 2x.
     x.mul(3.0)?.add(&x.mul(&x)?)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[50.0, 70.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[50.0, 70.0])?;
     // The second pass is seen by itself, and adds up.
     x.mul(1.0)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[60.0, 80.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[60.0, 80.0])?;
     // `grad` gives what the hook left.
     let found = autograd::grad(&[x.sum_all()?], std::slice::from_ref(&x), &GradOptions::default())?;
-    expect(&found[0], &[10.0, 10.0])?;
+    ensure_values(&found[0], &[10.0, 10.0])?;
     let seen = seen.lock().unwrap_or_else(|e| e.into_inner()).clone();
     ensure!(seen == [[5.0, 7.0], [1.0, 1.0], [1.0, 1.0]], "{seen:?}");
     handle.remove();
@@ -88,7 +88,7 @@ fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
     })?;
     y.register_hook(|grad| grad.clamp(-1.0, 1.0).map(Some))?;
     y.mul(5.0)?.sub(&y.mul(2.0)?)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[2.0, 2.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[2.0, 2.0])?;
     ensure!(calls.load(Ordering::Relaxed) == 1, "the hook gets the sum, once");
     let plain = Tensor::ones(&[2], DType::F32, device)?;
     ensure!(plain.register_hook(|_| Ok(None)).is_err(), "there is no gradient to see");
@@ -101,9 +101,9 @@ fn hooks_of_recorded_walks_are_recorded(device: &Device) -> Result<()> {
     // (2x)², whose gradient is 8x, and the hook squares that as well.
     let first =
         autograd::grad(&[x.mul(&x)?.sum_all()?], std::slice::from_ref(&x), &GradOptions::create_graph())?;
-    expect(&first[0], &[36.0])?;
+    ensure_values(&first[0], &[36.0])?;
     handle.remove();
-    expect(&autograd::grad(&[first[0].sum_all()?], &[x], &GradOptions::default())?[0], &[24.0])
+    ensure_values(&autograd::grad(&[first[0].sum_all()?], &[x], &GradOptions::default())?[0], &[24.0])
 }
 
 fn an_optimiser_in_the_backward_pass_frees_gradients(device: &Device) -> Result<()> {
@@ -167,7 +167,7 @@ fn hooks_run_inside_checkpoints(device: &Device) -> Result<()> {
     })?;
     checkpoint(&[&x], move |t| t[0].mul(&inner)?.mul(&inner))?.sum_all()?.backward()?;
     ensure!(outer.load(Ordering::Relaxed) == 1);
-    expect(&w.grad().context("no gradient")?, &[60.0, 96.0])
+    ensure_values(&w.grad().context("no gradient")?, &[60.0, 96.0])
 }
 
 fn hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint(device: &Device) -> Result<()> {
@@ -177,10 +177,10 @@ fn hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint(device: &Devic
     let y = checkpoint(&[&w.exp()?], move |t| t[0].mul(&inner)?.mul(&inner))?.sum_all()?;
     let first = autograd::grad(&[y], from_ref(&w), &GradOptions::create_graph())?;
     let at = |f: fn(f64) -> f64| [3.0, 4.0].map(f);
-    close(&first[0].to_f64s()?, &at(|w| w.exp() * (w * w + 2.0 * w)), 1e-5, 0.0)?;
+    ensure_close(&first[0].to_f64s()?, &at(|w| w.exp() * (w * w + 2.0 * w)), 1e-5, 0.0)?;
     autograd::backward(&[first[0].sum_all()?], &GradOptions::create_graph())?;
     let second = w.grad().context("no second gradient")?;
-    close(&second.to_f64s()?, &at(|w| w.exp() * (w * w + 4.0 * w + 2.0)), 1e-5, 0.0)?;
+    ensure_close(&second.to_f64s()?, &at(|w| w.exp() * (w * w + 4.0 * w + 2.0)), 1e-5, 0.0)?;
     w.set_grad(None);
     handle.remove();
     Ok(())
@@ -276,12 +276,12 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
             let (state, weight) =
                 (x.narrow(0, 0, 2)?.narrow(1, 0, 2)?, Tensor::ones(&[6, 2], DType::F32, device)?);
             let bias = Tensor::ones(&[6], DType::F32, device)?;
-            let of = Recurrent {
+            let of = RecurrentOp {
                 lengths: Some(&lengths),
-                bias: Some(&bias),
-                ..Recurrent::new(RecurrentKind::Gru, &wide, &state, &weight)
+                bias_hh: Some(&bias),
+                ..RecurrentOp::new(RecurrentKind::Gru, &wide, &state, &weight)
             };
-            Ok((of.run()?.all, lengths))
+            Ok((of.run()?.output, lengths))
         }),
         ("scaled_dot_product_attention", |x, _| {
             let mask = Tensor::ones(&[4, 4], DType::F32, x.device())?;
@@ -345,7 +345,7 @@ fn what_is_not_saved_may_change(device: &Device) -> Result<()> {
     y.detach().add_(9.0)?;
     z.detach().add_(9.0)?;
     z.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
     // Behind the pass, parameters change in place, and the next pass keeps what they are then.
     for _ in 0..2 {
         x.exp()?.sum_all()?.backward()?;

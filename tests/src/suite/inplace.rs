@@ -10,7 +10,7 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::tensor::Tensor;
 
-use super::host::{close, expect};
+use super::host_reference::{ensure_close, ensure_values};
 use super::tests;
 
 tests![
@@ -25,11 +25,11 @@ tests![
     an_activation_in_place_saves_its_memory,
 ];
 
-type In = fn(&Tensor, &Tensor) -> CoreResult<()>;
-type Out = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
+type InplaceFn = fn(&Tensor, &Tensor) -> CoreResult<()>;
+type OutOfPlaceFn = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
 
 /// In place, and not; of numbers between 0.5 and 2.
-const FORMS: &[(&str, In, Out)] = &[
+const FORMS: &[(&str, InplaceFn, OutOfPlaceFn)] = &[
     ("add_", |x, y| x.add_(y), |x, y| x.add(y)),
     ("sub_", |x, y| x.sub_(y), |x, y| x.sub(y)),
     ("mul_", |x, y| x.mul_(y), |x, y| x.mul(y)),
@@ -72,7 +72,7 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
         let t = Tensor::zeros(&[3, 4], dtype, device)?;
         t.fill_(1)?;
         t.narrow(1, 1, 2)?.t()?.zero_()?;
-        expect(&t, &[1.0, 0.0, 0.0, 1.0].repeat(3)).with_context(|| dtype.to_string())?;
+        ensure_values(&t, &[1.0, 0.0, 0.0, 1.0].repeat(3)).with_context(|| dtype.to_string())?;
     }
     let t = Tensor::zeros(&[2], DType::I64, device)?;
     t.fill_(-(1i64 << 40) - 1)?;
@@ -80,8 +80,11 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
     // What a u32 holds keeps its sign.
     if device.info().features.i64 {
         let t = Tensor::from_slice(&[3_000_000_000u32, u32::MAX, 7], &[3], device)?;
-        expect(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
-        expect(&t.to_dtype(DType::I64)?.add(3_000_000_000i64)?, &[6e9, 7_294_967_295.0, 3_000_000_007.0])?;
+        ensure_values(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
+        ensure_values(
+            &t.to_dtype(DType::I64)?.add(3_000_000_000i64)?,
+            &[6e9, 7_294_967_295.0, 3_000_000_007.0],
+        )?;
     }
     if device.supports(DType::F64) {
         let t = Tensor::zeros(&[2], DType::F64, device)?;
@@ -122,7 +125,8 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
         for (what, (a, b)) in
             ["value", "gradient", "gradient of the operand"].iter().zip(got.iter().zip(&expected))
         {
-            close(&a.to_f64s()?, &b.to_f64s()?, 1e-6, 1e-6).with_context(|| format!("{name}: the {what}"))?;
+            ensure_close(&a.to_f64s()?, &b.to_f64s()?, 1e-6, 1e-6)
+                .with_context(|| format!("{name}: the {what}"))?;
         }
         // Where nothing is recorded, leaves change as well.
         let x = x.copy()?.requires_grad_()?;
@@ -149,7 +153,7 @@ fn leaves_and_their_views_are_refused(device: &Device) -> Result<()> {
             "{error}"
         );
     }
-    expect(&w, &[1.0; 4])
+    ensure_values(&w, &[1.0; 4])
 }
 
 fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
@@ -158,12 +162,12 @@ fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
     let base = x.mul(1.0)?;
     let column = base.t()?.select(0, 1)?;
     column.mul_(&w)?;
-    expect(&base, &[1.0, 20.0, 3.0, 80.0])?;
+    ensure_values(&base, &[1.0, 20.0, 3.0, 80.0])?;
     let c = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
     // The base and the view both have the history.
     base.mul(&c)?.sum_all()?.add(&column.sum_all()?)?.backward()?;
-    expect(&x.grad().context("no gradient of x")?, &[1.0, 30.0, 3.0, 100.0])?;
-    expect(&w.grad().context("no gradient of w")?, &[6.0, 20.0])
+    ensure_values(&x.grad().context("no gradient of x")?, &[1.0, 30.0, 3.0, 100.0])?;
+    ensure_values(&w.grad().context("no gradient of w")?, &[6.0, 20.0])
 }
 
 fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
@@ -172,16 +176,16 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
     buffer.select(0, 0)?.copy_(&x)?;
     buffer.select(0, 2)?.copy_(&x.mul(&x)?)?;
     ensure!(buffer.requires_grad() && !buffer.is_leaf());
-    expect(&buffer, &[1.0, 2.0, 0.0, 0.0, 1.0, 4.0])?;
+    ensure_values(&buffer, &[1.0, 2.0, 0.0, 0.0, 1.0, 4.0])?;
     buffer.mul(3.0)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[9.0, 15.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[9.0, 15.0])?;
     // A part that is written again gives its gradient to the last.
     x.set_grad(None);
     let buffer = Tensor::zeros(&[2], DType::F32, device)?;
     buffer.copy_(&x)?;
     buffer.narrow(0, 0, 1)?.fill_(7.0)?;
     buffer.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[0.0, 1.0])
+    ensure_values(&x.grad().context("no gradient")?, &[0.0, 1.0])
 }
 
 fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()> {
@@ -191,7 +195,7 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     let of_early = early.unsqueeze(0)?;
     base.mul_(3.0)?;
     early.mul(&early)?.sum_all()?.add(&of_early.sum_all()?)?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[21.0, 21.0, 0.0, 0.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[21.0, 21.0, 0.0, 0.0])?;
     // A view without a history has one as soon as the memory has, and writes into the base as any view.
     x.set_grad(None);
     let plain = Tensor::zeros(&[4], DType::F32, device)?;
@@ -201,12 +205,12 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     ensure!(beside.requires_grad() && !apart.requires_grad(), "what was detached has no history");
     // It is a constant, in what is recorded as well.
     apart.mul(&x)?.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[1.0, 1.0, 0.0, 0.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[1.0, 1.0, 0.0, 0.0])?;
     x.set_grad(None);
     beside.add_(&beside.copy()?.mul(&x.narrow(0, 2, 2)?)?)?;
     plain.sum_all()?.add(&written.sum_all()?)?.backward()?;
     // plain is x0, x1 + x1 x2, 0, 0, and written the first two of them.
-    expect(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
+    ensure_values(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
     // With the whole gone, nobody says what the other views see.
     let plain = Tensor::zeros(&[4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
@@ -229,7 +233,7 @@ fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
     let y = x.add(1.0)?;
     y.mul_(2.0)?;
     y.sum_all()?.backward()?;
-    expect(&x.grad().context("no gradient")?, &[2.0; 4])
+    ensure_values(&x.grad().context("no gradient")?, &[2.0; 4])
 }
 
 fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
@@ -238,9 +242,9 @@ fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<(
     // x⁴ in the second place, x² in the first.
     y.narrow(0, 1, 1)?.square_()?;
     let first = autograd::grad(&[y.sum_all()?], from_ref(&x), &GradOptions::create_graph())?;
-    expect(&first[0], &[2.0, 32.0])?;
+    ensure_values(&first[0], &[2.0, 32.0])?;
     let second = autograd::grad(&[first[0].sum_all()?], from_ref(&x), &GradOptions::default())?;
-    expect(&second[0], &[2.0, 48.0])
+    ensure_values(&second[0], &[2.0, 48.0])
 }
 
 fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {

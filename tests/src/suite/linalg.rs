@@ -9,7 +9,7 @@ use forebay::dtype::DType;
 use forebay::ops::CustomOp;
 use forebay::tensor::Tensor;
 
-use super::need;
+use super::require_dtype;
 
 super::tests![
     functions_of_f64_are_within_two_ulp,
@@ -47,7 +47,7 @@ static EXP: CustomOp = kernel!("m_exp64");
 static LOG: CustomOp = kernel!("m_log64");
 
 fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
-    need(device, DType::F64)?;
+    require_dtype(device, DType::F64)?;
     let table: BTreeMap<String, Vec<[String; 2]>> =
         serde_json::from_str(include_str!("../../data/double.json"))?;
     for (name, op) in [("exp", &EXP), ("log", &LOG)] {

@@ -27,7 +27,7 @@ tests![
 const SIZES: [[usize; 3]; 4] = [[64, 32, 128], [40, 24, 56], [5, 7, 9], [1, 3, 2]];
 
 /// The largest difference, against the largest number.
-fn apart(a: &Tensor, b: &Tensor) -> Result<f64> {
+fn max_relative_difference(a: &Tensor, b: &Tensor) -> Result<f64> {
     ensure!(a.shape() == b.shape(), "{:?} and {:?}", a.shape(), b.shape());
     let to = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.to_vec()?) };
     let (a, b) = (to(a)?, to(b)?);
@@ -71,10 +71,10 @@ fn gradients(of: &Tensor, seed: &Tensor, leaves: &[Tensor]) -> Result<Vec<Tensor
 }
 
 fn compare(one: (&Tensor, &[Tensor]), other: (&Tensor, &[Tensor]), bound: f64) -> Result<()> {
-    let d = apart(one.0, other.0)?;
+    let d = max_relative_difference(one.0, other.0)?;
     ensure!(d <= bound, "values are {d:.1e} apart, {bound:.1e} is allowed");
     for (k, (a, b)) in one.1.iter().zip(other.1).enumerate() {
-        let d = apart(a, b)?;
+        let d = max_relative_difference(a, b)?;
         ensure!(d <= bound, "gradient {k} is {d:.1e} apart, {bound:.1e} is allowed");
     }
     Ok(())
@@ -153,7 +153,7 @@ fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
                 step()?.backward_with(&seed)?;
             }
             for (leaf, once) in all.iter().zip(&once) {
-                let d = apart(&leaf.grad().context("no gradient")?, &once.mul(2.0)?)?;
+                let d = max_relative_difference(&leaf.grad().context("no gradient")?, &once.mul(2.0)?)?;
                 ensure!(d <= bound(dtype), "{dtype} {sizes:?}: twice is {d:.1e} apart");
             }
             // The same leaf in two places of one pass, and gradients that do not go to the leaves.
@@ -168,7 +168,7 @@ fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
             ensure!(up.grad().is_none(), "`grad` has given the leaf a gradient");
             tied(x)?.backward_with(&seed)?;
             let (a, b) = (&apart_from_leaves[0], up.grad().context("none")?);
-            let d = apart(a, &b)?;
+            let d = max_relative_difference(a, &b)?;
             ensure!(d <= bound(dtype), "{dtype} {sizes:?}: {d:.1e} apart");
         }
     }
@@ -199,7 +199,10 @@ fn only_what_wants_a_gradient_gets_one(device: &Device) -> Result<()> {
                 from_ref(t),
                 &GradOptions { grad_outputs: Some(from_ref(&seed)), ..GradOptions::default() },
             )?;
-            ensure!(apart(&grad, &expected[0])? <= bound(DType::F32), "{wanted:b}: input {k}");
+            ensure!(
+                max_relative_difference(&grad, &expected[0])? <= bound(DType::F32),
+                "{wanted:b}: input {k}"
+            );
         }
         drop(whole);
     }

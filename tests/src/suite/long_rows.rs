@@ -8,7 +8,7 @@ use forebay::error::Error;
 use forebay::ops::{Attention, CrossEntropy, Interpolate, InterpolateMode};
 use forebay::tensor::Tensor;
 
-use super::host::{close, expect};
+use super::host_reference::{ensure_close, ensure_values};
 use super::tests;
 
 tests![
@@ -36,7 +36,7 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
 }
 
 /// A row of which every fourth element is 3 and the others are -1: mean 0, variance 3.
-fn fours(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn zero_mean_row(shape: &[usize], device: &Device) -> Result<Tensor> {
     let n: usize = shape.iter().product();
     let four = Tensor::from_slice(&[3.0f32, -1.0, -1.0, -1.0], &[1, 4], device)?;
     Ok(four.broadcast_to(&[n.div_ceil(4), 4])?.reshape([-1isize])?.narrow(0, 0, n)?.reshape(shape)?)
@@ -45,16 +45,21 @@ fn fours(shape: &[usize], device: &Device) -> Result<Tensor> {
 fn a_layer_norm_of_a_row_of_millions(device: &Device) -> Result<()> {
     // Three loops over a row by 256 threads: above 5.6 million elements they have more than 65,535 turns.
     let n = 6_000_000;
-    let x = fours(&[1, n], device)?.add(10.0)?;
+    let x = zero_mean_row(&[1, n], device)?.add(10.0)?;
     let y = x.layer_norm(&[n], None, None, 0.0)?;
     let root = 3.0f64.sqrt();
     for at in [0, 1, 2_999_999, n - 4, n - 1] {
         let expected = if at % 4 == 0 { root } else { -1.0 / root };
-        close(&y.narrow(1, at, 1)?.to_f64s()?, &[expected], 1e-4, 0.0)?;
+        ensure_close(&y.narrow(1, at, 1)?.to_f64s()?, &[expected], 1e-4, 0.0)?;
     }
-    close(&y.square()?.mean_all()?.to_f64s()?, &[1.0], 1e-4, 0.0)?;
+    ensure_close(&y.square()?.mean_all()?.to_f64s()?, &[1.0], 1e-4, 0.0)?;
     let rms = x.sub(10.0)?.rms_norm(&[n], None, Some(0.0))?;
-    close(&rms.narrow(1, n - 4, 4)?.to_f64s()?, &[root, -1.0 / root, -1.0 / root, -1.0 / root], 1e-4, 0.0)
+    ensure_close(
+        &rms.narrow(1, n - 4, 4)?.to_f64s()?,
+        &[root, -1.0 / root, -1.0 / root, -1.0 / root],
+        1e-4,
+        0.0,
+    )
 }
 
 fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
@@ -74,7 +79,7 @@ fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
         let away = flat.sub(&flat.mean(&[1], true)?)?;
         let normed = away.mul(&away.square()?.mean(&[1], true)?.add(1e-5)?.rsqrt()?)?.reshape(&shape[..])?;
         let expected = normed.mul(&w.reshape([channels, 1])?)?.add(&b.reshape([channels, 1])?)?;
-        close(&made.to_f64s()?, &expected.to_f64s()?, 1e-3, 1e-4)?;
+        ensure_close(&made.to_f64s()?, &expected.to_f64s()?, 1e-3, 1e-4)?;
         let (options, inputs) = (
             GradOptions { retain_graph: Some(true), ..GradOptions::default() },
             [x, w, b].map(Tensor::clone),
@@ -82,7 +87,7 @@ fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
         let grads = |y: &Tensor| autograd::grad(&[y.mul(&seed)?.sum_all()?], &inputs, &options);
         for (k, (got, expected)) in grads(&made)?.iter().zip(grads(&expected)?).enumerate() {
             let bound = if k == 0 { 1e-3 } else { 2e-1 };
-            close(&got.to_f64s()?, &expected.to_f64s()?, 1e-3, bound)
+            ensure_close(&got.to_f64s()?, &expected.to_f64s()?, 1e-3, bound)
                 .with_context(|| format!("{shape:?}: {k}"))?;
         }
     }
@@ -96,25 +101,25 @@ fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
         // One element as large as all others together.
         x.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(((n - 1) as f64).ln())?;
         let y = x.softmax(1)?;
-        close(&y.sum(&[1], false)?.to_f64s()?, &[1.0; 2], 1e-4, 0.0)?;
+        ensure_close(&y.sum(&[1], false)?.to_f64s()?, &[1.0; 2], 1e-4, 0.0)?;
         let half = y.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?;
-        close(&half, &[0.5; 2], 1e-4, 0.0)?;
+        ensure_close(&half, &[0.5; 2], 1e-4, 0.0)?;
         let log = x.log_softmax(1)?;
         let rest = -(2.0 * (n - 1) as f64).ln();
-        close(&log.narrow(1, n - 1, 1)?.to_f64s()?, &[rest; 2], 1e-5, 0.0)?;
-        close(&log.amax(&[1], false)?.to_f64s()?, &[0.5f64.ln(); 2], 1e-4, 0.0)?;
+        ensure_close(&log.narrow(1, n - 1, 1)?.to_f64s()?, &[rest; 2], 1e-5, 0.0)?;
+        ensure_close(&log.amax(&[1], false)?.to_f64s()?, &[0.5f64.ln(); 2], 1e-4, 0.0)?;
         // Of the element that has half: y (g - Σ g y) with g = 1 there.
         let seed = Tensor::zeros(&shape, DType::F32, device)?;
         seed.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(1.0)?;
         let leaf = x.requires_grad_()?;
         leaf.softmax(1)?.backward_with(&seed)?;
         let grad = leaf.grad().context("no gradient")?;
-        close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.25; 2], 1e-4, 0.0)?;
-        close(&grad.sum(&[1], false)?.to_f64s()?, &[0.0; 2], 0.0, 1e-4)?;
+        ensure_close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.25; 2], 1e-4, 0.0)?;
+        ensure_close(&grad.sum(&[1], false)?.to_f64s()?, &[0.0; 2], 0.0, 1e-4)?;
         let leaf = leaf.detach().requires_grad_()?;
         leaf.log_softmax(1)?.backward_with(&seed)?;
         let grad = leaf.grad().context("no gradient")?;
-        close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.5; 2], 1e-4, 0.0)?;
+        ensure_close(&grad.narrow(1, 2_000_000.min(n - 7), 1)?.to_f64s()?, &[0.5; 2], 1e-4, 0.0)?;
     }
     Ok(())
 }
@@ -129,17 +134,17 @@ fn special_numbers_in_long_rows_are_those_of_short_ones(device: &Device) -> Resu
         x.narrow(0, 4, 1)?.narrow(1, 3, 2)?.fill_(2.0)?;
         for (y, zero) in [(x.softmax(1)?, 0.0), (x.log_softmax(1)?, -inf)] {
             let one = if zero == 0.0 { [1.0, 0.5] } else { [0.0, 0.5f64.ln()] };
-            expect(&y.narrow(1, 0, 1)?, &[nan, nan, nan, zero, zero])?;
-            close(&y.narrow(0, 3, 1)?.narrow(1, n / 3, 1)?.to_f64s()?, &[one[0]], 1e-6, 0.0)?;
-            close(&y.narrow(0, 4, 1)?.narrow(1, 3, 1)?.to_f64s()?, &[one[1]], 1e-6, 0.0)?;
+            ensure_values(&y.narrow(1, 0, 1)?, &[nan, nan, nan, zero, zero])?;
+            ensure_close(&y.narrow(0, 3, 1)?.narrow(1, n / 3, 1)?.to_f64s()?, &[one[0]], 1e-6, 0.0)?;
+            ensure_close(&y.narrow(0, 4, 1)?.narrow(1, 3, 1)?.to_f64s()?, &[one[1]], 1e-6, 0.0)?;
         }
-        expect(&x.amax(&[1], false)?, &[-inf, nan, inf, 2.0, 2.0])?;
+        ensure_values(&x.amax(&[1], false)?, &[-inf, nan, inf, 2.0, 2.0])?;
         let (value, place) = x.max(1, false)?;
-        expect(&value, &[-inf, nan, inf, 2.0, 2.0])?;
+        ensure_values(&value, &[-inf, nan, inf, 2.0, 2.0])?;
         let places = [0, n / 2, n - 1, n / 3, 3].map(|at| at as f64);
-        expect(&place, &places)?;
-        expect(&x.argmax(Some(1), false)?, &places)?;
-        expect(&x.argmin(Some(1), false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
+        ensure_values(&place, &places)?;
+        ensure_values(&x.argmax(Some(1), false)?, &places)?;
+        ensure_values(&x.argmin(Some(1), false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
         let sums = x.logsumexp(&[1], false)?.to_f64s()?;
         ensure!(sums[0] == -inf && sums[1].is_nan() && sums[2] == inf, "{sums:?}");
     }
@@ -161,14 +166,14 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
             let (large, rest) = (0.5f64.ln(), -(2.0 * (n - 1) as f64).ln());
             let spread = -(large + rest * (n - 1) as f64) / n as f64;
             let plain = -(large + rest) / 2.0;
-            close(&loss.to_f64s()?, &[(1.0 - smoothing) * plain + smoothing * spread], 1e-4, 0.0)?;
+            ensure_close(&loss.to_f64s()?, &[(1.0 - smoothing) * plain + smoothing * spread], 1e-4, 0.0)?;
             loss.backward()?;
             let grad = x.grad().context("no gradient")?;
             let share = smoothing / n as f64;
             let last = grad.narrow(1, n - 1, 1)?.to_f64s()?;
             let expected = [0.5 - share, 0.5 - share - (1.0 - smoothing)].map(|g| g / 2.0);
-            close(&last, &expected, 1e-4, 1e-7)?;
-            close(&grad.sum_all()?.to_f64s()?, &[0.0], 0.0, 1e-4)?;
+            ensure_close(&last, &expected, 1e-4, 1e-7)?;
+            ensure_close(&grad.sum_all()?.to_f64s()?, &[0.0], 0.0, 1e-4)?;
         }
     }
     Ok(())
@@ -178,19 +183,19 @@ fn areas_and_gradients_of_scaling_by_thousands(device: &Device) -> Result<()> {
     let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1, 1]) };
     let x = Tensor::ones(&[1, 1, 300, 300], DType::F32, device)?;
     x.narrow(2, 299, 1)?.fill_(301.0)?;
-    close(&x.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
+    ensure_close(&x.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
     let line = x.reshape([1, 1, 90_000])?;
     let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1]) };
-    close(&line.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
+    ensure_close(&line.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
     let small = Tensor::ones(&[1, 1, 2], DType::F32, device)?;
     for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
         let grad = gradient(&small, |x| x.interpolate(&Interpolate { mode, ..Interpolate::to(&[200_000]) }))?;
-        close(&grad.to_f64s()?, &[100_000.0; 2], 1e-4, 0.0)?;
+        ensure_close(&grad.to_f64s()?, &[100_000.0; 2], 1e-4, 0.0)?;
     }
     let half = gradient(&small.to_dtype(DType::F16)?, |x| {
         x.interpolate(&Interpolate { mode: InterpolateMode::Nearest, ..Interpolate::to(&[20_000]) })
     })?;
-    expect(&half, &[10_000.0; 2])
+    ensure_values(&half, &[10_000.0; 2])
 }
 
 fn distances_of_long_rows_and_gradients_of_many(device: &Device) -> Result<()> {
@@ -207,30 +212,31 @@ fn distances_of_long_rows_and_gradients_of_many(device: &Device) -> Result<()> {
         (f64::INFINITY, 5.0),
         (3.0, (8.0 * few + 125.0).powf(1.0 / 3.0)),
     ] {
-        close(&x.cdist(&y, p)?.to_f64s()?, &[0.0, expected], 1e-4, 0.0)
+        ensure_close(&x.cdist(&y, p)?.to_f64s()?, &[0.0, expected], 1e-4, 0.0)
             .with_context(|| format!("p = {p}"))?;
     }
     // One point, and many to which it has distance 2.
     let many = Tensor::zeros(&[70_000, 1], DType::F32, device)?;
     let point = Tensor::full(&[1, 1], 2.0, DType::F32, device)?;
     for p in [1.0, 2.0, 3.0] {
-        expect(&gradient(&point, |x| x.cdist(&many, p))?, &[70_000.0]).with_context(|| format!("p = {p}"))?;
+        ensure_values(&gradient(&point, |x| x.cdist(&many, p))?, &[70_000.0])
+            .with_context(|| format!("p = {p}"))?;
     }
     Ok(())
 }
 
 fn products_of_long_vectors(device: &Device) -> Result<()> {
     for n in [1_000_000, 4_000_001] {
-        let (x, y) = (fours(&[n], device)?, fours(&[n], device)?);
+        let (x, y) = (zero_mean_row(&[n], device)?, zero_mean_row(&[n], device)?);
         let whole = (n / 4 * 12 + if n % 4 == 0 { 0 } else { 9 }) as f64;
-        close(&x.dot(&y)?.to_f64s()?, &[whole], 1e-5, 0.0)?;
+        ensure_close(&x.dot(&y)?.to_f64s()?, &[whole], 1e-5, 0.0)?;
     }
     let n = 300_000;
-    let a = fours(&[1, n], device)?.broadcast_to(&[33, n])?.copy()?;
-    let b = fours(&[n, 1], device)?;
-    close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 33], 1e-5, 0.0)?;
+    let a = zero_mean_row(&[1, n], device)?.broadcast_to(&[33, n])?.copy()?;
+    let b = zero_mean_row(&[n, 1], device)?;
+    ensure_close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 33], 1e-5, 0.0)?;
     let b = b.broadcast_to(&[n, 20])?.copy()?;
-    close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 660], 1e-5, 0.0)
+    ensure_close(&a.matmul(&b)?.to_f64s()?, &[900_000.0; 660], 1e-5, 0.0)
 }
 
 fn gradients_of_overlapping_views_of_many_windows(device: &Device) -> Result<()> {
@@ -245,7 +251,7 @@ fn gradients_of_overlapping_views_of_many_windows(device: &Device) -> Result<()>
 fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
     let n = 2_000_000;
     for shape in [[1, n], [n, 1], [2, n / 2], [n / 4, 4]] {
-        let x = fours(&shape, device)?;
+        let x = zero_mean_row(&shape, device)?;
         let dim = if shape[0] > shape[1] { 0 } else { 1 };
         let transposed = shape == [n / 4, 4];
         let kept = shape[1 - dim as usize];
@@ -254,27 +260,27 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
             true => [3.0, -1.0, -1.0, -1.0].map(|v| v * (n / 4) as f64).to_vec(),
             false => vec![0.0; kept],
         };
-        close(&sums, &expected, 1e-5, 0.0)?;
+        ensure_close(&sums, &expected, 1e-5, 0.0)?;
         let var = x.var(&[dim], 0.0, false)?.to_f64s()?;
-        close(&var, &vec![if transposed { 0.0 } else { 3.0 }; kept], 1e-4, 1e-6)?;
-        expect(
+        ensure_close(&var, &vec![if transposed { 0.0 } else { 3.0 }; kept], 1e-4, 1e-6)?;
+        ensure_values(
             &x.gt(0.0)?.any(&[dim], false)?.to_dtype(DType::F32)?.sum_all()?,
             &[if transposed { 1.0 } else { kept as f64 }],
         )?;
-        expect(&x.gt(0.0)?.count_nonzero(&[])?, &[(n / 4) as f64])?;
+        ensure_values(&x.gt(0.0)?.count_nonzero(&[])?, &[(n / 4) as f64])?;
     }
     // A column of a matrix whose rows lie across.
     let x = Tensor::ones(&[3, 100_000, 40], DType::F32, device)?;
-    expect(&x.sum(&[1], false)?, &[100_000.0; 120])?;
-    expect(&x.narrow(2, 0, 3)?.sum(&[0, 1], false)?, &[300_000.0; 3])?;
-    close(&x.norm(2.0, &[], false)?.to_f64s()?, &[12_000_000.0f64.sqrt()], 1e-5, 0.0)?;
+    ensure_values(&x.sum(&[1], false)?, &[100_000.0; 120])?;
+    ensure_values(&x.narrow(2, 0, 3)?.sum(&[0, 1], false)?, &[300_000.0; 3])?;
+    ensure_close(&x.norm(2.0, &[], false)?.to_f64s()?, &[12_000_000.0f64.sqrt()], 1e-5, 0.0)?;
     x.narrow(1, 99_999, 1)?.fill_(2.0)?;
-    expect(&x.argmax(Some(1), false)?, &[99_999.0; 120])?;
-    expect(&x.amax(&[0, 1], false)?, &[2.0; 40])
+    ensure_values(&x.argmax(Some(1), false)?, &[99_999.0; 120])?;
+    ensure_values(&x.amax(&[0, 1], false)?, &[2.0; 40])
 }
 
 fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
-    super::need(device, DType::F64)?;
+    super::require_dtype(device, DType::F64)?;
     // One workgroup has a matrix: its loops take more than 65,535 turns together, and several launches share them.
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
     let n = 420;
@@ -291,7 +297,7 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     // An odd number of rows changes places: the sign goes from launch to launch.
     let sign = a.slogdet()?.0.to_f64s()?;
     let flips = if (n * (n - 1) / 2).is_multiple_of(2) { 1.0 } else { -1.0 };
-    expect(&Tensor::from_slice(&sign, &[1], device)?.to_dtype(DType::F32)?, &[flips])?;
+    ensure_values(&Tensor::from_slice(&sign, &[1], device)?.to_dtype(DType::F32)?, &[flips])?;
     let (q, r) = x.qr(false)?;
     let off = largest(&q.matmul(&r)?.sub(&x)?)?;
     ensure!(off < 1e-3, "a product of factors is off by {off}");
@@ -302,8 +308,8 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     let triangle = Tensor::ones(&[n, n], DType::F32, device)?.tril(0)?;
     let b = Tensor::ones(&[n, 32], DType::F32, device)?;
     let y = triangle.solve_triangular(&b, false, true, false)?;
-    expect(&y.narrow(0, 0, 1)?, &[1.0; 32])?;
-    expect(&y.narrow(0, 1, n - 1)?.abs()?.max_all()?, &[0.0])
+    ensure_values(&y.narrow(0, 0, 1)?, &[1.0; 32])?;
+    ensure_values(&y.narrow(0, 1, n - 1)?.abs()?.max_all()?, &[0.0])
 }
 
 fn singular_values_of_tall_matrices(device: &Device) -> Result<()> {
@@ -312,11 +318,11 @@ fn singular_values_of_tall_matrices(device: &Device) -> Result<()> {
     let values = x.svdvals()?.to_f64s()?;
     let squares = x.transpose(0, 1)?.matmul(&x)?.svdvals()?.to_f64s()?;
     let expected: Vec<f64> = squares.iter().map(|v| v.sqrt()).collect();
-    close(&values, &expected, 1e-4, 0.0)
+    ensure_close(&values, &expected, 1e-4, 0.0)
 }
 
 /// Numbers that are right, or an error of loops that would not end.
-fn right_or_refused(
+fn ensure_correct_or_refused(
     made: forebay::error::Result<Tensor>,
     check: impl FnOnce(&[f64]) -> Result<()>,
 ) -> Result<()> {
@@ -334,8 +340,8 @@ fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<
         // All weights are equal; the second half of the values is 3.
         let v = Tensor::ones(&[1, 1, n, 64], DType::F32, device)?;
         v.narrow(2, n / 2, n / 2)?.fill_(3.0)?;
-        right_or_refused(few.scaled_dot_product_attention(&many, &v, &options), |y| {
-            close(y, &[2.0; 256], 1e-4, 0.0)
+        ensure_correct_or_refused(few.scaled_dot_product_attention(&many, &v, &options), |y| {
+            ensure_close(y, &[2.0; 256], 1e-4, 0.0)
         })?;
         let leaf = few.detach().requires_grad_()?;
         let back = || {
@@ -343,7 +349,7 @@ fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<
             y.backward_with(&y.ones_like()?)?;
             leaf.grad().map_or_else(|| leaf.zeros_like(), Ok)
         };
-        right_or_refused(back(), |g| close(g, &[n as f64 / 4.0; 256], 1e-4, 0.0))?;
+        ensure_correct_or_refused(back(), |g| ensure_close(g, &[n as f64 / 4.0; 256], 1e-4, 0.0))?;
     }
     Ok(())
 }
@@ -353,15 +359,15 @@ fn signals_under_long_filters_are_right_or_refused(device: &Device) -> Result<()
         let x = Tensor::ones(&[1, 1, n + 3], DType::F32, device)?.requires_grad_()?;
         let w = Tensor::ones(&[1, 1, n], DType::F32, device)?;
         let y = || x.conv1d(&w, None, 1, 0, 1, 1);
-        right_or_refused(y(), |y| close(y, &[n as f64; 4], 1e-5, 0.0))?;
+        ensure_correct_or_refused(y(), |y| ensure_close(y, &[n as f64; 4], 1e-5, 0.0))?;
         let back = || {
             let y = y()?;
             y.backward_with(&y.ones_like()?)?;
             x.grad().map_or_else(|| x.zeros_like(), Ok)
         };
-        right_or_refused(back(), |g| {
+        ensure_correct_or_refused(back(), |g| {
             let expected: Vec<f64> = (0..n + 3).map(|at| (at + 1).min(n + 3 - at).min(4) as f64).collect();
-            close(g, &expected, 1e-5, 0.0)
+            ensure_close(g, &expected, 1e-5, 0.0)
         })?;
     }
     Ok(())

@@ -72,7 +72,7 @@ fn grad(t: &Tensor) -> Result<Tensor> {
 }
 
 fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
-    super::need(device, DType::I64)?;
+    super::require_dtype(device, DType::I64)?;
     for (rows, extent) in [(9, 3), (5, 64), (2, 5000), (2, 5001)] {
         let x = uniform(&[rows, extent], device)?.mul(8.0)?;
         let target = classes(rows, extent, device)?;
@@ -166,7 +166,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
 }
 
 fn a_layer_with_its_loss(device: &Device) -> Result<()> {
-    super::need(device, DType::I64)?;
+    super::require_dtype(device, DType::I64)?;
     // Several chunks: of 1 MiB where a program plays a GPU, else of 256 MiB.
     let many = if device.info().software { (600, 4, 1001) } else { (2200, 4, 40_001) };
     for (n, features, count) in [(5, 8, 10), (3, 7, 65), many] {
@@ -317,12 +317,12 @@ fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
     for p in [1, 2] {
         x.set_grad(None);
         x.multi_margin_loss(&own, p, 1.0, None, Reduction::Mean)?.backward()?;
-        super::host::close(&grad(&x)?.to_f64s()?, &[0.0, -1.0 / 3.0, 1.0 / 3.0], 1e-6, 0.0)?;
+        super::host_reference::ensure_close(&grad(&x)?.to_f64s()?, &[0.0, -1.0 / 3.0, 1.0 / 3.0], 1e-6, 0.0)?;
     }
     let x = leaf(&[0.0, 1.0, 0.0, 2.0])?;
     let labels = Tensor::from_slice(&[1i32, -1, -1, 0], &[1, 4], device)?;
     x.multilabel_margin_loss(&labels, Reduction::Mean)?.backward()?;
-    super::host::expect(&grad(&x)?, &[0.0, -0.25, 0.0, 0.25])
+    super::host_reference::ensure_values(&grad(&x)?, &[0.0, -0.25, 0.0, 0.25])
 }
 
 /// As PyTorch: no steps are a sure way to no labels, and none to a label.

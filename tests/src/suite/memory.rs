@@ -10,8 +10,8 @@ use forebay::memory::{Config, Pool, Tag, scope};
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
-use super::faulty::Faulty;
-use super::host::same_bits;
+use super::faulty_backend::FaultyBackend;
+use super::host_reference::ensure_same_bits;
 use super::tests;
 
 tests![
@@ -109,7 +109,7 @@ fn a_thousand_steps_take_the_memory_of_ten(device: &Device) -> Result<()> {
 }
 
 fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
-    let faulty = Arc::new(Faulty::new(device.backend().clone()));
+    let faulty = Arc::new(FaultyBackend::new(device.backend().clone()));
     let device = Device::with_config(faulty.clone(), Config::default());
     let net = Net::new(64, &device)?;
     net.gradients()?;
@@ -118,7 +118,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     clear();
     device.pool().empty_cache()?;
     // From here on the device is full; what the pool still has is taken, and given back a little at a time.
-    faulty.serve(0);
+    faulty.allow_calls(0);
     let mut fillers = Vec::new();
     for elements in [512, 128] {
         while let Ok(filler) = Tensor::zeros(&[elements], DType::F32, &device) {
@@ -143,7 +143,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     clear();
     net.gradients()?;
     for (weight, expected) in net.weights.iter().zip(&expected) {
-        same_bits(&weight.grad().context("no gradient")?, expected)?;
+        ensure_same_bits(&weight.grad().context("no gradient")?, expected)?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use forebay::device::Device;
 use forebay::io::safetensors;
 use forebay::nn::{Bert, BertOptions, Module};
 
-use super::host::close;
+use super::host_reference::ensure_close;
 use super::{skip, tests};
 
 tests![its_vectors_are_those_of_sentence_transformers];
@@ -29,7 +29,8 @@ fn its_vectors_are_those_of_sentence_transformers(device: &Device) -> Result<()>
     let _no_grad = no_grad();
     let vectors = model.sentence_embeddings(of("tokens")?, of("mask")?)?;
     ensure!(vectors.shape() == of("embeddings")?.shape(), "{:?}", vectors.shape());
-    close(&vectors.to_f64s()?, &of("embeddings")?.to_f64s()?, 0.0, 1e-5).context("vectors of sentences")?;
+    ensure_close(&vectors.to_f64s()?, &of("embeddings")?.to_f64s()?, 0.0, 1e-5)
+        .context("vectors of sentences")?;
     let pooled = model.pooled(&model.forward(of("tokens")?, Some(of("mask")?))?)?;
-    close(&pooled.to_f64s()?, &of("pooled")?.to_f64s()?, 0.0, 1e-4).context("the pooler")
+    ensure_close(&pooled.to_f64s()?, &of("pooled")?.to_f64s()?, 0.0, 1e-4).context("the pooler")
 }

@@ -16,61 +16,61 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use thiserror::Error;
 
+mod activation_checkpointing;
 mod amp;
 mod attention;
+mod autocast_cache;
 mod autograd;
 mod capture;
-mod casts;
-mod checkpoints;
 mod convolutions;
-mod costs;
-mod custom;
+mod custom_op;
+mod decompositions;
 mod devices;
+mod double_backward;
 mod errors;
-mod factors;
-mod faults;
-mod faulty;
-mod fits;
+mod fault_injection;
+mod faulty_backend;
 mod float8;
 mod fusion;
 mod gpt;
+mod grad_scaler;
 mod hooks;
-mod host;
+mod host_reference;
 mod inplace;
 mod linalg;
 mod linear;
-mod loading;
+mod load_state_dict;
+mod long_loops;
 mod long_rows;
-mod long_runs;
 mod losses;
+mod matmul;
 mod memory;
+mod memory_tags;
 mod minilm;
 mod modules;
-mod numbers;
+mod numeric_ranges;
+mod op_catalog;
 mod optim;
-mod options;
-mod order;
+mod optim_options;
 mod plan;
 mod pointwise;
-mod pools;
-mod postnorm;
+mod pooling;
+mod post_norm;
 mod printing;
-mod products;
-mod profile;
+mod profiler;
 mod random;
-mod records;
+mod reductions;
+mod reentrant_backward;
 mod resize;
-mod rows;
-mod runs;
-mod scaler;
-mod scopes;
-mod second;
+mod scope_guards;
+mod sorting;
+mod step_costs;
 mod streams;
-mod tags;
 mod tensors;
+mod train_resume;
+mod trainer_fit;
 mod training;
-mod views;
-mod walks;
+mod view_chains;
 mod wgsl;
 
 /// One test.
@@ -92,63 +92,63 @@ use tests;
 
 const TOPICS: &[(&str, &[Test])] = &[
     ("tensors", tensors::TESTS),
-    ("views", views::TESTS),
+    ("view_chains", view_chains::TESTS),
     ("printing", printing::TESTS),
     ("fusion", fusion::TESTS),
     ("pointwise", pointwise::TESTS),
-    ("pools", pools::TESTS),
+    ("pooling", pooling::TESTS),
     ("random", random::TESTS),
-    ("records", records::TESTS),
+    ("op_catalog", op_catalog::TESTS),
     ("autograd", autograd::TESTS),
-    ("second", second::TESTS),
+    ("double_backward", double_backward::TESTS),
     ("hooks", hooks::TESTS),
-    ("walks", walks::TESTS),
-    ("checkpoints", checkpoints::TESTS),
+    ("reentrant_backward", reentrant_backward::TESTS),
+    ("activation_checkpointing", activation_checkpointing::TESTS),
     ("inplace", inplace::TESTS),
     ("amp", amp::TESTS),
-    ("casts", casts::TESTS),
-    ("scopes", scopes::TESTS),
+    ("autocast_cache", autocast_cache::TESTS),
+    ("scope_guards", scope_guards::TESTS),
     ("attention", attention::TESTS),
-    ("scaler", scaler::TESTS),
-    ("factors", factors::TESTS),
-    ("faults", faults::TESTS),
-    ("custom", custom::TESTS),
+    ("grad_scaler", grad_scaler::TESTS),
+    ("decompositions", decompositions::TESTS),
+    ("fault_injection", fault_injection::TESTS),
+    ("custom_op", custom_op::TESTS),
     ("memory", memory::TESTS),
     ("streams", streams::TESTS),
-    ("tags", tags::TESTS),
+    ("memory_tags", memory_tags::TESTS),
     ("capture", capture::TESTS),
     ("plan", plan::TESTS),
     ("gpt", gpt::TESTS),
     ("float8", float8::TESTS),
-    ("products", products::TESTS),
+    ("matmul", matmul::TESTS),
     ("linear", linear::TESTS),
     ("linalg", linalg::TESTS),
-    ("profile", profile::TESTS),
-    ("costs", costs::TESTS),
+    ("profiler", profiler::TESTS),
+    ("step_costs", step_costs::TESTS),
     ("errors", errors::TESTS),
     ("devices", devices::TESTS),
     ("training", training::TESTS),
-    ("rows", rows::TESTS),
+    ("reductions", reductions::TESTS),
     ("resize", resize::TESTS),
     ("convolutions", convolutions::TESTS),
     ("long_rows", long_rows::TESTS),
     ("losses", losses::TESTS),
-    ("long_runs", long_runs::TESTS),
+    ("long_loops", long_loops::TESTS),
     ("optim", optim::TESTS),
-    ("options", options::TESTS),
+    ("optim_options", optim_options::TESTS),
     ("modules", modules::TESTS),
     ("minilm", minilm::TESTS),
-    ("postnorm", postnorm::TESTS),
-    ("order", order::TESTS),
-    ("numbers", numbers::TESTS),
-    ("runs", runs::TESTS),
-    ("fits", fits::TESTS),
-    ("loading", loading::TESTS),
+    ("post_norm", post_norm::TESTS),
+    ("sorting", sorting::TESTS),
+    ("numeric_ranges", numeric_ranges::TESTS),
+    ("train_resume", train_resume::TESTS),
+    ("trainer_fit", trainer_fit::TESTS),
+    ("load_state_dict", load_state_dict::TESTS),
     ("wgsl", wgsl::TESTS),
 ];
 
 /// Every test, with its topic.
-pub fn all() -> impl Iterator<Item = (&'static str, Test)> {
+pub fn all_tests() -> impl Iterator<Item = (&'static str, Test)> {
     TOPICS.iter().flat_map(|&(topic, tests)| tests.iter().map(move |&test| (topic, test)))
 }
 
@@ -163,7 +163,7 @@ fn skip<T>(why: impl Into<String>) -> Result<T> {
 }
 
 /// Ends a test on a device without a type, or without arithmetic in it.
-fn need(device: &Device, dtype: DType) -> Result<()> {
+fn require_dtype(device: &Device, dtype: DType) -> Result<()> {
     let there = match dtype {
         DType::I64 => device.info().features.i64,
         other => device.supports(other),
@@ -172,7 +172,7 @@ fn need(device: &Device, dtype: DType) -> Result<()> {
 }
 
 /// The types that the device computes in.
-fn computed(device: &Device) -> impl Iterator<Item = DType> + Clone + use<> {
+fn compute_dtypes(device: &Device) -> impl Iterator<Item = DType> + Clone + use<> {
     let features = device.info().features;
     DType::ALL.into_iter().filter(move |d| match d {
         DType::F64 => features.f64,
@@ -209,13 +209,13 @@ impl fmt::Display for Tally {
 /// Runs the tests whose name (`topic/name/device`) contains one of `filters`, or all of them, and prints each.
 pub fn run(device: &Device, filters: &[String]) -> Tally {
     let mut tally = Tally::default();
-    for (topic, test) in all() {
+    for (topic, test) in all_tests() {
         let name = format!("{topic}/{}/{device}", test.name);
         if !filters.is_empty() && !filters.iter().any(|f| name.contains(f.as_str())) {
             continue;
         }
         let start = Instant::now();
-        match one(test, device) {
+        match run_test(test, device) {
             Ok(()) => {
                 tally.passed += 1;
                 println!("ok      {name} ({:.1} s)", start.elapsed().as_secs_f64());
@@ -234,7 +234,7 @@ pub fn run(device: &Device, filters: &[String]) -> Tally {
 }
 
 /// Runs one test, and checks that it gave its memory back.
-fn one(test: Test, device: &Device) -> Result<()> {
+fn run_test(test: Test, device: &Device) -> Result<()> {
     let before = device.memory().allocated();
     device.manual_seed(0);
     // A panic is a failure of this test, not the end of the run.

@@ -32,7 +32,7 @@ super::tests![
 const SHAPES: [&[usize]; 3] = [&[4, 6], &[7], &[6, 3]];
 const STEPS: usize = 20;
 
-type Make = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
+type OptimizerCtor = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
 
 /// The three parameters as groups, as `groups` of the script has them.
 fn groups(mut optimizer: impl Optimizer + 'static, p: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
@@ -46,7 +46,7 @@ fn matrices(p: &[Tensor]) -> Vec<Tensor> {
 }
 
 /// Under the names of the script.
-pub(super) const ALL: &[(&str, Make)] = &[
+pub(super) const ALL: &[(&str, OptimizerCtor)] = &[
     ("sgd", |p| Ok(Box::new(Sgd::new(p, 0.1).momentum(0.9).weight_decay(0.1).maximize(true)))),
     ("sgd groups", |p| groups(Sgd::new(vec![p[0].clone()], 0.1).momentum(0.9), p)),
     ("adam", |p| Ok(Box::new(Adam::new(p, 0.02).weight_decay(0.1)))),
@@ -81,7 +81,7 @@ pub(super) const ALL: &[(&str, Make)] = &[
     ("lamb", |p| Ok(Box::new(Lamb::new(p, 0.02)))),
 ];
 
-pub(super) fn begin(device: &Device) -> Result<Vec<Tensor>> {
+pub(super) fn initial_parameters(device: &Device) -> Result<Vec<Tensor>> {
     let make = |(k, shape): (usize, &&[usize])| {
         let n = shape.iter().product::<usize>();
         let values: Vec<f32> = (0..n).map(|i| (0.5 * i as f64 + k as f64).cos() as f32).collect();
@@ -91,7 +91,7 @@ pub(super) fn begin(device: &Device) -> Result<Vec<Tensor>> {
 }
 
 /// Gives the gradients of step `t` to the parameters of an optimiser.
-pub(super) fn give(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
+pub(super) fn set_gradients(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
     for (k, p) in all.iter().enumerate() {
         if !optimizer.parameters().iter().any(|q| q.shape() == p.shape()) {
             continue;
@@ -118,7 +118,7 @@ fn train(
         if t == 11 {
             optimizer.set_lr(optimizer.lr() * 0.5);
         }
-        give(all, optimizer, t)?;
+        set_gradients(all, optimizer, t)?;
         step(optimizer)?;
     }
     Ok(())
@@ -131,23 +131,23 @@ fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> 
         "an optimiser of the file is not run"
     );
     for (name, make) in ALL {
-        let all = begin(device)?;
+        let all = initial_parameters(device)?;
         let mut optimizer = make(all.clone())?;
         if *name == "asgd" {
             // PyTorch's takes a changed rate a step late.
             for t in 1..=STEPS {
-                give(&all, &*optimizer, t)?;
+                set_gradients(&all, &*optimizer, t)?;
                 step(&mut *optimizer)?;
             }
         } else {
             train(&all, &mut *optimizer, 1..=STEPS, &step)?;
         }
-        ends_there(name, &all, exact.get(*name).with_context(|| format!("no values of {name}"))?)?;
+        ensure_final_values(name, &all, exact.get(*name).with_context(|| format!("no values of {name}"))?)?;
     }
     Ok(())
 }
 
-fn ends_there(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result<()> {
+fn ensure_final_values(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result<()> {
     // Products in bf16 are rounded after each operation here.
     let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
     for (p, exact) in all.iter().zip(exact) {
@@ -168,7 +168,7 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
         serde_json::from_str(include_str!("../../data/optim_states.json"))?;
     for (name, state) in &states {
         let (_, make) = ALL.iter().find(|(n, _)| n == name).with_context(|| format!("no {name}"))?;
-        let all = begin(device)?;
+        let all = initial_parameters(device)?;
         let tensor = |values: &[f64], shape: &[usize]| -> Result<Tensor> {
             let values: Vec<f32> = values.iter().map(|&v| v as f32).collect();
             Ok(Tensor::from_slice(&values, shape, device)?)
@@ -179,9 +179,9 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
         }
         let mut optimizer = make(all.clone())?;
         // A state has the shape that it has in our own.
-        give(&all, &*optimizer, 1)?;
-        let mut first = make(begin(device)?)?;
-        give(first.parameters(), &*first, 1)?;
+        set_gradients(&all, &*optimizer, 1)?;
+        let mut first = make(initial_parameters(device)?)?;
+        set_gradients(first.parameters(), &*first, 1)?;
         first.step()?;
         let shapes = first.state_dict()?;
         let given = state.iter().filter(|(key, _)| !key.starts_with('p')).map(|(key, values)| {
@@ -193,10 +193,10 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
             if t == 11 && name != "asgd" {
                 optimizer.set_lr(optimizer.lr() * 0.5);
             }
-            give(&all, &*optimizer, t)?;
+            set_gradients(&all, &*optimizer, t)?;
             optimizer.step()?;
         }
-        ends_there(name, &all, exact.get(name).with_context(|| format!("no values of {name}"))?)?;
+        ensure_final_values(name, &all, exact.get(name).with_context(|| format!("no values of {name}"))?)?;
     }
     Ok(())
 }
@@ -218,18 +218,18 @@ fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
     let (make_it, leave) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::ones(&[], DType::F32, device)?);
     for (name, make) in ALL {
         let run = |with_skips: bool| -> Result<Vec<Vec<f64>>> {
-            let all = begin(device)?;
+            let all = initial_parameters(device)?;
             let mut optimizer = make(all.clone())?;
             for t in 1..=4 {
                 if with_skips && t % 2 == 0 {
                     // With other gradients, infinite ones among them.
-                    give(&all, &*optimizer, 77 + t)?;
+                    set_gradients(&all, &*optimizer, 77 + t)?;
                     all[0].set_grad(Some(all[0].mul(f64::INFINITY)?.detach()));
                     let before = values(&all)?;
                     optimizer.step_unless(&leave)?;
                     ensure!(values(&all)? == before, "{name}: a skipped step changed parameters");
                 }
-                give(&all, &*optimizer, t)?;
+                set_gradients(&all, &*optimizer, t)?;
                 optimizer.step_unless(&make_it)?;
             }
             values(&all)
@@ -241,10 +241,10 @@ fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
 
 fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
     for (name, make) in ALL {
-        let first = begin(device)?;
+        let first = initial_parameters(device)?;
         let mut optimizer = make(first.clone())?;
         train(&first, &mut *optimizer, 1..=3, |o| Ok(o.step()?))?;
-        let second = begin(device)?;
+        let second = initial_parameters(device)?;
         for (to, from) in second.iter().zip(&first) {
             to.detach().copy_(&from.detach())?;
         }
@@ -286,7 +286,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
 
 fn halves_keep_their_type(device: &Device) -> Result<()> {
     for (name, make) in ALL {
-        let full = begin(device)?;
+        let full = initial_parameters(device)?;
         let half: Vec<Tensor> = full
             .iter()
             .map(|p| Ok(p.detach().to_dtype(DType::BF16)?.requires_grad_()?))
@@ -308,7 +308,7 @@ fn halves_keep_their_type(device: &Device) -> Result<()> {
 fn offloaded_states_have_the_same_bits(device: &Device) -> Result<()> {
     for (name, make) in ALL {
         let run = |away: bool| -> Result<Vec<Vec<f64>>> {
-            let all = begin(device)?;
+            let all = initial_parameters(device)?;
             let mut optimizer = make(all.clone())?;
             optimizer.offload_state(away);
             train(&all, &mut *optimizer, 1..=4, |o| Ok(o.step()?))?;
@@ -320,7 +320,7 @@ fn offloaded_states_have_the_same_bits(device: &Device) -> Result<()> {
 }
 
 fn what_groups_refuse(device: &Device) -> Result<()> {
-    let p = begin(device)?;
+    let p = initial_parameters(device)?;
     let refused = |optimizer: &mut dyn Optimizer, group: ParamGroup, what: &str| -> Result<()> {
         let error = optimizer.add_param_group(group).err().with_context(|| format!("not refused: {what}"))?;
         ensure!(error.to_string().contains(what), "{error}");
@@ -329,11 +329,11 @@ fn what_groups_refuse(device: &Device) -> Result<()> {
     let mut optimizer = AdamW::new(vec![p[0].clone()], 0.1);
     refused(&mut optimizer, ParamGroup::new(vec![p[0].clone()]), "more than one group")?;
     refused(&mut AdamW::new(vec![], 0.0), ParamGroup::new(vec![p[1].clone()]).lr(0.1), "which is 0")?;
-    give(&p, &optimizer, 1)?;
+    set_gradients(&p, &optimizer, 1)?;
     optimizer.step()?;
     refused(&mut optimizer, ParamGroup::new(vec![p[1].clone()]), "before the first step")?;
     let mut muon = Muon::new(p.clone(), 0.1);
-    give(&p, &muon, 1)?;
+    set_gradients(&p, &muon, 1)?;
     let error = muon.step().err().context("a vector")?.to_string();
     ensure!(error.contains("AdamW"), "{error}");
     Ok(())
@@ -405,7 +405,7 @@ fn schedules_are_pytorchs(device: &Device) -> Result<()> {
         Ok(())
     };
     let steps = exact["metrics"].len();
-    let mut optimizer = Sgd::new(begin(device)?, 0.1);
+    let mut optimizer = Sgd::new(initial_parameters(device)?, 0.1);
     for (name, schedule) in schedules()? {
         let mut scheduler = LrScheduler::new(&*schedule, &mut optimizer);
         for t in 0..steps {
@@ -427,7 +427,7 @@ fn schedules_are_pytorchs(device: &Device) -> Result<()> {
 
 fn schedulers_go_on_from_their_states(device: &Device) -> Result<()> {
     let exact = rates()?;
-    let p = begin(device)?;
+    let p = initial_parameters(device)?;
     for (name, schedule) in schedules()? {
         let (mut first, mut second) = (Sgd::new(p.clone(), 0.1), Sgd::new(p.clone(), 7.0));
         let mut scheduler = LrScheduler::new(&*schedule, &mut first);

@@ -11,7 +11,7 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::memory::{Config, Stats, Tag};
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Gpt, GptOptions, Linear, Module};
-use forebay::ops::Pool2d;
+use forebay::ops::Pool2dOptions;
 use forebay::optim::{AdamW, Optimizer, Sgd, clip_grad_norm_};
 use forebay::plan::{Budget, Choice, DryRun, dry_run};
 use forebay::tensor::Tensor;
@@ -32,7 +32,7 @@ tests![
 
 /// What is done to save memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum MemoryStrategy {
     Plain,
     /// Two halves of the batch, one after the other.
     Accumulated,
@@ -44,7 +44,7 @@ enum Way {
     Offloaded,
 }
 
-impl Way {
+impl MemoryStrategy {
     fn micro_batches(self) -> usize {
         if matches!(self, Self::Accumulated) { 2 } else { 1 }
     }
@@ -54,14 +54,14 @@ impl Way {
 fn steps(
     parameters: Vec<Tensor>,
     optimizer: &mut dyn Optimizer,
-    way: Way,
+    way: MemoryStrategy,
     loss: impl Fn(usize) -> CoreResult<Tensor>,
 ) -> CoreResult<()> {
     let count = way.micro_batches();
-    optimizer.offload_state(way == Way::Offloaded);
+    optimizer.offload_state(way == MemoryStrategy::Offloaded);
     for _ in 0..2 {
         for _ in 0..count {
-            let autocast = matches!(way, Way::Mixed).then(|| autocast(DType::F16)).transpose()?;
+            let autocast = matches!(way, MemoryStrategy::Mixed).then(|| autocast(DType::F16)).transpose()?;
             let loss = loss(count)?;
             drop(autocast);
             loss.div(count as f64)?.backward()?;
@@ -74,20 +74,28 @@ fn steps(
 }
 
 /// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
-fn compare(device: &Device, run: impl Fn(&Device, Way) -> CoreResult<()>) -> Result<()> {
+fn compare(device: &Device, run: impl Fn(&Device, MemoryStrategy) -> CoreResult<()>) -> Result<()> {
     let profile = Profile::of(device);
-    let host = device.backend().reaches_host().then_some(Way::Offloaded);
-    for way in [Way::Plain, Way::Accumulated, Way::Checkpointed, Way::Mixed].into_iter().chain(host) {
+    let host = device.backend().reaches_host().then_some(MemoryStrategy::Offloaded);
+    for way in [
+        MemoryStrategy::Plain,
+        MemoryStrategy::Accumulated,
+        MemoryStrategy::Checkpointed,
+        MemoryStrategy::Mixed,
+    ]
+    .into_iter()
+    .chain(host)
+    {
         let predicted = dry_run(&profile, |dry| run(dry, way))?;
         ensure!(predicted.out_of_memory.is_none(), "{way:?}: {predicted}");
         let real = Device::with_config(Arc::clone(device.backend()), profile.config);
         run(&real, way).with_context(|| format!("{way:?}"))?;
-        same(&predicted, &real.memory()).with_context(|| format!("{way:?}: {predicted}"))?;
+        ensure_prediction(&predicted, &real.memory()).with_context(|| format!("{way:?}: {predicted}"))?;
     }
     Ok(())
 }
 
-fn same(predicted: &DryRun, measured: &Stats) -> Result<()> {
+fn ensure_prediction(predicted: &DryRun, measured: &Stats) -> Result<()> {
     let tags = Tag::ALL.map(|tag| measured.tag(tag).peak);
     ensure!(predicted.peak_by_tag == tags, "by tag: {:?}, measured {tags:?}", predicted.peak_by_tag);
     for (what, predicted, measured) in [
@@ -111,7 +119,7 @@ fn a_perceptron_takes_the_predicted_bytes(device: &Device) -> Result<()> {
             let hidden = fc1.forward(&x)?.relu()?;
             let last = Arc::clone(&fc2);
             let logits = match way {
-                Way::Checkpointed => checkpoint(&[&hidden], move |h| last.forward(&h[0].gelu()?))?,
+                MemoryStrategy::Checkpointed => checkpoint(&[&hidden], move |h| last.forward(&h[0].gelu()?))?,
                 _ => last.forward(&hidden.gelu()?)?,
             };
             logits.cross_entropy(&y)
@@ -131,14 +139,14 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
         steps(parameters, &mut optimizer, way, |count| {
             let x = Tensor::rand(&[32 / count, 1, 28, 28], DType::F32, device)?;
             let y = Tensor::randint(0, 10, &[32 / count], DType::I64, device)?;
-            let x = first.forward(&x)?.relu()?.max_pool2d(Pool2d::new(2))?;
+            let x = first.forward(&x)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
             let (norm, second) = (Arc::clone(&norm), Arc::clone(&second));
             let body = move |x: &Tensor| second.forward(&norm.forward(x)?.relu()?)?.relu();
             let x = match way {
-                Way::Checkpointed => checkpoint(&[&x], move |x| body(&x[0]))?,
+                MemoryStrategy::Checkpointed => checkpoint(&[&x], move |x| body(&x[0]))?,
                 _ => body(&x)?,
             };
-            head.forward(&x.max_pool2d(Pool2d::new(2))?.flatten(1, -1)?)?.cross_entropy(&y)
+            head.forward(&x.max_pool2d(Pool2dOptions::new(2))?.flatten(1, -1)?)?.cross_entropy(&y)
         })
     })
 }
@@ -154,8 +162,10 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     compare(device, |device, way| {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-        let of = |this: Way| [way == this; 2];
-        let choice = Choice::new(8, 1).recompute(of(Way::Checkpointed)).offload(of(Way::Offloaded));
+        let of = |this: MemoryStrategy| [way == this; 2];
+        let choice = Choice::new(8, 1)
+            .recompute(of(MemoryStrategy::Checkpointed))
+            .offload(of(MemoryStrategy::Offloaded));
         let _segments = choice.segments();
         steps(net.parameters(), &mut optimizer, way, |count| {
             let [text, next] = passages(8 / count, 32, 65, device)?;
@@ -276,7 +286,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
         })?;
         let (got, stats) = losses(device, 8, &options, &choice, config)?;
         ensure!(got == expected, "{choice}: {got:?}, on the device {expected:?}");
-        same(&predicted, &stats).with_context(|| choice.to_string())?;
+        ensure_prediction(&predicted, &stats).with_context(|| choice.to_string())?;
         let (less, all) = (stats.peak_allocated(), on_device.peak_allocated());
         ensure!(less < all, "{choice}: {less} bytes at most, on the device {all}");
     }

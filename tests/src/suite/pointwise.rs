@@ -9,8 +9,8 @@ use forebay::ops::stack;
 use forebay::tensor::Tensor;
 use half::{bf16, f16};
 
-use super::host::{Numbers, expect, iota, same_bits};
-use super::{computed, need, skip, tests};
+use super::host_reference::{SplitMix64, ensure_same_bits, ensure_values, iota};
+use super::{compute_dtypes, require_dtype, skip, tests};
 
 tests![
     every_pair_of_types_promotes,
@@ -49,7 +49,7 @@ const PROMOTED: [[&str; 9]; 9] = [
 ];
 
 fn every_pair_of_types_promotes(device: &Device) -> Result<()> {
-    let types: Vec<DType> = computed(device).collect();
+    let types: Vec<DType> = compute_dtypes(device).collect();
     for (a, row) in DType::ALL.into_iter().zip(PROMOTED) {
         for (b, name) in DType::ALL.into_iter().zip(row) {
             if ![a, b].iter().all(|d| types.contains(d)) || !types.iter().any(|d| d.name() == name) {
@@ -60,11 +60,12 @@ fn every_pair_of_types_promotes(device: &Device) -> Result<()> {
             let sum = x.add(&y)?;
             ensure!(sum.dtype().name() == name, "{a} + {b} is {}, expected {name}", sum.dtype());
             let two = if name == "bool" { 1.0 } else { 2.0 };
-            expect(&sum, &[two, 1.0, 1.0, two, 0.0]).with_context(|| format!("{a} + {b}"))?;
-            expect(&x.mul(&y)?, &[1.0, 0.0, 0.0, 1.0, 0.0]).with_context(|| format!("{a} * {b}"))?;
-            expect(&x.maximum(&y)?, &[1.0, 1.0, 1.0, 1.0, 0.0]).with_context(|| format!("max {a} {b}"))?;
-            expect(&x.lt(&y)?, &[0.0, 1.0, 0.0, 0.0, 0.0]).with_context(|| format!("{a} < {b}"))?;
-            expect(&x.eq(&y)?, &[1.0, 0.0, 0.0, 1.0, 1.0]).with_context(|| format!("{a} == {b}"))?;
+            ensure_values(&sum, &[two, 1.0, 1.0, two, 0.0]).with_context(|| format!("{a} + {b}"))?;
+            ensure_values(&x.mul(&y)?, &[1.0, 0.0, 0.0, 1.0, 0.0]).with_context(|| format!("{a} * {b}"))?;
+            ensure_values(&x.maximum(&y)?, &[1.0, 1.0, 1.0, 1.0, 0.0])
+                .with_context(|| format!("max {a} {b}"))?;
+            ensure_values(&x.lt(&y)?, &[0.0, 1.0, 0.0, 0.0, 0.0]).with_context(|| format!("{a} < {b}"))?;
+            ensure_values(&x.eq(&y)?, &[1.0, 0.0, 0.0, 1.0, 1.0]).with_context(|| format!("{a} == {b}"))?;
         }
     }
     Ok(())
@@ -81,9 +82,10 @@ fn every_pair_of_types_casts(device: &Device) -> Result<()> {
                     _ => x.to_f64s()?,
                 };
                 let place = || format!("{n} elements from {a} to {b}");
-                expect(&x.to_dtype(b)?, &expected).with_context(place)?;
+                ensure_values(&x.to_dtype(b)?, &expected).with_context(place)?;
                 if n % 2 == 1 {
-                    expect(&x.narrow(0, 1, n - 1)?.to_dtype(b)?, &expected[1..]).with_context(place)?;
+                    ensure_values(&x.narrow(0, 1, n - 1)?.to_dtype(b)?, &expected[1..])
+                        .with_context(place)?;
                 }
             }
         }
@@ -147,7 +149,7 @@ fn all_halves_are_read(device: &Device) -> Result<()> {
 }
 
 /// Floats on, beside and between all halves of a format, and many others; without f32 denormals.
-fn probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
+fn rounding_probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
     let mut probes = Vec::new();
     for h in 0..=u16::MAX {
         let (a, b) = (half(h), half(h.wrapping_add(1)));
@@ -156,14 +158,14 @@ fn probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
             probes.extend([bits.wrapping_sub(1), bits, bits.wrapping_add(1)].map(f32::from_bits));
         }
     }
-    let mut numbers = Numbers(16);
+    let mut numbers = SplitMix64(16);
     probes.extend((0..500_000).map(|_| f32::from_bits(numbers.next() as u32)));
     probes.retain(|p| !p.is_subnormal());
     probes
 }
 
 fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
-    let probes = probes(|h| f16::from_bits(h).to_f32());
+    let probes = rounding_probes(|h| f16::from_bits(h).to_f32());
     let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
     let got = words(x.to_dtype(DType::F16)?.to_vec::<f16>()?.iter().map(|h| h.to_bits()));
     let expected = words(probes.iter().map(|&p| f16::from_f32(p).to_bits()));
@@ -172,7 +174,7 @@ fn halves_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
 }
 
 fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
-    let probes = probes(|h| bf16::from_bits(h).to_f32());
+    let probes = rounding_probes(|h| bf16::from_bits(h).to_f32());
     let x = Tensor::from_slice(&probes, &[probes.len()], device)?;
     let got = words(x.to_dtype(DType::BF16)?.to_vec::<bf16>()?.iter().map(|h| h.to_bits()));
     let expected = words(probes.iter().map(|&p| bf16::from_f32(p).to_bits()));
@@ -181,20 +183,20 @@ fn brain_floats_are_rounded_to_nearest_even(device: &Device) -> Result<()> {
 }
 
 fn doubles_keep_their_digits(device: &Device) -> Result<()> {
-    need(device, DType::F64)?;
-    let mut numbers = Numbers(64);
+    require_dtype(device, DType::F64)?;
+    let mut numbers = SplitMix64(64);
     let values: Vec<f64> = (0..1000).map(|_| numbers.next() as f64 / 1e9 - 9e9).collect();
     let x = Tensor::from_slice(&values, &[1000], device)?;
-    expect(&x.add(0.1)?, &values.iter().map(|v| v + 0.1).collect::<Vec<_>>())?;
-    expect(&x.mul(&x)?, &values.iter().map(|v| v * v).collect::<Vec<_>>())?;
+    ensure_values(&x.add(0.1)?, &values.iter().map(|v| v + 0.1).collect::<Vec<_>>())?;
+    ensure_values(&x.mul(&x)?, &values.iter().map(|v| v * v).collect::<Vec<_>>())?;
     let narrow: Vec<f64> = values.iter().map(|&v| f64::from(v as f32)).collect();
-    expect(&x.to_dtype(DType::F32)?, &narrow)?;
-    expect(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
+    ensure_values(&x.to_dtype(DType::F32)?, &narrow)?;
+    ensure_values(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
 }
 
 /// Numbers that f32 does not hold reach the kernels as they are.
 fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
-    need(device, DType::F64)?;
+    require_dtype(device, DType::F64)?;
     let values = [1.0, -2.5, 3e7];
     let x = Tensor::from_slice(&values, &[3], device)?;
     for number in
@@ -223,8 +225,8 @@ fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
 
 /// The host's `%` is C's fmod, which rounds nothing.
 fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
-    need(device, DType::F64)?;
-    let mut numbers = Numbers(66);
+    require_dtype(device, DType::F64)?;
+    let mut numbers = SplitMix64(66);
     let mut any = || {
         let (size, unit) = (numbers.next() % 60, numbers.next() as f64 / u64::MAX as f64 - 0.5);
         unit * 10f64.powi(size as i32 - 30)
@@ -269,8 +271,8 @@ fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
 /// The host's own functions are within two units of the last place or so: a bound of 32 tells f64 from f32, and finds a wrong coefficient.
 fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     type Pair = (&'static str, fn(&Tensor) -> forebay::error::Result<Tensor>, fn(f64) -> f64);
-    need(device, DType::F64)?;
-    let mut numbers = Numbers(65);
+    require_dtype(device, DType::F64)?;
+    let mut numbers = SplitMix64(65);
     let mut unit = || numbers.next() as f64 / u64::MAX as f64;
     let wide: Vec<f64> = (0..600).map(|_| (unit() - 0.5) * 2f64.powf(10.0 * unit() - 4.0)).collect();
     let near: Vec<f64> = (0..600).map(|_| 2.0 * unit() - 1.0).collect();
@@ -415,14 +417,14 @@ fn wide_integers_keep_their_bits(device: &Device) -> Result<()> {
 }
 
 fn sizes_around_vector_widths(device: &Device) -> Result<()> {
-    for dtype in computed(device).filter(|&d| d != DType::Bool) {
+    for dtype in compute_dtypes(device).filter(|&d| d != DType::Bool) {
         for n in (1..=9).chain([31, 32, 33, 255, 256, 257, 1023, 1024, 1025, 4099]) {
             let x = iota(&[n], dtype, device)?;
             let expected: Vec<f64> = x.to_f64s()?.iter().map(|v| v + 2.0).collect();
             let place = || format!("{n} elements of {dtype}");
-            expect(&x.add(2)?, &expected).with_context(place)?;
+            ensure_values(&x.add(2)?, &expected).with_context(place)?;
             x.add_(2)?;
-            expect(&x, &expected).with_context(place)?;
+            ensure_values(&x, &expected).with_context(place)?;
         }
     }
     Ok(())
@@ -434,7 +436,7 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     if device.info().limits.max_binding < n as u64 + 3 {
         return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding));
     }
-    let mut numbers = Numbers(0);
+    let mut numbers = SplitMix64(0);
     let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| numbers.next().to_le_bytes()).take(n).collect();
     let x = Tensor::from_bytes(&bytes, &[n], DType::U8, device)?;
     let sum = x.add(1)?.to_bytes()?;
@@ -493,7 +495,7 @@ fn not_a_number_is_not_lost(device: &Device) -> Result<()> {
             ensure!(good, "{name} of {a} and {b} is {got}, expected {expected}");
         }
     }
-    for dtype in computed(device).filter(|d| d.is_float()) {
+    for dtype in compute_dtypes(device).filter(|d| d.is_float()) {
         let (x, y) = (x.to_dtype(dtype)?, y.to_dtype(dtype)?);
         let nan = |a: f32, b: f32| a.is_nan() || b.is_nan();
         for (name, got, any) in [
@@ -577,12 +579,12 @@ fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
     // A tensor without dimensions widens only across categories.
     let scalar = Tensor::full(&[], 2.0, DType::F32, device)?;
     ensure!(half.add(&scalar)?.dtype() == DType::F16 && int.add(&scalar)?.dtype() == DType::F32);
-    expect(&int.rsub(10)?, &[9.0, 8.0])?;
-    expect(&int.pow(2)?, &[1.0, 4.0])
+    ensure_values(&int.rsub(10)?, &[9.0, 8.0])?;
+    ensure_values(&int.pow(2)?, &[1.0, 4.0])
 }
 
 fn layouts_do_not_change_results(device: &Device) -> Result<()> {
-    let mut numbers = Numbers(7);
+    let mut numbers = SplitMix64(7);
     let values: Vec<f32> = (0..24 * 20).map(|_| (numbers.below(4000) as f32 - 2000.0) / 500.0).collect();
     let x = Tensor::from_slice(&values, &[24, 20], device)?;
     for dtype in [DType::F32, DType::F16, DType::BF16] {
@@ -595,7 +597,7 @@ fn layouts_do_not_change_results(device: &Device) -> Result<()> {
             (strided.mul(&strided)?.add(0.5)?, dense.mul(&dense)?.add(0.5)?),
             (strided.sin()?, dense.sin()?),
         ] {
-            same_bits(&a, &b).with_context(|| dtype.to_string())?;
+            ensure_same_bits(&a, &b).with_context(|| dtype.to_string())?;
         }
     }
     Ok(())

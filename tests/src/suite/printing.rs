@@ -28,7 +28,7 @@ fn prints(x: &Tensor, expected: &str) -> Result<()> {
     Ok(())
 }
 
-fn t(values: &[f32], shape: &[usize], device: &Device) -> Result<Tensor> {
+fn tensor(values: &[f32], shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(values, shape, device)?)
 }
 
@@ -39,25 +39,25 @@ fn count(shape: &[usize], d: &Device) -> Result<Tensor> {
 }
 
 fn one_scale_serves_all_elements(d: &Device) -> Result<()> {
-    prints(&t(&[1e-10], &[1], d)?, "tensor([1.0000e-10], device='D')")?;
-    prints(&t(&[1e10], &[1], d)?, "tensor([1.0000e+10], device='D')")?;
-    prints(&t(&[1e-10, 1e10], &[2], d)?, "tensor([1.0000e-10, 1.0000e+10], device='D')")?;
-    prints(&t(&[1.0, 2.5, -3.0], &[3], d)?, "tensor([ 1.0000,  2.5000, -3.0000], device='D')")?;
-    prints(&t(&[1.0, 20.0, -3.0], &[3], d)?, "tensor([ 1., 20., -3.], device='D')")?;
-    prints(&t(&[1.0, 2000.0], &[2], d)?, "tensor([1.0000e+00, 2.0000e+03], device='D')")?;
-    prints(&t(&[0.0625, 100.0], &[2], d)?, "tensor([6.2500e-02, 1.0000e+02], device='D')")?;
-    prints(&t(&[0.2, 100.0], &[2], d)?, "tensor([  0.2000, 100.0000], device='D')")?;
-    prints(&t(&[0.0, 0.0], &[2], d)?, "tensor([0., 0.], device='D')")?;
-    prints(&t(&[0.5], &[], d)?, "tensor(0.5000, device='D')")?;
-    prints(&t(&[3.0], &[], d)?, "tensor(3., device='D')")?;
+    prints(&tensor(&[1e-10], &[1], d)?, "tensor([1.0000e-10], device='D')")?;
+    prints(&tensor(&[1e10], &[1], d)?, "tensor([1.0000e+10], device='D')")?;
+    prints(&tensor(&[1e-10, 1e10], &[2], d)?, "tensor([1.0000e-10, 1.0000e+10], device='D')")?;
+    prints(&tensor(&[1.0, 2.5, -3.0], &[3], d)?, "tensor([ 1.0000,  2.5000, -3.0000], device='D')")?;
+    prints(&tensor(&[1.0, 20.0, -3.0], &[3], d)?, "tensor([ 1., 20., -3.], device='D')")?;
+    prints(&tensor(&[1.0, 2000.0], &[2], d)?, "tensor([1.0000e+00, 2.0000e+03], device='D')")?;
+    prints(&tensor(&[0.0625, 100.0], &[2], d)?, "tensor([6.2500e-02, 1.0000e+02], device='D')")?;
+    prints(&tensor(&[0.2, 100.0], &[2], d)?, "tensor([  0.2000, 100.0000], device='D')")?;
+    prints(&tensor(&[0.0, 0.0], &[2], d)?, "tensor([0., 0.], device='D')")?;
+    prints(&tensor(&[0.5], &[], d)?, "tensor(0.5000, device='D')")?;
+    prints(&tensor(&[3.0], &[], d)?, "tensor(3., device='D')")?;
     let odd = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.25];
-    prints(&t(&odd, &[2, 2], d)?, "tensor([[   nan,    inf],\n        [  -inf, 0.2500]], device='D')")?;
-    let matrix = t(&[1.0, -2.5, 3.0, 40.0, 5.0, 6.0, 7.0, 8.0], &[2, 2, 2], d)?;
+    prints(&tensor(&odd, &[2, 2], d)?, "tensor([[   nan,    inf],\n        [  -inf, 0.2500]], device='D')")?;
+    let matrix = tensor(&[1.0, -2.5, 3.0, 40.0, 5.0, 6.0, 7.0, 8.0], &[2, 2, 2], d)?;
     prints(
         &matrix,
         "tensor([[[ 1.0000, -2.5000],\n         [ 3.0000, 40.0000]],\n\n        [[ 5.0000,  6.0000],\n         [ 7.0000,  8.0000]]], device='D')",
     )?;
-    let exact = format!("{:.1}", t(&[0.25, 1.75], &[2], d)?);
+    let exact = format!("{:.1}", tensor(&[0.25, 1.75], &[2], d)?);
     ensure!(exact.starts_with("tensor([0.2, 1.8], "), "{exact}");
     prints(
         &matrix.select(2, 1)?.t()?,
@@ -98,7 +98,7 @@ fn every_type_prints_its_elements(d: &Device) -> Result<()> {
 
 fn long_tensors_print_their_edges(d: &Device) -> Result<()> {
     let values: Vec<f32> = (0..1001_u16).map(f32::from).collect();
-    let x = t(&values, &[1001], d)?;
+    let x = tensor(&values, &[1001], d)?;
     // 0 is no part of the scale: 1000 / 1 is not above 1000.
     prints(&x, "tensor([   0.,    1.,    2.,  ...,  998.,  999., 1000.], device='D')")?;
     let x = count(&[1000], d)?;
@@ -112,7 +112,7 @@ fn long_tensors_print_their_edges(d: &Device) -> Result<()> {
     // The scale is that of the elements that are printed.
     let mut values = vec![1.0; 1500];
     values[700] = 1e-9;
-    prints(&t(&values, &[1500], d)?, "tensor([1., 1., 1.,  ..., 1., 1., 1.], device='D')")
+    prints(&tensor(&values, &[1500], d)?, "tensor([1., 1., 1.,  ..., 1., 1., 1.], device='D')")
 }
 
 /// Prints as a tensor that is read whole.
@@ -134,7 +134,7 @@ fn tensors_without_elements_print_their_shape(d: &Device) -> Result<()> {
 }
 
 fn gradients_are_named(d: &Device) -> Result<()> {
-    let x = t(&[1.0, 2.0], &[2], d)?.requires_grad_()?;
+    let x = tensor(&[1.0, 2.0], &[2], d)?.requires_grad_()?;
     prints(&x, "tensor([1., 2.], device='D', requires_grad=True)")?;
     prints(&x.add(1.0)?, "tensor([2., 3.], device='D', grad_fn=<add>)")?;
     prints(&x.add(1.0)?.detach(), "tensor([2., 3.], device='D')")?;
@@ -143,7 +143,7 @@ fn gradients_are_named(d: &Device) -> Result<()> {
 }
 
 fn debug_prints_the_elements_too(d: &Device) -> Result<()> {
-    let pair = Some((t(&[1.5], &[1], d)?, 7));
+    let pair = Some((tensor(&[1.5], &[1], d)?, 7));
     let text = format!("{pair:?}");
     ensure!(text == format!("Some((tensor([1.5000], device='{d}'), 7))"), "{text}");
     Ok(())
@@ -157,7 +157,7 @@ fn debug_never_fails(d: &Device) -> Result<()> {
     let expected = "tensor(<unknown: the null device computes no values>, device='null:0',\n       shape=[2, 3], dtype=bf16)";
     ensure!(text == expected, "{text}");
     // A capture refuses reads; printing is no error there.
-    let x = t(&[1.0, 2.0], &[2], d)?;
+    let x = tensor(&[1.0, 2.0], &[2], d)?;
     let texts = std::cell::RefCell::new(Vec::new());
     let mut step = d.capture(|| {
         let y = x.add(1.0)?;

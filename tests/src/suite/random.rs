@@ -6,8 +6,8 @@ use forebay::dtype::DType;
 use forebay::nn::init;
 use forebay::tensor::Tensor;
 
-use super::host::{Numbers, close, same_bits};
-use super::{computed, tests};
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
+use super::{compute_dtypes, tests};
 
 tests![
     known_answers,
@@ -145,9 +145,9 @@ fn moments_of_normal_numbers(device: &Device) -> Result<()> {
     let z = Tensor::randn(&[n], DType::F32, device)?.to_f64s()?;
     let moment = |k: i32| z.iter().map(|x| x.powi(k)).sum::<f64>() / n as f64;
     // Five standard deviations of each estimate.
-    close(&[moment(1), moment(2), moment(3), moment(4)], &[0.0, 1.0, 0.0, 3.0], 0.0, 0.05)?;
+    ensure_close(&[moment(1), moment(2), moment(3), moment(4)], &[0.0, 1.0, 0.0, 3.0], 0.0, 0.05)?;
     let beyond = z.iter().filter(|x| x.abs() > 3.0).count() as f64 / n as f64;
-    close(&[beyond], &[0.0027], 0.0, 0.0003)
+    ensure_close(&[beyond], &[0.0027], 0.0, 0.0003)
 }
 
 fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
@@ -155,7 +155,7 @@ fn sixteen_bits_round_the_same_numbers(device: &Device) -> Result<()> {
         device.manual_seed(9);
         let wide = Tensor::randn(&[1003], DType::F32, device)?;
         device.manual_seed(9);
-        same_bits(&Tensor::randn(&[1003], dtype, device)?, &wide.to_dtype(dtype)?)
+        ensure_same_bits(&Tensor::randn(&[1003], dtype, device)?, &wide.to_dtype(dtype)?)
             .with_context(|| dtype.to_string())?;
     }
     Ok(())
@@ -177,8 +177,8 @@ fn states_replay(device: &Device) -> Result<()> {
     let second = Tensor::randn(&[33], DType::F32, device)?;
     ensure!(first.to_bytes()? != second.to_bytes()?, "two draws differ");
     device.set_random_state(state);
-    same_bits(&Tensor::randn(&[33], DType::F32, device)?, &first)?;
-    same_bits(&Tensor::randn(&[33], DType::F32, device)?, &second)
+    ensure_same_bits(&Tensor::randn(&[33], DType::F32, device)?, &first)?;
+    ensure_same_bits(&Tensor::randn(&[33], DType::F32, device)?, &second)
 }
 
 fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
@@ -198,7 +198,7 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     let z = Tensor::ones(&[100, 500], DType::F32, device)?.t()?;
     device.set_random_state(state);
     ensure!(z.dropout(p, true)?.to_vec::<f32>()? == expected, "of a transpose");
-    same_bits(&z.dropout(p, false)?, &z)
+    ensure_same_bits(&z.dropout(p, false)?, &z)
 }
 
 fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
@@ -228,7 +228,7 @@ fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
 
 /// The float types that the device computes with.
 fn float_types(device: &Device) -> impl Iterator<Item = DType> {
-    computed(device).filter(|dtype| dtype.is_float() && dtype.size() > 1)
+    compute_dtypes(device).filter(|dtype| dtype.is_float() && dtype.size() > 1)
 }
 
 fn within(numbers: &[f64], low: f64, high: f64) -> Result<()> {
@@ -246,7 +246,7 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
         let huge = if dtype == DType::F16 { (-65_504.0, 65_504.0) } else { (-0.9 * wide, 0.9 * wide) };
         let few =
             [(0.0, 1e-40), (-1e-40, 0.0), (2e-40, 1e-38), (-1e-3, 1e-30), (0.1, 0.7), (-0.7, -0.1), huge];
-        let mut numbers = Numbers(5);
+        let mut numbers = SplitMix64(5);
         let random = (0..20).map(|_| {
             // Ends of any size, and widths from a tenth of one to little more than the type tells apart.
             let mut unit = || numbers.next() as f64 / u64::MAX as f64;
@@ -265,7 +265,7 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
             within(&drawn, low, high).with_context(|| format!("{dtype}"))?;
             if n > 20_000 && low < 1.0 {
                 let mean = drawn.iter().sum::<f64>() / n as f64;
-                close(&[mean], &[f64::midpoint(low, high)], 0.0, 3e-3 * (high - low))?;
+                ensure_close(&[mean], &[f64::midpoint(low, high)], 0.0, 3e-3 * (high - low))?;
             }
         }
         // Half of the numbers of a range too wide for an f32's difference are on each side.
@@ -342,7 +342,7 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
 
 fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
     device.manual_seed(24);
-    let mut numbers = Numbers(1);
+    let mut numbers = SplitMix64(1);
     // Every third class, as was once drawn wrong; then weights of very different sizes, a few of many classes, and none at the ends.
     let third: Vec<f32> = (0..600).map(|k| if k % 3 == 0 { (k + 1) as f32 / 7.0 } else { 0.0 }).collect();
     let mixed: Vec<f32> = (0..20_000)

@@ -7,7 +7,7 @@ use forebay::memory::Config;
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
 
-use super::host::same_bits;
+use super::host_reference::ensure_same_bits;
 use super::{skip, tests};
 
 tests![
@@ -47,7 +47,7 @@ fn streams_give_what_one_queue_gives(device: &Device) -> Result<()> {
     let serial = chain(&streams[..1])?;
     for _ in 0..4 {
         for (a, b) in chain(&streams)?.iter().zip(&serial) {
-            same_bits(a, b)?;
+            ensure_same_bits(a, b)?;
         }
     }
     Ok(())
@@ -102,7 +102,7 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     let again = step()?;
     ensure!(private.reserved() == held, "the same step took more: {} of {held}", private.reserved());
     drop(private);
-    same_bits(
+    ensure_same_bits(
         &again,
         &Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?
             .matmul(&Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?)?
@@ -115,12 +115,12 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
 }
 
 /// Fails where the backend reaches no memory of the host.
-fn need_host(device: &Device) -> Result<()> {
+fn require_host_memory(device: &Device) -> Result<()> {
     if device.backend().reaches_host() { Ok(()) } else { skip("the device reaches no memory of the host") }
 }
 
 fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
-    need_host(device)?;
+    require_host_memory(device)?;
     let before = device.memory().allocated();
     let all = (0..9)
         .map(|k| Tensor::randn(&[k + 1, 3001], [DType::F32, DType::F16, DType::BF16][k % 3], device))
@@ -155,7 +155,7 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
 
 fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device) -> Result<()> {
     let wide = wide(device);
-    need_host(device)?;
+    require_host_memory(device)?;
     let x = Tensor::rand(&[wide, wide], DType::F32, device)?;
     let expected = x.matmul(&x)?.matmul(&x)?.to_bytes()?;
     for _ in 0..5 {
@@ -176,7 +176,7 @@ fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device)
 }
 
 fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
-    need_host(device)?;
+    require_host_memory(device)?;
     let device = Device::with_config(device.backend().clone(), Config::default());
     let all = (0..6)
         .map(|k| Tensor::full(&[1 << 18], f64::from(k), DType::F32, &device))
@@ -296,7 +296,7 @@ fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
 }
 
 fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Device) -> Result<()> {
-    need_host(device)?;
+    require_host_memory(device)?;
     const ELEMENTS: usize = 6000;
     let value = |k: usize| (k + 1) as f32;
     let all = (0..4)

@@ -13,9 +13,9 @@ use forebay::optim::{
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 
-use super::host::{Numbers, close, same_bits};
-use super::runs::Points;
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits};
 use super::tests;
+use super::train_resume::PointDataset;
 
 tests![
     optimisers_follow_their_definitions,
@@ -38,9 +38,9 @@ tests![
 const SIZES: [usize; 8] = [1, 64, 7, 1030, 4096, 33, 2, 12];
 
 /// What an optimiser makes of one number, in f64.
-type Reference = Box<dyn Fn(&mut [f64; 4], usize, f64, f64) -> f64>;
+type ReferenceUpdate = Box<dyn Fn(&mut [f64; 4], usize, f64, f64) -> f64>;
 
-fn values(numbers: &mut Numbers, count: usize) -> Vec<f32> {
+fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
     (0..count).map(|_| (numbers.below(2_000_001) as f32 - 1e6) / 1e6).collect()
 }
 
@@ -48,7 +48,7 @@ fn parameter(data: &[f32], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(data, &[data.len()], device)?.requires_grad_()?)
 }
 
-fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> Reference {
+fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> ReferenceUpdate {
     Box::new(move |s, step, w, g| {
         let g = g + decay * w;
         s[0] = if step == 1 { g } else { momentum * s[0] + (1.0 - dampening) * g };
@@ -63,7 +63,7 @@ fn sgd(momentum: f64, dampening: f64, decay: f64, nesterov: bool, lr: f64) -> Re
     })
 }
 
-fn adam(lr: f64, (b1, b2): (f64, f64), decay: f64, decoupled: bool, amsgrad: bool) -> Reference {
+fn adam(lr: f64, (b1, b2): (f64, f64), decay: f64, decoupled: bool, amsgrad: bool) -> ReferenceUpdate {
     Box::new(move |s, step, w, g| {
         let (w, g) = if decoupled { (w * (1.0 - lr * decay), g) } else { (w, g + decay * w) };
         s[0] = b1 * s[0] + (1.0 - b1) * g;
@@ -75,7 +75,7 @@ fn adam(lr: f64, (b1, b2): (f64, f64), decay: f64, decoupled: bool, amsgrad: boo
     })
 }
 
-fn rmsprop(lr: f64, alpha: f64, momentum: f64, centered: bool, decay: f64) -> Reference {
+fn rmsprop(lr: f64, alpha: f64, momentum: f64, centered: bool, decay: f64) -> ReferenceUpdate {
     Box::new(move |s, _, w, g| {
         let g = g + decay * w;
         s[0] = alpha * s[0] + (1.0 - alpha) * g * g;
@@ -87,9 +87,9 @@ fn rmsprop(lr: f64, alpha: f64, momentum: f64, centered: bool, decay: f64) -> Re
     })
 }
 
-type Make = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
 
-fn optimizers() -> Vec<(&'static str, Make, Reference)> {
+fn optimizers() -> Vec<(&'static str, OptimizerCtor, ReferenceUpdate)> {
     vec![
         ("sgd", |p| Box::new(Sgd::new(p, 0.1)), sgd(0.0, 0.0, 0.0, false, 0.1)),
         (
@@ -128,7 +128,7 @@ fn optimizers() -> Vec<(&'static str, Make, Reference)> {
 
 fn optimisers_follow_their_definitions(device: &Device) -> Result<()> {
     for (name, make, reference) in optimizers() {
-        let mut numbers = Numbers(7);
+        let mut numbers = SplitMix64(7);
         let mut exact: Vec<Vec<f64>> = Vec::new();
         let mut parameters = Vec::new();
         for size in SIZES {
@@ -160,7 +160,7 @@ fn optimisers_follow_their_definitions(device: &Device) -> Result<()> {
 
 fn optimisers_keep_halves_in_their_type(device: &Device) -> Result<()> {
     for (dtype, tolerance) in [(DType::F16, 2e-3), (DType::BF16, 1.6e-2)] {
-        let mut numbers = Numbers(3);
+        let mut numbers = SplitMix64(3);
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
         for size in [8, 33, 2] {
@@ -212,7 +212,7 @@ fn parameters_without_gradients_stay(device: &Device) -> Result<()> {
 
 fn a_saved_optimiser_goes_on_with_the_same_bits(device: &Device) -> Result<()> {
     for (name, make, _) in optimizers() {
-        let mut numbers = Numbers(11);
+        let mut numbers = SplitMix64(11);
         let data: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
         let grads: Vec<Vec<f32>> = SIZES.iter().map(|&n| values(&mut numbers, n)).collect();
         let fresh = || data.iter().map(|d| parameter(d, device)).collect::<Result<Vec<_>>>();
@@ -247,7 +247,7 @@ fn a_saved_optimiser_goes_on_with_the_same_bits(device: &Device) -> Result<()> {
 }
 
 fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
-    let mut numbers = Numbers(5);
+    let mut numbers = SplitMix64(5);
     for max_norm in [0.5, 1e6] {
         let mut parameters = Vec::new();
         let mut exact = Vec::new();
@@ -275,7 +275,7 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
 
 /// Beside PyTorch's `clip_grad_norm_` of the same numbers, in f64.
 fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
-    let mut numbers = Numbers(7);
+    let mut numbers = SplitMix64(7);
     for dtype in [DType::F32, DType::BF16] {
         for (norm_type, max_norm) in [(1.0, 3.0), (f64::INFINITY, 0.1), (3.0, 0.5), (0.5, 100.0), (2.0, 0.5)]
         {
@@ -305,7 +305,8 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             for (p, grad) in parameters.iter().zip(&exact) {
                 let expected: Vec<f64> = grad.iter().map(|g| g * factor).collect();
                 let found = p.grad().map(|g| g.to_f64s()).transpose()?.unwrap_or_default();
-                close(&found, &expected, rounding, 1e-9).with_context(|| format!("order {norm_type}"))?;
+                ensure_close(&found, &expected, rounding, 1e-9)
+                    .with_context(|| format!("order {norm_type}"))?;
             }
         }
     }
@@ -411,7 +412,7 @@ fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
 }
 
 /// Whole numbers from -2 to 2.
-fn whole(numbers: &mut Numbers, shape: &[usize], device: &Device) -> Result<Tensor> {
+fn random_ints(numbers: &mut SplitMix64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| numbers.below(5) as f32 - 2.0).collect();
     Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
 }
@@ -421,10 +422,10 @@ fn whole(numbers: &mut Numbers, shape: &[usize], device: &Device) -> Result<Tens
 fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()> {
     const ROWS: usize = 16;
     let train = |batch: usize, accumulate: u32, at_once: usize| -> Result<Vec<Tensor>> {
-        let mut numbers = Numbers(23);
+        let mut numbers = SplitMix64(23);
         let mut layer = |outputs, inputs| -> Result<Linear> {
-            let weight = whole(&mut numbers, &[outputs, inputs], device)?;
-            Ok(Linear::from_parameters(weight, Some(whole(&mut numbers, &[outputs], device)?))?)
+            let weight = random_ints(&mut numbers, &[outputs, inputs], device)?;
+            Ok(Linear::from_parameters(weight, Some(random_ints(&mut numbers, &[outputs], device)?))?)
         };
         let net = (layer(8, 4)?, layer(4, 8)?);
         let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 1.0))
@@ -432,7 +433,7 @@ fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()>
             .micro_batch(at_once)
             .steps(1)
             .quiet();
-        run.fit(&Points::new(ROWS).batches(batch), |x, _| -> CoreResult<Tensor> {
+        run.fit(&PointDataset::new(ROWS).batches(batch), |x, _| -> CoreResult<Tensor> {
             let x = x.mul(26.0)?.round()?;
             let y = net.1.forward(&net.0.forward(&x)?.relu()?)?;
             y.mul(&y)?.mean_all()
@@ -440,14 +441,14 @@ fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()>
         Ok(net.parameters())
     };
     let expected = train(ROWS, 1, ROWS)?;
-    let before = whole(&mut Numbers(23), &[8, 4], device)?;
+    let before = random_ints(&mut SplitMix64(23), &[8, 4], device)?;
     ensure!(before.to_bytes()? != expected[0].to_bytes()?, "the step changes nothing");
     for parts in [2, 4, 8, 16] {
         let rows = ROWS / parts;
         for (how, got) in [("accumulated", train(rows, parts as u32, rows)?), ("cut", train(ROWS, 1, rows)?)]
         {
             for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
-                same_bits(&got.detach(), &expected.detach())
+                ensure_same_bits(&got.detach(), &expected.detach())
                     .with_context(|| format!("{parts} parts, {how}: parameter {k}"))?;
             }
         }
@@ -462,7 +463,7 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     const ROWS: usize = 48;
     const INPUTS: usize = 33;
     const OUTPUTS: usize = 7;
-    let mut numbers = Numbers(29);
+    let mut numbers = SplitMix64(29);
     let (x, c) = (values(&mut numbers, ROWS * INPUTS), values(&mut numbers, ROWS * OUTPUTS));
     let inputs = Tensor::from_slice(&x, &[ROWS, INPUTS], device)?;
     let weights = Tensor::from_slice(&c, &[ROWS, OUTPUTS], device)?;

@@ -2,107 +2,107 @@
 
 use std::collections::VecDeque;
 
-use super::program::{Block, Program};
+use super::trace_builder::{BlockId, TraceBuilder};
 
 /// The shape of a decoder that answers, in 16 bits.
-struct Decoder {
+struct DecoderShape {
     layers: u64,
     width: u64,
     /// Elements of a token's keys, and as many of its values.
-    keys: u64,
+    kv_width: u64,
     vocabulary: u64,
 }
 
-const SMALL: Decoder = Decoder { layers: 12, width: 768, keys: 768, vocabulary: 50_304 };
-const LARGE: Decoder = Decoder { layers: 32, width: 4096, keys: 1024, vocabulary: 128_256 };
+const SMALL: DecoderShape = DecoderShape { layers: 12, width: 768, kv_width: 768, vocabulary: 50_304 };
+const LARGE: DecoderShape = DecoderShape { layers: 32, width: 4096, kv_width: 1024, vocabulary: 128_256 };
 
-impl Decoder {
-    fn load(&self, p: &mut Program) -> Vec<Block> {
+impl DecoderShape {
+    fn alloc_parameters(&self, p: &mut TraceBuilder) -> Vec<BlockId> {
         let w = self.width;
-        let layer = [w * (w + 2 * self.keys) * 2, w * w * 2, w * 4 * w * 2, w * 4 * w * 2, w * 2, w * 2];
-        let mut held = p.take_all([self.vocabulary * w * 2]);
-        held.extend(p.take_all((0..self.layers).flat_map(|_| layer)));
-        held.push(p.take(32 << 20));
+        let layer = [w * (w + 2 * self.kv_width) * 2, w * w * 2, w * 4 * w * 2, w * 4 * w * 2, w * 2, w * 2];
+        let mut held = p.alloc_all([self.vocabulary * w * 2]);
+        held.extend(p.alloc_all((0..self.layers).flat_map(|_| layer)));
+        held.push(p.alloc(32 << 20));
         held
     }
 
     /// What a layer needs for some tokens, beside what it keeps.
-    fn layer(&self, p: &mut Program, tokens: u64) {
+    fn run_layer(&self, p: &mut TraceBuilder, tokens: u64) {
         let row = tokens * self.width * 2;
-        let normed = p.take(row);
-        let qkv = p.take(row + tokens * self.keys * 4);
-        let mut inner = p.take(row);
+        let normed = p.alloc(row);
+        let qkv = p.alloc(row + tokens * self.kv_width * 4);
+        let mut inner = p.alloc(row);
         p.free([qkv, normed]);
-        p.next(&mut inner, 4 * row);
-        p.next(&mut inner, 4 * row);
-        p.next(&mut inner, row);
+        p.replace_block(&mut inner, 4 * row);
+        p.replace_block(&mut inner, 4 * row);
+        p.replace_block(&mut inner, row);
         p.free([inner]);
     }
 
-    fn logits(&self, p: &mut Program, rows: u64) {
-        let logits = p.take(rows * self.vocabulary * 2);
-        let wide = p.take(rows * self.vocabulary * 4);
-        p.scratch(rows * self.vocabulary * 4);
-        p.scratch(rows * 8);
+    fn run_logits(&self, p: &mut TraceBuilder, rows: u64) {
+        let logits = p.alloc(rows * self.vocabulary * 2);
+        let wide = p.alloc(rows * self.vocabulary * 4);
+        p.alloc_scratch(rows * self.vocabulary * 4);
+        p.alloc_scratch(rows * 8);
         p.free([wide, logits]);
     }
 
     /// The bytes of a layer's keys, or values.
-    fn cache(&self, tokens: u64) -> u64 {
-        tokens * self.keys * 2
+    fn kv_bytes(&self, tokens: u64) -> u64 {
+        tokens * self.kv_width * 2
     }
 }
 
 /// Keys and values that are joined with those of the next token in each step.
-pub(super) fn growing_cache(p: &mut Program) {
-    let _held = LARGE.load(p);
+pub(super) fn growing_cache(p: &mut TraceBuilder) {
+    let _held = LARGE.alloc_parameters(p);
     for _ in 0..3 {
-        let (batch, prompt, steps) = (p.any(4, 16), p.any(100, 2000), p.any(20, 40));
+        let (batch, prompt, steps) = (p.rand_range(4, 16), p.rand_range(100, 2000), p.rand_range(20, 40));
         let mut cache = Vec::new();
         for _ in 0..LARGE.layers {
-            LARGE.layer(p, batch * prompt);
-            cache.extend(p.take_all([LARGE.cache(batch * prompt); 2]));
+            LARGE.run_layer(p, batch * prompt);
+            cache.extend(p.alloc_all([LARGE.kv_bytes(batch * prompt); 2]));
         }
-        LARGE.logits(p, batch);
+        LARGE.run_logits(p, batch);
         for step in 1..=steps {
             for layer in cache.chunks_mut(2) {
                 for block in layer {
-                    p.next(block, LARGE.cache(batch * (prompt + step)));
+                    p.replace_block(block, LARGE.kv_bytes(batch * (prompt + step)));
                 }
-                LARGE.layer(p, batch);
+                LARGE.run_layer(p, batch);
             }
-            LARGE.logits(p, batch);
+            LARGE.run_logits(p, batch);
         }
         p.free(cache);
     }
 }
 
 /// Beams: in each step they are chosen anew, which copies all keys and values.
-pub(super) fn beams(p: &mut Program) {
-    let _held = SMALL.load(p);
+pub(super) fn beams(p: &mut TraceBuilder) {
+    let _held = SMALL.alloc_parameters(p);
     for _ in 0..3 {
-        let (rows, steps) = (4 * p.any(16, 48), p.any(40, 80));
-        let mut cache: Vec<Block> = Vec::new();
+        let (rows, steps) = (4 * p.rand_range(16, 48), p.rand_range(40, 80));
+        let mut cache: Vec<BlockId> = Vec::new();
         for step in 1..=steps {
             let old = std::mem::take(&mut cache);
             let mut old = old.into_iter();
             for _ in 0..SMALL.layers {
-                SMALL.layer(p, rows);
+                SMALL.run_layer(p, rows);
                 for _ in 0..2 {
-                    let joined = p.take(SMALL.cache(rows * step));
+                    let joined = p.alloc(SMALL.kv_bytes(rows * step));
                     p.free(old.next());
                     cache.push(joined);
                 }
             }
-            SMALL.logits(p, rows);
+            SMALL.run_logits(p, rows);
             // Reordered: all of them are there twice for a moment, or one after the other.
             match step % 2 {
                 0 => {
-                    let sizes = vec![SMALL.cache(rows * step); cache.len()];
-                    let chosen = p.take_all(sizes);
+                    let sizes = vec![SMALL.kv_bytes(rows * step); cache.len()];
+                    let chosen = p.alloc_all(sizes);
                     p.free(std::mem::replace(&mut cache, chosen));
                 }
-                _ => cache.iter_mut().for_each(|block| p.next(block, SMALL.cache(rows * step))),
+                _ => cache.iter_mut().for_each(|block| p.replace_block(block, SMALL.kv_bytes(rows * step))),
             }
         }
         p.free(cache);
@@ -110,46 +110,46 @@ pub(super) fn beams(p: &mut Program) {
 }
 
 /// Beams over an encoder's output, of texts of any length: the cache has room for as many tokens at once as comes next in a row.
-pub(super) fn beams_of_texts(p: &mut Program) {
-    let _held = SMALL.load(p);
+pub(super) fn beams_of_texts(p: &mut TraceBuilder) {
+    let _held = SMALL.alloc_parameters(p);
     for _ in 0..8 {
-        let (texts, length) = (p.any(2, 16), p.any(50, 900));
-        let encoded = p.take(texts * length * SMALL.width * 2);
+        let (texts, length) = (p.rand_range(2, 16), p.rand_range(50, 900));
+        let encoded = p.alloc(texts * length * SMALL.width * 2);
         for _ in 0..SMALL.layers {
-            SMALL.layer(p, texts * length);
+            SMALL.run_layer(p, texts * length);
         }
         let rows = texts * 5;
-        let mut cache = p.take_all((0..2 * SMALL.layers).map(|_| SMALL.cache(rows * length)));
+        let mut cache = p.alloc_all((0..2 * SMALL.layers).map(|_| SMALL.kv_bytes(rows * length)));
         p.free([encoded]);
-        for step in 1..=p.any(10, 25) {
+        for step in 1..=p.rand_range(10, 25) {
             for _ in 0..SMALL.layers {
-                SMALL.layer(p, rows);
+                SMALL.run_layer(p, rows);
             }
-            SMALL.logits(p, rows);
-            cache.iter_mut().for_each(|block| p.next(block, SMALL.cache(rows * (length + step))));
+            SMALL.run_logits(p, rows);
+            cache.iter_mut().for_each(|block| p.replace_block(block, SMALL.kv_bytes(rows * (length + step))));
         }
         p.free(cache);
     }
 }
 
 /// Requests that arrive at any time: each has keys and values of its own, which grow by pages of 256 tokens.
-pub(super) fn arrivals(p: &mut Program) {
-    let _held = LARGE.load(p);
-    let mut requests: Vec<(u64, u64, Vec<Block>)> = Vec::new();
+pub(super) fn arrivals(p: &mut TraceBuilder) {
+    let _held = LARGE.alloc_parameters(p);
+    let mut requests: Vec<(u64, u64, Vec<BlockId>)> = Vec::new();
     for _ in 0..400 {
-        if requests.len() < 32 && p.any(0, 2) == 0 {
-            let (prompt, answer) = (p.any(30, 3000), p.any(10, 600));
-            LARGE.layer(p, prompt);
+        if requests.len() < 32 && p.rand_range(0, 2) == 0 {
+            let (prompt, answer) = (p.rand_range(30, 3000), p.rand_range(10, 600));
+            LARGE.run_layer(p, prompt);
             let pages = prompt.div_ceil(256);
-            let held = p.take_all((0..pages).map(|_| LARGE.layers * 2 * LARGE.cache(256)));
+            let held = p.alloc_all((0..pages).map(|_| LARGE.layers * 2 * LARGE.kv_bytes(256)));
             requests.push((prompt, answer, held));
         }
-        LARGE.layer(p, requests.len() as u64);
-        LARGE.logits(p, requests.len().max(1) as u64);
+        LARGE.run_layer(p, requests.len() as u64);
+        LARGE.run_logits(p, requests.len().max(1) as u64);
         for (length, left, held) in &mut requests {
             (*length, *left) = (*length + 8, left.saturating_sub(8));
             if held.len() as u64 * 256 < *length {
-                held.push(p.take(LARGE.layers * 2 * LARGE.cache(256)));
+                held.push(p.alloc(LARGE.layers * 2 * LARGE.kv_bytes(256)));
             }
         }
         requests.retain_mut(|(_, left, held)| {
@@ -163,19 +163,19 @@ pub(super) fn arrivals(p: &mut Program) {
 }
 
 /// The same, with one piece for each request, of its size.
-pub(super) fn arrivals_in_one_piece(p: &mut Program) {
-    let _held = SMALL.load(p);
-    let mut requests: Vec<(u64, Block)> = Vec::new();
+pub(super) fn arrivals_in_one_piece(p: &mut TraceBuilder) {
+    let _held = SMALL.alloc_parameters(p);
+    let mut requests: Vec<(u64, BlockId)> = Vec::new();
     for _ in 0..600 {
         if requests.len() < 48 {
-            let (prompt, answer) = (p.any(30, 2000), p.any(10, 400));
+            let (prompt, answer) = (p.rand_range(30, 2000), p.rand_range(10, 400));
             for _ in 0..2 {
-                SMALL.layer(p, prompt);
+                SMALL.run_layer(p, prompt);
             }
-            requests.push((answer, p.take(SMALL.layers * 2 * SMALL.cache(prompt + answer))));
+            requests.push((answer, p.alloc(SMALL.layers * 2 * SMALL.kv_bytes(prompt + answer))));
         }
-        SMALL.layer(p, requests.len() as u64);
-        SMALL.logits(p, requests.len() as u64);
+        SMALL.run_layer(p, requests.len() as u64);
+        SMALL.run_logits(p, requests.len() as u64);
         requests.retain_mut(|(left, block)| {
             *left = left.saturating_sub(16);
             if *left == 0 {
@@ -187,20 +187,20 @@ pub(super) fn arrivals_in_one_piece(p: &mut Program) {
 }
 
 /// A small model that guesses for a large one: caches of both, cut back where a guess was wrong.
-pub(super) fn guesses(p: &mut Program) {
-    let (_large, _small) = (LARGE.load(p), SMALL.load(p));
+pub(super) fn guesses(p: &mut TraceBuilder) {
+    let (_large, _small) = (LARGE.alloc_parameters(p), SMALL.alloc_parameters(p));
     for _ in 0..4 {
-        let mut length = p.any(200, 1500);
-        let mut caches = p.take_all((0..2 * LARGE.layers).map(|_| LARGE.cache(length)));
-        let mut guessing = p.take_all((0..2 * SMALL.layers).map(|_| SMALL.cache(length)));
+        let mut length = p.rand_range(200, 1500);
+        let mut caches = p.alloc_all((0..2 * LARGE.layers).map(|_| LARGE.kv_bytes(length)));
+        let mut guessing = p.alloc_all((0..2 * SMALL.layers).map(|_| SMALL.kv_bytes(length)));
         for _ in 0..12 {
             for guess in 1..=4 {
-                guessing.iter_mut().for_each(|block| p.next(block, SMALL.cache(length + guess)));
-                SMALL.logits(p, 1);
+                guessing.iter_mut().for_each(|block| p.replace_block(block, SMALL.kv_bytes(length + guess)));
+                SMALL.run_logits(p, 1);
             }
-            caches.iter_mut().for_each(|block| p.next(block, LARGE.cache(length + 4)));
-            LARGE.logits(p, 4);
-            length += p.any(1, 4);
+            caches.iter_mut().for_each(|block| p.replace_block(block, LARGE.kv_bytes(length + 4)));
+            LARGE.run_logits(p, 4);
+            length += p.rand_range(1, 4);
         }
         p.free(caches);
         p.free(guessing);
@@ -208,24 +208,24 @@ pub(super) fn guesses(p: &mut Program) {
 }
 
 /// Sounds of any length: an encoder over windows, and a decoder behind it.
-pub(super) fn sounds(p: &mut Program) {
-    let _held = SMALL.load(p);
+pub(super) fn sounds(p: &mut TraceBuilder) {
+    let _held = SMALL.alloc_parameters(p);
     for _ in 0..12 {
-        let (batch, frames) = (p.any(1, 16), p.any(200, 3000));
-        let mut flow = p.take(batch * frames * 80 * 4);
-        p.next(&mut flow, batch * frames * SMALL.width * 4);
-        p.next(&mut flow, batch * frames / 2 * SMALL.width * 4);
+        let (batch, frames) = (p.rand_range(1, 16), p.rand_range(200, 3000));
+        let mut flow = p.alloc(batch * frames * 80 * 4);
+        p.replace_block(&mut flow, batch * frames * SMALL.width * 4);
+        p.replace_block(&mut flow, batch * frames / 2 * SMALL.width * 4);
         for _ in 0..SMALL.layers {
-            let scores = p.take(batch * 12 * (frames / 2) * (frames / 2) * 2);
-            p.scratch(batch * frames / 2 * SMALL.width * 4);
+            let scores = p.alloc(batch * 12 * (frames / 2) * (frames / 2) * 2);
+            p.alloc_scratch(batch * frames / 2 * SMALL.width * 4);
             p.free([scores]);
-            SMALL.layer(p, batch * frames / 2);
-            p.next(&mut flow, batch * frames / 2 * SMALL.width * 4);
+            SMALL.run_layer(p, batch * frames / 2);
+            p.replace_block(&mut flow, batch * frames / 2 * SMALL.width * 4);
         }
-        let mut cache = p.take_all((0..2 * SMALL.layers).map(|_| SMALL.cache(batch)));
-        for step in 1..=p.any(10, 30) {
-            cache.iter_mut().for_each(|block| p.next(block, SMALL.cache(batch * step)));
-            SMALL.logits(p, batch);
+        let mut cache = p.alloc_all((0..2 * SMALL.layers).map(|_| SMALL.kv_bytes(batch)));
+        for step in 1..=p.rand_range(10, 30) {
+            cache.iter_mut().for_each(|block| p.replace_block(block, SMALL.kv_bytes(batch * step)));
+            SMALL.run_logits(p, batch);
         }
         p.free(cache);
         p.free([flow]);
@@ -233,10 +233,10 @@ pub(super) fn sounds(p: &mut Program) {
 }
 
 /// Models that take turns: each is loaded when it is asked for, and the one that was asked for least lately goes.
-pub(super) fn models_in_turn(p: &mut Program) {
-    let mut loaded: VecDeque<(u64, Vec<Block>)> = VecDeque::new();
+pub(super) fn models_in_turn(p: &mut TraceBuilder) {
+    let mut loaded: VecDeque<(u64, Vec<BlockId>)> = VecDeque::new();
     for _ in 0..60 {
-        let which = p.any(1, 7);
+        let which = p.rand_range(1, 7);
         match loaded.iter().position(|(name, _)| *name == which) {
             Some(at) => {
                 let one = loaded.remove(at);
@@ -248,40 +248,40 @@ pub(super) fn models_in_turn(p: &mut Program) {
                 {
                     p.free(gone);
                 }
-                let net = Decoder {
+                let net = DecoderShape {
                     layers: 8 + 2 * which,
                     width: 512 + 128 * which,
-                    keys: 512,
+                    kv_width: 512,
                     vocabulary: 32_000,
                 };
-                loaded.push_back((which, net.load(p)));
+                loaded.push_back((which, net.alloc_parameters(p)));
             }
         }
-        let (rows, net) = (p.any(16, 3000), Decoder { width: 512 + 128 * which, ..SMALL });
+        let (rows, net) = (p.rand_range(16, 3000), DecoderShape { width: 512 + 128 * which, ..SMALL });
         for _ in 0..8 {
-            net.layer(p, rows);
+            net.run_layer(p, rows);
         }
     }
 }
 
 /// Vectors of texts in batches by length, and a search among those that there are.
-pub(super) fn search(p: &mut Program) {
-    let _held = SMALL.load(p);
+pub(super) fn search(p: &mut TraceBuilder) {
+    let _held = SMALL.alloc_parameters(p);
     let mut index = Vec::new();
     for _ in 0..60 {
-        let (batch, length) = (p.any(8, 256), p.any(8, 512));
-        let mut flow = p.take(batch * length * SMALL.width * 2);
+        let (batch, length) = (p.rand_range(8, 256), p.rand_range(8, 512));
+        let mut flow = p.alloc(batch * length * SMALL.width * 2);
         for _ in 0..4 {
-            let scores = p.take(batch * 12 * length * length * 2);
-            p.scratch(batch * 12 * length * length * 2);
+            let scores = p.alloc(batch * 12 * length * length * 2);
+            p.alloc_scratch(batch * 12 * length * length * 2);
             p.free([scores]);
-            SMALL.layer(p, batch * length);
-            p.next(&mut flow, batch * length * SMALL.width * 2);
+            SMALL.run_layer(p, batch * length);
+            p.replace_block(&mut flow, batch * length * SMALL.width * 2);
         }
-        index.push(p.take(batch * SMALL.width * 4));
+        index.push(p.alloc(batch * SMALL.width * 4));
         p.free([flow]);
-        let distances = p.take(batch * index.len() as u64 * 130 * 4);
-        let order = p.take(batch * index.len() as u64 * 130 * 8);
+        let distances = p.alloc(batch * index.len() as u64 * 130 * 4);
+        let order = p.alloc(batch * index.len() as u64 * 130 * 8);
         p.free([distances, order]);
     }
 }

@@ -2,10 +2,10 @@
 
 use forebay::memory::trace::Trace;
 
-use super::program::Program;
-use super::{language, others, serving, vision};
+use super::trace_builder::TraceBuilder;
+use super::{language, miscellaneous, serving, vision};
 
-type Workload = (&'static str, fn(&mut Program));
+type Workload = (&'static str, fn(&mut TraceBuilder));
 
 /// All of them.
 const WORKLOADS: &[Workload] = &[
@@ -41,24 +41,24 @@ const WORKLOADS: &[Workload] = &[
     ("image_denoising", vision::denoising),
     ("image_adversaries", vision::adversaries),
     ("image_tried_out", vision::tried_out),
-    ("graph_neighbours", others::neighbours),
-    ("graph_molecules", others::molecules),
-    ("points", others::points),
-    ("tables", others::tables),
-    ("games", others::games),
-    ("streams", others::streams),
-    ("branches", others::branches),
-    ("settings", others::settings),
-    ("small_tensors", others::small_tensors),
-    ("notebook", others::notebook),
-    ("matrices", others::matrices),
+    ("graph_neighbours", miscellaneous::neighbours),
+    ("graph_molecules", miscellaneous::molecules),
+    ("points", miscellaneous::points),
+    ("tables", miscellaneous::tables),
+    ("games", miscellaneous::games),
+    ("streams", miscellaneous::streams),
+    ("branches", miscellaneous::branches),
+    ("settings", miscellaneous::settings),
+    ("small_tensors", miscellaneous::small_tensors),
+    ("notebook", miscellaneous::notebook),
+    ("matrices", miscellaneous::matrices),
 ];
 
 /// The workloads, of a seed.
-pub(super) fn all(seed: u64) -> impl Iterator<Item = Trace> {
+pub(super) fn synthetic_traces(seed: u64) -> impl Iterator<Item = Trace> {
     WORKLOADS.iter().zip(1..).map(move |((name, run), at)| {
-        let mut program = Program::new(seed * 1000 + at);
+        let mut program = TraceBuilder::new(seed * 1000 + at);
         run(&mut program);
-        program.trace(name)
+        program.into_trace(name)
     })
 }

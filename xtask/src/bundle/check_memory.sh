@@ -127,9 +127,9 @@ tests_of 2 "budgets are kept, or refused" '^plan/(a_budget|a_step_that)'
 check 2 "forebay plan, without a GPU" - "$PROGRAMS/forebay" plan --model gpt2-124m --batch 8 --context 1024 \
     --budget 4GiB --card rtx4090
 tests_of 2 "offload, planned" '^plan/.*(offload|host)'
-tests_of 3 "autocast and GradScaler" '^(amp|scaler)/'
+tests_of 3 "autocast and GradScaler" '^(amp|grad_scaler)/'
 tests_of 4 "accumulation and checkpointing" 'micro_batches|accumulated_batches|checkpoint'
-tests_of 5 "out of memory at every request" '^faults/|a_full_device|a_step_without_memory'
+tests_of 5 "out of memory at every request" '^fault_injection/|a_full_device|a_step_without_memory'
 for device in $devices; do check 6 "recorded, reported, viewed" "$device" bash -c "recorded $device"; done
 if ! python3 -c 'import torch' 2>/dev/null; then
     missing 6 "a snapshot in PyTorch's tools" - "PyTorch is not installed"

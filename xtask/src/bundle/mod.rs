@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Uploads of this size are no trouble anywhere.
-const MOST_BYTES: u64 = 60 * 1000 * 1000;
+const MAX_BUNDLE_BYTES: u64 = 60 * 1000 * 1000;
 const PROGRAMS: [&str; 11] = [
     "forebay",
     "forebay-conformance",
@@ -27,7 +27,7 @@ const SCRIPTS: [(&str, &str); 2] =
     [("run.sh", include_str!("run.sh")), ("check_memory.sh", include_str!("check_memory.sh"))];
 
 /// What is promised about memory, item by item, on the software adapter or the GPU of `environment`.
-pub(crate) fn check_memory(
+pub(crate) fn memory_check_command(
     workspace: &Workspace,
     environment: &Environment,
     items: impl IntoIterator<Item = impl AsRef<std::ffi::OsStr>>,
@@ -38,7 +38,7 @@ pub(crate) fn check_memory(
         .arg(workspace.root.join("xtask/src/bundle/check_memory.sh"))
         .args(items)
         .current_dir(&workspace.root)
-        .env("PROGRAMS", workspace.program("", Profile::Dev))
+        .env("PROGRAMS", workspace.program_path("", Profile::Dev))
         .env("TESTS", workspace.root.join("tests"))
         .env("PEERS", workspace.root.join("benches/peers"))
         .env("OUT", workspace.root.join("out/memory"));
@@ -47,7 +47,7 @@ pub(crate) fn check_memory(
 
 /// Builds the programs and fills `out/bundle`; false if it came out too large. A lean one lies in a checkout on the other
 /// machine too, and takes the reference data from there.
-pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<bool> {
+pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<bool> {
     workspace.build(Profile::Release)?;
     let bundle = workspace.root.join("out/bundle");
     if bundle.exists() {
@@ -56,51 +56,51 @@ pub(crate) fn make(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<b
     let programs = bundle.join("bin");
     std::fs::create_dir_all(&programs)?;
     for program in PROGRAMS {
-        let from = workspace.program(program, Profile::Release);
+        let from = workspace.program_path(program, Profile::Release);
         let to = programs.join(from.file_name().context("a program has no name")?);
-        copy(&from, &to)?;
+        copy_file(&from, &to)?;
         // A third of its size: the data set has room beside it.
-        process::ask(Command::new("gzip").arg("-9").arg(&to))?;
+        process::run_captured(Command::new("gzip").arg("-9").arg(&to))?;
     }
     for folder in if lean { &[][..] } else { &["golden", "golden_more", "curves", "traces", "data"] } {
         let from = workspace.root.join("tests").join(folder);
         if !from.is_dir() {
             bail!("{} is not there", from.display());
         }
-        copy_all(&from, &bundle.join("tests").join(folder))?;
+        copy_dir(&from, &bundle.join("tests").join(folder))?;
     }
     for (name, text) in SCRIPTS {
         let script = bundle.join(name);
         std::fs::write(&script, text)?;
-        process::ask(Command::new("chmod").arg("+x").arg(&script))?;
+        process::run_captured(Command::new("chmod").arg("+x").arg(&script))?;
     }
     if let Some(loader) = setup.vulkan_loader() {
         std::fs::create_dir_all(bundle.join("lib"))?;
-        copy(&loader, &bundle.join("lib/libvulkan.so.1"))?;
+        copy_file(&loader, &bundle.join("lib/libvulkan.so.1"))?;
     }
     let peers = workspace.root.join("benches/peers");
     if peers.is_dir() {
-        copy_all(&peers, &bundle.join("peers"))?;
+        copy_dir(&peers, &bundle.join("peers"))?;
     }
     add_data_set(setup, &bundle)?;
-    let size = size_of(&bundle);
+    let size = dir_size(&bundle);
     println!(
         "{}: {:.1} MB; start run.sh, or check_memory.sh, on the other machine",
         bundle.display(),
         size as f64 / 1e6
     );
-    if size >= MOST_BYTES {
-        println!("that is more than the {} MB it may have", MOST_BYTES / 1_000_000);
+    if size >= MAX_BUNDLE_BYTES {
+        println!("that is more than the {} MB it may have", MAX_BUNDLE_BYTES / 1_000_000);
     }
-    Ok(size < MOST_BYTES)
+    Ok(size < MAX_BUNDLE_BYTES)
 }
 
 /// The whole data set, if there is room for it; the small one is there in any case.
 fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
     let folder = setup.data_folder()?;
-    let needed = size_of(&folder) + size_of(bundle);
-    if needed < MOST_BYTES {
-        copy_all(&folder, &bundle.join("data"))
+    let needed = dir_size(&folder) + dir_size(bundle);
+    if needed < MAX_BUNDLE_BYTES {
+        copy_dir(&folder, &bundle.join("data"))
     } else {
         println!(
             "the whole data set would make it {:.1} MB: only the small one is in it",
@@ -110,24 +110,24 @@ fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
     }
 }
 
-fn copy(from: &Path, to: &Path) -> Result<()> {
+fn copy_file(from: &Path, to: &Path) -> Result<()> {
     std::fs::copy(from, to).map(drop).with_context(|| format!("{} cannot be copied", from.display()))
 }
 
-fn copy_all(from: &Path, to: &Path) -> Result<()> {
+fn copy_dir(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;
         let to = to.join(entry.file_name());
         match entry.file_type()?.is_dir() {
-            true => copy_all(&entry.path(), &to)?,
-            false => copy(&entry.path(), &to)?,
+            true => copy_dir(&entry.path(), &to)?,
+            false => copy_file(&entry.path(), &to)?,
         }
     }
     Ok(())
 }
 
-fn size_of(folder: &Path) -> u64 {
+fn dir_size(folder: &Path) -> u64 {
     crate::setup::files_below(folder)
         .iter()
         .filter_map(|path| std::fs::metadata(path).ok())

@@ -10,34 +10,34 @@ use std::sync::OnceLock;
 pub(crate) struct Apt {
     /// Package lists and downloads of our own, for users who cannot write the system's.
     folder: PathBuf,
-    root: bool,
+    is_root: bool,
     /// What came of bringing the lists up to date, once that was tried.
     updated: OnceLock<Result<(), String>>,
 }
 
 impl Apt {
     pub(crate) fn new(folder: PathBuf, root: bool) -> Self {
-        Self { folder, root, updated: OnceLock::new() }
+        Self { folder, is_root: root, updated: OnceLock::new() }
     }
 
     pub(crate) fn can_install(&self) -> bool {
-        self.root && process::works("apt-get", &["--version"])
+        self.is_root && process::succeeds("apt-get", &["--version"])
     }
 
     /// Installs packages for the whole system.
     pub(crate) fn install(&self, packages: &[&str]) -> Result<()> {
-        self.with_fresh_lists(|| {
-            let mut command = self.get(&["install", "--yes", "--no-install-recommends"]);
-            process::ask(command.env("DEBIAN_FRONTEND", "noninteractive").args(packages)).map(drop)
+        self.retry_after_update(|| {
+            let mut command = self.apt_get(&["install", "--yes", "--no-install-recommends"]);
+            process::run_captured(command.env("DEBIAN_FRONTEND", "noninteractive").args(packages)).map(drop)
         })
     }
 
     /// The packages with what they need and this system lacks.
-    pub(crate) fn with_dependencies(&self, packages: &[&str]) -> Result<Vec<String>> {
-        self.with_fresh_lists(|| {
-            let mut command = self.get(&["install", "--simulate", "--no-install-recommends"]);
-            let plan = process::ask(command.args(packages))?;
-            Ok(planned(&plan))
+    pub(crate) fn resolve_dependencies(&self, packages: &[&str]) -> Result<Vec<String>> {
+        self.retry_after_update(|| {
+            let mut command = self.apt_get(&["install", "--simulate", "--no-install-recommends"]);
+            let plan = process::run_captured(command.args(packages))?;
+            Ok(parse_install_plan(&plan))
         })
     }
 
@@ -48,21 +48,21 @@ impl Apt {
             std::fs::remove_dir_all(&downloads)?;
         }
         std::fs::create_dir_all(&downloads)?;
-        self.with_fresh_lists(|| {
-            let mut command = self.get(&["download"]);
+        self.retry_after_update(|| {
+            let mut command = self.apt_get(&["download"]);
             command.current_dir(&downloads).args(packages.iter().map(AsRef::as_ref));
-            process::ask(&mut command).map(drop)
+            process::run_captured(&mut command).map(drop)
         })?;
         for package in super::files_below(&downloads) {
-            unpack_one(&package, only, into)?;
+            unpack_package(&package, only, into)?;
         }
         std::fs::remove_dir_all(&downloads).context("the downloads cannot be removed")
     }
 
     /// Does something with the lists as they are, and once more with new ones if that fails: a fresh machine has none,
     /// and an old one names packages that are gone.
-    fn with_fresh_lists<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
-        if !process::works("apt-get", &["--version"]) {
+    fn retry_after_update<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
+        if !process::succeeds("apt-get", &["--version"]) {
             bail!("this system has no apt-get");
         }
         if let Ok(done) = what() {
@@ -77,26 +77,26 @@ impl Apt {
     }
 
     fn update(&self) -> Result<()> {
-        if !self.root {
-            std::fs::create_dir_all(self.lists().join("partial"))?;
+        if !self.is_root {
+            std::fs::create_dir_all(self.lists_dir().join("partial"))?;
             std::fs::create_dir_all(self.folder.join("cache/archives/partial"))?;
         }
-        process::ask(&mut self.get(&["update", "--error-on=any"])).map(drop)
+        process::run_captured(&mut self.apt_get(&["update", "--error-on=any"])).map(drop)
     }
 
-    fn lists(&self) -> PathBuf {
+    fn lists_dir(&self) -> PathBuf {
         self.folder.join("lists")
     }
 
     /// `apt-get`, with lists of our own where the system's could not be brought up to date.
-    fn get(&self, args: &[&str]) -> Command {
+    fn apt_get(&self, args: &[&str]) -> Command {
         let mut command = Command::new("apt-get");
         command.args(["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]);
         command.args(["-o", "APT::Sandbox::User=root", "-o", "DPkg::Lock::Timeout=120"]);
-        if !self.root {
+        if !self.is_root {
             command.args(["-o", "Debug::NoLocking=1"]);
-            if self.lists().is_dir() {
-                command.arg("-o").arg(format!("Dir::State::lists={}", self.lists().display()));
+            if self.lists_dir().is_dir() {
+                command.arg("-o").arg(format!("Dir::State::lists={}", self.lists_dir().display()));
                 command.arg("-o").arg(format!("Dir::Cache={}", self.folder.join("cache").display()));
             }
         }
@@ -117,21 +117,22 @@ impl Drop for Apt {
 }
 
 /// The packages that a simulated installation would install, but for the C library: programs run on the system's.
-fn planned(plan: &str) -> Vec<String> {
+fn parse_install_plan(plan: &str) -> Vec<String> {
     let installs = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_whitespace().next());
-    let base = |name: &&str| !["libc6", "libc-bin", "libc-l10n", "locales"].contains(&bare(name));
+    let base = |name: &&str| !["libc6", "libc-bin", "libc-l10n", "locales"].contains(&strip_arch(name));
     installs.filter(base).map(Into::into).collect()
 }
 
 /// A package's name without its architecture.
-fn bare(name: &str) -> &str {
+fn strip_arch(name: &str) -> &str {
     name.split(':').next().unwrap_or(name)
 }
 
-fn unpack_one(package: &Path, only: &[&str], into: &Path) -> Result<()> {
+fn unpack_package(package: &Path, only: &[&str], into: &Path) -> Result<()> {
     let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if only.is_empty() {
-        return process::ask(Command::new("dpkg-deb").arg("--extract").args([package, into])).map(drop);
+        return process::run_captured(Command::new("dpkg-deb").arg("--extract").args([package, into]))
+            .map(drop);
     }
     let mut archive = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")
@@ -166,14 +167,14 @@ mod tests {
                     Inst libdrm2 (2.4.114-1+b1 Debian:12.11/stable [amd64])\n\
                     Inst libllvm15:amd64 [1:15.0.6-3] (1:15.0.6-4+b1 Debian:12.11/stable [amd64]) []\n\
                     Conf libdrm2 (2.4.114-1+b1 Debian:12.11/stable [amd64])\n";
-        assert_eq!(planned(plan), ["libdrm2", "libllvm15:amd64"]);
-        assert_eq!(planned(""), Vec::<String>::new());
+        assert_eq!(parse_install_plan(plan), ["libdrm2", "libllvm15:amd64"]);
+        assert_eq!(parse_install_plan(""), Vec::<String>::new());
     }
 
     #[test]
     fn a_missing_tool_is_an_error() {
         let into = std::env::temp_dir();
-        assert!(unpack_one(Path::new("/nonexistent.deb"), &["./usr/*"], &into).is_err());
-        assert!(unpack_one(Path::new("/nonexistent.deb"), &[], &into).is_err());
+        assert!(unpack_package(Path::new("/nonexistent.deb"), &["./usr/*"], &into).is_err());
+        assert!(unpack_package(Path::new("/nonexistent.deb"), &[], &into).is_err());
     }
 }

@@ -8,7 +8,7 @@ use std::process::Command;
 /// The facts about this machine that decide what is fetched, and how.
 pub(crate) struct Machine {
     /// Whether packages can be installed for everybody.
-    pub(crate) root: bool,
+    pub(crate) is_root: bool,
     /// Folders of shared libraries, the user's first.
     library_folders: Vec<PathBuf>,
     /// What the dynamic linker has in its cache.
@@ -20,7 +20,7 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    pub(crate) fn look() -> Self {
+    pub(crate) fn detect() -> Self {
         let paths = |name: &str| -> Option<Vec<PathBuf>> {
             let value = std::env::var_os(name).filter(|value| !value.is_empty())?;
             Some(std::env::split_paths(&value).collect())
@@ -38,7 +38,7 @@ impl Machine {
         bases.extend(["/usr/local/share", "/usr/share"].map(PathBuf::from));
 
         Self {
-            root: process::ask(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0"),
+            is_root: process::run_captured(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0"),
             library_folders,
             cached_libraries: linker_cache(),
             driver_folders: bases.into_iter().map(|base| base.join("vulkan/icd.d")).collect(),
@@ -47,7 +47,7 @@ impl Machine {
     }
 
     /// Where a shared library is, if the dynamic linker would find it.
-    pub(crate) fn library(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn find_library(&self, name: &str) -> Option<PathBuf> {
         let in_folders =
             self.library_folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
         in_folders.or_else(|| self.cached_libraries.get(name).filter(|path| path.exists()).cloned())
@@ -63,7 +63,7 @@ impl Machine {
             let Ok(text) = std::fs::read_to_string(path) else { return false };
             super::manifest::library_path(&text).is_some_and(|library| match library.contains('/') {
                 true => path.with_file_name("").join(library).exists(),
-                false => self.library(library).is_some(),
+                false => self.find_library(library).is_some(),
             })
         };
         manifests
@@ -75,12 +75,14 @@ impl Machine {
 
     /// Whether NVIDIA's driver is installed.
     pub(crate) fn has_cuda_driver(&self) -> bool {
-        self.library("libcuda.so.1").is_some() || self.library("libcuda.so").is_some()
+        self.find_library("libcuda.so.1").is_some() || self.find_library("libcuda.so").is_some()
     }
 
     /// Whether CUDA's toolkit is where programs find it, in whichever version fits the driver.
     pub(crate) fn has_nvrtc(&self) -> bool {
-        ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"].iter().any(|name| self.library(name).is_some())
+        ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
+            .iter()
+            .any(|name| self.find_library(name).is_some())
     }
 
     /// Whether there is a GPU that a driver could drive.
@@ -103,7 +105,7 @@ fn multiarch_folders() -> Vec<PathBuf> {
 fn linker_cache() -> HashMap<String, PathBuf> {
     let printed = ["ldconfig", "/sbin/ldconfig", "/usr/sbin/ldconfig"]
         .iter()
-        .find_map(|program| process::ask(Command::new(program).arg("-p")).ok());
+        .find_map(|program| process::run_captured(Command::new(program).arg("-p")).ok());
     printed.map(|text| parse_linker_cache(&text)).unwrap_or_default()
 }
 

@@ -4,18 +4,18 @@ use std::path::Path;
 
 /// The library that a manifest names.
 pub(crate) fn library_path(json: &str) -> Option<&str> {
-    let (start, end) = value(json)?;
+    let (start, end) = library_path_span(json)?;
     Some(&json[start..end])
 }
 
 /// The same manifest with another library; None if it names none.
 pub(crate) fn with_library_path(json: &str, library: &Path) -> Option<String> {
-    let (start, end) = value(json)?;
-    Some(format!("{}{}{}", &json[..start], escaped(library), &json[end..]))
+    let (start, end) = library_path_span(json)?;
+    Some(format!("{}{}{}", &json[..start], escape_json(library), &json[end..]))
 }
 
 /// The manifest of the validation layer in a library.
-pub(crate) fn validation_layer(library: &Path) -> String {
+pub(crate) fn validation_layer_manifest(library: &Path) -> String {
     format!(
         r#"{{
     "file_format_version": "1.1.0",
@@ -34,16 +34,16 @@ pub(crate) fn validation_layer(library: &Path) -> String {
     }}
 }}
 "#,
-        escaped(library)
+        escape_json(library)
     )
 }
 
-fn escaped(path: &Path) -> String {
+fn escape_json(path: &Path) -> String {
     path.to_string_lossy().replace('\\', r"\\").replace('"', "\\\"")
 }
 
 /// Where the value of `library_path` is, without its quotes. Libraries' paths have no quotes in them.
-fn value(json: &str) -> Option<(usize, usize)> {
+fn library_path_span(json: &str) -> Option<(usize, usize)> {
     const KEY: &str = "\"library_path\"";
     let after_key = json.find(KEY)? + KEY.len();
     let rest = json[after_key..].trim_start().strip_prefix(':')?.trim_start().strip_prefix('"')?;
@@ -77,6 +77,6 @@ mod tests {
 
     #[test]
     fn the_layer_names_its_library() {
-        assert_eq!(library_path(&validation_layer(Path::new("/a/libVk.so"))), Some("/a/libVk.so"));
+        assert_eq!(library_path(&validation_layer_manifest(Path::new("/a/libVk.so"))), Some("/a/libVk.so"));
     }
 }

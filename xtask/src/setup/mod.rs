@@ -22,18 +22,18 @@ use std::path::{Path, PathBuf};
 
 /// Something that is there, and how programs find it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Ready {
+pub(crate) struct Dependency {
     /// What it is, in a few words.
-    pub(crate) what: String,
+    pub(crate) description: String,
     pub(crate) environment: Environment,
 }
 
-impl Ready {
+impl Dependency {
     fn new(what: impl Into<String>) -> Self {
-        Self { what: what.into(), environment: Environment::default() }
+        Self { description: what.into(), environment: Environment::default() }
     }
 
-    fn with(mut self, change: impl FnOnce(Environment) -> Environment) -> Self {
+    fn map_environment(mut self, change: impl FnOnce(Environment) -> Environment) -> Self {
         self.environment = change(self.environment);
         self
     }
@@ -44,80 +44,84 @@ pub(crate) struct Setup {
     machine: Machine,
     apt: Apt,
     /// Where everything that is fetched goes.
-    private: PathBuf,
+    cache_dir: PathBuf,
     /// The data that the repository ships.
-    shipped: PathBuf,
+    bundled_data: PathBuf,
 }
 
 impl Setup {
     pub(crate) fn new(workspace: &Workspace) -> Result<Self> {
-        let private = workspace.private();
+        let private = workspace.cache_dir();
         std::fs::create_dir_all(&private).with_context(|| format!("{} cannot be made", private.display()))?;
-        let machine = Machine::look();
-        let apt = Apt::new(private.join("apt"), machine.root);
-        Ok(Self { machine, apt, private, shipped: workspace.root.join("core/data") })
+        let machine = Machine::detect();
+        let apt = Apt::new(private.join("apt"), machine.is_root);
+        Ok(Self { machine, apt, cache_dir: private, bundled_data: workspace.root.join("core/data") })
     }
 
     /// What the programs of the workspace need in order to run here; nothing of it is needed by all of them.
-    pub(crate) fn for_programs(&self) -> Result<Environment> {
-        Ok(self.for_devices().and(self.data()?.environment))
+    pub(crate) fn program_env(&self) -> Result<Environment> {
+        Ok(self.device_env().merge(self.ensure_data()?.environment))
     }
 
     /// Of that, what lets them find a device.
-    pub(crate) fn for_devices(&self) -> Environment {
+    pub(crate) fn device_env(&self) -> Environment {
         let mut environment =
-            said("Vulkan", self.vulkan()).map(|found| found.environment).unwrap_or_default();
+            print_step("Vulkan", self.ensure_vulkan()).map(|found| found.environment).unwrap_or_default();
         if self.machine.has_cuda_driver() && !self.machine.has_nvrtc() {
-            environment = environment.and(self.nvrtc().map(|found| found.environment).unwrap_or_default());
+            environment =
+                environment.merge(self.ensure_nvrtc().map(|found| found.environment).unwrap_or_default());
         }
         environment
     }
 
     /// Any Vulkan: the machine's own, or a software driver where it has none.
-    pub(crate) fn vulkan(&self) -> Result<Ready> {
-        vulkan::any(&self.machine, &self.apt, &self.private)
+    pub(crate) fn ensure_vulkan(&self) -> Result<Dependency> {
+        vulkan::ensure_any(&self.machine, &self.apt, &self.cache_dir)
     }
 
     /// Mesa's software driver and no other one, with the validation layer where that is to be had.
-    pub(crate) fn lavapipe(&self) -> Result<Ready> {
-        said("lavapipe", vulkan::lavapipe(&self.machine, &self.apt, &self.private))
+    pub(crate) fn ensure_lavapipe(&self) -> Result<Dependency> {
+        print_step("lavapipe", vulkan::ensure_lavapipe(&self.machine, &self.apt, &self.cache_dir))
     }
 
     /// SwiftShader and no other driver.
-    pub(crate) fn swiftshader(&self) -> Result<Ready> {
-        said("SwiftShader", vulkan::swiftshader(&self.machine, &self.apt, &self.private))
+    pub(crate) fn ensure_swiftshader(&self) -> Result<Dependency> {
+        print_step("SwiftShader", vulkan::ensure_swiftshader(&self.machine, &self.apt, &self.cache_dir))
     }
 
     /// The validation layer of Vulkan.
-    pub(crate) fn validation(&self) -> Result<Ready> {
-        said("validation layer", vulkan::validation(&self.apt, &self.private))
+    pub(crate) fn ensure_validation_layer(&self) -> Result<Dependency> {
+        print_step("validation layer", vulkan::ensure_validation_layer(&self.apt, &self.cache_dir))
     }
 
     /// NVIDIA's run-time compiler.
-    pub(crate) fn nvrtc(&self) -> Result<Ready> {
-        said("NVRTC", nvrtc::find(&self.machine, &self.apt, &self.private))
+    pub(crate) fn ensure_nvrtc(&self) -> Result<Dependency> {
+        print_step("NVRTC", nvrtc::find_or_fetch(&self.machine, &self.apt, &self.cache_dir))
     }
 
     /// MiniLM's weights and tokenizer.
-    pub(crate) fn minilm(&self) -> Result<Ready> {
-        said("MiniLM", minilm::find(&self.apt, &self.private))
+    pub(crate) fn ensure_minilm(&self) -> Result<Dependency> {
+        print_step("MiniLM", minilm::find_or_fetch(&self.apt, &self.cache_dir))
     }
 
     /// Fashion-MNIST, whole or the small part that is shipped.
-    pub(crate) fn data(&self) -> Result<Ready> {
-        said("data", data::find(&self.apt, &self.private, &self.shipped))
+    pub(crate) fn ensure_data(&self) -> Result<Dependency> {
+        print_step("data", data::find_or_fetch(&self.apt, &self.cache_dir, &self.bundled_data))
     }
 
     /// The folder of the data set that the programs will find.
     pub(crate) fn data_folder(&self) -> Result<PathBuf> {
-        let named =
-            self.data()?.environment.value(data::VARIABLE).or_else(|| std::env::var_os(data::VARIABLE));
+        let named = self
+            .ensure_data()?
+            .environment
+            .value(data::VARIABLE)
+            .or_else(|| std::env::var_os(data::VARIABLE));
         named.map(PathBuf::from).context("there is no data set")
     }
 
     /// The Vulkan loader of this machine.
     pub(crate) fn vulkan_loader(&self) -> Option<PathBuf> {
-        self.machine.library(vulkan::LOADER)
+        self.machine.find_library(vulkan::LOADER)
     }
 
     /// Whether this machine has a GPU's own driver beside the software ones.
@@ -126,27 +130,33 @@ impl Setup {
     }
 
     /// Every step, for people who want to see them; true if programs can run with what is there.
-    pub(crate) fn everything(&self) -> Result<bool> {
-        let vulkan = said("Vulkan", self.vulkan());
-        let optional = [self.lavapipe(), self.swiftshader(), self.validation(), self.nvrtc(), self.minilm()];
+    pub(crate) fn ensure_all(&self) -> Result<bool> {
+        let vulkan = print_step("Vulkan", self.ensure_vulkan());
+        let optional = [
+            self.ensure_lavapipe(),
+            self.ensure_swiftshader(),
+            self.ensure_validation_layer(),
+            self.ensure_nvrtc(),
+            self.ensure_minilm(),
+        ];
         let missing = optional.iter().filter(|step| step.is_err()).count();
-        self.data()?;
+        self.ensure_data()?;
         println!("setup: {missing} of {} optional parts are missing", optional.len());
         Ok(vulkan.is_ok())
     }
 }
 
 /// Prints the one line of a step.
-fn said(step: &str, found: Result<Ready>) -> Result<Ready> {
+fn print_step(step: &str, found: Result<Dependency>) -> Result<Dependency> {
     match &found {
-        Ok(ready) => println!("setup: {step:<17} {}", ready.what),
+        Ok(ready) => println!("setup: {step:<17} {}", ready.description),
         Err(why) => println!("setup: {step:<17} missing: {why:#}"),
     }
     found
 }
 
 /// Makes a folder all at once: a step that is interrupted leaves nothing that looks done.
-fn fill(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+fn populate_atomically(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if folder.is_dir() {
         return Ok(());
     }

@@ -2,7 +2,7 @@
 
 use super::apt::Apt;
 use super::machine::Machine;
-use super::{Ready, fill, wheel};
+use super::{Dependency, populate_atomically, wheel};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
@@ -21,17 +21,21 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
 ";
 
 /// The machine's own, or the wheel's.
-pub(crate) fn find(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
-    if let Some(library) = machine.library(LIBRARY) {
-        return Ok(Ready::new(format!("the machine's own, {}", library.display())));
+pub(crate) fn find_or_fetch(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+    if let Some(library) = machine.find_library(LIBRARY) {
+        return Ok(Dependency::new(format!("the machine's own, {}", library.display())));
     }
     let folder = private.join("nvrtc");
-    fill(&folder, "NVRTC (90 MB)", |folder| wheel::unpack(apt, WHEEL, EXTRACT, folder)).with_context(
-        || format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display()),
-    )?;
+    populate_atomically(&folder, "NVRTC (90 MB)", |folder| {
+        wheel::fetch_and_extract(apt, WHEEL, EXTRACT, folder)
+    })
+    .with_context(|| {
+        format!("the wheel {WHEEL} cannot be had; unpack it yourself into {}", folder.display())
+    })?;
     let library = folder.join(LIBRARY);
     if !library.exists() {
         bail!("{} is not there: remove the folder to fetch it again", library.display());
     }
-    Ok(Ready::new(library.display().to_string()).with(|all| all.prepend("LD_LIBRARY_PATH", &folder)))
+    Ok(Dependency::new(library.display().to_string())
+        .map_environment(|all| all.prepend("LD_LIBRARY_PATH", &folder)))
 }

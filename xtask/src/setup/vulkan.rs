@@ -5,7 +5,7 @@
 
 use super::apt::Apt;
 use super::machine::Machine;
-use super::{Ready, files_below, fill, manifest};
+use super::{Dependency, files_below, manifest, populate_atomically};
 use crate::environment::Environment;
 use anyhow::{Context, Result, anyhow, bail};
 use std::path::{Path, PathBuf};
@@ -16,76 +16,84 @@ const ADVICE: &str = "install a Vulkan driver (Debian, Ubuntu: mesa-vulkan-drive
                       Fedora: mesa-vulkan-drivers and vulkan-loader; Arch: vulkan-swrast)";
 
 /// Whatever Vulkan this machine has; a software driver if it has none.
-pub(crate) fn any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+pub(crate) fn ensure_any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     if !cfg!(target_os = "linux") {
-        return Ok(Ready::new("not needed: the system has its own way to the GPU"));
+        return Ok(Dependency::new("not needed: the system has its own way to the GPU"));
     }
     let drivers = machine.vulkan_drivers();
-    if machine.library(LOADER).is_some() && !drivers.is_empty() {
-        let own = Ready::new(format!("the machine's own ({})", names(&drivers)));
-        return Ok(own.with(|environment| quiet(environment, private)));
+    if machine.find_library(LOADER).is_some() && !drivers.is_empty() {
+        let own = Dependency::new(format!("the machine's own ({})", driver_names(&drivers)));
+        return Ok(own.map_environment(|environment| silence_runtime_dir_warning(environment, private)));
     }
-    Ok(software(machine, apt, private)?.with(|environment| quiet(environment, private)))
+    Ok(install_lavapipe(machine, apt, private)?
+        .map_environment(|environment| silence_runtime_dir_warning(environment, private)))
 }
 
 /// Mesa's lavapipe and no other driver.
-pub(crate) fn lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
-    if let Some(driver) = machine.library(LOADER).and_then(|_| own_lavapipe(machine)) {
-        return Ok(only(Ready::new(format!("the machine's own, {}", driver.display())), &driver, private));
+pub(crate) fn ensure_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+    if let Some(driver) = machine.find_library(LOADER).and_then(|_| system_lavapipe(machine)) {
+        return Ok(restrict_to_driver(
+            Dependency::new(format!("the machine's own, {}", driver.display())),
+            &driver,
+            private,
+        ));
     }
-    let ready = software(machine, apt, private)?;
+    let ready = install_lavapipe(machine, apt, private)?;
     // Installed for the whole system, it is found as any other one would be; here it has to be the only one.
-    match own_lavapipe(&Machine::look()) {
-        Some(driver) => Ok(only(ready, &driver, private)),
+    match system_lavapipe(&Machine::detect()) {
+        Some(driver) => Ok(restrict_to_driver(ready, &driver, private)),
         None => Ok(ready),
     }
 }
 
 /// SwiftShader and no other driver.
-pub(crate) fn swiftshader(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
-    let folder = chromium(apt, private)?;
+pub(crate) fn ensure_swiftshader(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
+    let folder = fetch_chromium(apt, private)?;
     let library = folder.join("libvk_swiftshader.so");
     let driver = folder.join("swiftshader.json");
     let text = std::fs::read_to_string(folder.join("vk_swiftshader_icd.json"))?;
     let text =
         manifest::with_library_path(&text, &library).context("SwiftShader's manifest names no library")?;
     write_if_new(&driver, &text)?;
-    let ready = only(Ready::new(library.display().to_string()), &driver, private);
-    if machine.library(LOADER).is_some() {
+    let ready = restrict_to_driver(Dependency::new(library.display().to_string()), &driver, private);
+    if machine.find_library(LOADER).is_some() {
         return Ok(ready);
     }
-    let loader = software(machine, apt, private).context("SwiftShader is there, a Vulkan loader is not")?;
-    Ok(Ready { environment: loader.environment.and(ready.environment), ..ready })
+    let loader =
+        install_lavapipe(machine, apt, private).context("SwiftShader is there, a Vulkan loader is not")?;
+    Ok(Dependency { environment: loader.environment.merge(ready.environment), ..ready })
 }
 
 /// The validation layer, put where the loader looks for layers.
-pub(crate) fn validation(apt: &Apt, private: &Path) -> Result<Ready> {
-    let folder = chromium(apt, private)?;
+pub(crate) fn ensure_validation_layer(apt: &Apt, private: &Path) -> Result<Dependency> {
+    let folder = fetch_chromium(apt, private)?;
     let library = folder.join("libVkLayer_khronos_validation.so");
     let layers = folder.join("layers");
     std::fs::create_dir_all(&layers)?;
-    let text = manifest::validation_layer(&library);
+    let text = manifest::validation_layer_manifest(&library);
     write_if_new(&layers.join("VkLayer_khronos_validation.json"), &text)?;
-    let ready = Ready::new(library.display().to_string());
-    Ok(ready.with(|environment| environment.set("VK_LAYER_PATH", &layers).set("FOREBAY_VALIDATION", "1")))
+    let ready = Dependency::new(library.display().to_string());
+    Ok(ready.map_environment(|environment| {
+        environment.set("VK_LAYER_PATH", &layers).set("FOREBAY_VALIDATION", "1")
+    }))
 }
 
 /// Lavapipe: as root through apt, otherwise unpacked into a folder of our own.
-fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
+fn install_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     let folder = private.join("vulkan");
     if !folder.is_dir() && apt.can_install() {
         println!("setup: installing {}", PACKAGES.join(" and "));
-        apt.install(&PACKAGES).map_err(advised)?;
-        return Ok(Ready::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
+        apt.install(&PACKAGES).map_err(with_install_advice)?;
+        return Ok(Dependency::new("installed Mesa's software driver (mesa-vulkan-drivers)"));
     }
-    fill(&folder, "Mesa's software Vulkan driver (35 MB)", |folder| {
-        let packages = apt.with_dependencies(&PACKAGES)?;
+    populate_atomically(&folder, "Mesa's software Vulkan driver (35 MB)", |folder| {
+        let packages = apt.resolve_dependencies(&PACKAGES)?;
         if packages.is_empty() {
             bail!("the packages are installed, but there is no driver in them for this machine");
         }
         apt.unpack(&packages, &[], folder)
     })
-    .map_err(advised)?;
+    .map_err(with_install_advice)?;
     let files = files_below(&folder);
     let named = |end: &str| files.iter().find(|path| path.to_string_lossy().ends_with(end));
     let library = named("libvulkan_lvp.so").context("the packages hold no lavapipe")?;
@@ -96,28 +104,28 @@ fn software(machine: &Machine, apt: &Apt, private: &Path) -> Result<Ready> {
     let driver = folder.join("lavapipe.json");
     write_if_new(&driver, &text)?;
     let folders: Vec<&Path> = library_folders(&files);
-    let ready = only(
-        Ready::new(format!("Mesa's software driver, unpacked: {}", library.display())),
+    let ready = restrict_to_driver(
+        Dependency::new(format!("Mesa's software driver, unpacked: {}", library.display())),
         &driver,
         private,
     );
-    if named(LOADER).is_none() && machine.library(LOADER).is_none() {
+    if named(LOADER).is_none() && machine.find_library(LOADER).is_none() {
         bail!("the packages hold no Vulkan loader; {ADVICE}");
     }
-    Ok(ready.with(|environment| {
+    Ok(ready.map_environment(|environment| {
         folders.iter().fold(environment, |all, folder| all.prepend("LD_LIBRARY_PATH", folder))
     }))
 }
 
 /// Says why there is no driver, and what a person can do.
-fn advised(error: anyhow::Error) -> anyhow::Error {
+fn with_install_advice(error: anyhow::Error) -> anyhow::Error {
     anyhow!("{error:#}; {ADVICE}")
 }
 
 /// What Chromium's package holds for us, in a folder of our own.
-fn chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
+fn fetch_chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
     let folder = private.join("chromium");
-    fill(&folder, "SwiftShader and the validation layer (32 MB)", |folder| {
+    populate_atomically(&folder, "SwiftShader and the validation layer (32 MB)", |folder| {
         let wanted =
             ["./usr/lib/chromium/*vk_swiftshader*", "./usr/lib/chromium/libVkLayer_khronos_validation.so"];
         apt.unpack(&["chromium-common"], &wanted, folder)
@@ -127,22 +135,22 @@ fn chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
 }
 
 /// An environment in which the loader sees this driver alone. Old loaders know only the second name.
-fn only(ready: Ready, driver: &Path, private: &Path) -> Ready {
-    ready.with(|environment| {
+fn restrict_to_driver(ready: Dependency, driver: &Path, private: &Path) -> Dependency {
+    ready.map_environment(|environment| {
         let environment = environment.set("VK_DRIVER_FILES", driver).set("VK_ICD_FILENAMES", driver);
-        quiet(environment, private)
+        silence_runtime_dir_warning(environment, private)
     })
 }
 
 /// Mesa complains about a missing XDG_RUNTIME_DIR, though it needs none.
-fn quiet(environment: Environment, private: &Path) -> Environment {
+fn silence_runtime_dir_warning(environment: Environment, private: &Path) -> Environment {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(_) => environment,
         None => environment.set("XDG_RUNTIME_DIR", private),
     }
 }
 
-fn own_lavapipe(machine: &Machine) -> Option<PathBuf> {
+fn system_lavapipe(machine: &Machine) -> Option<PathBuf> {
     machine.vulkan_drivers().into_iter().find(|path| is_lavapipe(path))
 }
 
@@ -162,7 +170,7 @@ fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
     folders
 }
 
-fn names(drivers: &[PathBuf]) -> String {
+fn driver_names(drivers: &[PathBuf]) -> String {
     let stem = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         name.split(['.', '_']).next().unwrap_or_default().to_string()
@@ -195,7 +203,7 @@ mod tests {
     #[test]
     fn drivers_have_short_names() {
         let files: Vec<PathBuf> = ["/x/intel_icd.x86_64.json", "/x/lvp_icd.json"].map(Into::into).into();
-        assert_eq!(names(&files), "intel, lvp");
+        assert_eq!(driver_names(&files), "intel, lvp");
         assert!(is_lavapipe(&files[1]) && !is_lavapipe(&files[0]));
     }
 }

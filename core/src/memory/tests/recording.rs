@@ -10,7 +10,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::{Conv2d, Dropout, Embedding, LayerNorm, Linear, Module, SelfAttention};
-use crate::ops::{PadMode, Pool2d, cat};
+use crate::ops::{PadMode, Pool2dOptions, cat};
 use crate::optim::{AdamW, Optimizer};
 use crate::tensor::Tensor;
 
@@ -148,7 +148,7 @@ fn operations_have_the_line_of_the_program() -> Result<()> {
         x.cross_entropy(&index)?,
         x.to_dtype(DType::F16)?.to_dtype(DType::F32)?.cumsum(0)?.mean_all()?,
         cat(&[&x, &x], 0)?.index_select(0, &index)?.var(&[0], 1.0, false)?.sum_all()?,
-        conv.forward(&image)?.relu()?.max_pool2d(Pool2d::new(2))?.sum_all()?,
+        conv.forward(&image)?.relu()?.max_pool2d(Pool2dOptions::new(2))?.sum_all()?,
         x.gather(1, &zeros(&[4, 8], DType::I64)?)?.pad(&[1, 1], PadMode::Reflect)?.max_all()?,
         z.sum_all()?,
         Tensor::rand(&[3], DType::F32, &device)?.mean_all()?,

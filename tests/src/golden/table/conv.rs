@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use forebay::ops::{Attention, Padding, einsum};
 
-use super::{Table, one};
+use super::{OpTable, single};
 use crate::golden::args::Args;
 
 /// `N` numbers: a list, or one for all; `default` where none are given, or an empty list.
@@ -16,7 +16,7 @@ fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [isize;
 }
 
 fn padding<const N: usize>(a: &Args<'_>, at: usize) -> Result<Padding<N>> {
-    Ok(match a.s(at, "padding", "") {
+    Ok(match a.string(at, "padding", "") {
         "same" => Padding::Same,
         "valid" => Padding::Valid,
         _ => Padding::Zeros(numbers(a, at, "padding", [0; N])?),
@@ -24,19 +24,19 @@ fn padding<const N: usize>(a: &Args<'_>, at: usize) -> Result<Padding<N>> {
 }
 
 fn groups(a: &Args<'_>, at: usize) -> Result<usize> {
-    Ok(usize::try_from(a.i(at, "groups", 1)?)?)
+    Ok(usize::try_from(a.int(at, "groups", 1)?)?)
 }
 
 macro_rules! convolutions {
     ($table:ident: $($n:literal $conv:ident $transpose:ident;)*) => {$(
-        $table.op(concat!("nn.functional.", stringify!($conv)), |a| {
+        $table.register(concat!("nn.functional.", stringify!($conv)), |a| {
             let (stride, dilation) = (numbers::<$n>(a, 3, "stride", [1; $n])?, numbers::<$n>(a, 5, "dilation", [1; $n])?);
-            one(a.t(0)?.$conv(a.t(1)?, a.opt_t(2, "bias"), stride, padding::<$n>(a, 4)?, dilation, groups(a, 6)?))
+            single(a.tensor(0)?.$conv(a.tensor(1)?, a.opt_tensor(2, "bias"), stride, padding::<$n>(a, 4)?, dilation, groups(a, 6)?))
         });
-        $table.op(concat!("nn.functional.", stringify!($transpose)), |a| {
-            one(a.t(0)?.$transpose(
-                a.t(1)?,
-                a.opt_t(2, "bias"),
+        $table.register(concat!("nn.functional.", stringify!($transpose)), |a| {
+            single(a.tensor(0)?.$transpose(
+                a.tensor(1)?,
+                a.opt_tensor(2, "bias"),
                 numbers::<$n>(a, 3, "stride", [1; $n])?,
                 numbers::<$n>(a, 4, "padding", [0; $n])?,
                 numbers::<$n>(a, 5, "output_padding", [0; $n])?,
@@ -47,27 +47,29 @@ macro_rules! convolutions {
     )*};
 }
 
-pub(super) fn register(table: &mut Table) {
-    table.op("nn.functional.bilinear", |a| one(a.t(0)?.bilinear(a.t(1)?, a.t(2)?, a.opt_t(3, "bias"))));
-    table.op("einsum", |a| {
-        let equation = a.s(1, "equation", "").to_owned();
-        one(einsum(&equation, &a.tensors(0)?))
+pub(super) fn register(table: &mut OpTable) {
+    table.register("nn.functional.bilinear", |a| {
+        single(a.tensor(0)?.bilinear(a.tensor(1)?, a.tensor(2)?, a.opt_tensor(3, "bias")))
+    });
+    table.register("einsum", |a| {
+        let equation = a.string(1, "equation", "").to_owned();
+        single(einsum(&equation, &a.tensors(0)?))
     });
     convolutions! { table:
         1 conv1d conv_transpose1d;
         2 conv2d conv_transpose2d;
         3 conv3d conv_transpose3d;
     }
-    table.op("nn.functional.scaled_dot_product_attention", |a| {
-        one(a.t(0)?.scaled_dot_product_attention(
-            a.t(1)?,
-            a.t(2)?,
+    table.register("nn.functional.scaled_dot_product_attention", |a| {
+        single(a.tensor(0)?.scaled_dot_product_attention(
+            a.tensor(1)?,
+            a.tensor(2)?,
             &Attention {
-                attn_mask: a.opt_t(3, "attn_mask"),
-                dropout_p: a.f(4, "dropout_p", 0.0)?,
-                is_causal: a.b(5, "is_causal", false),
+                attn_mask: a.opt_tensor(3, "attn_mask"),
+                dropout_p: a.float(4, "dropout_p", 0.0)?,
+                is_causal: a.flag(5, "is_causal", false),
                 scale: a.get(6, "scale").and_then(|v| v.as_f64()),
-                enable_gqa: a.b(7, "enable_gqa", false),
+                enable_gqa: a.flag(7, "enable_gqa", false),
                 ..Attention::default()
             },
         ))

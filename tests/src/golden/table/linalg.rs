@@ -5,25 +5,25 @@ use forebay::dtype::DType;
 use forebay::ops::{MatrixNorm, multi_dot};
 use forebay::tensor::Tensor;
 
-use super::{Table, missing, one};
+use super::{OpTable, missing_op, single};
 use crate::golden::args::Args;
 
 fn power(a: &Args<'_>) -> Result<i32> {
-    Ok(i32::try_from(a.i(1, "n", 1)?)?)
+    Ok(i32::try_from(a.int(1, "n", 1)?)?)
 }
 
 /// Whether the half that is read is the upper one.
 fn upper(a: &Args<'_>) -> bool {
-    a.s(1, "UPLO", "L") == "U"
+    a.string(1, "UPLO", "L") == "U"
 }
 
 /// A norm by its order.
 fn order(a: &Args<'_>, at: usize, name: &str, default: MatrixNorm) -> Result<MatrixNorm> {
-    Ok(match a.s(at, name, "") {
+    Ok(match a.string(at, name, "") {
         "fro" => MatrixNorm::Fro,
         "nuc" => MatrixNorm::Nuc,
         _ if a.get(at, name).is_none() => default,
-        _ => MatrixNorm::Order(a.f(at, name, 2.0)?),
+        _ => MatrixNorm::Order(a.float(at, name, 2.0)?),
     })
 }
 
@@ -41,105 +41,115 @@ fn order_of(pivots: &Tensor) -> Result<Tensor> {
     Ok(Tensor::from_slice(&order, pivots.shape(), pivots.device())?)
 }
 
-fn factors(t: &mut Table) {
-    t.op("linalg.qr", |a| {
-        let (q, r) = a.t(0)?.qr(a.s(1, "mode", "reduced") == "complete")?;
+fn factors(t: &mut OpTable) {
+    t.register("linalg.qr", |a| {
+        let (q, r) = a.tensor(0)?.qr(a.string(1, "mode", "reduced") == "complete")?;
         Ok(vec![q, r])
     });
     // Of vectors the sign is arbitrary.
-    t.op("linalg.eigh", |a| {
-        let (values, vectors) = a.t(0)?.eigh(upper(a))?;
+    t.register("linalg.eigh", |a| {
+        let (values, vectors) = a.tensor(0)?.eigh(upper(a))?;
         Ok(vec![values, vectors.abs()?])
     });
-    t.op("linalg.eigvalsh", |a| one(a.t(0)?.eigvalsh(upper(a))));
-    t.op("linalg.lu", |a| match a.b(usize::MAX, "pivot", true) {
+    t.register("linalg.eigvalsh", |a| single(a.tensor(0)?.eigvalsh(upper(a))));
+    t.register("linalg.lu", |a| match a.flag(usize::MAX, "pivot", true) {
         true => {
-            let (p, l, u) = a.t(0)?.lu()?;
+            let (p, l, u) = a.tensor(0)?.lu()?;
             Ok(vec![p, l, u])
         }
-        false => Err(missing("lu without pivots")),
+        false => Err(missing_op("lu without pivots")),
     });
-    t.op("linalg.lu_factor", |a| match a.b(usize::MAX, "pivot", true) {
+    t.register("linalg.lu_factor", |a| match a.flag(usize::MAX, "pivot", true) {
         true => {
-            let (both, order) = a.t(0)?.lu_factor()?;
+            let (both, order) = a.tensor(0)?.lu_factor()?;
             Ok(vec![both, order])
         }
-        false => Err(missing("lu without pivots")),
+        false => Err(missing_op("lu without pivots")),
     });
-    t.op("linalg.lu_solve", |a| {
-        let (left, adjoint) = (a.b(usize::MAX, "left", true), a.b(usize::MAX, "adjoint", false));
-        one(a.t(0)?.lu_solve(&order_of(a.t(1)?)?, a.t(2)?, left, adjoint))
+    t.register("linalg.lu_solve", |a| {
+        let (left, adjoint) = (a.flag(usize::MAX, "left", true), a.flag(usize::MAX, "adjoint", false));
+        single(a.tensor(0)?.lu_solve(&order_of(a.tensor(1)?)?, a.tensor(2)?, left, adjoint))
     });
     // A column alone is a matrix here.
-    t.op("linalg.lstsq", |a| Ok(vec![a.t(0)?.lstsq(a.t(1)?, None)?.solution]));
-    t.op("cholesky_solve", |a| one(a.t(0)?.cholesky_solve(a.t(1)?, a.b(2, "upper", false))));
-    t.op("cholesky_inverse", |a| one(a.t(0)?.cholesky_inverse(a.b(1, "upper", false))));
-    t.op("linalg.tensorinv", |a| one(a.t(0)?.tensorinv(usize::try_from(a.i(1, "ind", 2)?)?)));
-    t.op("linalg.tensorsolve", |a| one(a.t(0)?.tensorsolve(a.t(1)?, &a.dims(2, "dims")?)));
-    t.op("matrix_exp", |a| one(a.t(0)?.matrix_exp()));
-    t.op("linalg.multi_dot", |a| one(multi_dot(&a.tensors(0)?)));
-    t.op("linalg.vander", |a| match a.opt_i(1, "N")? {
-        Some(n) => one(a.t(0)?.vander(Some(usize::try_from(n)?))),
-        None => one(a.t(0)?.vander(None)),
+    t.register("linalg.lstsq", |a| Ok(vec![a.tensor(0)?.lstsq(a.tensor(1)?, None)?.solution]));
+    t.register("cholesky_solve", |a| {
+        single(a.tensor(0)?.cholesky_solve(a.tensor(1)?, a.flag(2, "upper", false)))
     });
-    t.op("linalg.cond", |a| one(a.t(0)?.cond(order(a, 1, "p", MatrixNorm::Order(2.0))?)));
-    t.op("linalg.matrix_norm", |a| {
+    t.register("cholesky_inverse", |a| single(a.tensor(0)?.cholesky_inverse(a.flag(1, "upper", false))));
+    t.register("linalg.tensorinv", |a| single(a.tensor(0)?.tensorinv(usize::try_from(a.int(1, "ind", 2)?)?)));
+    t.register("linalg.tensorsolve", |a| single(a.tensor(0)?.tensorsolve(a.tensor(1)?, &a.dims(2, "dims")?)));
+    t.register("matrix_exp", |a| single(a.tensor(0)?.matrix_exp()));
+    t.register("linalg.multi_dot", |a| single(multi_dot(&a.tensors(0)?)));
+    t.register("linalg.vander", |a| match a.opt_int(1, "N")? {
+        Some(n) => single(a.tensor(0)?.vander(Some(usize::try_from(n)?))),
+        None => single(a.tensor(0)?.vander(None)),
+    });
+    t.register("linalg.cond", |a| single(a.tensor(0)?.cond(order(a, 1, "p", MatrixNorm::Order(2.0))?)));
+    t.register("linalg.matrix_norm", |a| {
         let dims = match a.dims(2, "dim")?[..] {
             [] => [-2, -1],
             [row, col] => [row, col],
             ref dims => bail!("{} dimensions", dims.len()),
         };
-        let dtype = a.dtype(usize::MAX, "dtype")?.unwrap_or(a.t(0)?.dtype());
-        let x = a.t(0)?.to_dtype(if dtype.is_float() { dtype } else { DType::F32 })?;
-        one(x.matrix_norm(order(a, 1, "ord", MatrixNorm::Fro)?, dims, a.b(3, "keepdim", false)))
+        let dtype = a.dtype(usize::MAX, "dtype")?.unwrap_or(a.tensor(0)?.dtype());
+        let x = a.tensor(0)?.to_dtype(if dtype.is_float() { dtype } else { DType::F32 })?;
+        single(x.matrix_norm(order(a, 1, "ord", MatrixNorm::Fro)?, dims, a.flag(3, "keepdim", false)))
     });
 }
 
-pub(super) fn register(t: &mut Table) {
-    t.op("linalg.cholesky", |a| match a.b(1, "upper", false) {
-        true => one(a.t(0)?.cholesky()?.transpose(-2, -1)),
-        false => one(a.t(0)?.cholesky()),
+pub(super) fn register(t: &mut OpTable) {
+    t.register("linalg.cholesky", |a| match a.flag(1, "upper", false) {
+        true => single(a.tensor(0)?.cholesky()?.transpose(-2, -1)),
+        false => single(a.tensor(0)?.cholesky()),
     });
-    t.op("linalg.solve_triangular", |a| {
-        let (upper, left) = (a.b(usize::MAX, "upper", false), a.b(usize::MAX, "left", true));
-        one(a.t(0)?.solve_triangular(a.t(1)?, upper, left, a.b(usize::MAX, "unitriangular", false)))
+    t.register("linalg.solve_triangular", |a| {
+        let (upper, left) = (a.flag(usize::MAX, "upper", false), a.flag(usize::MAX, "left", true));
+        single(a.tensor(0)?.solve_triangular(
+            a.tensor(1)?,
+            upper,
+            left,
+            a.flag(usize::MAX, "unitriangular", false),
+        ))
     });
-    t.op("linalg.solve", |a| one(a.t(0)?.solve(a.t(1)?)));
-    t.op("linalg.inv", |a| one(a.t(0)?.inv()));
-    t.op("linalg.det", |a| one(a.t(0)?.det()));
-    t.op("linalg.slogdet", |a| {
-        let (sign, size) = a.t(0)?.slogdet()?;
+    t.register("linalg.solve", |a| single(a.tensor(0)?.solve(a.tensor(1)?)));
+    t.register("linalg.inv", |a| single(a.tensor(0)?.inv()));
+    t.register("linalg.det", |a| single(a.tensor(0)?.det()));
+    t.register("linalg.slogdet", |a| {
+        let (sign, size) = a.tensor(0)?.slogdet()?;
         Ok(vec![sign, size])
     });
-    t.op("logdet", |a| one(a.t(0)?.logdet()));
-    t.op("linalg.matrix_power", |a| one(a.t(0)?.matrix_power(power(a)?)));
-    t.op("linalg.vector_norm", |a| {
+    t.register("logdet", |a| single(a.tensor(0)?.logdet()));
+    t.register("linalg.matrix_power", |a| single(a.tensor(0)?.matrix_power(power(a)?)));
+    t.register("linalg.vector_norm", |a| {
         let dims = a.dims(2, "dim")?;
-        let (p, keepdim) = (a.f(1, "ord", 2.0)?, a.b(3, "keepdim", false));
-        Ok(vec![a.named(a.t_as(0)?.norm(p, &dims, keepdim)?)?])
+        let (p, keepdim) = (a.float(1, "ord", 2.0)?, a.flag(3, "keepdim", false));
+        Ok(vec![a.cast_to_dtype_arg(a.tensor_as_dtype_arg(0)?.norm(p, &dims, keepdim)?)?])
     });
-    t.op("linalg.vecdot", |a| one(a.t(0)?.vecdot(a.t(1)?, a.i(usize::MAX, "dim", -1)? as isize)));
-    t.op("linalg.matrix_rank", |a| {
-        if a.count() > 1
+    t.register("linalg.vecdot", |a| {
+        single(a.tensor(0)?.vecdot(a.tensor(1)?, a.int(usize::MAX, "dim", -1)? as isize))
+    });
+    t.register("linalg.matrix_rank", |a| {
+        if a.num_positional() > 1
             || ["tol", "atol", "rtol"].iter().any(|name| a.get(usize::MAX, name).is_some())
-            || a.b(usize::MAX, "hermitian", false)
+            || a.flag(usize::MAX, "hermitian", false)
         {
-            return Err(missing("matrix_rank with bounds"));
+            return Err(missing_op("matrix_rank with bounds"));
         }
-        one(a.t(0)?.matrix_rank(None))
+        single(a.tensor(0)?.matrix_rank(None))
     });
-    t.op("linalg.pinv", |a| {
+    t.register("linalg.pinv", |a| {
         if a.variant() == "hermitian" {
-            return Err(missing("pinv of a triangle"));
+            return Err(missing_op("pinv of a triangle"));
         }
-        if a.get(usize::MAX, "atol").is_some() || a.opt_t(usize::MAX, "rtol").is_some() {
-            return Err(missing("pinv with an absolute bound"));
+        if a.get(usize::MAX, "atol").is_some() || a.opt_tensor(usize::MAX, "rtol").is_some() {
+            return Err(missing_op("pinv with an absolute bound"));
         }
-        let rtol = a.get(usize::MAX, "rtol").is_some().then(|| a.f(usize::MAX, "rtol", 0.0)).transpose()?;
+        let rtol =
+            a.get(usize::MAX, "rtol").is_some().then(|| a.float(usize::MAX, "rtol", 0.0)).transpose()?;
         // The database gives the factors of a singular matrix.
         match a.variant() {
-            "singular" => one(a.t(0)?.matmul(&a.t(1)?.transpose(-2, -1)?)?.pinv(rtol)),
-            _ => one(a.t(0)?.pinv(rtol)),
+            "singular" => single(a.tensor(0)?.matmul(&a.tensor(1)?.transpose(-2, -1)?)?.pinv(rtol)),
+            _ => single(a.tensor(0)?.pinv(rtol)),
         }
     });
     factors(t);

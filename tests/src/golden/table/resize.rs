@@ -5,7 +5,7 @@ use forebay::ops::{BagMode, Bags, GridMode, GridPadding, Interpolate, Interpolat
 use forebay::tensor::Tensor;
 
 use super::index::renormed;
-use super::{Table, missing, one};
+use super::{OpTable, missing_op, single};
 use crate::golden::args::Args;
 
 /// Two numbers: a list, or one for both.
@@ -26,35 +26,35 @@ fn resized(a: &Args<'_>, mode: &str, align_corners: bool) -> Result<Vec<Tensor>>
         "bicubic" => InterpolateMode::Bicubic,
         "trilinear" => InterpolateMode::Trilinear,
         "area" => InterpolateMode::Area,
-        other => return Err(missing(&format!("interpolate in mode {other}"))),
+        other => return Err(missing_op(&format!("interpolate in mode {other}"))),
     };
     let options = Interpolate {
         size: a.ints(1, "size")?.unwrap_or_default().into_iter().map(|n| n as usize).collect(),
         scale_factor: a.floats(2, "scale_factor")?.unwrap_or_default().into_iter().collect(),
         mode,
         align_corners,
-        recompute_scale_factor: a.b(5, "recompute_scale_factor", false),
-        antialias: a.b(6, "antialias", false),
+        recompute_scale_factor: a.flag(5, "recompute_scale_factor", false),
+        antialias: a.flag(6, "antialias", false),
     };
-    one(a.t(0)?.interpolate(&options))
+    single(a.tensor(0)?.interpolate(&options))
 }
 
-pub(super) fn register(t: &mut Table) {
-    t.op("nn.functional.interpolate", |a| {
-        resized(a, a.s(3, "mode", "nearest"), a.b(4, "align_corners", false))
+pub(super) fn register(t: &mut OpTable) {
+    t.register("nn.functional.interpolate", |a| {
+        resized(a, a.string(3, "mode", "nearest"), a.flag(4, "align_corners", false))
     });
-    t.op("nn.functional.upsample_nearest", |a| resized(a, "nearest", false));
-    t.op("nn.functional.upsample_bilinear", |a| resized(a, "bilinear", true));
-    t.op("nn.functional.unfold", |a| {
-        one(a.t(0)?.im2col(
+    t.register("nn.functional.upsample_nearest", |a| resized(a, "nearest", false));
+    t.register("nn.functional.upsample_bilinear", |a| resized(a, "bilinear", true));
+    t.register("nn.functional.unfold", |a| {
+        single(a.tensor(0)?.im2col(
             pair(a, 1, "kernel_size", 1)?,
             pair(a, 2, "dilation", 1)?,
             pair(a, 3, "padding", 0)?,
             pair(a, 4, "stride", 1)?,
         ))
     });
-    t.op("nn.functional.fold", |a| {
-        one(a.t(0)?.col2im(
+    t.register("nn.functional.fold", |a| {
+        single(a.tensor(0)?.col2im(
             pair(a, 1, "output_size", 1)?,
             pair(a, 2, "kernel_size", 1)?,
             pair(a, 3, "dilation", 1)?,
@@ -62,52 +62,55 @@ pub(super) fn register(t: &mut Table) {
             pair(a, 5, "stride", 1)?,
         ))
     });
-    t.op("unfold", |a| {
-        let dim = a.i(1, "dimension", 0)? as isize;
-        one(a.t(0)?.unfold(dim, a.i(2, "size", 1)? as usize, a.i(3, "step", 1)? as usize))
+    t.register("unfold", |a| {
+        let dim = a.int(1, "dimension", 0)? as isize;
+        single(a.tensor(0)?.unfold(dim, a.int(2, "size", 1)? as usize, a.int(3, "step", 1)? as usize))
     });
-    t.op("as_strided", |a| {
-        let offset = a.opt_i(3, "storage_offset")?.map(|n| n as usize);
+    t.register("as_strided", |a| {
+        let offset = a.opt_int(3, "storage_offset")?.map(|n| n as usize);
         let x = match a.variant() {
             // The database's input is elements 5 to 15 of a storage of 20; the file has those.
-            "partial_views" => a.t(0)?.pad(&[5, 5], PadMode::Constant(0.0))?.narrow(0, 5, 10)?,
-            _ => a.t(0)?.clone(),
+            "partial_views" => a.tensor(0)?.pad(&[5, 5], PadMode::Constant(0.0))?.narrow(0, 5, 10)?,
+            _ => a.tensor(0)?.clone(),
         };
-        one(x.as_strided(&a.shape(1, "size")?, &a.shape(2, "stride")?, offset))
+        single(x.as_strided(&a.shape(1, "size")?, &a.shape(2, "stride")?, offset))
     });
-    t.op("nn.functional.grid_sample", |a| {
-        let mode = match a.s(2, "mode", "bilinear") {
+    t.register("nn.functional.grid_sample", |a| {
+        let mode = match a.string(2, "mode", "bilinear") {
             "nearest" => GridMode::Nearest,
             "bicubic" => GridMode::Bicubic,
             _ => GridMode::Bilinear,
         };
-        let padding = match a.s(3, "padding_mode", "zeros") {
+        let padding = match a.string(3, "padding_mode", "zeros") {
             "border" => GridPadding::Border,
             "reflection" => GridPadding::Reflection,
             _ => GridPadding::Zeros,
         };
-        one(a.t(0)?.grid_sample(a.t(1)?, mode, padding, a.b(4, "align_corners", false)))
+        single(a.tensor(0)?.grid_sample(a.tensor(1)?, mode, padding, a.flag(4, "align_corners", false)))
     });
-    t.op("cdist", |a| one(a.t(0)?.cdist(a.t(1)?, a.f(2, "p", 2.0)?)));
-    t.op("cross", |a| one(a.t(0)?.cross(a.t(1)?, a.opt_i(2, "dim")?.map(|d| d as isize))));
-    t.op("nn.functional.embedding_bag", |a| {
-        let table = a.t(0)?;
-        renormed(a, table, a.t(1)?)?;
-        let padding =
-            a.opt_i(11, "padding_idx")?.map(|p| if p < 0 { p + table.dim(0).unwrap_or(0) as i64 } else { p });
-        one(table.embedding_bag(
-            a.t(1)?,
+    t.register("cdist", |a| single(a.tensor(0)?.cdist(a.tensor(1)?, a.float(2, "p", 2.0)?)));
+    t.register("cross", |a| {
+        single(a.tensor(0)?.cross(a.tensor(1)?, a.opt_int(2, "dim")?.map(|d| d as isize)))
+    });
+    t.register("nn.functional.embedding_bag", |a| {
+        let table = a.tensor(0)?;
+        renormed(a, table, a.tensor(1)?)?;
+        let padding = a
+            .opt_int(11, "padding_idx")?
+            .map(|p| if p < 0 { p + table.dim(0).unwrap_or(0) as i64 } else { p });
+        single(table.embedding_bag(
+            a.tensor(1)?,
             &Bags {
-                offsets: a.opt_t(2, "offsets"),
-                mode: match a.s(7, "mode", "mean") {
+                offsets: a.opt_tensor(2, "offsets"),
+                mode: match a.string(7, "mode", "mean") {
                     "sum" => BagMode::Sum,
                     "max" => BagMode::Max,
                     _ => BagMode::Mean,
                 },
-                per_sample_weights: a.opt_t(9, "per_sample_weights"),
-                include_last_offset: a.b(10, "include_last_offset", false),
+                per_sample_weights: a.opt_tensor(9, "per_sample_weights"),
+                include_last_offset: a.flag(10, "include_last_offset", false),
                 padding_idx: padding.map(|p| p as usize),
-                scale_grad_by_freq: a.b(usize::MAX, "scale_grad_by_freq", false),
+                scale_grad_by_freq: a.flag(usize::MAX, "scale_grad_by_freq", false),
             },
         ))
     });

@@ -11,21 +11,21 @@ use forebay::nn::{
 };
 use forebay::tensor::Tensor;
 
-use super::{cases, normal, one, same};
+use super::{cases, ensure_same, randn, single};
 
 /// A module beside masks that are recorded.
-pub(super) struct Masked<M> {
+pub(super) struct WithMasks<M> {
     masks: Vec<Tensor>,
     module: M,
 }
 
-impl<M: Module> Masked<M> {
+impl<M: Module> WithMasks<M> {
     fn new(module: M, masks: Vec<Tensor>) -> Self {
         Self { masks, module }
     }
 }
 
-impl<M: Module> Module for Masked<M> {
+impl<M: Module> Module for WithMasks<M> {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
         self.module.visit(path, f);
     }
@@ -56,25 +56,25 @@ const LAYER: TransformerOptions = TransformerOptions {
 };
 
 cases! {
-    "mha": |c| multihead(PLAIN, c.device), |m, x| one(m.forward(&x[0], &x[0], &x[0], &Masks::default()));
-    "mha_batch_first": |c| multihead(BATCH_FIRST, c.device), |m, x| one(m.forward(&x[0], &x[0], &x[0], &Masks::causal()));
+    "mha": |c| multihead(PLAIN, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &Masks::default()));
+    "mha_batch_first": |c| multihead(BATCH_FIRST, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &Masks::causal()));
     "mha_unbatched": |c| multihead(PLAIN, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
     "mha_cross": |c| multihead(MultiheadOptions { kdim: Some(5), vdim: Some(7), bias: false, ..BATCH_FIRST }, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
     "mha_behind": |c| multihead(MultiheadOptions { add_bias_kv: true, add_zero_attn: true, ..BATCH_FIRST }, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &x[2], &Masks::causal()));
-    "mha_padded": |c| Ok(Masked::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared("masks/padding")?, c.shared("masks/hides")?])),
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::causal()));
+    "mha_padded": |c| Ok(WithMasks::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared_tensor("masks/padding")?, c.shared_tensor("masks/hides")?])),
         |m, x| {
             let masks = Masks { key_padding_mask: Some(&m.masks[0]), ..Masks::of(&m.masks[1]) };
-            one(m.module.forward(&x[0], &x[0], &x[0], &masks))
+            single(m.module.forward(&x[0], &x[0], &x[0], &masks))
         };
-    "mha_added": |c| Ok(Masked::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared("masks/padding")?, c.shared("masks/added")?])),
+    "mha_added": |c| Ok(WithMasks::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared_tensor("masks/padding")?, c.shared_tensor("masks/added")?])),
         |m, x| {
             let masks = Masks { key_padding_mask: Some(&m.masks[0]), ..Masks::of(&m.masks[1]) };
-            one(m.module.forward(&x[0], &x[0], &x[0], &masks))
+            single(m.module.forward(&x[0], &x[0], &x[0], &masks))
         };
-    "mha_weights": |c| Ok(Masked::new(multihead(PLAIN, c.device)?, vec![c.shared("masks/padding")?])),
+    "mha_weights": |c| Ok(WithMasks::new(multihead(PLAIN, c.device)?, vec![c.shared_tensor("masks/padding")?])),
         |m, x| {
             let (out, weights) = m.module.forward_with_weights(&x[0], &x[0], &x[0], &Masks::padding(&m.masks[0]))?;
             Ok(vec![out, weights])
@@ -83,50 +83,50 @@ cases! {
         let (out, weights) = m.forward_with_weights(&x[0], &x[0], &x[0], &Masks::causal())?;
         Ok(vec![out, weights])
     };
-    "encoder_layer": |c| TransformerEncoderLayer::new(8, 2, LAYER, c.device), |m, x| one(m.forward(&x[0], &Masks::default()));
+    "encoder_layer": |c| TransformerEncoderLayer::new(8, 2, LAYER, c.device), |m, x| single(m.forward(&x[0], &Masks::default()));
     "encoder_layer_norm_first": |c| {
             let activation = TransformerActivation::Gelu;
             let options = TransformerOptions {
                 norm_first: true, activation, batch_first: true, bias: false, layer_norm_eps: 1e-3, ..LAYER
             };
-            Ok(Masked::new(TransformerEncoderLayer::new(8, 2, options, c.device)?, vec![c.shared("masks/padding")?]))
+            Ok(WithMasks::new(TransformerEncoderLayer::new(8, 2, options, c.device)?, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| one(m.module.forward(&x[0], &Masks { is_causal: true, ..Masks::padding(&m.masks[0]) }));
+        |m, x| single(m.module.forward(&x[0], &Masks { is_causal: true, ..Masks::padding(&m.masks[0]) }));
     "decoder_layer": |c| TransformerDecoderLayer::new(8, 2, LAYER, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
     "decoder_layer_norm_first": |c| {
             let activation = TransformerActivation::Gelu;
             let options = TransformerOptions { norm_first: true, activation, batch_first: true, ..LAYER };
-            Ok(Masked::new(TransformerDecoderLayer::new(8, 2, options, c.device)?, vec![c.shared("masks/padding")?]))
+            Ok(WithMasks::new(TransformerDecoderLayer::new(8, 2, options, c.device)?, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| one(m.module.forward(&x[0], &x[1], &Masks::default(), &Masks::padding(&m.masks[0])));
+        |m, x| single(m.module.forward(&x[0], &x[1], &Masks::default(), &Masks::padding(&m.masks[0])));
     "encoder": |c| {
             let options = TransformerOptions { batch_first: true, ..LAYER };
             let encoder = TransformerEncoder::new(8, 2, 2, options, c.device)?.with_norm(LayerNorm::new(&[8], c.device)?);
-            Ok(Masked::new(encoder, vec![c.shared("masks/padding")?]))
+            Ok(WithMasks::new(encoder, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| one(m.module.forward(&x[0], &Masks::padding(&m.masks[0])));
+        |m, x| single(m.module.forward(&x[0], &Masks::padding(&m.masks[0])));
     "decoder": |c| TransformerDecoder::new(8, 2, 2, LAYER, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
     "transformer": |c| Transformer::new(8, 2, [1, 2], TransformerOptions { batch_first: true, ..LAYER }, c.device),
-        |m, x| one(m.forward(&x[0], &x[1], &Masks::default(), &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &Masks::default(), &Masks::causal(), &Masks::default()));
 }
 
 pub(super) mod positions {
     use super::*;
 
     cases! {
-        "rotary": |c| RotaryEmbedding::new(9, 8, c.device), |m, x| one(m.forward(&x[0]));
-        "rotary_interleaved": |c| Ok(RotaryEmbedding::new(9, 8, c.device)?.interleaved()), |m, x| one(m.forward_at(&x[0], 3));
-        "rotary_partial": |c| RotaryEmbedding::new(9, 4, c.device), |m, x| one(m.forward(&x[0]));
-        "sinusoidal": |c| SinusoidalEmbedding::new(9, 6, c.device), |m, x| one(m.forward(&x[0]));
+        "rotary": |c| RotaryEmbedding::new(9, 8, c.device), |m, x| single(m.forward(&x[0]));
+        "rotary_interleaved": |c| Ok(RotaryEmbedding::new(9, 8, c.device)?.interleaved()), |m, x| single(m.forward_at(&x[0], 3));
+        "rotary_partial": |c| RotaryEmbedding::new(9, 4, c.device), |m, x| single(m.forward(&x[0]));
+        "sinusoidal": |c| SinusoidalEmbedding::new(9, 6, c.device), |m, x| single(m.forward(&x[0]));
     }
 }
 
 /// Views with any strides, in every float type, and turned back by the gradient.
 pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
     let rotary = RotaryEmbedding::new(40, 6, device)?;
-    let plain = normal(&[2, 33, 3, 8], device)?;
+    let plain = randn(&[2, 33, 3, 8], device)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let x = plain.to_dtype(dtype)?.requires_grad_()?;
         // The heads of a position side by side, and every other feature.
@@ -141,18 +141,18 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
         wide.square()?.sum_all()?.mul(0.5)?.backward()?;
         let grad = x.grad().context("a gradient")?.to_dtype(DType::F32)?;
         let within = if dtype == DType::F32 { 1e-5 } else { 4e-2 };
-        super::super::host::close(&grad.to_f64s()?, &x.detach().to_f64s()?, within, within)?;
+        super::super::host_reference::ensure_close(&grad.to_f64s()?, &x.detach().to_f64s()?, within, within)?;
     }
     let empty = Tensor::zeros(&[2, 0, 8], DType::F32, device)?;
     ensure!(rotary.forward(&empty)?.shape() == [2, 0, 8]);
-    let every = normal(&[2, 5, 16], device)?;
+    let every = randn(&[2, 5, 16], device)?;
     let other = every.slice_dim(-1, 0, 16, 2)?;
-    same(&rotary.forward(&other)?, &rotary.forward(&other.contiguous()?)?)
+    ensure_same(&rotary.forward(&other)?, &rotary.forward(&other.contiguous()?)?)
 }
 
 /// Errors that say what is wrong.
 pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
-    let x = normal(&[2, 5, 8], device)?;
+    let x = randn(&[2, 5, 8], device)?;
     let says = |what: &str, result: forebay::error::Result<()>, part: &str| -> Result<()> {
         let text = result.err().map(|e| e.to_string()).unwrap_or_default();
         ensure!(text.contains(part), "{what}: `{text}` has no `{part}`");
@@ -165,7 +165,7 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
         MultiheadAttention::new(8, 3, PLAIN, device).map(drop),
         "8 features do not divide by 3 heads",
     )?;
-    says("mask", mask(&normal(&[5, 4], device)?), "`attn_mask` is [5, 5] or [4, 5, 5]; got [5, 4]")?;
+    says("mask", mask(&randn(&[5, 4], device)?), "`attn_mask` is [5, 5] or [4, 5, 5]; got [5, 4]")?;
     let ints = Tensor::zeros(&[5, 5], DType::I32, device)?;
     says("mask", mask(&ints), "masks are bool (true hides) or floats")?;
     let padding = Tensor::from_bools(&[false; 5], &[5], device)?;
@@ -174,7 +174,7 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
         attention.forward(&x, &x, &x, &Masks::padding(&padding)).map(drop),
         "`key_padding_mask` is [2, 5]",
     )?;
-    let few = normal(&[2, 4, 8], device)?;
+    let few = randn(&[2, 4, 8], device)?;
     says(
         "keys",
         attention.forward(&x, &x, &few, &Masks::default()).map(drop),
@@ -183,13 +183,13 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
     let rotary = RotaryEmbedding::new(6, 8, device)?;
     says("rotary", rotary.forward_at(&x, 2).map(drop), "positions 2 to 7 are asked for, the table has 6")?;
     says("rotary", RotaryEmbedding::new(6, 3, device).map(drop), "3 features do not go into pairs")?;
-    let table = normal(&[5, 5], device)?;
+    let table = randn(&[5, 5], device)?;
     says(
         "rotary",
         x.rotary_embedding(&table, &table, false).map(drop),
         "takes tables of [5, pairs] with at most 4 pairs",
     )?;
-    let table = normal(&[5, 4], device)?.requires_grad_()?;
+    let table = randn(&[5, 4], device)?.requires_grad_()?;
     says("rotary", x.rotary_embedding(&table, &table, false).map(drop), "rotary_embedding: has no gradient")?;
     let options = RecurrentOptions { proj_size: 4, ..Default::default() };
     says("gru", Gru::new(8, 6, options, device).map(drop), "proj_size is 4; it is for an Lstm")?;

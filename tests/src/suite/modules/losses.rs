@@ -11,10 +11,10 @@ use forebay::nn::{
 use forebay::ops::Reduction;
 use forebay::tensor::Tensor;
 
-use super::{Case, cases, one};
+use super::{ModuleCase, cases, single};
 
 /// Weights of five classes, which the case's state replaces.
-fn weight(c: &Case<'_>) -> CoreResult<Option<Tensor>> {
+fn weight(c: &ModuleCase<'_>) -> CoreResult<Option<Tensor>> {
     Ok(Some(Tensor::ones(&[5], DType::F32, c.device)?))
 }
 
@@ -28,47 +28,47 @@ cases! {
         let row = x[0].unsqueeze(0)?;
         Ok(vec![out, loss, m.log_prob(&row)?, m.predict(&row)?])
     };
-    "mse_loss": |_| Ok(MseLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
-    "l1_loss": |_| Ok(L1Loss { reduction: Reduction::Sum }), |m, x| one(m.forward(&x[0], &x[1]));
-    "smooth_l1_loss": |_| Ok(SmoothL1Loss { beta: 0.6, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "huber_loss": |_| Ok(HuberLoss { delta: 0.8, reduction: Reduction::None }), |m, x| one(m.forward(&x[0], &x[1]));
+    "mse_loss": |_| Ok(MseLoss::default()), |m, x| single(m.forward(&x[0], &x[1]));
+    "l1_loss": |_| Ok(L1Loss { reduction: Reduction::Sum }), |m, x| single(m.forward(&x[0], &x[1]));
+    "smooth_l1_loss": |_| Ok(SmoothL1Loss { beta: 0.6, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "huber_loss": |_| Ok(HuberLoss { delta: 0.8, reduction: Reduction::None }), |m, x| single(m.forward(&x[0], &x[1]));
     "cross_entropy_loss": |c| {
         Ok(CrossEntropyLoss { weight: weight(c)?, ignore_index: 4, label_smoothing: 0.1, ..Default::default() })
-    }, |m, x| one(m.forward(&x[0], &x[1]));
-    "nll_loss": |c| Ok(NllLoss { weight: weight(c)?, ignore_index: 0, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "nll_loss_sum": |_| Ok(NllLoss { reduction: Reduction::Sum, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "bce_loss": |_| Ok(BceLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
+    }, |m, x| single(m.forward(&x[0], &x[1]));
+    "nll_loss": |c| Ok(NllLoss { weight: weight(c)?, ignore_index: 0, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "nll_loss_sum": |_| Ok(NllLoss { reduction: Reduction::Sum, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "bce_loss": |_| Ok(BceLoss::default()), |m, x| single(m.forward(&x[0], &x[1]));
     "bce_with_logits_loss": |c| Ok(BceWithLogitsLoss { weight: weight(c)?, pos_weight: weight(c)?, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1]));
-    "kl_div_loss": |_| Ok(KlDivLoss { reduction: Reduction::BatchMean, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "kl_div_loss_log": |_| Ok(KlDivLoss { log_target: true, reduction: Reduction::Sum }), |m, x| one(m.forward(&x[0], &x[1]));
-    "poisson_nll_loss": |_| Ok(PoissonNllLoss { full: true, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
+        |m, x| single(m.forward(&x[0], &x[1]));
+    "kl_div_loss": |_| Ok(KlDivLoss { reduction: Reduction::BatchMean, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "kl_div_loss_log": |_| Ok(KlDivLoss { log_target: true, reduction: Reduction::Sum }), |m, x| single(m.forward(&x[0], &x[1]));
+    "poisson_nll_loss": |_| Ok(PoissonNllLoss { full: true, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
     "poisson_nll_loss_plain": |_| Ok(PoissonNllLoss { log_input: false, reduction: Reduction::None, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1]));
-    "gaussian_nll_loss": |_| Ok(GaussianNllLoss { full: true, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1], &x[2]));
-    "soft_margin_loss": |_| Ok(SoftMarginLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
-    "margin_ranking_loss": |_| Ok(MarginRankingLoss { margin: 0.3, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1], &x[2]));
-    "hinge_embedding_loss": |_| Ok(HingeEmbeddingLoss { margin: 0.8, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "cosine_embedding_loss": |_| Ok(CosineEmbeddingLoss { margin: 0.1, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1], &x[2]));
+        |m, x| single(m.forward(&x[0], &x[1]));
+    "gaussian_nll_loss": |_| Ok(GaussianNllLoss { full: true, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1], &x[2]));
+    "soft_margin_loss": |_| Ok(SoftMarginLoss::default()), |m, x| single(m.forward(&x[0], &x[1]));
+    "margin_ranking_loss": |_| Ok(MarginRankingLoss { margin: 0.3, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1], &x[2]));
+    "hinge_embedding_loss": |_| Ok(HingeEmbeddingLoss { margin: 0.8, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "cosine_embedding_loss": |_| Ok(CosineEmbeddingLoss { margin: 0.1, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1], &x[2]));
     "cosine_embedding_loss_one": |_| Ok(CosineEmbeddingLoss { reduction: Reduction::None, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1], &x[2]));
+        |m, x| single(m.forward(&x[0], &x[1], &x[2]));
     "triplet_margin_loss": |_| Ok(TripletMarginLoss { margin: 1.5, swap: true, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1], &x[2]));
+        |m, x| single(m.forward(&x[0], &x[1], &x[2]));
     "triplet_margin_with_distance_loss": |_| Ok(()), |_, x| {
         let distance = |a: &Tensor, b: &Tensor| a.sub(b)?.abs()?.sum(&[-1], false);
-        one(x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 2.0, false, Reduction::Mean))
+        single(x[0].triplet_margin_with_distance_loss(&x[1], &x[2], distance, 2.0, false, Reduction::Mean))
     };
-    "multi_margin_loss": |c| Ok(MultiMarginLoss { weight: weight(c)?, margin: 0.7, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
+    "multi_margin_loss": |c| Ok(MultiMarginLoss { weight: weight(c)?, margin: 0.7, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
     "multi_margin_loss_squares": |_| Ok(MultiMarginLoss { p: 2, reduction: Reduction::None, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1]));
-    "multi_margin_loss_one": |_| Ok(MultiMarginLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
-    "multilabel_margin_loss": |_| Ok(MultiLabelMarginLoss { reduction: Reduction::None }), |m, x| one(m.forward(&x[0], &x[1]));
-    "multilabel_margin_loss_one": |_| Ok(MultiLabelMarginLoss::default()), |m, x| one(m.forward(&x[0], &x[1]));
+        |m, x| single(m.forward(&x[0], &x[1]));
+    "multi_margin_loss_one": |_| Ok(MultiMarginLoss::default()), |m, x| single(m.forward(&x[0], &x[1]));
+    "multilabel_margin_loss": |_| Ok(MultiLabelMarginLoss { reduction: Reduction::None }), |m, x| single(m.forward(&x[0], &x[1]));
+    "multilabel_margin_loss_one": |_| Ok(MultiLabelMarginLoss::default()), |m, x| single(m.forward(&x[0], &x[1]));
     "multilabel_soft_margin_loss": |c| Ok(MultiLabelSoftMarginLoss { weight: weight(c)?, ..Default::default() }),
-        |m, x| one(m.forward(&x[0], &x[1]));
-    "cosine_similarity": |_| Ok(CosineSimilarity::default()), |m, x| one(m.forward(&x[0], &x[1]));
-    "pairwise_distance": |_| Ok(PairwiseDistance { p: 3.0, keepdim: true, ..Default::default() }), |m, x| one(m.forward(&x[0], &x[1]));
-    "ctc_loss": |_| Ok(CtcLoss::default()), |m, x| one(m.forward(&x[0].log_softmax(-1)?, &x[1], &x[2], &x[3]));
+        |m, x| single(m.forward(&x[0], &x[1]));
+    "cosine_similarity": |_| Ok(CosineSimilarity::default()), |m, x| single(m.forward(&x[0], &x[1]));
+    "pairwise_distance": |_| Ok(PairwiseDistance { p: 3.0, keepdim: true, ..Default::default() }), |m, x| single(m.forward(&x[0], &x[1]));
+    "ctc_loss": |_| Ok(CtcLoss::default()), |m, x| single(m.forward(&x[0].log_softmax(-1)?, &x[1], &x[2], &x[3]));
     "ctc_loss_none": |_| Ok(CtcLoss { blank: 2, reduction: Reduction::None, zero_infinity: true }),
-        |m, x| one(m.forward(&x[0].log_softmax(-1)?, &x[1], &x[2], &x[3]));
+        |m, x| single(m.forward(&x[0].log_softmax(-1)?, &x[1], &x[2], &x[3]));
 }

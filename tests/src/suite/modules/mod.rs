@@ -13,16 +13,16 @@ use forebay::io::safetensors::{self, Tensors};
 use forebay::nn::Module;
 use forebay::tensor::Tensor;
 
-use super::host::close;
+use super::host_reference::ensure_close;
 use super::tests;
 
 mod architectures;
 mod attention;
-mod initial;
+mod init;
 mod layers;
 mod losses;
 mod recurrent;
-mod state;
+mod state_dict;
 
 tests![
     attention_and_transformers,
@@ -54,60 +54,60 @@ tests![
 ];
 
 /// What PyTorch gave.
-const DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
+const MODULE_DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
 /// What its models gave.
-const MODELS: &[u8] = include_bytes!("../../../modules/architectures.safetensors");
+const MODEL_DATA: &[u8] = include_bytes!("../../../modules/architectures.safetensors");
 
 /// A case, on a device: [`Case::check`] does it all.
-struct Case<'a> {
+struct ModuleCase<'a> {
     device: &'a Device,
     data: &'a Tensors,
     name: &'static str,
 }
 
 /// A case's name, and what checks it.
-type Row = (&'static str, fn(&Case<'_>) -> Result<()>);
+type CaseEntry = (&'static str, fn(&ModuleCase<'_>) -> Result<()>);
 
 /// Rows: the name, what makes the module on a device, what calls it on the case's inputs.
 macro_rules! cases {
     ($($name:literal: |$device:pat_param| $make:expr, |$module:pat_param, $x:ident| $call:expr;)*) => {
-        pub(in crate::suite::modules) const CASES: &[$crate::suite::modules::Row] = &[$(
-            ($name, |case| case.check(|$device| $make, |$module, $x| $call)),
+        pub(in crate::suite::modules) const CASES: &[$crate::suite::modules::CaseEntry] = &[$(
+            ($name, |case| case.check_module(|$device| $make, |$module, $x| $call)),
         )*];
     };
 }
 use cases;
 
 /// One result.
-fn one(out: CoreResult<Tensor>) -> CoreResult<Vec<Tensor>> {
+fn single(out: CoreResult<Tensor>) -> CoreResult<Vec<Tensor>> {
     Ok(vec![out?])
 }
 
-impl Case<'_> {
+impl ModuleCase<'_> {
     /// A tensor that several cases share.
-    fn shared(&self, name: &str) -> CoreResult<Tensor> {
+    fn shared_tensor(&self, name: &str) -> CoreResult<Tensor> {
         let found = self.data.get(name).cloned();
         found.ok_or_else(|| forebay::error::Error::argument("modules", format!("no `{name}` is recorded")))
     }
 
     /// What is recorded under a name of the case: the rest of the name, and the tensor.
-    fn recorded(&self, under: &str) -> Vec<(&str, &Tensor)> {
+    fn recorded_tensors(&self, under: &str) -> Vec<(&str, &Tensor)> {
         let prefix = format!("{}/{under}/", self.name);
         self.data.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?, t))).collect()
     }
 
     /// Everything that is recorded of a case.
-    fn check<M: Module>(
+    fn check_module<M: Module>(
         &self,
-        make: impl Fn(&Case<'_>) -> CoreResult<M>,
+        make: impl Fn(&ModuleCase<'_>) -> CoreResult<M>,
         call: impl Fn(&M, &[Tensor]) -> CoreResult<Vec<Tensor>>,
     ) -> Result<()> {
         let module = make(self)?;
         let state: Tensors =
-            self.recorded("state").into_iter().map(|(n, t)| (n.to_owned(), t.clone())).collect();
+            self.recorded_tensors("state").into_iter().map(|(n, t)| (n.to_owned(), t.clone())).collect();
         let mut modes = 0;
         for mode in ["train", "eval"] {
-            let outs = self.recorded(&format!("{mode}/out"));
+            let outs = self.recorded_tensors(&format!("{mode}/out"));
             if outs.is_empty() {
                 continue;
             }
@@ -118,7 +118,7 @@ impl Case<'_> {
             module.train(mode == "train");
             let mut inputs: Vec<(usize, bool, Tensor)> = Vec::new();
             for (kind, wanted) in [("in", true), ("fixed", false)] {
-                for (k, t) in self.recorded(kind) {
+                for (k, t) in self.recorded_tensors(kind) {
                     let t = t.detach().copy()?;
                     inputs.push((k.parse()?, wanted, if wanted { t.requires_grad_()? } else { t }));
                 }
@@ -130,7 +130,7 @@ impl Case<'_> {
             let mut loss: Option<Tensor> = None;
             for (k, t) in &outs {
                 let at: usize = k.parse()?;
-                same(&got[at], t).with_context(|| format!("{mode}: result {k}"))?;
+                ensure_same(&got[at], t).with_context(|| format!("{mode}: result {k}"))?;
                 if got[at].requires_grad() {
                     let of: Vec<f32> =
                         (0..t.numel()).map(|i| (0.7 * i as f64 + at as f64).cos() as f32).collect();
@@ -148,7 +148,7 @@ impl Case<'_> {
             for (k, wanted, leaf) in &inputs {
                 let recorded = self.data.get(&format!("{}/{mode}/grad/in/{k}", self.name));
                 match (recorded, leaf.grad()) {
-                    (Some(t), Some(grad)) => same(&grad, t),
+                    (Some(t), Some(grad)) => ensure_same(&grad, t),
                     (None, None) => Ok(()),
                     (Some(_), None) => bail!("{mode}: no gradient of input {k}, wanted: {wanted}"),
                     (None, Some(_)) => bail!("{mode}: a gradient of input {k} that PyTorch has not"),
@@ -158,7 +158,7 @@ impl Case<'_> {
             for (name, parameter) in module.named_parameters() {
                 let recorded = self.data.get(&format!("{}/{mode}/grad/{name}", self.name));
                 match (recorded, parameter.grad()) {
-                    (Some(t), Some(grad)) => same(&grad, t),
+                    (Some(t), Some(grad)) => ensure_same(&grad, t),
                     (None, None) => Ok(()),
                     (Some(_), None) => bail!("{mode}: no gradient of `{name}`"),
                     (None, Some(_)) => bail!("{mode}: a gradient of `{name}` that PyTorch has not"),
@@ -166,9 +166,9 @@ impl Case<'_> {
                 .with_context(|| format!("{mode}: gradient of `{name}`"))?;
             }
             let after = module.state_dict();
-            for (name, t) in self.recorded(&format!("{mode}/state")) {
+            for (name, t) in self.recorded_tensors(&format!("{mode}/state")) {
                 let own = after.get(name).with_context(|| format!("no buffer `{name}`"))?;
-                same(own, t).with_context(|| format!("{mode}: buffer `{name}`"))?;
+                ensure_same(own, t).with_context(|| format!("{mode}: buffer `{name}`"))?;
             }
         }
         ensure!(modes > 0, "no results are recorded");
@@ -177,11 +177,11 @@ impl Case<'_> {
 }
 
 /// Numbers of one shape, but for the order of sums.
-fn same(got: &Tensor, expected: &Tensor) -> Result<()> {
+fn ensure_same(got: &Tensor, expected: &Tensor) -> Result<()> {
     ensure!(got.shape() == expected.shape(), "{:?}, not {:?}", got.shape(), expected.shape());
     let expected = expected.to_f64s()?;
     let largest = expected.iter().filter(|v| v.is_finite()).fold(1f64, |a, b| a.max(b.abs()));
-    close(&got.to_f64s()?, &expected, 1e-5, 1e-5 * largest)
+    ensure_close(&got.to_f64s()?, &expected, 1e-5, 1e-5 * largest)
 }
 
 fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
@@ -189,15 +189,15 @@ fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
 }
 
 /// All rows of a table; what fails is named.
-fn run(device: &Device, rows: &[Row]) -> Result<()> {
-    run_of(DATA, device, rows)
+fn run_module_cases(device: &Device, rows: &[CaseEntry]) -> Result<()> {
+    run_cases(MODULE_DATA, device, rows)
 }
 
-fn run_of(bytes: &[u8], device: &Device, rows: &[Row]) -> Result<()> {
+fn run_cases(bytes: &[u8], device: &Device, rows: &[CaseEntry]) -> Result<()> {
     let data = load(bytes, device)?;
     let mut failed = Vec::new();
     for &(name, check) in rows {
-        if let Err(error) = check(&Case { device, data: &data, name }) {
+        if let Err(error) = check(&ModuleCase { device, data: &data, name }) {
             failed.push(format!("{name}: {error:#}"));
         }
     }
@@ -206,7 +206,7 @@ fn run_of(bytes: &[u8], device: &Device, rows: &[Row]) -> Result<()> {
 }
 
 /// The tables, in the order of their tests.
-const TABLES: [&[Row]; 9] = [
+const TABLES: [&[CaseEntry]; 9] = [
     attention::CASES,
     attention::positions::CASES,
     recurrent::CASES,
@@ -219,67 +219,67 @@ const TABLES: [&[Row]; 9] = [
 ];
 
 fn attention_and_transformers(device: &Device) -> Result<()> {
-    run(device, TABLES[0])
+    run_module_cases(device, TABLES[0])
 }
 
 fn positions(device: &Device) -> Result<()> {
-    run(device, TABLES[1])
+    run_module_cases(device, TABLES[1])
 }
 
 fn recurrent_layers(device: &Device) -> Result<()> {
-    run(device, TABLES[2])
+    run_module_cases(device, TABLES[2])
 }
 
 fn layers_with_weights(device: &Device) -> Result<()> {
-    run(device, TABLES[3])
+    run_module_cases(device, TABLES[3])
 }
 
 fn activations(device: &Device) -> Result<()> {
-    run(device, TABLES[4])
+    run_module_cases(device, TABLES[4])
 }
 
 fn losses_of_pytorch(device: &Device) -> Result<()> {
-    run(device, TABLES[5])
+    run_module_cases(device, TABLES[5])
 }
 
 fn pooling(device: &Device) -> Result<()> {
-    run(device, TABLES[6])
+    run_module_cases(device, TABLES[6])
 }
 
 fn places(device: &Device) -> Result<()> {
-    run(device, TABLES[7])
+    run_module_cases(device, TABLES[7])
 }
 
 fn samples_of_images(device: &Device) -> Result<()> {
-    run(device, TABLES[8])
+    run_module_cases(device, TABLES[8])
 }
 
 /// As `TABLES`, of models.
-const MODEL_TABLES: [&[Row]; 4] = [
-    architectures::images::CASES,
-    architectures::nets::CASES,
-    architectures::texts::CASES,
-    architectures::sequences::CASES,
+const MODEL_TABLES: [&[CaseEntry]; 4] = [
+    architectures::vision::CASES,
+    architectures::unet_gan_speech::CASES,
+    architectures::language_models::CASES,
+    architectures::sequence_models::CASES,
 ];
 
 fn models_of_images(device: &Device) -> Result<()> {
-    run_of(MODELS, device, MODEL_TABLES[0])
+    run_cases(MODEL_DATA, device, MODEL_TABLES[0])
 }
 
 fn models_of_images_and_sound(device: &Device) -> Result<()> {
-    run_of(MODELS, device, MODEL_TABLES[1])
+    run_cases(MODEL_DATA, device, MODEL_TABLES[1])
 }
 
 fn models_of_texts(device: &Device) -> Result<()> {
-    run_of(MODELS, device, MODEL_TABLES[2])
+    run_cases(MODEL_DATA, device, MODEL_TABLES[2])
 }
 
 fn models_of_sequences(device: &Device) -> Result<()> {
-    run_of(MODELS, device, MODEL_TABLES[3])
+    run_cases(MODEL_DATA, device, MODEL_TABLES[3])
 }
 
 fn every_recorded_case_is_run(device: &Device) -> Result<()> {
-    for (bytes, tables) in [(DATA, &TABLES[..]), (MODELS, &MODEL_TABLES[..])] {
+    for (bytes, tables) in [(MODULE_DATA, &TABLES[..]), (MODEL_DATA, &MODEL_TABLES[..])] {
         let data = load(bytes, device)?;
         let recorded: BTreeSet<&str> =
             data.keys().filter_map(|name| name.split('/').next()).filter(|name| *name != "masks").collect();
@@ -291,13 +291,13 @@ fn every_recorded_case_is_run(device: &Device) -> Result<()> {
 }
 
 use attention::{rotary_embeddings_of_views, what_modules_refuse};
-use initial::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
+use init::{initial_values, initial_values_by_name, what_is_dropped_is_drawn};
 use recurrent::{long_sequences_and_wide_layers, recurrent_layers_in_halves};
-use state::{
+use state_dict::{
     averages_of_models, layers_of_halves, modules_of_parts, weights_load_by_name, weights_that_are_computed,
 };
 
 /// Numbers of a shape, in f32.
-fn normal(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn randn(shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::randn(shape, DType::F32, device)?)
 }

@@ -8,8 +8,8 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{Gru, GruCell, Lstm, LstmCell, Module, RecurrentOptions, Rnn, RnnCell};
 use forebay::tensor::Tensor;
 
-use super::super::host::close;
-use super::{Case, cases, normal, one, same};
+use super::super::host_reference::ensure_close;
+use super::{ModuleCase, cases, ensure_same, randn, single};
 
 const ONE: RecurrentOptions = RecurrentOptions {
     num_layers: 1,
@@ -43,15 +43,15 @@ fn both(x: &[Tensor]) -> Option<(&Tensor, &Tensor)> {
     x.get(1).zip(x.get(2))
 }
 
-fn rnn(c: &Case<'_>, options: RecurrentOptions) -> CoreResult<Rnn> {
+fn rnn(c: &ModuleCase<'_>, options: RecurrentOptions) -> CoreResult<Rnn> {
     Rnn::new(3, 4, options, c.device)
 }
 
-fn gru(c: &Case<'_>, options: RecurrentOptions) -> CoreResult<Gru> {
+fn gru(c: &ModuleCase<'_>, options: RecurrentOptions) -> CoreResult<Gru> {
     Gru::new(3, 4, options, c.device)
 }
 
-fn lstm(c: &Case<'_>, options: RecurrentOptions) -> CoreResult<Lstm> {
+fn lstm(c: &ModuleCase<'_>, options: RecurrentOptions) -> CoreResult<Lstm> {
     Lstm::new(3, if options.proj_size > 0 { 5 } else { 4 }, options, c.device)
 }
 
@@ -72,18 +72,18 @@ cases! {
     "lstm_proj": |c| lstm(c, PROJECTED), |m, x| three(m.forward(&x[0], both(x))?);
     "lstm_proj_lengths": |c| lstm(c, RecurrentOptions { num_layers: 1, ..PROJECTED }),
         |m, x| three(m.forward_lengths(&x[0], &lengths(&x[0])?, both(x))?);
-    "rnn_cell": |c| RnnCell::new(3, 4, true, c.device), |m, x| one(m.forward(&x[0], x.get(1)));
-    "rnn_cell_relu": |c| Ok(RnnCell::new(3, 4, true, c.device)?.relu()), |m, x| one(m.forward(&x[0], x.get(1)));
-    "rnn_cell_unbatched": |c| RnnCell::new(3, 4, false, c.device), |m, x| one(m.forward(&x[0], None));
-    "gru_cell": |c| GruCell::new(3, 4, true, c.device), |m, x| one(m.forward(&x[0], x.get(1)));
-    "gru_cell_unbatched": |c| GruCell::new(3, 4, false, c.device), |m, x| one(m.forward(&x[0], None));
+    "rnn_cell": |c| RnnCell::new(3, 4, true, c.device), |m, x| single(m.forward(&x[0], x.get(1)));
+    "rnn_cell_relu": |c| Ok(RnnCell::new(3, 4, true, c.device)?.relu()), |m, x| single(m.forward(&x[0], x.get(1)));
+    "rnn_cell_unbatched": |c| RnnCell::new(3, 4, false, c.device), |m, x| single(m.forward(&x[0], None));
+    "gru_cell": |c| GruCell::new(3, 4, true, c.device), |m, x| single(m.forward(&x[0], x.get(1)));
+    "gru_cell_unbatched": |c| GruCell::new(3, 4, false, c.device), |m, x| single(m.forward(&x[0], None));
     "lstm_cell": |c| LstmCell::new(3, 4, true, c.device), |m, x| two(m.forward(&x[0], both(x))?);
     "lstm_cell_unbatched": |c| LstmCell::new(3, 4, false, c.device), |m, x| two(m.forward(&x[0], None)?);
 }
 
 /// bf16 and f16 weights, and autocast, near the results in f32.
 pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
-    let x = normal(&[6, 3, 5], device)?;
+    let x = randn(&[6, 3, 5], device)?;
     // Odd sizes: neighbours of 16 bits share a word.
     let options = RecurrentOptions { bidirectional: true, ..ONE };
     let (lstm, gru) = (Lstm::new(5, 7, options, device)?, Gru::new(5, 7, options, device)?);
@@ -107,7 +107,8 @@ pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
         for (got, expected) in got.iter().zip(&expected) {
             let expected = expected.to_f64s()?;
             let largest = expected.iter().fold(0.1f64, |a, b| a.max(b.abs()));
-            close(&got.to_f64s()?, &expected, 0.0, 0.04 * largest).with_context(|| format!("{dtype}"))?;
+            ensure_close(&got.to_f64s()?, &expected, 0.0, 0.04 * largest)
+                .with_context(|| format!("{dtype}"))?;
         }
     }
     Ok(())
@@ -120,17 +121,17 @@ pub(super) fn long_sequences_and_wide_layers(device: &Device) -> Result<()> {
     let cell = LstmCell::new(8, hidden, true, device)?;
     let state = layer.state_dict().into_iter().map(|(name, t)| (name.replace("_l0", ""), t)).collect();
     cell.load_state_dict(&state)?;
-    let x = normal(&[steps, batch, 8], device)?;
+    let x = randn(&[steps, batch, 8], device)?;
     let (out, (h, c)) = layer.forward(&x, None)?;
     let mut now: Option<(Tensor, Tensor)> = None;
     for t in 0..steps {
         let step = cell.forward(&x.select(0, t as isize)?, now.as_ref().map(|(h, c)| (h, c)))?;
-        same(&out.select(0, t as isize)?, &step.0.detach())?;
+        ensure_same(&out.select(0, t as isize)?, &step.0.detach())?;
         now = Some(step);
     }
     let (last, last_cell) = now.context("steps")?;
-    same(&h.select(0, 0)?, &last.detach())?;
-    same(&c.select(0, 0)?, &last_cell.detach())?;
+    ensure_same(&h.select(0, 0)?, &last.detach())?;
+    ensure_same(&c.select(0, 0)?, &last_cell.detach())?;
     out.square()?.sum_all()?.add(&c.sum_all()?)?.backward()?;
     let grads = |m: &dyn Module| {
         m.named_parameters().into_iter().map(|(n, p)| (n.replace("_l0", ""), p.grad())).collect::<Vec<_>>()
@@ -155,7 +156,7 @@ pub(super) fn long_sequences_and_wide_layers(device: &Device) -> Result<()> {
         let (a, b) = (a.as_ref().context("a gradient")?, b.context("a gradient")?);
         let expected = b.to_f64s()?;
         let largest = expected.iter().fold(1f64, |a, b| a.max(b.abs()));
-        close(&a.to_f64s()?, &expected, 1e-4, 1e-5 * largest).with_context(|| name.clone())?;
+        ensure_close(&a.to_f64s()?, &expected, 1e-4, 1e-5 * largest).with_context(|| name.clone())?;
     }
     Ok(())
 }

@@ -6,12 +6,12 @@ use forebay::error::Result;
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, Linear};
 use forebay::tensor::Tensor;
 
-use super::{cases, one};
+use super::{cases, single};
 
-pub(super) mod images;
-pub(super) mod nets;
-pub(super) mod sequences;
-pub(super) mod texts;
+pub(super) mod language_models;
+pub(super) mod sequence_models;
+pub(super) mod unet_gan_speech;
+pub(super) mod vision;
 
 /// A convolution of square windows that keep the extents at a stride of 1, without a bias.
 fn conv(
@@ -35,17 +35,17 @@ fn linear(inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
 }
 
 /// \[batch, length, features\] to \[batch, heads, length, rest\].
-fn heads(x: &Tensor, heads: usize) -> Result<Tensor> {
+fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
     x.unflatten(-1, &[heads as isize, -1])?.transpose(1, 2)
 }
 
 /// And back.
-fn joined(x: &Tensor) -> Result<Tensor> {
+fn merge_heads(x: &Tensor) -> Result<Tensor> {
     x.transpose(1, 2)?.flatten(2, -1)
 }
 
 /// A table and the layer of scores that shares it.
-fn tied(words: usize, features: usize, device: &Device) -> Result<(Embedding, Linear)> {
+fn tied_embedding(words: usize, features: usize, device: &Device) -> Result<(Embedding, Linear)> {
     let table = Embedding::new(words, features, device)?;
     let scores = Linear::from_parameters(table.weight.clone(), None)?;
     Ok((table, scores))

@@ -1,0 +1,720 @@
+//! Matrix products by cuBLASLt, where its library is installed.
+//!
+//! cuBLASLt counts by columns; the core counts by rows. A row-major matrix is, byte for byte, the column-major
+//! transpose, and `c = a b` is `c^T = b^T a^T`: so b becomes the first operand, a the second, n the rows and m the
+//! columns, and nothing is moved. Of the algorithms that
+//! cuBLASLt's heuristic names for a kind of problem, the fastest is kept (`algorithms`).
+//!
+//! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns; sums of b over k, as it counts, are
+//! those of the core's a.
+
+use std::ffi::c_void;
+use std::sync::{Arc, Mutex, OnceLock};
+
+use cudarc::cublaslt::result::{self, CublasError};
+use cudarc::cublaslt::sys::{
+    self, cublasComputeType_t as Compute, cublasLtEpilogue_t as LtEpilogue, cublasLtMatmulAlgo_t,
+    cublasLtMatmulDescAttributes_t as DescAttribute, cublasLtMatmulPreferenceAttributes_t as Preference,
+    cublasLtMatrixLayoutAttribute_t as LayoutAttribute, cublasLtReductionScheme_t as Reduction,
+    cublasStatus_t as Status, cudaDataType_t as DataType,
+};
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
+use forebay_core::dtype::DType;
+use rustc_hash::FxHashMap;
+
+use crate::autotune::{self, AlgorithmChoices};
+use crate::context::{Context, Stream};
+use crate::{lock, settings, toolkit};
+
+/// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
+/// first product of a stream, whose products alone use it.
+const WORKSPACE_BYTES: u64 = 32 << 20;
+/// Kinds of problems kept before all are forgotten: programs whose shapes never repeat must not grow for ever.
+const MAX_PLANS: usize = 4096;
+/// Nothing asks for more than this alignment.
+const MAX_ALIGNMENT: u64 = 256;
+
+/// Every function of the library that is called here.
+const SYMBOLS: [&str; 14] = [
+    "cublasLtCreate",
+    "cublasLtDestroy",
+    "cublasLtGetVersion",
+    "cublasLtMatmul",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+];
+
+/// The library's version (130001 is 13.0.1), if it is there, whole.
+pub(crate) fn version() -> Option<usize> {
+    static VERSION: OnceLock<Option<usize>> = OnceLock::new();
+    *VERSION.get_or_init(|| {
+        toolkit::load_cublaslt();
+        // SAFETY: loading the library runs its initialisers, which do not touch the device.
+        if !unsafe { sys::is_culib_present() } {
+            return None;
+        }
+        let whole = SYMBOLS.iter().all(|symbol| {
+            // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
+            unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_ok()
+        });
+        // SAFETY: the function is there, and takes nothing.
+        whole.then(|| unsafe { sys::cublasLtGetVersion() })
+    })
+}
+
+/// Matrix products of one stream.
+#[derive(Debug, Default)]
+pub(crate) struct CublasLt {
+    /// Opened by the first product; `None` where it cannot be used.
+    library: OnceLock<Option<Mutex<CublasLtLibrary>>>,
+}
+
+impl CublasLt {
+    /// Whether products of floats run on the library now.
+    pub(crate) fn is_available(&self, context: &Arc<Context>) -> bool {
+        !settings::portable_kernels() && self.open_library(context).is_some()
+    }
+
+    /// Bytes that the library works in, beside the pool.
+    pub(crate) fn workspace_bytes(&self) -> u64 {
+        let open = self.library.get().and_then(Option::as_ref);
+        open.map_or(0, |library| lock(library).workspace().1)
+    }
+
+    fn open_library(&self, context: &Arc<Context>) -> Option<&Mutex<CublasLtLibrary>> {
+        self.library.get_or_init(|| CublasLtLibrary::open(context).map(Mutex::new)).as_ref()
+    }
+
+    /// Enqueues a product; `false` where the library cannot do it.
+    pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with_library(stream, call, |library, problem| library.run(stream, call, problem))
+    }
+
+    /// Whether the library has algorithms for a product. Enqueues nothing.
+    pub(crate) fn accepts(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
+        self.with_library(stream, call, |library, problem| {
+            stream.context.make_current()?;
+            Ok(library.ensure_plan(problem))
+        })
+    }
+
+    fn with_library(
+        &self,
+        stream: &Stream,
+        call: &MatmulCall,
+        act: impl FnOnce(&mut CublasLtLibrary, CublasLtProblem) -> Result<bool, SourceError>,
+    ) -> Result<bool, SourceError> {
+        if settings::portable_kernels() {
+            return Ok(false);
+        }
+        if call.m == 0 || call.n == 0 || call.batch == 0 {
+            return Ok(true);
+        }
+        let Some(problem) = CublasLtProblem::new(call) else { return Ok(false) };
+        match self.open_library(&stream.context) {
+            Some(library) => act(&mut lock(library), problem),
+            None => Ok(false),
+        }
+    }
+}
+
+/// What decides the algorithm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct CublasLtProblem {
+    dtype: DType,
+    dtype_b: DType,
+    dtype_out: DType,
+    epilogue: EpilogueKind,
+    tf32: bool,
+    m: u64,
+    n: u64,
+    k: u64,
+    batch: i32,
+    a: OperandLayout,
+    b: OperandLayout,
+    c: OperandLayout,
+}
+
+/// What an epilogue's kind is, and what decides the algorithm of its operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum EpilogueKind {
+    None,
+    Bias,
+    GeluBias { leading_dim: i64 },
+    RowSums,
+    Scaled { scales: bool, bias: bool },
+}
+
+impl EpilogueKind {
+    fn new(epilogue: &Epilogue) -> Option<Self> {
+        let lead = |before: &MatrixOperand| i64::try_from(before.row_stride).ok();
+        Some(match epilogue {
+            Epilogue::None => Self::None,
+            Epilogue::Bias(_) => Self::Bias,
+            Epilogue::GeluBias { before, .. } => Self::GeluBias { leading_dim: lead(before)? },
+            // A kernel of our own (`gelu_grad.rs`): the library's takes four times as long as the plain product.
+            Epilogue::GeluGrad { .. } => return None,
+            Epilogue::RowSums(_) => Self::RowSums,
+            Epilogue::Scaled { scales, bias } => {
+                Self::Scaled { scales: scales.is_some(), bias: bias.is_some() }
+            }
+        })
+    }
+
+    fn to_cublaslt(self) -> LtEpilogue {
+        match self {
+            Self::None | Self::Scaled { bias: false, .. } => LtEpilogue::CUBLASLT_EPILOGUE_DEFAULT,
+            Self::Bias | Self::Scaled { bias: true, .. } => LtEpilogue::CUBLASLT_EPILOGUE_BIAS,
+            Self::GeluBias { .. } => LtEpilogue::CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+            Self::RowSums => LtEpilogue::CUBLASLT_EPILOGUE_BGRADB,
+        }
+    }
+}
+
+/// A matrix as the library wants to hear of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct OperandLayout {
+    /// Whether it is stored by columns, from the core's point of view.
+    transposed: bool,
+    /// Elements from one stored line to the next.
+    leading_dim: i64,
+    /// Elements from one matrix of the batch to the next.
+    batch_stride: i64,
+    /// Bytes that its address is a multiple of, up to 256.
+    alignment: u32,
+}
+
+impl CublasLtProblem {
+    /// `None` for what the library does not do.
+    fn new(call: &MatmulCall) -> Option<Self> {
+        if !call.of_floats() || call.k == 0 || !call.takes_epilogue() {
+            return None;
+        }
+        let c = OperandLayout::new(call, &call.c, call.m, call.n, call.out)?;
+        if c.transposed || (call.batch > 1 && c.batch_stride == 0) {
+            return None;
+        }
+        Some(Self {
+            dtype: call.dtype,
+            dtype_b: call.dtype_b,
+            dtype_out: call.out,
+            epilogue: EpilogueKind::new(&call.epilogue)?,
+            tf32: call.dtype == DType::F32 && settings::allow_tf32(),
+            m: call.m,
+            n: call.n,
+            k: call.k,
+            batch: i32::try_from(call.batch).ok()?,
+            a: OperandLayout::new(call, &call.a, call.m, call.k, call.dtype)?,
+            b: OperandLayout::new(call, &call.b, call.k, call.n, call.dtype_b)?,
+            c,
+        })
+    }
+
+    /// Bytes from the first element of c to behind the last.
+    fn output_bytes(&self) -> u64 {
+        let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
+        let elements =
+            step(self.m, self.c.leading_dim) + step(self.batch.unsigned_abs().into(), self.c.batch_stride);
+        (elements + self.n) * self.dtype_out.size() as u64
+    }
+
+    /// The types of the sums and of the factors.
+    fn compute_types(&self) -> (Compute, DataType) {
+        match self.dtype {
+            DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DataType::CUDA_R_64F),
+            _ if self.tf32 => (Compute::CUBLAS_COMPUTE_32F_FAST_TF32, DataType::CUDA_R_32F),
+            _ => (Compute::CUBLAS_COMPUTE_32F, DataType::CUDA_R_32F),
+        }
+    }
+}
+
+/// The library's name of an element type.
+fn cuda_data_type(dtype: DType) -> Option<DataType> {
+    Some(match dtype {
+        DType::F32 => DataType::CUDA_R_32F,
+        DType::F16 => DataType::CUDA_R_16F,
+        DType::BF16 => DataType::CUDA_R_16BF,
+        DType::F64 => DataType::CUDA_R_64F,
+        DType::F8E4M3 => DataType::CUDA_R_8F_E4M3,
+        DType::F8E5M2 => DataType::CUDA_R_8F_E5M2,
+        _ => return None,
+    })
+}
+
+impl OperandLayout {
+    fn new(call: &MatmulCall, operand: &MatrixOperand, rows: u64, cols: u64, dtype: DType) -> Option<Self> {
+        let MatrixOperand { row_stride, col_stride, .. } = *operand;
+        // Strides along a dimension of one element say nothing.
+        let (transposed, lead) = if (col_stride == 1 || cols == 1) && (row_stride >= cols || rows == 1) {
+            (false, if rows == 1 { cols } else { row_stride })
+        } else if (row_stride == 1 || rows == 1) && (col_stride >= rows || cols == 1) {
+            (true, if cols == 1 { rows } else { col_stride })
+        } else {
+            return None;
+        };
+        let address = operand_address(operand);
+        let alignment = (1 << address.trailing_zeros().min(63)).min(MAX_ALIGNMENT);
+        if alignment < dtype.size() as u64 {
+            return None;
+        }
+        Some(Self {
+            transposed,
+            leading_dim: i64::try_from(lead).ok()?,
+            batch_stride: if call.batch > 1 { i64::try_from(operand.batch_stride).ok()? } else { 0 },
+            alignment: alignment as u32,
+        })
+    }
+}
+
+fn operand_address(operand: &MatrixOperand) -> u64 {
+    operand.segment.0 + operand.offset
+}
+
+/// The opened library.
+#[derive(Debug)]
+struct CublasLtLibrary {
+    /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
+    plans: FxHashMap<CublasLtProblem, Option<CublasLtPlan>>,
+    handle: OwnedHandle<sys::cublasLtHandle_t>,
+    workspace: Option<DeviceScratch>,
+    algorithm_choices: AlgorithmChoices,
+}
+
+// SAFETY: the library's handles may be used from every thread, one at a time.
+unsafe impl Send for CublasLtLibrary {}
+
+impl CublasLtLibrary {
+    fn open(context: &Arc<Context>) -> Option<Self> {
+        let Some(version) = version() else {
+            log::warn!(
+                "cuBLASLt was not found (libcublasLt.so.13): matrix products run on the portable kernels, which are slower"
+            );
+            return None;
+        };
+        context.make_current().ok()?;
+        let handle = match result::create_handle() {
+            Ok(raw) => OwnedHandle { raw, destroy: result::destroy_handle },
+            Err(error) => {
+                log::warn!("cuBLASLt cannot be used ({error}): matrix products run on the portable kernels");
+                return None;
+            }
+        };
+        // Without one it works too, with fewer algorithms.
+        let workspace = DeviceScratch::new(context, WORKSPACE_BYTES)
+            .inspect_err(|error| log::debug!("no workspace: {error}"))
+            .ok();
+        let choices = AlgorithmChoices::new(&context.device.name().unwrap_or_default(), version);
+        Some(Self { plans: FxHashMap::default(), handle, workspace, algorithm_choices: choices })
+    }
+
+    /// Address and size of the memory for intermediate results.
+    fn workspace(&self) -> (u64, u64) {
+        self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE_BYTES))
+    }
+
+    /// Whether there are algorithms for a problem, which is described from now on.
+    fn ensure_plan(&mut self, problem: CublasLtProblem) -> bool {
+        let (_, bytes) = self.workspace();
+        if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
+            self.plans.clear();
+        }
+        let plan = self.plans.entry(problem).or_insert_with(|| {
+            CublasLtPlan::new(self.handle.raw, &problem, bytes)
+                .inspect_err(|error| log::debug!("cuBLASLt does not do {problem:?}: {error}"))
+                .ok()
+        });
+        plan.is_some()
+    }
+
+    fn run(
+        &mut self,
+        stream: &Stream,
+        call: &MatmulCall,
+        problem: CublasLtProblem,
+    ) -> Result<bool, SourceError> {
+        stream.context.make_current()?;
+        let workspace = self.workspace();
+        let plan = match self.plans.get_mut(&problem) {
+            Some(plan) => plan,
+            None => {
+                self.ensure_plan(problem);
+                self.plans.entry(problem).or_default()
+            }
+        };
+        let Some(plan) = plan else { return Ok(false) };
+        plan.set_epilogue_pointers(&call.epilogue).map_err(|error| SourceError::Driver {
+            call: "cublasLtMatmulDescSetAttribute",
+            detail: error.to_string(),
+        })?;
+        let (one, beta) = (ScaleFactor::new(call.dtype, 1.0), ScaleFactor::new(call.dtype, call.beta));
+        let c = operand_address(&call.c);
+        let (handle, queue) = (self.handle.raw, stream.flushed_handle()?);
+        let run = |plan: &CublasLtPlan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
+            // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
+            // workspace is used by this stream alone.
+            unsafe {
+                result::matmul(
+                    handle,
+                    plan.matmul_desc.raw,
+                    one.as_ptr(),
+                    beta.as_ptr(),
+                    operand_address(&call.b) as *const c_void,
+                    plan.first_layout.raw,
+                    operand_address(&call.a) as *const c_void,
+                    plan.second_layout.raw,
+                    c as *const c_void,
+                    plan.out_layout.raw,
+                    to as *mut c_void,
+                    plan.out_layout.raw,
+                    algorithm,
+                    workspace.0 as *mut c_void,
+                    workspace.1 as usize,
+                    queue.cast(),
+                )
+            }
+        };
+        let worth = 2 * call.m * call.n * call.k * call.batch >= autotune::MIN_FLOPS_TO_TUNE;
+        if !plan.is_tuned && worth && plan.algorithms.len() > 1 {
+            plan.algorithm_index =
+                self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
+                    // A product that is added to c is made again and again elsewhere.
+                    let elsewhere = (call.beta != 0.0)
+                        .then(|| DeviceScratch::new(&stream.context, problem.output_bytes()));
+                    let to = match &elsewhere {
+                        None => c,
+                        Some(Ok(scratch)) => scratch.address,
+                        Some(Err(error)) => {
+                            log::debug!("no room to time algorithms of {problem:?}: {error}");
+                            return Ok(None);
+                        }
+                    };
+                    autotune::find_fastest(stream, &plan.algorithms, |algorithm| run(plan, algorithm, to))
+                        .map(Some)
+                })?;
+            plan.is_tuned = true;
+        }
+        let done = run(plan, &plan.algorithms[plan.algorithm_index], c);
+        match done {
+            Ok(()) => Ok(true),
+            // The heuristic was wrong, or the library's own code finds no room on a full device.
+            Err(CublasError(
+                status @ (Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_ALLOC_FAILED),
+            )) => {
+                log::debug!("cuBLASLt gave up on {problem:?}: {status:?}");
+                Ok(false)
+            }
+            Err(error) => Err(SourceError::Driver { call: "cublasLtMatmul", detail: error.to_string() }),
+        }
+    }
+}
+
+/// A factor in the type that the library reads it in.
+enum ScaleFactor {
+    F32(f32),
+    F64(f64),
+}
+
+impl ScaleFactor {
+    fn new(dtype: DType, value: f32) -> Self {
+        if dtype == DType::F64 { Self::F64(value.into()) } else { Self::F32(value) }
+    }
+
+    fn as_ptr(&self) -> *const c_void {
+        match self {
+            Self::F32(value) => std::ptr::from_ref(value).cast(),
+            Self::F64(value) => std::ptr::from_ref(value).cast(),
+        }
+    }
+}
+
+/// A problem, described to the library, and its algorithm.
+#[derive(Debug)]
+struct CublasLtPlan {
+    matmul_desc: OwnedHandle<sys::cublasLtMatmulDesc_t>,
+    first_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
+    second_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
+    out_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
+    /// At least one.
+    algorithms: Vec<cublasLtMatmulAlgo_t>,
+    algorithm_index: usize,
+    /// Whether they were timed, or known from before.
+    is_tuned: bool,
+}
+
+impl CublasLtPlan {
+    fn new(
+        handle: sys::cublasLtHandle_t,
+        problem: &CublasLtProblem,
+        workspace: u64,
+    ) -> Result<Self, CublasError> {
+        let CublasLtProblem { m, n, k, batch, a, b, c, .. } = *problem;
+        let unsupported = || CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED);
+        let data = cuda_data_type(problem.dtype).ok_or_else(unsupported)?;
+        let data_b = cuda_data_type(problem.dtype_b).ok_or_else(unsupported)?;
+        let data_out = cuda_data_type(problem.dtype_out).ok_or_else(unsupported)?;
+        let (compute, scale) = problem.compute_types();
+        let product = OwnedHandle {
+            raw: result::create_matmul_desc(compute, scale)?,
+            destroy: result::destroy_matmul_desc,
+        };
+        for (attribute, operand) in
+            [(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, b), (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, a)]
+        {
+            let operation = i32::from(operand.transposed);
+            // SAFETY: the descriptor lives; the attribute is a 32-bit value.
+            unsafe { set_attribute(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
+        }
+        let vectors = if problem.dtype.is_stored() { data_out } else { data };
+        Self::set_epilogue(product.raw, problem.epilogue, vectors)?;
+        let layout =
+            |rows: u64, cols: u64, operand: OperandLayout, data: DataType| -> Result<_, CublasError> {
+                let (rows, cols) = if operand.transposed { (cols, rows) } else { (rows, cols) };
+                let raw = result::create_matrix_layout(data, rows, cols, operand.leading_dim)?;
+                let layout = OwnedHandle { raw, destroy: result::destroy_matrix_layout };
+                let (count, offset) = (
+                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                    LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                );
+                // SAFETY: the layout lives; the attributes are a 32-bit and a 64-bit value.
+                unsafe {
+                    set_attribute(result::set_matrix_layout_attribute, raw, count, &batch)?;
+                    set_attribute(result::set_matrix_layout_attribute, raw, offset, &operand.batch_stride)?;
+                }
+                Ok(layout)
+            };
+        let (first, second, out) =
+            (layout(n, k, b, data_b)?, layout(k, m, a, data)?, layout(n, m, c, data_out)?);
+        let preference =
+            OwnedHandle { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
+        let prefer = |attribute, value: u32| {
+            // SAFETY: the preference lives; the attributes are 32-bit values.
+            unsafe { set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &value) }
+        };
+        // SAFETY: the preference lives; the attribute is a 64-bit value.
+        unsafe {
+            let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+            set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &workspace)?;
+        }
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, b.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, a.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.alignment)?;
+        prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c.alignment)?;
+        if matches!(problem.dtype, DType::F16 | DType::BF16) {
+            // Sums of 16-bit products stay in f32 until the end, in algorithms that split k too.
+            let scheme = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+            prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
+        }
+        // SAFETY: all descriptors live.
+        let algorithms = unsafe {
+            autotune::query_heuristic(handle, product.raw, [first.raw, second.raw, out.raw], preference.raw)
+        }?;
+        Ok(Self {
+            matmul_desc: product,
+            first_layout: first,
+            second_layout: second,
+            out_layout: out,
+            algorithms,
+            algorithm_index: 0,
+            is_tuned: false,
+        })
+    }
+
+    /// Tells the library of an epilogue; its vectors are of type `data`.
+    fn set_epilogue(
+        product: sys::cublasLtMatmulDesc_t,
+        finish: EpilogueKind,
+        data: DataType,
+    ) -> Result<(), CublasError> {
+        let lead = match finish {
+            EpilogueKind::None | EpilogueKind::Scaled { bias: false, .. } => return Ok(()),
+            EpilogueKind::Bias | EpilogueKind::RowSums | EpilogueKind::Scaled { .. } => None,
+            EpilogueKind::GeluBias { leading_dim: lead } => Some(lead),
+        };
+        let setter = result::set_matmul_desc_attribute;
+        // SAFETY: the descriptor lives; the attributes are 32-bit names, and a 64-bit number.
+        unsafe {
+            set_attribute(
+                setter,
+                product,
+                DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                &(finish.to_cublaslt() as u32),
+            )?;
+            set_attribute(
+                setter,
+                product,
+                DescAttribute::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                &(data as i32),
+            )?;
+            if let Some(lead) = lead {
+                set_attribute(setter, product, DescAttribute::CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &lead)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the library where the operands of an epilogue are.
+    fn set_epilogue_pointers(&self, epilogue: &Epilogue) -> Result<(), CublasError> {
+        use DescAttribute::{
+            CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as SCALE_FIRST,
+            CUBLASLT_MATMUL_DESC_B_SCALE_POINTER as SCALE_SECOND, CUBLASLT_MATMUL_DESC_BIAS_POINTER as BIAS,
+            CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER as AUX,
+        };
+        let vector = |slice: &Slice| slice.segment.0 + slice.offset;
+        let mut pointers: [Option<(DescAttribute, u64)>; 3] = [None; 3];
+        match epilogue {
+            Epilogue::None | Epilogue::GeluGrad { .. } => {}
+            Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
+            Epilogue::GeluBias { bias, before } => {
+                pointers[0] = Some((BIAS, vector(bias)));
+                pointers[1] = Some((AUX, operand_address(before)));
+            }
+            Epilogue::Scaled { scales, bias } => {
+                pointers[0] = bias.as_ref().map(|bias| (BIAS, vector(bias)));
+                // The library's first operand is b.
+                if let Some([a, b]) = scales {
+                    pointers[1] = Some((SCALE_FIRST, vector(b)));
+                    pointers[2] = Some((SCALE_SECOND, vector(a)));
+                }
+            }
+        }
+        for (attribute, pointer) in pointers.into_iter().flatten() {
+            // SAFETY: the descriptor lives; the attributes are addresses.
+            unsafe {
+                set_attribute(result::set_matmul_desc_attribute, self.matmul_desc.raw, attribute, &pointer)
+            }?;
+        }
+        Ok(())
+    }
+}
+
+/// One of cudarc's functions that set an attribute.
+type AttributeSetter<H, A> = unsafe fn(H, A, *const c_void, usize) -> Result<(), CublasError>;
+
+/// Sets an attribute to a value.
+///
+/// # Safety
+/// `handle` lives, and `T` is the attribute's type.
+unsafe fn set_attribute<H, A, T>(
+    setter: AttributeSetter<H, A>,
+    handle: H,
+    attribute: A,
+    value: &T,
+) -> Result<(), CublasError> {
+    // SAFETY: the caller's promise; the library copies the value.
+    unsafe { setter(handle, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
+}
+
+/// A handle of the library's, destroyed with its owner.
+#[derive(Debug)]
+struct OwnedHandle<T: Copy> {
+    raw: T,
+    destroy: unsafe fn(T) -> Result<(), CublasError>,
+}
+
+impl<T: Copy> Drop for OwnedHandle<T> {
+    fn drop(&mut self) {
+        // SAFETY: made by the function that goes with `destroy`, and destroyed once. Nothing can be done about an
+        // error.
+        let _ = unsafe { (self.destroy)(self.raw) };
+    }
+}
+
+/// Memory for the library's intermediate results, beside the pool.
+#[derive(Debug)]
+struct DeviceScratch {
+    address: u64,
+    context: Arc<Context>,
+}
+
+impl DeviceScratch {
+    fn new(context: &Arc<Context>, bytes: u64) -> Result<Self, SourceError> {
+        Ok(Self { address: context.alloc(bytes)?, context: Arc::clone(context) })
+    }
+}
+
+impl Drop for DeviceScratch {
+    fn drop(&mut self) {
+        // An error means that the device, and so the memory, is gone.
+        let _ = self.context.free(self.address);
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, SegmentId};
+    use forebay_core::dtype::DType;
+
+    use super::CublasLtProblem;
+
+    fn operand(row_stride: u64, col_stride: u64) -> MatrixOperand {
+        MatrixOperand { segment: SegmentId(1 << 20), offset: 0, row_stride, col_stride, batch_stride: 0 }
+    }
+
+    pub(crate) fn call() -> MatmulCall {
+        MatmulCall {
+            dtype: DType::F32,
+            dtype_b: DType::F32,
+            out: DType::F32,
+            m: 3,
+            n: 5,
+            k: 7,
+            batch: 1,
+            a: operand(7, 1),
+            b: operand(5, 1),
+            c: operand(5, 1),
+            beta: 0.0,
+            epilogue: Epilogue::None,
+        }
+    }
+
+    #[test]
+    fn strides_become_transposes_and_leading_dimensions() {
+        let side = |a: MatrixOperand| {
+            CublasLtProblem::new(&MatmulCall { a, ..call() }).map(|p| (p.a.transposed, p.a.leading_dim))
+        };
+        assert_eq!(side(operand(7, 1)), Some((false, 7)));
+        assert_eq!(side(operand(12, 1)), Some((false, 12)));
+        assert_eq!(side(operand(1, 3)), Some((true, 3)));
+        assert_eq!(side(operand(1, 9)), Some((true, 9)));
+        // Rows that overlap or repeat.
+        assert_eq!(side(operand(6, 1)), None);
+        assert_eq!(side(operand(0, 1)), None);
+        assert_eq!(side(operand(1, 2)), None);
+        assert_eq!(side(operand(14, 2)), None);
+    }
+
+    #[test]
+    fn strides_of_single_rows_and_columns_do_not_count() {
+        let side = |m, k, a: MatrixOperand| {
+            CublasLtProblem::new(&MatmulCall { a, m, k, ..call() }).map(|p| (p.a.transposed, p.a.leading_dim))
+        };
+        assert_eq!(side(1, 7, operand(0, 1)), Some((false, 7)));
+        assert_eq!(side(1, 7, operand(1, 4)), Some((true, 4)));
+        assert_eq!(side(3, 1, operand(4, 1)), Some((false, 4)));
+        assert_eq!(side(3, 1, operand(1, 0)), Some((false, 1)));
+        assert_eq!(side(1, 1, operand(0, 0)), Some((false, 1)));
+    }
+
+    #[test]
+    fn what_the_library_cannot_do_is_left_to_the_core() {
+        assert!(CublasLtProblem::new(&call()).is_some());
+        assert!(CublasLtProblem::new(&MatmulCall { dtype: DType::I32, ..call() }).is_none());
+        assert!(CublasLtProblem::new(&MatmulCall { k: 0, ..call() }).is_none());
+        assert!(
+            CublasLtProblem::new(&MatmulCall { batch: 2, ..call() }).is_none(),
+            "c would be written twice"
+        );
+        let odd = MatrixOperand { offset: 2, ..operand(7, 1) };
+        assert!(CublasLtProblem::new(&MatmulCall { a: odd, ..call() }).is_none(), "half an element off");
+        let offset = MatrixOperand { offset: 4, ..operand(7, 1) };
+        assert_eq!(CublasLtProblem::new(&MatmulCall { a: offset, ..call() }).map(|p| p.a.alignment), Some(4));
+    }
+}

@@ -1,0 +1,245 @@
+//! Compiled kernels on disk, so that a program's second start compiles nothing.
+//!
+//! One file for one kernel, named by a hash of everything that decides its bytes and by the compiler's version. A
+//! file that is damaged, or cannot be read or written, is as good as none: the kernel is compiled again.
+
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use forebay_core::error::{Error, Result};
+use forebay_core::io::replace_cached;
+
+/// What every file begins with; the number changes with the form.
+const MAGIC: &[u8; 16] = b"forebay cubin 1\n";
+/// Bytes of the magic and the checksum.
+const HEADER_BYTES: usize = MAGIC.len() + 16;
+
+/// A version of NVRTC, major and minor.
+pub(crate) type CompilerVersion = (u32, u32);
+
+/// A folder of compiled kernels.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskCache {
+    folder: Option<PathBuf>,
+}
+
+impl DiskCache {
+    /// The folder that the environment names: `FOREBAY_CACHE_DIR` (empty: none), else the user's cache folder.
+    pub(crate) fn from_env() -> Self {
+        let given = std::env::var_os("FOREBAY_CACHE_DIR");
+        Self { folder: cache_folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn in_folder(folder: &Path) -> Self {
+        Self { folder: Some(folder.to_owned()) }
+    }
+
+    /// A kernel compiled by `version`, or by any where there is no compiler.
+    pub(crate) fn load(&self, key: CacheKey, version: Option<CompilerVersion>) -> Option<Vec<u8>> {
+        let folder = self.folder.as_ref()?;
+        if let Some(version) = version {
+            return read_checked(&folder.join(key.file_name(version)));
+        }
+        let prefix = key.file_prefix();
+        let entries = fs::read_dir(folder).ok()?.flatten();
+        let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+        // The newest compiler's, as far as names tell.
+        names.sort_unstable_by(|a, b| b.cmp(a));
+        names
+            .iter()
+            .filter(|name| name.to_str().is_some_and(|n| n.starts_with(&prefix) && n.ends_with(SUFFIX)))
+            .find_map(|name| read_checked(&folder.join(name)))
+    }
+
+    /// Keeps a kernel. Other processes see the whole file or none.
+    pub(crate) fn store(&self, key: CacheKey, version: CompilerVersion, cubin: &[u8]) {
+        let Some(folder) = &self.folder else { return };
+        if let Err(error) = write_checked(folder, &key.file_name(version), cubin) {
+            log::debug!("compiled kernels are not kept in {}: {error}", folder.display());
+        }
+    }
+}
+
+/// What decides a kernel's bytes, but for the compiler's version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct CacheKey(u128);
+
+const SUFFIX: &str = ".cubin";
+
+impl CacheKey {
+    /// The key of CUDA C++ `source` for an architecture, such as 90.
+    pub(crate) fn new(source: &str, arch: u32) -> Self {
+        let mut hash = Fnv1a::new();
+        for part in [env!("CARGO_PKG_VERSION"), &arch.to_string(), source] {
+            hash.update(&(part.len() as u64).to_le_bytes());
+            hash.update(part.as_bytes());
+        }
+        Self(hash.0)
+    }
+
+    fn file_prefix(self) -> String {
+        format!("{:032x}-nvrtc", self.0)
+    }
+
+    fn file_name(self, (major, minor): CompilerVersion) -> String {
+        format!("{}{major}.{minor}{SUFFIX}", self.file_prefix())
+    }
+}
+
+/// The 128-bit FNV-1a hash: no defence against malice, which the user's own cache folder does not need.
+struct Fnv1a(u128);
+
+impl Fnv1a {
+    fn new() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.0 = (self.0 ^ u128::from(byte)).wrapping_mul(0x0100_0000_0000_0000_0000_013b);
+        }
+    }
+
+    fn hash(bytes: &[u8]) -> u128 {
+        let mut hash = Self::new();
+        hash.update(bytes);
+        hash.0
+    }
+}
+
+fn cache_folder(given: Option<OsString>, xdg: Option<OsString>, home: Option<PathBuf>) -> Option<PathBuf> {
+    match given {
+        Some(given) if given.is_empty() => None,
+        Some(given) => Some(PathBuf::from(given)),
+        None => {
+            // The XDG rules: a path that is not absolute does not count.
+            let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
+            let caches = xdg.or_else(|| home.map(|home| home.join(".cache")))?;
+            Some(caches.join("forebay"))
+        }
+    }
+}
+
+fn read_checked(path: &Path) -> Option<Vec<u8>> {
+    let mut bytes = fs::read(path).ok()?;
+    let body = bytes.strip_prefix(MAGIC)?;
+    let (checksum, cubin) = body.split_first_chunk::<16>()?;
+    if *checksum != Fnv1a::hash(cubin).to_le_bytes() {
+        log::debug!("{} is damaged; its kernel is compiled again", path.display());
+        return None;
+    }
+    Some(bytes.split_off(HEADER_BYTES))
+}
+
+fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
+    let path = folder.join(name);
+    let parts = [MAGIC, &Fnv1a::hash(cubin).to_le_bytes()[..], cubin];
+    // The checksum tells what a stop of the machine has damaged.
+    replace_cached(&path, |file| {
+        parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
+            path: path.display().to_string(),
+            message: format!("cannot be written: {e}"),
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::PathBuf;
+
+    use super::{CacheKey, DiskCache, Fnv1a, cache_folder};
+
+    /// An empty folder of this test's own, removed at the end.
+    struct TempFolder(PathBuf);
+
+    impl TempFolder {
+        fn new(name: &str) -> Self {
+            let path = std::env::temp_dir().join(format!("forebay-cache-{name}-{}", std::process::id()));
+            let _ = fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn cache(&self) -> DiskCache {
+            DiskCache { folder: Some(self.0.clone()) }
+        }
+
+        fn only_file(&self) -> PathBuf {
+            let mut files: Vec<_> = fs::read_dir(&self.0).unwrap().map(|e| e.unwrap().path()).collect();
+            assert_eq!(files.len(), 1, "{files:?}");
+            files.remove(0)
+        }
+    }
+
+    impl Drop for TempFolder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        // The published test vectors for the empty string and "a".
+        assert_eq!(Fnv1a::hash(b""), 0x6c62272e07bb014262b821756295c58d);
+        assert_eq!(Fnv1a::hash(b"a"), 0xd228cb696f1a8caf78912b704e4a8964);
+    }
+
+    #[test]
+    fn what_is_kept_is_found_by_its_compiler_or_without_one() {
+        let folder = TempFolder::new("found");
+        let (cache, key) = (folder.cache(), CacheKey::new("kernel", 90));
+        assert_eq!(cache.load(key, None), None);
+        cache.store(key, (13, 0), b"code");
+        assert_eq!(cache.load(key, Some((13, 0))).as_deref(), Some(&b"code"[..]));
+        assert_eq!(cache.load(key, None).as_deref(), Some(&b"code"[..]));
+        assert_eq!(cache.load(key, Some((13, 1))), None);
+        assert_eq!(cache.load(CacheKey::new("kernel", 80), None), None);
+        assert_eq!(cache.load(CacheKey::new("kernels", 90), None), None);
+    }
+
+    #[test]
+    fn a_damaged_file_is_ignored_and_written_again() {
+        let folder = TempFolder::new("damaged");
+        let (cache, key) = (folder.cache(), CacheKey::new("kernel", 90));
+        cache.store(key, (13, 0), b"some code");
+        let file = folder.only_file();
+        let whole = fs::read(&file).unwrap();
+        for length in 0..whole.len() {
+            fs::write(&file, &whole[..length]).unwrap();
+            assert_eq!(cache.load(key, None), None, "cut to {length} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 4;
+            fs::write(&file, &bytes).unwrap();
+            assert_eq!(cache.load(key, Some((13, 0))), None, "changed at {at}");
+        }
+        cache.store(key, (13, 0), b"some code");
+        assert_eq!(cache.load(key, None).as_deref(), Some(&b"some code"[..]));
+        folder.only_file();
+    }
+
+    #[test]
+    fn a_folder_that_cannot_be_made_is_no_error() {
+        let folder = TempFolder::new("file");
+        fs::write(&folder.0, b"a file where the folder should be").unwrap();
+        folder.cache().store(CacheKey(1), (13, 0), b"code");
+        assert_eq!(folder.cache().load(CacheKey(1), None), None);
+        fs::remove_file(&folder.0).unwrap();
+        let none = DiskCache { folder: None };
+        none.store(CacheKey(1), (13, 0), b"code");
+        assert_eq!(none.load(CacheKey(1), None), None);
+    }
+
+    #[test]
+    fn the_environment_names_the_folder() {
+        let home = || Some(PathBuf::from("/home/a"));
+        assert_eq!(cache_folder(Some("/x".into()), Some("/y".into()), home()), Some("/x".into()));
+        assert_eq!(cache_folder(Some("".into()), Some("/y".into()), home()), None);
+        assert_eq!(cache_folder(None, Some("/y".into()), home()), Some("/y/forebay".into()));
+        assert_eq!(cache_folder(None, Some("y".into()), home()), Some("/home/a/.cache/forebay".into()));
+        assert_eq!(cache_folder(None, None, None), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
+
+use std::collections::hash_map::Entry;
+use std::ffi::CStr;
+use std::fmt::Debug;
+use std::hash::Hash;
+use std::iter;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_core::backend::SourceError;
+use rustc_hash::FxHashMap;
+
+use crate::compiler::PendingCubin;
+use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_bytes};
+use crate::kernels::{KernelCode, KernelRegistry};
+use crate::nvrtc;
+
+/// One form of a kernel.
+pub trait NativeKernel: Copy + Debug + Eq + Hash {
+    /// What happens where it cannot be compiled.
+    const FALLBACK_MESSAGE: &'static str;
+
+    /// Its CUDA C++.
+    fn source(&self) -> String;
+
+    /// What NVRTC must be told besides.
+    fn options(&self) -> &'static [&'static str] {
+        &[]
+    }
+
+    /// The function's name.
+    fn entry(&self) -> &'static CStr;
+
+    /// Threads of a block.
+    fn block_threads(&self) -> u32;
+
+    /// Bytes of shared memory of a block.
+    fn shared_bytes(&self) -> u32;
+
+    /// Whether it is never launched together with small kernels in front of it or behind it.
+    fn is_unbatchable(&self) -> bool {
+        true
+    }
+}
+
+/// Texts behind what must be defined before them.
+pub(crate) fn with_defines(defines: &[(&str, u32)], texts: &[&str]) -> String {
+    let defines = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
+    let texts = iter::once(&forebay_shaders::cuda::PDL).chain(texts);
+    defines.chain(texts.map(|&text| text.to_owned())).collect()
+}
+
+/// Enqueues a form of a kernel, which is loaded as `function`.
+///
+/// # Safety
+/// The kernel takes one `P`, in this layout, and the addresses in it hold what the kernel reads and writes.
+pub(crate) unsafe fn launch_native<P>(
+    stream: &Stream,
+    kernel: &impl NativeKernel,
+    function: Function,
+    blocks: [u32; 3],
+    params: &P,
+) -> Result<(), SourceError> {
+    let (block, shared) = ([kernel.block_threads(), 1, 1], kernel.shared_bytes());
+    let call = KernelLaunch {
+        function,
+        grid: blocks,
+        block,
+        dynamic_shared_bytes: shared,
+        is_unbatchable: kernel.is_unbatchable(),
+    };
+    // SAFETY: the caller's promise.
+    unsafe { stream.launch(&call, &[arg_bytes(params)]) }
+}
+
+/// The forms of a kernel that a device was asked for.
+#[derive(Debug)]
+pub(crate) struct NativeKernels<K> {
+    variants: RwLock<FxHashMap<K, NativeKernelState>>,
+}
+
+impl<K> Default for NativeKernels<K> {
+    fn default() -> Self {
+        Self { variants: RwLock::default() }
+    }
+}
+
+#[derive(Debug)]
+enum NativeKernelState {
+    /// Its code is on its way.
+    Compiling(Arc<PendingCubin>),
+    /// It is loaded; the module keeps the code.
+    Ready { function: Function, _module: CudaModule },
+    /// It cannot be compiled.
+    Failed,
+}
+
+/// What there is of a form.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NativeKernelLookup {
+    Ready(Function),
+    Compiling,
+    Failed,
+}
+
+impl<K: NativeKernel> NativeKernels<K> {
+    /// A form, which is begun to be compiled if it has not been, behind those of `ahead`, which will be wanted soon. It is loaded when it
+    /// is there, or waited for.
+    pub(crate) fn get_or_compile(
+        &self,
+        context: &Arc<Context>,
+        kernels: &KernelRegistry,
+        kernel: K,
+        ahead: &[K],
+        wait: bool,
+    ) -> Result<NativeKernelLookup, SourceError> {
+        match self.variants.read().unwrap_or_else(PoisonError::into_inner).get(&kernel) {
+            Some(NativeKernelState::Ready { function, .. }) => {
+                return Ok(NativeKernelLookup::Ready(*function));
+            }
+            Some(NativeKernelState::Failed) => return Ok(NativeKernelLookup::Failed),
+            Some(NativeKernelState::Compiling(_)) | None => {}
+        }
+        // Under the lock: who else needs it waits, and does not begin it too.
+        let mut states = self.variants.write().unwrap_or_else(PoisonError::into_inner);
+        for &kernel in ahead.iter().chain([&kernel]) {
+            if let Entry::Vacant(place) = states.entry(kernel) {
+                place.insert(NativeKernelState::start(kernel, context, kernels)?);
+            }
+        }
+        if let Some(NativeKernelState::Compiling(code)) = states.get(&kernel) {
+            // Compilers from this version on are known to take the kernels; else it is waited for what they say.
+            let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
+            if !wait && sure && !code.is_done() {
+                return Ok(NativeKernelLookup::Compiling);
+            }
+            let module =
+                code.wait().and_then(|cubin| CudaModule::load(context, &cubin).map_err(|e| e.to_string()));
+            let state = match module {
+                Ok(module) => NativeKernelState::from_module(kernel, module)?,
+                Err(error) => NativeKernelState::log_failure::<K>(&error),
+            };
+            states.insert(kernel, state);
+        }
+        Ok(match states.get(&kernel) {
+            Some(NativeKernelState::Ready { function, .. }) => NativeKernelLookup::Ready(*function),
+            _ => NativeKernelLookup::Failed,
+        })
+    }
+}
+
+impl NativeKernelState {
+    /// That of a form which is asked for for the first time.
+    fn start<K: NativeKernel>(
+        kernel: K,
+        context: &Arc<Context>,
+        kernels: &KernelRegistry,
+    ) -> Result<Self, SourceError> {
+        match kernels.load_or_compile(context, &format!("{kernel:?}"), &kernel.source(), kernel.options()) {
+            Ok(KernelCode::Compiling(code)) => Ok(Self::Compiling(code)),
+            Ok(KernelCode::Loaded(module)) => Self::from_module(kernel, module),
+            Err(error) => Ok(Self::log_failure::<K>(&error.to_string())),
+        }
+    }
+
+    fn from_module<K: NativeKernel>(kernel: K, module: CudaModule) -> Result<Self, SourceError> {
+        let function = module.function(kernel.entry())?;
+        function.set_max_dynamic_shared(kernel.shared_bytes())?;
+        Ok(Self::Ready { function, _module: module })
+    }
+
+    fn log_failure<K: NativeKernel>(error: &str) -> Self {
+        log::warn!("{}: {error}", K::FALLBACK_MESSAGE);
+        Self::Failed
+    }
+}

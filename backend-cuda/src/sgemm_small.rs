@@ -1,0 +1,426 @@
+//! Small matrix products of f32 by a kernel of our own: where a device has more multiprocessors than a product has large tiles, cuBLASLt's
+//! kernels reach a third of its rate, and calling it costs more than a launch.
+//!
+//! The kernel is `shaders/cuda/product.cu`. It is chosen by shapes and layouts alone, so that the same product is always the same bits.
+
+use std::ffi::CStr;
+use std::sync::Arc;
+
+use forebay_core::backend::{Epilogue, MatmulCall, MatrixOperand, Slice, SourceError};
+use forebay_core::dtype::DType;
+
+use crate::context::{Context, Stream};
+use crate::gelu_grad;
+use crate::kernels::{KernelRegistry, SubmitStatus};
+use crate::native_kernels::{NativeKernel, NativeKernelLookup, NativeKernels, launch_native, with_defines};
+use crate::settings;
+use crate::tensor_map::{TensorMap, TensorMapDtype};
+
+/// Larger products are cuBLASLt's: operations, two for each multiplication. On an H100 1,024³ takes 49 µs (cuBLASLt 55), 2,048³ 370 (337).
+const MAX_FLOPS: u64 = 1 << 31;
+/// What has fewer rows, columns or elements in a sum is all edges.
+const MIN_EXTENT: u64 = 8;
+const MIN_K: u64 = 32;
+/// Where c has more elements, and their sums no more stages, writing them is what takes time: cuBLASLt's larger tiles do it better.
+const MANY_OUTPUTS: u64 = 264 * 64 * 64;
+const FEW_STAGES: u64 = 8;
+
+/// Elements along the sum that a block has of each line at a time, and how many such stages are in shared memory.
+const TILE_K: u32 = 32;
+const STAGES: u32 = 4;
+
+/// A block's part of c.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SgemmTile {
+    rows: u32,
+    cols: u32,
+    /// A thread's part of it.
+    thread_rows: u32,
+    thread_cols: u32,
+    /// Groups of threads that share its sums.
+    k_slices: u32,
+}
+
+const SMALL_TILE: SgemmTile = SgemmTile { rows: 32, cols: 32, thread_rows: 8, thread_cols: 8, k_slices: 8 };
+const MEDIUM_TILE: SgemmTile = SgemmTile { rows: 64, cols: 32, thread_rows: 4, thread_cols: 8, k_slices: 4 };
+const LARGE_TILE: SgemmTile = SgemmTile { rows: 64, cols: 64, thread_rows: 8, thread_cols: 8, k_slices: 2 };
+
+impl SgemmTile {
+    /// Threads that make the tile.
+    fn threads(&self) -> u32 {
+        self.rows / self.thread_rows * (self.cols / self.thread_cols) * self.k_slices
+    }
+}
+
+/// How the work is cut, and what that takes: fitted to 250 products of all shapes on an H100, whose times it gives within 4 to 9 % on average.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SgemmConfig {
+    /// A block's part of c.
+    pub tile: SgemmTile,
+    /// Blocks of a cluster, which share the sums of a tile.
+    pub cluster_blocks: u32,
+    /// Stages of a block up to which it is faster than cuBLASLt, which cuts longer sums into more parts.
+    max_stages: u64,
+    /// Nanoseconds of the launch, of a stage of as many blocks as there are multiprocessors, or fewer, and of what else so many blocks take.
+    launch_ns: u64,
+    stage_ns: u64,
+    wave_ns: u64,
+}
+
+/// From small to large.
+pub const CONFIGS: [SgemmConfig; 6] = [
+    SgemmConfig {
+        tile: SMALL_TILE,
+        cluster_blocks: 8,
+        max_stages: 8,
+        launch_ns: 4600,
+        stage_ns: 285,
+        wave_ns: 4000,
+    },
+    SgemmConfig {
+        tile: SMALL_TILE,
+        cluster_blocks: 4,
+        max_stages: 8,
+        launch_ns: 4000,
+        stage_ns: 280,
+        wave_ns: 2000,
+    },
+    SgemmConfig {
+        tile: SMALL_TILE,
+        cluster_blocks: 2,
+        max_stages: 8,
+        launch_ns: 4000,
+        stage_ns: 285,
+        wave_ns: 100,
+    },
+    SgemmConfig {
+        tile: SMALL_TILE,
+        cluster_blocks: 1,
+        max_stages: 32,
+        launch_ns: 2250,
+        stage_ns: 280,
+        wave_ns: 500,
+    },
+    SgemmConfig {
+        tile: MEDIUM_TILE,
+        cluster_blocks: 1,
+        max_stages: 32,
+        launch_ns: 2200,
+        stage_ns: 445,
+        wave_ns: 680,
+    },
+    SgemmConfig {
+        tile: LARGE_TILE,
+        cluster_blocks: 1,
+        max_stages: 32,
+        launch_ns: 2650,
+        stage_ns: 800,
+        wave_ns: 670,
+    },
+];
+
+impl SgemmConfig {
+    /// The fastest one for a product on a device of `units` multiprocessors; `None` where cuBLASLt is faster.
+    fn choose(call: &MatmulCall, units: u64) -> Option<Self> {
+        let MatmulCall { m, n, k, batch, .. } = *call;
+        let operations = [2, m, n, k, batch].iter().try_fold(1_u64, |product, x| product.checked_mul(*x))?;
+        let many = m.saturating_mul(n).saturating_mul(batch) > MANY_OUTPUTS
+            && div_ceil_pow2(k, TILE_K) <= FEW_STAGES;
+        if operations > MAX_FLOPS || many || m.min(n) < MIN_EXTENT || k < MIN_K {
+            return None;
+        }
+        let cut = CONFIGS.into_iter().min_by_key(|cut| cut.estimate_time(call, units))?;
+        (cut.stages_per_block(k) <= cut.max_stages).then_some(cut)
+    }
+
+    /// Stages of a block.
+    fn stages_per_block(&self, k: u64) -> u64 {
+        div_ceil_pow2(k, TILE_K * self.cluster_blocks)
+    }
+
+    /// Nanoseconds of a product, times `units`.
+    fn estimate_time(&self, call: &MatmulCall, units: u64) -> u64 {
+        let tiles = div_ceil_pow2(call.m, self.tile.rows) * div_ceil_pow2(call.n, self.tile.cols);
+        let blocks = tiles * call.batch * u64::from(self.cluster_blocks);
+        self.launch_ns * units
+            + self.stages_per_block(call.k) * self.stage_ns * blocks.max(units)
+            + self.wave_ns * blocks
+    }
+}
+
+/// How many times a power of two goes into `extent`, the last time in part. By shifts: six ways to cut each product are weighed.
+fn div_ceil_pow2(extent: u64, of: u32) -> u64 {
+    (extent + u64::from(of - 1)) >> of.trailing_zeros()
+}
+
+/// What is done with a product besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum SgemmEpilogue {
+    /// Nothing.
+    None,
+    /// A number is added to each column.
+    Bias,
+    /// The sums of a's rows are written.
+    RowSums,
+}
+
+/// A kernel for one way to cut the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct SgemmKernel {
+    /// A block's part of c.
+    pub tile: SgemmTile,
+    /// Blocks of a cluster.
+    pub cluster_blocks: u32,
+    /// Whether neighbours in memory are of the next row of a, of the next column of b; else they are the next along the sum.
+    pub mn_major: [bool; 2],
+    /// What is done besides.
+    pub epilogue: SgemmEpilogue,
+}
+
+impl NativeKernel for SgemmKernel {
+    const FALLBACK_MESSAGE: &'static str = "small products of f32 run on cuBLASLt, which takes longer";
+
+    fn source(&self) -> String {
+        let SgemmTile { rows, cols, thread_rows: high, thread_cols: wide, k_slices: slices, .. } = self.tile;
+        let defines = [
+            ("ROWS", rows),
+            ("COLS", cols),
+            ("HIGH", high),
+            ("WIDE", wide),
+            ("SLICES", slices),
+            ("DEPTH", TILE_K),
+            ("STAGES", STAGES),
+            ("SHARE", self.cluster_blocks),
+            ("A_LINES", self.mn_major[0].into()),
+            ("B_LINES", self.mn_major[1].into()),
+            ("BIAS", (self.epilogue == SgemmEpilogue::Bias).into()),
+            ("SUMS", (self.epilogue == SgemmEpilogue::RowSums).into()),
+        ];
+        with_defines(&defines, &[forebay_shaders::cuda::TMA_PIPELINE, forebay_shaders::cuda::SGEMM_SMALL])
+    }
+
+    fn entry(&self) -> &'static CStr {
+        c"product"
+    }
+
+    fn block_threads(&self) -> u32 {
+        // Another warp fetches the operands.
+        self.tile.threads() + 32
+    }
+
+    fn shared_bytes(&self) -> u32 {
+        let SgemmTile { rows, cols, k_slices: slices, .. } = self.tile;
+        let stages = STAGES * (rows + cols) * TILE_K;
+        // The sums of all slices, in lines of four elements more, and those of a's rows: where the stages were.
+        let sums = slices * rows * (cols + 4) + self.tile.threads();
+        // The barriers lie before them, and tiles begin at multiples of 1024.
+        1024 + 4 * stages.max(sums)
+    }
+
+    fn is_unbatchable(&self) -> bool {
+        self.cluster_blocks > 1
+    }
+}
+
+/// `Params` of the kernel.
+#[repr(C)]
+struct SgemmParams {
+    a: TensorMap,
+    b: TensorMap,
+    bias: u64,
+    c: u64,
+    row_sums: u64,
+    /// From one row of c to the next, from one matrix of the batch to the next, in elements.
+    c_row_stride: i64,
+    c_batch_stride: i64,
+    /// m, n, k, tiles side by side.
+    sizes: [i32; 4],
+    beta: f32,
+    unused: i32,
+}
+
+/// An operand's map, and whether its neighbours are of the next line; `None` where the copy engine does not reach it.
+fn operand_tensor_map(
+    call: &MatmulCall,
+    operand: &MatrixOperand,
+    [lines, line_stride, sum_stride]: [u64; 3],
+    tile: u32,
+) -> Option<(TensorMap, bool)> {
+    let by_lines = match (line_stride, sum_stride) {
+        (_, 1) => false,
+        (1, _) => true,
+        _ => return None,
+    };
+    let (sizes, lead, boxes) = match by_lines {
+        true => ([lines, call.k], sum_stride, [tile, TILE_K]),
+        false => ([call.k, lines], line_stride, [TILE_K, tile]),
+    };
+    // Lines that overlap, and one matrix for all of a batch.
+    if lead < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
+        return None;
+    }
+    let map = TensorMap::new(
+        TensorMapDtype::F32,
+        operand.segment.0 + operand.offset,
+        &[sizes[0], sizes[1], call.batch],
+        &[4 * lead, 4 * operand.batch_stride],
+        &[boxes[0], boxes[1], 1],
+        !by_lines,
+    )?;
+    Some((map, by_lines))
+}
+
+/// What a call is made of: its kernel, the kernel's parameters, the blocks. `None` for what is cuBLASLt's.
+fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, SgemmParams, [u32; 3])> {
+    let MatmulCall { m, n, k, batch, .. } = *call;
+    let single = [call.dtype, call.dtype_b, call.out] == [DType::F32; 3];
+    // From Hopper on there are clusters and the copy engine.
+    if arch < 90 || !single || settings::allow_tf32() {
+        return None;
+    }
+    let MatrixOperand { row_stride, col_stride, batch_stride, .. } = call.c;
+    // Rows of c that overlap would be written twice.
+    if batch > 65_535 || col_stride != 1 || row_stride < n || batch > 1 && batch_stride == 0 {
+        return None;
+    }
+    let SgemmConfig { tile, cluster_blocks: share, .. } = SgemmConfig::choose(call, units)?;
+    let address = |slice: &Slice| slice.segment.0 + slice.offset;
+    let (finish, bias, sums) = match &call.epilogue {
+        Epilogue::None => (SgemmEpilogue::None, 0, 0),
+        Epilogue::Bias(bias) if batch == 1 => (SgemmEpilogue::Bias, address(bias), 0),
+        Epilogue::RowSums(sums) if batch == 1 => (SgemmEpilogue::RowSums, 0, address(sums)),
+        _ => return None,
+    };
+    let (a, a_by_lines) =
+        operand_tensor_map(call, &call.a, [m, call.a.row_stride, call.a.col_stride], tile.rows)?;
+    let (b, b_by_lines) =
+        operand_tensor_map(call, &call.b, [n, call.b.col_stride, call.b.row_stride], tile.cols)?;
+    // The kernel sums rows as it finds them in memory.
+    if finish == SgemmEpilogue::RowSums && !a_by_lines {
+        return None;
+    }
+    let kernel =
+        SgemmKernel { tile, cluster_blocks: share, mn_major: [a_by_lines, b_by_lines], epilogue: finish };
+    let (down, across) = (div_ceil_pow2(m, tile.rows), div_ceil_pow2(n, tile.cols));
+    let blocks = [u32::try_from(down * across * u64::from(share)).ok()?, u32::try_from(batch).ok()?, 1];
+    let mut sizes = [0; 4];
+    for (to, size) in sizes.iter_mut().zip([m, n, k, across]) {
+        *to = i32::try_from(size).ok()?;
+    }
+    let params = SgemmParams {
+        a,
+        b,
+        bias,
+        c: call.c.segment.0 + call.c.offset,
+        row_sums: sums,
+        c_row_stride: i64::try_from(row_stride).ok()?,
+        c_batch_stride: i64::try_from(batch_stride).ok()?,
+        sizes,
+        beta: call.beta,
+        unused: 0,
+    };
+    Some((kernel, params, blocks))
+}
+
+/// The kernels of one device: those of this file, and of [`gelu_grad`].
+#[derive(Debug)]
+pub(crate) struct GemmKernels {
+    sgemm: NativeKernels<SgemmKernel>,
+    gelu_grad: NativeKernels<gelu_grad::GeluGradKernel>,
+    /// Multiprocessors.
+    sm_count: u64,
+}
+
+impl GemmKernels {
+    pub(crate) fn new(units: u32) -> Self {
+        Self {
+            sgemm: NativeKernels::default(),
+            gelu_grad: NativeKernels::default(),
+            sm_count: units.max(1).into(),
+        }
+    }
+
+    /// Enqueues a product, if its kernel is compiled, or `wait` says to wait for it.
+    pub(crate) fn enqueue(
+        &self,
+        context: &Arc<Context>,
+        kernels: &KernelRegistry,
+        stream: &Stream,
+        call: &MatmulCall,
+        wait: bool,
+    ) -> Result<SubmitStatus, SourceError> {
+        fn start<K: NativeKernel, P>(
+            (kernel, params, blocks): (K, P, [u32; 3]),
+            found: NativeKernelLookup,
+            stream: &Stream,
+        ) -> Result<SubmitStatus, SourceError> {
+            let function = match found {
+                NativeKernelLookup::Ready(function) => function,
+                NativeKernelLookup::Compiling => return Ok(SubmitStatus::Compiling),
+                NativeKernelLookup::Failed => return Ok(SubmitStatus::Declined),
+            };
+            // SAFETY: the kernel takes one `P`, in this layout; the core has checked that the operands lie inside their segments.
+            unsafe { launch_native(stream, &kernel, function, blocks, &params) }?;
+            Ok(SubmitStatus::Submitted)
+        }
+        if let Some(planned) = gelu_grad::plan_gelu_grad(call, kernels.arch(), self.sm_count) {
+            let found = self.gelu_grad.get_or_compile(context, kernels, planned.0, &[], wait)?;
+            return start(planned, found, stream);
+        }
+        let Some(planned) = plan_sgemm(call, kernels.arch(), self.sm_count) else {
+            return Ok(SubmitStatus::Declined);
+        };
+        let found = self.sgemm.get_or_compile(context, kernels, planned.0, &[], wait)?;
+        start(planned, found, stream)
+    }
+
+    /// Whether there is a kernel for a product, which is compiled from now on. Enqueues nothing.
+    pub(crate) fn accepts(
+        &self,
+        context: &Arc<Context>,
+        kernels: &KernelRegistry,
+        call: &MatmulCall,
+    ) -> Result<bool, SourceError> {
+        let found = if let Some((kernel, ..)) = gelu_grad::plan_gelu_grad(call, kernels.arch(), self.sm_count)
+        {
+            self.gelu_grad.get_or_compile(context, kernels, kernel, &[], false)?
+        } else if let Some((kernel, ..)) = plan_sgemm(call, kernels.arch(), self.sm_count) {
+            self.sgemm.get_or_compile(context, kernels, kernel, &[], false)?
+        } else {
+            return Ok(false);
+        };
+        Ok(!matches!(found, NativeKernelLookup::Failed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_core::backend::MatmulCall;
+
+    use super::{LARGE_TILE, MEDIUM_TILE, SMALL_TILE, SgemmConfig};
+    use crate::cublaslt::tests::call;
+
+    #[test]
+    fn work_is_cut_as_measured_to_be_the_fastest() {
+        // On an H100, each beside all others and cuBLASLt; docs/performance.md has the times.
+        for (m, n, k, best) in [
+            (64, 64, 64, Some((SMALL_TILE, 1))),
+            (256, 256, 256, Some((SMALL_TILE, 1))),
+            (256, 10, 1024, Some((SMALL_TILE, 4))),
+            (24, 16, 2000, Some((SMALL_TILE, 8))),
+            (256, 1024, 784, Some((MEDIUM_TILE, 1))),
+            (256, 1024, 1024, Some((MEDIUM_TILE, 1))),
+            (1024, 784, 256, Some((LARGE_TILE, 1))),
+            (1024, 1024, 256, Some((LARGE_TILE, 1))),
+            (1024, 1024, 1024, Some((LARGE_TILE, 1))),
+            (32, 32, 16384, None),
+            (3000, 3000, 36, None),
+            (2048, 2048, 2048, None),
+            (1 << 40, 1 << 40, 1 << 40, None),
+        ] {
+            let cut = SgemmConfig::choose(&MatmulCall { m, n, k, ..call() }, 132)
+                .map(|cut| (cut.tile, cut.cluster_blocks));
+            assert_eq!(cut, best, "{m} x {n} x {k}");
+        }
+    }
+}

@@ -1,0 +1,33 @@
+//! Readings of the device's clock: the driver's events, with their times.
+
+use std::sync::{Arc, Mutex};
+
+use forebay_core::backend::{SourceError, Stamp};
+
+use crate::context::{Context, Event, Stream};
+use crate::lock;
+
+/// The readings that were asked for and not read yet.
+#[derive(Debug, Default)]
+pub(crate) struct Timestamps {
+    events: Mutex<Vec<Event>>,
+}
+
+impl Timestamps {
+    /// Enqueues a reading.
+    pub(crate) fn record(&self, context: &Arc<Context>, stream: &Stream) -> Result<Stamp, SourceError> {
+        let event = Event::new_timed(context)?;
+        event.record(stream)?;
+        let mut events = lock(&self.events);
+        events.push(event);
+        Ok(Stamp(events.len() as u32 - 1))
+    }
+
+    /// All readings, in nanoseconds since the first. Blocking.
+    pub(crate) fn read_all(&self) -> Result<Vec<f64>, SourceError> {
+        let events = std::mem::take(&mut *lock(&self.events));
+        // Of several streams no event is the last one.
+        events.iter().try_for_each(Event::synchronize)?;
+        events.iter().map(|event| event.elapsed_since(&events[0])).collect()
+    }
+}

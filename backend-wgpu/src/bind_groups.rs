@@ -1,0 +1,145 @@
+//! Bind groups and their layouts. Groups are cached: a training step binds the same slices again and again.
+
+use std::sync::Mutex;
+
+use forebay_core::backend::{Slice, SourceError};
+use rustc_hash::FxHashMap;
+
+use crate::gpu::{Gpu, lock, to_single_line};
+use crate::params::MAX_PARAMS;
+
+/// Groups in the young generation; twice as many are kept at most.
+const MAX_YOUNG_GROUPS: usize = 2048;
+
+/// The layouts of all kernels: a number of storage buffers, and parameters or none.
+#[derive(Debug)]
+pub(crate) struct BindLayouts {
+    pub(crate) params: wgpu::BindGroupLayout,
+    storage: Mutex<FxHashMap<u32, wgpu::BindGroupLayout>>,
+    pipeline: Mutex<FxHashMap<(u32, bool), wgpu::PipelineLayout>>,
+}
+
+impl BindLayouts {
+    pub(crate) fn new(device: &wgpu::Device) -> Self {
+        let params = wgpu::BindGroupLayoutEntry {
+            binding: 0,
+            visibility: wgpu::ShaderStages::COMPUTE,
+            ty: wgpu::BindingType::Buffer {
+                ty: wgpu::BufferBindingType::Uniform,
+                has_dynamic_offset: true,
+                min_binding_size: wgpu::BufferSize::new(MAX_PARAMS.into()),
+            },
+            count: None,
+        };
+        let params = device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+            label: Some("forebay parameters"),
+            entries: &[params],
+        });
+        Self { params, storage: Mutex::default(), pipeline: Mutex::default() }
+    }
+
+    /// `count` storage buffers, all of them read_write.
+    pub(crate) fn storage(&self, device: &wgpu::Device, count: u32) -> wgpu::BindGroupLayout {
+        let make = || {
+            let entries = (0..count).map(|binding| wgpu::BindGroupLayoutEntry {
+                binding,
+                visibility: wgpu::ShaderStages::COMPUTE,
+                ty: wgpu::BindingType::Buffer {
+                    ty: wgpu::BufferBindingType::Storage { read_only: false },
+                    has_dynamic_offset: false,
+                    min_binding_size: None,
+                },
+                count: None,
+            });
+            device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor {
+                label: Some("forebay storage"),
+                entries: &entries.collect::<Vec<_>>(),
+            })
+        };
+        lock(&self.storage).entry(count).or_insert_with(make).clone()
+    }
+
+    /// The layout of a kernel with `count` storage buffers.
+    pub(crate) fn pipeline(&self, device: &wgpu::Device, count: u32, params: bool) -> wgpu::PipelineLayout {
+        let make = || {
+            let storage = self.storage(device, count);
+            let groups = [Some(&storage), Some(&self.params)];
+            device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+                label: Some("forebay"),
+                bind_group_layouts: if params { &groups } else { &groups[..1] },
+                immediate_size: 0,
+            })
+        };
+        lock(&self.pipeline).entry((count, params)).or_insert_with(make).clone()
+    }
+}
+
+/// What a group binds: segment, offset and bytes of each slice.
+type BindKey = [[u64; 3]];
+
+/// The bind groups in use: two generations, so that what a step no longer binds is forgotten without bookkeeping
+/// on every hit.
+#[derive(Debug, Default)]
+pub(crate) struct BindGroupCache {
+    young: FxHashMap<Box<BindKey>, wgpu::BindGroup>,
+    old: FxHashMap<Box<BindKey>, wgpu::BindGroup>,
+    key: Vec<[u64; 3]>,
+}
+
+impl BindGroupCache {
+    /// The group that binds `slices`, from the cache or made with `buffers`, which looks segments up.
+    pub(crate) fn get_or_create(
+        &mut self,
+        gpu: &Gpu,
+        layouts: &BindLayouts,
+        slices: &[Slice],
+        buffers: impl Fn(&Slice) -> Result<wgpu::Buffer, SourceError>,
+    ) -> Result<wgpu::BindGroup, SourceError> {
+        self.key.clear();
+        self.key.extend(slices.iter().map(|slice| [slice.segment.0, slice.offset, slice.bytes]));
+        if let Some(group) = self.young.get(self.key.as_slice()) {
+            return Ok(group.clone());
+        }
+        let group = match self.old.remove(self.key.as_slice()) {
+            Some(group) => group,
+            None => Self::create(gpu, layouts, slices, buffers)?,
+        };
+        if self.young.len() >= MAX_YOUNG_GROUPS {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(self.key.as_slice().into(), group.clone());
+        Ok(group)
+    }
+
+    fn create(
+        gpu: &Gpu,
+        layouts: &BindLayouts,
+        slices: &[Slice],
+        buffers: impl Fn(&Slice) -> Result<wgpu::Buffer, SourceError>,
+    ) -> Result<wgpu::BindGroup, SourceError> {
+        let refused = |detail| SourceError::Driver { call: "create_bind_group", detail };
+        if slices.iter().any(|slice| slice.bytes == 0) {
+            // wgpu would take it for the rest of the buffer.
+            return Err(refused("a slice is empty".to_owned()));
+        }
+        let buffers = slices.iter().map(buffers).collect::<Result<Vec<_>, _>>()?;
+        let entries = slices.iter().zip(&buffers).enumerate().map(|(binding, (slice, buffer))| {
+            let size = wgpu::BufferSize::new(slice.bytes);
+            let resource =
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset: slice.offset, size });
+            wgpu::BindGroupEntry { binding: binding as u32, resource }
+        });
+        let layout = layouts.storage(&gpu.device, slices.len() as u32);
+        let entries = entries.collect::<Vec<_>>();
+        let descriptor =
+            wgpu::BindGroupDescriptor { label: Some("forebay storage"), layout: &layout, entries: &entries };
+        gpu.with_error_scopes(|| gpu.device.create_bind_group(&descriptor))
+            .map_err(|error| refused(to_single_line(&error)))
+    }
+
+    /// Forgets everything: a segment is about to go.
+    pub(crate) fn clear(&mut self) {
+        self.young.clear();
+        self.old.clear();
+    }
+}

@@ -1,0 +1,81 @@
+//! Readings of the device's clock: timestamp queries, in sets that are made as they are needed.
+
+use std::sync::Mutex;
+
+use forebay_core::backend::{SourceError, Stamp};
+
+use crate::gpu::{Gpu, lock, to_single_line};
+use crate::staging::ReadbackPool;
+
+/// Readings in one set; more are not allowed.
+const QUERIES_PER_SET: u32 = wgpu::QUERY_SET_MAX_QUERIES;
+/// Bytes of one reading.
+const QUERY_BYTES: u64 = wgpu::QUERY_SIZE as u64;
+
+/// The readings that were asked for and not read yet.
+#[derive(Debug, Default)]
+pub(crate) struct Timestamps {
+    state: Mutex<QuerySets>,
+}
+
+#[derive(Debug, Default)]
+struct QuerySets {
+    sets: Vec<wgpu::QuerySet>,
+    used: u32,
+}
+
+impl Timestamps {
+    /// Records a reading, after everything that the encoder holds.
+    pub(crate) fn record(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<Stamp, SourceError> {
+        let state = &mut *lock(&self.state);
+        let (set, at) = ((state.used / QUERIES_PER_SET) as usize, state.used % QUERIES_PER_SET);
+        if state.sets.len() == set {
+            let descriptor = wgpu::QuerySetDescriptor {
+                label: Some("forebay clock"),
+                ty: wgpu::QueryType::Timestamp,
+                count: QUERIES_PER_SET,
+            };
+            let made = gpu.with_error_scopes(|| gpu.device.create_query_set(&descriptor));
+            let made = made.map_err(|error| SourceError::Driver {
+                call: "create_query_set",
+                detail: to_single_line(&error),
+            })?;
+            state.sets.push(made);
+        }
+        encoder.write_timestamp(&state.sets[set], at);
+        state.used += 1;
+        Ok(Stamp(state.used - 1))
+    }
+
+    /// All readings, in nanoseconds. `submit` records what it is given, and hands it to the device.
+    pub(crate) fn read_all(
+        &self,
+        gpu: &Gpu,
+        readbacks: &ReadbackPool,
+        submit: impl Fn(
+            &mut dyn FnMut(&mut wgpu::CommandEncoder),
+        ) -> Result<Option<wgpu::SubmissionIndex>, SourceError>,
+    ) -> Result<Vec<f64>, SourceError> {
+        let state = std::mem::take(&mut *lock(&self.state));
+        let period = f64::from(gpu.queue.get_timestamp_period());
+        let mut times = Vec::with_capacity(state.used as usize);
+        for (number, set) in state.sets.iter().enumerate() {
+            let count = QUERIES_PER_SET.min(state.used - number as u32 * QUERIES_PER_SET);
+            let bytes = u64::from(count) * QUERY_BYTES;
+            let usage = wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC;
+            let resolved = gpu.create_buffer("forebay clock", bytes, usage, false)?;
+            let staging = readbacks.acquire(gpu, bytes)?;
+            let submission = submit(&mut |encoder| {
+                encoder.resolve_query_set(set, 0..count, &resolved, 0);
+                encoder.copy_buffer_to_buffer(&resolved, 0, &staging, 0, bytes);
+            })?;
+            let mut data = vec![0; bytes as usize];
+            readbacks.read_and_release(gpu, staging, submission, &mut data)?;
+            let ticks = data
+                .chunks_exact(QUERY_BYTES as usize)
+                .map(|tick| tick.try_into().map_or(0, u64::from_le_bytes));
+            times.extend(ticks.map(|tick| tick as f64 * period));
+        }
+        Ok(times)
+    }
+}

@@ -1,0 +1,104 @@
+//! Every public operation has a record: the sources of `core/src/ops` say which there are, those of the catalog which it calls.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+
+use super::cases;
+
+/// Public functions that are no operations on tensors.
+const NON_OPERATIONS: &[(&str, &str)] = &[
+    ("fusion", "a setting of a device"),
+    ("check_indices", "a guard of the program"),
+    ("set_check_indices", "a setting of the program"),
+    ("set_fusion", "a setting of a device"),
+    ("windows", "a setting of a device"),
+    ("set_windows", "a setting of a device"),
+    ("gates", "how many gates a recurrent layer has"),
+    ("offsets", "an argument"),
+    ("new", "makes arguments"),
+    ("with", "makes arguments"),
+    ("to", "makes arguments"),
+    ("by", "makes arguments"),
+    ("output", "a user's own operation: the topic `custom`"),
+    ("input", "a user's own operation: the topic `custom`"),
+    ("params", "a user's own operation: the topic `custom`"),
+    ("param", "a user's own operation: the topic `custom`"),
+    ("overrides", "a user's own operation: the topic `custom`"),
+    ("define", "a user's own operation: the topic `custom`"),
+    ("save", "a user's own operation: the topic `custom`"),
+    ("gradient", "a user's own operation: the topic `custom`"),
+    ("workgroups", "a user's own operation: the topic `custom`"),
+    ("run_all", "a user's own operation: the topic `custom`"),
+];
+
+/// What stands outside of comments and of tests.
+fn strip_comments_and_tests(text: &str) -> impl Iterator<Item = &str> {
+    let tests = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
+    text[..tests].lines().map(|line| line.split("//").next().unwrap_or(line))
+}
+
+fn identifiers(line: &str) -> impl Iterator<Item = &str> {
+    line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// The operations of a line: `pub fn name(`, or an entry of a family, `name / name_(arg): Types, "expression"` or
+/// `2 conv2d conv_transpose2d "height, width";`.
+fn public_operations(line: &str) -> Vec<&str> {
+    if let Some((_, after)) = line.split_once("pub fn ") {
+        // Those of a macro are its entries.
+        return if after.starts_with('$') { Vec::new() } else { identifiers(after).take(1).collect() };
+    }
+    let entry = line
+        .strip_prefix("    ")
+        .filter(|l| l.starts_with(|c: char| c.is_ascii_lowercase() || c.is_ascii_digit()));
+    let Some(entry) = entry else { return Vec::new() };
+    let (names, rest) = entry.split_once(['(', ':', '"']).unwrap_or((entry, ""));
+    let types = ["Float", "Number", "Counted", "Any", "Compare", "Predicate", "Logic", "Bits", "Integer"];
+    let of_family = types.iter().any(|types| line.contains(&format!(": {types}, \"")));
+    match names.strip_prefix(|c: char| c.is_ascii_digit()) {
+        Some(names) if rest.ends_with("\";") => identifiers(names).collect(),
+        _ if of_family => identifiers(names).collect(),
+        _ => Vec::new(),
+    }
+}
+
+fn read_sources(folder: &Path) -> Result<Vec<String>> {
+    let mut all = Vec::new();
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|e| e == "rs") && !path.ends_with("complete.rs") {
+            all.push(std::fs::read_to_string(path)?);
+        }
+    }
+    Ok(all)
+}
+
+#[test]
+fn every_public_operation_has_a_record() -> Result<()> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut catalog = read_sources(&root.join("src/catalog"))?;
+    catalog.push(std::fs::read_to_string(root.join("src/catalog.rs"))?);
+    let called: BTreeSet<&str> =
+        catalog.iter().flat_map(|text| strip_comments_and_tests(text)).flat_map(identifiers).collect();
+    let families = read_sources(&root.join("../core/src/ops"))?;
+    let there: BTreeSet<&str> =
+        families.iter().flat_map(|text| strip_comments_and_tests(text)).flat_map(public_operations).collect();
+    for name in ["hypot", "softplus", "abs_", "conv_transpose3d", "einsum", "layer_norm", "masked_fill_"] {
+        ensure!(there.contains(name), "this test does not find {name} in core/src/ops");
+    }
+    let other = |name: &str| NON_OPERATIONS.iter().any(|(other, _)| *other == name);
+    let missing: Vec<_> = there.iter().filter(|name| !called.contains(*name) && !other(name)).collect();
+    ensure!(missing.is_empty(), "without a record in tests/src/catalog.rs or beside it: {missing:?}");
+    Ok(())
+}
+
+#[test]
+fn a_record_stands_once() -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for case in cases() {
+        ensure!(seen.insert(case.name), "{} stands twice", case.name);
+    }
+    Ok(())
+}

@@ -1,0 +1,302 @@
+//! Arguments by chance: small ones that fit often, and the largest and smallest that their types hold.
+
+use std::fmt::{Debug, Write};
+
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result;
+use forebay::ops::{Operand, Scalar};
+use forebay::tensor::Tensor;
+
+const EDGE_INTS: &[isize] = &[
+    isize::MIN,
+    isize::MIN + 1,
+    isize::MAX,
+    isize::MAX - 1,
+    1 << 32,
+    1 << 40,
+    -(1 << 32),
+    -(1 << 40),
+    1 << 31,
+    -(1 << 31),
+    (1 << 32) - 1,
+    1 << 62,
+    1 << 16,
+    1 << 20,
+    -(1 << 20),
+    100,
+    -100,
+];
+const EDGE_COUNTS: &[usize] = &[
+    usize::MAX,
+    usize::MAX - 1,
+    usize::MAX / 2,
+    usize::MAX / 2 + 1,
+    1 << 63,
+    1 << 62,
+    1 << 32,
+    (1 << 32) - 1,
+    1 << 31,
+    1 << 40,
+    1 << 16,
+    1 << 20,
+    1 << 24,
+    100,
+    4097,
+];
+const EDGE_FLOATS: &[f64] = &[
+    f64::NAN,
+    f64::INFINITY,
+    f64::NEG_INFINITY,
+    f64::MAX,
+    f64::MIN,
+    f64::MIN_POSITIVE,
+    1e300,
+    -1e300,
+    1e18,
+    -1e18,
+    1e10,
+    -1e10,
+    4294967296.0,
+    1e-300,
+];
+
+/// Draws arguments, and notes them.
+pub(crate) struct ArgGenerator {
+    state: u64,
+    log: String,
+}
+
+impl ArgGenerator {
+    pub(super) fn new(seed: u64, name: &str, round: u64) -> Self {
+        let mixed = name
+            .bytes()
+            .fold(seed ^ 0x9e37_79b9_7f4a_7c15, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01b3));
+        let mut draw =
+            Self { state: mixed ^ round.wrapping_mul(0xd134_2543_de82_ef95) | 1, log: String::new() };
+        (0..4).for_each(|_| _ = draw.next());
+        draw
+    }
+
+    /// The arguments, and how to make this call again.
+    pub(super) fn describe_call(&self, seed: u64, round: u64) -> String {
+        format!("arguments{} (seed {seed}, round {round})", self.log)
+    }
+
+    fn next(&mut self) -> u64 {
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub(super) fn below(&mut self, n: usize) -> usize {
+        (self.next() % n.max(1) as u64) as usize
+    }
+
+    pub(super) fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len())]
+    }
+
+    fn log_value<T: Debug>(&mut self, value: T) -> T {
+        // Writing to a string does not fail.
+        let _ = write!(self.log, " {value:?}");
+        value
+    }
+
+    fn any_int(&mut self) -> isize {
+        match self.below(8) {
+            0 | 1 => self.pick(EDGE_INTS),
+            2 => -(self.below(6) as isize),
+            _ => self.below(5) as isize - 1,
+        }
+    }
+
+    fn any_count(&mut self) -> usize {
+        if self.one_in(4) { self.pick(EDGE_COUNTS) } else { self.below(6) }
+    }
+
+    fn any_float(&mut self) -> f64 {
+        if self.one_in(4) {
+            self.pick(EDGE_FLOATS)
+        } else {
+            self.pick(&[0.0, 1.0, -1.0, 0.5, 2.0, 3.0, 0.1, -0.25, 5.0])
+        }
+    }
+
+    pub(super) fn int(&mut self) -> isize {
+        let n = self.any_int();
+        self.log_value(n)
+    }
+
+    pub(super) fn int32(&mut self) -> i32 {
+        let n = self.any_int();
+        self.log_value(n.clamp(i32::MIN as isize, i32::MAX as isize) as i32)
+    }
+
+    pub(super) fn int64(&mut self) -> i64 {
+        self.int() as i64
+    }
+
+    pub(super) fn count(&mut self) -> usize {
+        let n = self.any_count();
+        self.log_value(n)
+    }
+
+    pub(super) fn float(&mut self) -> f64 {
+        let v = self.any_float();
+        self.log_value(v)
+    }
+
+    pub(super) fn flag(&mut self) -> bool {
+        let b = self.one_in(2);
+        self.log_value(b)
+    }
+
+    pub(super) fn maybe<T>(&mut self, make: impl FnOnce(&mut Self) -> T) -> Option<T> {
+        if self.one_in(2) { Some(make(self)) } else { None }
+    }
+
+    pub(super) fn ints(&mut self) -> Vec<isize> {
+        let n = self.below(5);
+        let all = (0..n).map(|_| self.any_int()).collect();
+        self.log_value(all)
+    }
+
+    pub(super) fn counts(&mut self) -> Vec<usize> {
+        let n = self.below(5);
+        let all = (0..n).map(|_| self.any_count()).collect();
+        self.log_value(all)
+    }
+
+    pub(super) fn floats(&mut self) -> Vec<f64> {
+        let n = self.below(4);
+        let all = (0..n).map(|_| self.any_float()).collect();
+        self.log_value(all)
+    }
+
+    pub(super) fn int_array<const N: usize>(&mut self) -> [isize; N] {
+        let all = std::array::from_fn(|_| self.any_int());
+        self.log_value(all)
+    }
+
+    pub(super) fn count_array<const N: usize>(&mut self) -> [usize; N] {
+        let all = std::array::from_fn(|_| self.any_count());
+        self.log_value(all)
+    }
+
+    pub(super) fn dtype(&mut self) -> DType {
+        let dtype = self.pick(&DType::ALL);
+        self.log_value(dtype)
+    }
+
+    pub(super) fn equation(&mut self) -> &'static str {
+        let equation = self.pick(&[
+            "ij,jk->ik",
+            "ii->i",
+            "i,j->ij",
+            "bij,bjk->bik",
+            "...i,...i->...",
+            "ij->",
+            "i",
+            "",
+            "->",
+            "ij,ij",
+            "a...b->b...a",
+        ]);
+        self.log_value(equation)
+    }
+
+    /// A tensor or a number.
+    pub(super) fn operand<'a>(&mut self, tensor: &'a Tensor) -> Operand<'a> {
+        match self.below(4) {
+            0 => Operand::Scalar(Scalar::Int(self.int64())),
+            1 => Operand::Scalar(Scalar::Float(self.float())),
+            2 if self.one_in(4) => Operand::Scalar(Scalar::Bool(self.flag())),
+            _ => {
+                self.log_value("tensor");
+                Operand::Tensor(tensor)
+            }
+        }
+    }
+
+    fn random_shape(&mut self) -> Vec<usize> {
+        let rank = self.pick(&[0, 1, 1, 2, 2, 2, 3, 3, 4, 4, 5]);
+        let even = self.one_in(3);
+        let extent = self.pick(&[1, 2, 3, 5]);
+        (0..rank).map(|_| if even { extent } else { self.pick(&[0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5]) }).collect()
+    }
+
+    /// The tensors of a call: the first may have any shape and type, the others often fit it.
+    pub(super) fn inputs(&mut self, device: &Device) -> Result<Vec<Tensor>> {
+        let shape = self.random_shape();
+        let dtype = if self.one_in(2) { DType::F32 } else { self.pick(&DType::ALL) };
+        let (mut made, mut shapes) = (Vec::new(), vec![shape.clone()]);
+        let of_index = self.one_in(4);
+        for k in 0..5 {
+            let other = match self.below(8) {
+                _ if k == 0 => shape.clone(),
+                0..=2 => shape.clone(),
+                3 => shape.iter().map(|&n| if self.one_in(2) { 1 } else { n }).collect(),
+                4 => shape.iter().rev().copied().collect(),
+                5 => shape.last().map(|&n| vec![n]).unwrap_or_default(),
+                6 => shape.iter().skip(1).copied().collect(),
+                _ => self.random_shape(),
+            };
+            let kind = match self.below(8) {
+                _ if k == 0 => dtype,
+                _ if k == 1 && of_index => DType::I64,
+                0..=4 => dtype,
+                5 => self.pick(&[DType::I64, DType::I32, DType::U32]),
+                6 => DType::Bool,
+                _ => self.pick(&DType::ALL),
+            };
+            let x = self.create_with_random_layout(&other, kind, device)?;
+            let _ = write!(
+                self.log,
+                "{} {kind} {:?} {:?}",
+                if k == 0 { " of" } else { "," },
+                x.shape(),
+                x.strides()
+            );
+            shapes.push(other);
+            made.push(if kind.is_float() && self.one_in(2) { x.requires_grad_().unwrap_or(x) } else { x });
+        }
+        self.log.push_str(" with");
+        Ok(made)
+    }
+
+    /// A tensor of this shape: as it is made, turned, a part of a larger one, or with elements that repeat.
+    fn create_with_random_layout(
+        &mut self,
+        shape: &[usize],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        match self.below(8) {
+            0 => {
+                let turned: Vec<usize> = shape.iter().rev().copied().collect();
+                let order: Vec<isize> = (0..shape.len() as isize).rev().collect();
+                Tensor::empty(&turned, dtype, device)?.permute(&order)
+            }
+            1 if !shape.is_empty() => {
+                let mut larger = shape.to_vec();
+                larger[0] += 2;
+                Tensor::empty(&larger, dtype, device)?.narrow(0, 1, shape[0])
+            }
+            2 if self.one_in(3) => {
+                let mut shape = shape.to_vec();
+                if let Some(n) = shape.first_mut() {
+                    *n = self.pick(&[1 << 20, 1 << 31, 1 << 33, 1 << 45, 1 << 60, usize::MAX]);
+                }
+                Tensor::empty(&[], dtype, device)?.broadcast_to(&shape)
+            }
+            3 => Tensor::empty(&[], dtype, device)?.broadcast_to(shape),
+            _ => Tensor::empty(shape, dtype, device),
+        }
+    }
+}

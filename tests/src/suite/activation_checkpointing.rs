@@ -1,0 +1,424 @@
+//! Checkpoints: the second run does what the first one did, and leaves the model as it was.
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
+use forebay::autograd::{self, GradOptions, checkpoint, no_grad};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as CoreResult};
+use forebay::nn::{BatchNorm1d, Dropout, Embedding, InstanceNorm1d, Linear, Module, SpectralNorm};
+use forebay::optim::{AdamW, Optimizer, Sgd};
+use forebay::tensor::Tensor;
+
+use super::host_reference::{SplitMix64, ensure_same_bits, ensure_values};
+use super::tests;
+
+tests![
+    a_captured_tensor_that_changed_is_an_error,
+    a_captured_weight_that_changed_under_autocast_is_an_error,
+    captured_tensors_may_change_after_the_backward_pass,
+    a_checkpoint_leaves_statistics_as_a_plain_pass_does,
+    passes_before_a_backward_pass_keep_their_own_singular_vectors,
+    state_that_a_users_module_updates_moves_once,
+    a_second_run_has_the_mode_of_the_first_one,
+    random_numbers_go_on_after_a_second_run_that_fails,
+    draws_of_other_threads_do_not_change_a_second_run,
+    a_seed_inside_a_checkpoint_counts_once,
+    nested_checkpoints_of_random_depth_match_plain_passes,
+];
+
+fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+}
+
+type CheckpointMisuse = (&'static str, fn(&Tensor) -> CoreResult<()>);
+
+fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
+    let ways: [CheckpointMisuse; 6] = [
+        ("copy_", |w| w.copy_(&w.detach().add(1.0)?)),
+        ("fill_", |w| w.fill_(3.0)),
+        ("add_", |w| w.add_(1.0)),
+        ("a write through detach", |w| w.detach().mul_(2.0)),
+        ("a write through a view", |w| w.detach().narrow(0, 0, 1)?.fill_(7.0)),
+        ("a step", |w| {
+            w.set_grad(Some(w.detach().ones_like()?));
+            Sgd::new(vec![w.clone()], 0.1).step()?;
+            w.set_grad(None);
+            Ok(())
+        }),
+    ];
+    for trains in [true, false] {
+        for (name, change) in ways {
+            let x = leaf(&[1.0, 2.0], device)?;
+            let w = Tensor::from_slice(&[2.0f32, 3.0], &[2], device)?;
+            let w = if trains { w.requires_grad_()? } else { w };
+            if !trains && name == "a step" {
+                continue;
+            }
+            let captured = w.clone();
+            // The product is a result on the way: the tensor is read by a chain of operations, and by way of a view.
+            let y = checkpoint(&[&x], move |x| x[0].mul(&captured.reshape([2])?)?.exp())?;
+            {
+                let _no_grad = no_grad();
+                change(&w)?;
+            }
+            let error =
+                y.sum_all()?.backward().err().with_context(|| format!("{name}, {trains}: no error"))?;
+            ensure!(error.to_string().contains("captures a tensor"), "{name}: {error}");
+            ensure!(x.grad().is_none() && w.grad().is_none(), "{name}: a gradient came all the same");
+        }
+    }
+    // What the host reads counts as well.
+    let (x, scale) = (leaf(&[1.0], device)?, Tensor::from_slice(&[2.0f32], &[1], device)?);
+    let captured = scale.clone();
+    let y = checkpoint(&[&x], move |x| x[0].mul(captured.item()?)?.exp())?;
+    scale.fill_(5.0)?;
+    ensure!(y.sum_all()?.backward().is_err(), "the host read something else");
+    // And what a checkpoint inside captures.
+    let (x, w) = (leaf(&[1.0], device)?, leaf(&[2.0], device)?);
+    let captured = w.clone();
+    let y = checkpoint(&[&x], move |x| {
+        let captured = captured.clone();
+        checkpoint(&[&x[0]], move |x| x[0].mul(&captured)?.exp())?.mul(2.0)
+    })?;
+    {
+        let _no_grad = no_grad();
+        w.fill_(5.0)?;
+    }
+    ensure!(y.sum_all()?.backward().is_err(), "the inner one read something else");
+    Ok(())
+}
+
+fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) -> Result<()> {
+    let layer = Arc::new(Linear::new(4, 4, device)?);
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let mut opt = AdamW::new(layer.parameters(), 0.1);
+    for _ in 0..2 {
+        let _autocast = autocast(DType::BF16)?;
+        let pass = |x: &Tensor| {
+            let layer = layer.clone();
+            checkpoint(&[x], move |x| layer.forward(&x[0]))
+        };
+        // A plain use first: the cast, or the optimiser's copy, is known when the checkpoint runs.
+        layer.forward(&x)?.sum_all()?.backward()?;
+        let y = pass(&x)?;
+        opt.step()?;
+        ensure!(y.sum_all()?.backward().is_err(), "the step went unseen");
+        pass(&x)?.sum_all()?.backward()?;
+        opt.step()?;
+    }
+    Ok(())
+}
+
+fn captured_tensors_may_change_after_the_backward_pass(device: &Device) -> Result<()> {
+    let (x, w) = (leaf(&[1.0, 2.0], device)?, leaf(&[2.0, 3.0], device)?);
+    let mut opt = Sgd::new(vec![w.clone()], 1.0);
+    for expected in [[1.0, 1.0], [0.0, -1.0], [-1.0, -3.0]] {
+        let captured = w.clone();
+        checkpoint(&[&x], move |x| x[0].mul(&captured))?.sum_all()?.backward()?;
+        opt.step()?;
+        opt.zero_grad();
+        ensure_values(&w, &expected)?;
+    }
+    // Memory that the body itself writes to is its own affair.
+    let room = Tensor::zeros(&[2], DType::F32, device)?;
+    let captured = room.clone();
+    let y = checkpoint(&[&x], move |x| {
+        let _no_grad = no_grad();
+        captured.copy_(&x[0].detach())?;
+        let _grad = autograd::enable_grad();
+        x[0].mul(&captured.copy()?)
+    })?;
+    x.set_grad(None);
+    y.sum_all()?.backward()?;
+    ensure_values(&x.grad().context("no gradient")?, &[1.0, 2.0])?;
+    Ok(())
+}
+
+struct Net {
+    table: Embedding,
+    first: SpectralNorm<Linear>,
+    norm: BatchNorm1d,
+    space: InstanceNorm1d,
+    drop: Dropout,
+}
+
+impl Net {
+    fn new(device: &Device) -> Result<Self> {
+        device.manual_seed(7);
+        Ok(Self {
+            table: Embedding::new(8, 4, device)?.with_max_norm(0.5, 2.0),
+            first: SpectralNorm::new(Linear::new(4, 4, device)?)?,
+            norm: BatchNorm1d::new(3, device)?,
+            space: InstanceNorm1d::new(3).track_running_stats(device)?,
+            drop: Dropout::new(0.5),
+        })
+    }
+
+    fn parts(&self) -> [(&'static str, &dyn Module); 4] {
+        [("table", &self.table), ("first", &self.first), ("norm", &self.norm), ("space", &self.space)]
+    }
+
+    /// Of [batch, 3] numbers of rows.
+    fn forward(&self, index: &Tensor) -> CoreResult<Tensor> {
+        let x = self.first.forward(&self.table.forward(index)?)?;
+        let x = self.space.forward(&self.norm.forward(&x)?)?;
+        self.drop.forward(&x)
+    }
+
+    fn state(&self) -> BTreeMap<String, Tensor> {
+        let of = |(name, part): (&str, &dyn Module)| {
+            part.state_dict()
+                .into_iter()
+                .map(move |(key, t)| (format!("{name}.{key}"), t))
+                .collect::<Vec<_>>()
+        };
+        self.parts().into_iter().flat_map(of).collect()
+    }
+
+    fn grads(&self) -> Vec<Option<Tensor>> {
+        self.parts().into_iter().flat_map(|(_, part)| part.parameters()).map(|p| p.grad()).collect()
+    }
+}
+
+/// Runs a network inside `depth` checkpoints.
+fn nested_checkpoints(net: &Arc<Net>, index: &Tensor, depth: usize) -> CoreResult<Tensor> {
+    if depth == 0 {
+        return net.forward(index);
+    }
+    let net = net.clone();
+    checkpoint(&[index], move |x| nested_checkpoints(&net, &x[0], depth - 1))
+}
+
+fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Result<()> {
+    let index = Tensor::from_slice(&[0i32, 1, 2, 3, 4, 5], &[2, 3], device)?;
+    let run = |depth: usize| -> Result<Net> {
+        let net = Arc::new(Net::new(device)?);
+        for _ in 0..2 {
+            let loss = nested_checkpoints(&net, &index, depth)?.square()?.sum_all()?;
+            loss.backward_retain()?;
+            loss.backward()?;
+        }
+        Arc::into_inner(net).context("the tape still has the network")
+    };
+    let plain = run(0)?;
+    let (state, grads) = (plain.state(), plain.grads());
+    ensure!(state["norm.num_batches_tracked"].item()? == 2.0);
+    for depth in [1, 2, 3] {
+        let net = run(depth)?;
+        for (name, t) in net.state() {
+            ensure_same_bits(&t, &state[&name]).with_context(|| format!("{name} at depth {depth}"))?;
+        }
+        for (k, (got, expected)) in net.grads().iter().zip(&grads).enumerate() {
+            match (got, expected) {
+                (Some(got), Some(expected)) => {
+                    ensure_same_bits(got, expected)
+                        .with_context(|| format!("gradient {k} at depth {depth}"))?;
+                }
+                (got, expected) => {
+                    ensure!(got.is_none() && expected.is_none(), "gradient {k} at depth {depth}")
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device) -> Result<()> {
+    let run = |checkpointed: bool| -> Result<Vec<Vec<f64>>> {
+        device.manual_seed(3);
+        let layer = Arc::new(SpectralNorm::new(Linear::new(3, 3, device)?)?);
+        let x = Tensor::randn(&[2, 3], DType::F32, device)?;
+        let pass = |scale: f64| {
+            let (layer, x) = (layer.clone(), x.mul(scale)?);
+            match checkpointed {
+                true => checkpoint(&[&x], move |x| layer.forward(&x[0])),
+                false => layer.forward(&x),
+            }
+        };
+        // As a critic's: of real and of made examples, before one backward pass.
+        let loss = pass(1.0)?.square()?.sum_all()?.sub(&pass(2.0)?.square()?.sum_all()?)?;
+        loss.backward()?;
+        layer.parameters().iter().map(|p| Ok(p.grad().context("no gradient")?.to_f64s()?)).collect()
+    };
+    let (plain, again) = (run(false)?, run(true)?);
+    ensure!(plain == again, "{plain:?}, {again:?}");
+    Ok(())
+}
+
+fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
+    let x = leaf(&[1.0, 2.0], device)?;
+    let (seen, sum) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
+    let (counts, sums) = (seen.clone(), sum.clone());
+    let ran = Arc::new(AtomicUsize::new(0));
+    let runs = ran.clone();
+    let pass = move |x: &[Tensor]| {
+        runs.fetch_add(1, Ordering::Relaxed);
+        autograd::update_state(|| counts.add_(1.0))?;
+        if !autograd::is_recomputing() {
+            let _no_grad = no_grad();
+            sums.add_(&x[0].detach())?;
+        }
+        x[0].exp()
+    };
+    let pass = Arc::new(pass);
+    let checkpointed = |x: &Tensor| {
+        let pass = pass.clone();
+        checkpoint(&[x], move |x| pass(x))
+    };
+    checkpointed(&x)?.add(&checkpointed(&x)?)?.sum_all()?.backward()?;
+    ensure!(ran.load(Ordering::Relaxed) == 4);
+    ensure_values(&seen, &[2.0])?;
+    ensure_values(&sum, &[2.0, 4.0])?;
+    ensure!(!autograd::is_recomputing());
+    Ok(())
+}
+
+fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    for depth in [1, 2] {
+        let drop = Arc::new(Dropout::new(0.5));
+        fn run(drop: &Arc<Dropout>, x: &Tensor, depth: usize) -> CoreResult<Tensor> {
+            let drop = drop.clone();
+            match depth {
+                0 => drop.forward(x),
+                _ => checkpoint(&[x], move |x| run(&drop, &x[0], depth - 1)),
+            }
+        }
+        let y = run(&drop, &x, depth)?;
+        // As a validation between a forward and its backward pass leaves it.
+        drop.eval();
+        y.sum_all()?.backward()?;
+        ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the mask differs");
+        x.set_grad(None);
+    }
+    Ok(())
+}
+
+fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result<()> {
+    for panics in [true, false] {
+        device.manual_seed(1);
+        let x = leaf(&[1.0, 2.0, 3.0, 4.0], device)?;
+        let ran = AtomicUsize::new(0);
+        let y = checkpoint(&[&x], move |x| {
+            let y = x[0].dropout(0.5, true)?;
+            match (ran.fetch_add(1, Ordering::Relaxed), panics) {
+                (0, _) => Ok(y),
+                (_, false) => Err(Error::argument("body", "fails")),
+                (_, true) => panic!("the second run"),
+            }
+        })?;
+        let loss = y.sum_all()?;
+        let before = device.random_state();
+        let failed = catch_unwind(AssertUnwindSafe(|| loss.backward()));
+        ensure!(failed.is_err() == panics && !failed.is_ok_and(|done| done.is_ok()));
+        ensure!(device.random_state() == before, "{:?}, {before:?}", device.random_state());
+        ensure!(!autograd::is_recomputing());
+    }
+    Ok(())
+}
+
+fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[64], DType::F32, device)?.requires_grad_()?;
+    let others = device.clone();
+    let y = checkpoint(&[&x], move |x| {
+        let first = x[0].dropout(0.5, true)?;
+        // Another thread that trains on the device draws between.
+        std::thread::scope(|scope| {
+            let drawn = scope.spawn(|| Tensor::rand(&[100], DType::F32, &others).map(drop)).join();
+            drawn.unwrap_or_else(|_| Err(Error::argument("body", "the thread panicked")))
+        })?;
+        first.dropout(0.5, true)
+    })?;
+    y.sum_all()?.backward()?;
+    // Of ones, a product of masks is its own gradient.
+    ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the masks differ");
+    Ok(())
+}
+
+fn a_seed_inside_a_checkpoint_counts_once(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    let seeded = device.clone();
+    let y = checkpoint(&[&x], move |x| {
+        seeded.manual_seed(5);
+        x[0].dropout(0.5, true)
+    })?;
+    Tensor::rand(&[8], DType::F32, device)?;
+    let before = device.random_state();
+    y.sum_all()?.backward()?;
+    ensure!(device.random_state() == before);
+    ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the masks differ");
+    Ok(())
+}
+
+#[derive(Clone, Copy, Debug)]
+enum ChainOp {
+    Drop,
+    Norm,
+    Weight,
+}
+
+/// A chain of parts, some of them in checkpoints.
+fn chain(
+    parts: &[(ChainOp, usize)],
+    norm: &Arc<BatchNorm1d>,
+    w: &Tensor,
+    x: &Tensor,
+    checkpoints: bool,
+) -> CoreResult<Tensor> {
+    let Some(((part, rest), others)) = parts.split_first().map(|(&first, others)| (first, others)) else {
+        return Ok(x.clone());
+    };
+    let run = {
+        let (norm, w) = (norm.clone(), w.clone());
+        let (inner, part) = (others[..rest.min(others.len())].to_vec(), part);
+        move |x: &[Tensor]| {
+            let x = match part {
+                ChainOp::Drop => x[0].dropout(0.25, true)?,
+                ChainOp::Norm => norm.forward(&x[0])?,
+                ChainOp::Weight => x[0].mul(&w)?.tanh()?,
+            };
+            chain(&inner, &norm, &w, &x, checkpoints)
+        }
+    };
+    let x = match checkpoints {
+        true => checkpoint(&[x], run)?,
+        false => run(std::slice::from_ref(x))?,
+    };
+    chain(&others[rest.min(others.len())..], norm, w, &x, checkpoints)
+}
+
+fn nested_checkpoints_of_random_depth_match_plain_passes(device: &Device) -> Result<()> {
+    for seed in 0..8 {
+        let mut random = SplitMix64(seed + 1);
+        let mut number = |below: usize| random.below(below);
+        let parts: Vec<(ChainOp, usize)> = (0..2 + number(4))
+            .map(|_| ([ChainOp::Drop, ChainOp::Norm, ChainOp::Weight][number(3)], number(4)))
+            .collect();
+        let run = |checkpoints: bool| -> Result<Vec<Tensor>> {
+            device.manual_seed(seed);
+            let norm = Arc::new(BatchNorm1d::new(4, device)?);
+            let w = leaf(&[0.5, -1.0, 2.0, 0.25], device)?;
+            let x = Tensor::randn(&[3, 4], DType::F32, device)?.requires_grad_()?;
+            let passes = [1.0, 2.0].map(|scale| {
+                let y = chain(&parts, &norm, &w, &x, checkpoints)?;
+                y.mul(scale)?.square()?.sum_all()
+            });
+            let [first, second] = passes;
+            let loss = first?.add(&second?)?;
+            let found = autograd::grad_allow_unused(&[loss], &[x, w], &GradOptions::default())?;
+            Ok(found.into_iter().flatten().chain(norm.state_dict().into_values()).collect())
+        };
+        let (plain, again) = (run(false)?, run(true)?);
+        ensure!(plain.len() == again.len(), "{parts:?}");
+        for (a, b) in plain.iter().zip(&again) {
+            ensure_same_bits(b, a).with_context(|| format!("{parts:?}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,254 @@
+//! A user's own WGSL as an operation.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Error;
+use forebay::ops::{Call, CustomOp};
+use forebay::tensor::Tensor;
+
+use super::host_reference::{ensure_values, iota};
+use super::tests;
+
+tests![
+    it_runs_on_any_strides,
+    several_outputs,
+    overrides_make_kernels,
+    gradients_flow_through_it,
+    without_a_gradient_it_refuses,
+    a_wrong_gradient_is_named,
+    wgsl_that_does_not_compile_is_shown,
+    a_grid_that_is_too_long_is_an_error,
+    elements_of_another_type_are_refused,
+    a_call_that_differs_from_its_module_is_an_error,
+    a_type_error_in_wgsl_names_the_line,
+];
+
+/// `y = scale * x²`, with an override for the power's exponent less one.
+static POWER: CustomOp = CustomOp::new(
+    "power",
+    "
+    struct Params { n: u32, scale: f32 }
+    override times: u32 = 1;
+    @group(0) @binding(0) var<storage, read> x: array<f32>;
+    @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+    @group(1) @binding(0) var<uniform> p: Params;
+    @compute @workgroup_size(64)
+    fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+        if id.x >= p.n { return; }
+        var v = p.scale * x[id.x];
+        for (var i = 0u; i < times; i++) { v *= x[id.x]; }
+        y[id.x] = v;
+    }",
+);
+
+fn power<'a>(x: &'a Tensor, scale: f32) -> Call<'a> {
+    let n = x.numel();
+    let call = POWER.inputs(&[x]).output(x.shape(), DType::F32);
+    call.params(&[n as u32, scale.to_bits()]).groups([n.div_ceil(64), 1, 1])
+}
+
+fn it_runs_on_any_strides(device: &Device) -> Result<()> {
+    let x = iota(&[5, 7], DType::F32, device)?;
+    for view in
+        [x.clone(), x.t()?, x.narrow(1, 3, 2)?, x.narrow(0, 1, 3)?, x.select(0, 4)?, x.narrow(0, 2, 0)?]
+    {
+        let expected: Vec<f64> = view.to_f64s()?.iter().map(|v| 3.0 * v * v).collect();
+        let y = power(&view, 3.0).run()?;
+        ensure!(y.shape() == view.shape());
+        ensure_values(&y, &expected)?;
+    }
+    Ok(())
+}
+
+fn several_outputs(device: &Device) -> Result<()> {
+    static SPLIT: CustomOp = CustomOp::new(
+        "split",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<i32>;
+        @group(0) @binding(1) var<storage, read_write> half: array<i32>;
+        @group(0) @binding(2) var<storage, read_write> rest: array<u32>;
+        @compute @workgroup_size(4)
+        fn main(@builtin(global_invocation_id) id: vec3<u32>) {
+            half[id.x] = x[id.x] / 2;
+            rest[id.x] = u32(x[id.x] % 2);
+        }",
+    );
+    let x = Tensor::from_slice(&[9i32, 4, 1, 6], &[4], device)?;
+    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32).groups([1, 1, 1]);
+    let [half, rest] = call().run_all()?.try_into().map_err(|_| anyhow::anyhow!("two outputs"))?;
+    ensure_values(&half, &[4.0, 2.0, 0.0, 3.0])?;
+    ensure_values(&rest, &[1.0, 0.0, 1.0, 0.0])?;
+    ensure!(call().run().is_err(), "`run` is for one output");
+    Ok(())
+}
+
+fn overrides_make_kernels(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[2.0f32, -3.0], &[2], device)?;
+    ensure_values(&power(&x, 1.0).overrides(&[("times", 3.0)]).run()?, &[16.0, 81.0])?;
+    ensure_values(&power(&x, 1.0).overrides(&[("times", 0.0)]).run()?, &[2.0, -3.0])?;
+    ensure_values(&power(&x, 1.0).run()?, &[4.0, 9.0])
+}
+
+fn gradients_flow_through_it(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1.0f32, -2.0, 3.0], &[3], device)?.requires_grad_()?;
+    let doubled = x.mul(2.0)?;
+    let y = power(&doubled, 0.5).gradient(|saved, g| Ok(vec![Some(g.mul(&saved.inputs()[0])?)])).run()?;
+    ensure_values(&y, &[2.0, 8.0, 18.0])?;
+    y.backward_with(&y.ones_like()?)?;
+    ensure_values(&x.grad().context("no gradient")?, &[4.0, -8.0, 12.0])?;
+    // Nothing is kept where nothing is recorded.
+    let _guard = forebay::autograd::no_grad();
+    ensure!(!power(&x, 1.0).run()?.requires_grad());
+    Ok(())
+}
+
+fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    ensure!(matches!(power(&x, 1.0).run(), Err(Error::NoGradient { op: "power" })));
+    ensure!(matches!(power(&x, 1.0).run_all(), Err(Error::NoGradient { op: "power" })));
+    ensure_values(&power(&x.detach(), 1.0).run()?, &[1.0; 3])
+}
+
+fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
+    let message = |call: Call<'_>| -> Result<String> {
+        let y = call.run()?;
+        Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())
+    };
+    let text = message(power(&x, 1.0).gradient(|_, g| Ok(vec![Some(g.narrow(0, 0, 2)?)])))?;
+    ensure!(text == "backward: the gradient of `power` for input 0 is f32 [2], the input f32 [3]", "{text}");
+    let text = message(power(&x, 1.0).gradient(|_, _| Ok(vec![None])))?;
+    ensure!(
+        text == "backward: the gradient of `power` for input 0 is `None`, but the input requires one",
+        "{text}"
+    );
+    let text = message(power(&x, 1.0).gradient(|_, _| Ok(vec![])))?;
+    ensure!(text == "backward: the gradient of `power` returned 0 tensors for 1 inputs", "{text}");
+    Ok(())
+}
+
+fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
+    static BROKEN: CustomOp =
+        CustomOp::new("broken", "@compute @workgroup_size(1)\nfn main() { let x = 1u + 2.5; }");
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let Err(Error::Kernel { label, message }) = BROKEN.inputs(&[&x]).output(&[3], DType::F32).run() else {
+        anyhow::bail!("it must not compile");
+    };
+    ensure!(label == "broken" && message.contains("2.5") && message.contains(":2:"), "{message}");
+    // The device is as it was.
+    ensure_values(&power(&x, 2.0).run()?, &[2.0; 3])
+}
+
+fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
+    static WORDS: CustomOp = CustomOp::new(
+        "words",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<u32>;
+        @group(0)
+        @binding(1) var<storage, read_write> y: array<vec2<f32>>;
+        @compute @workgroup_size(1)
+        fn main() { y[0] = vec2(f32(x[0]), f32(x[1])); }",
+    );
+    let x = Tensor::from_slice(&[1i32, 2], &[2], device)?;
+    let text = power(&x, 1.0).run().err().context("an i32 is no f32")?.to_string();
+    ensure!(
+        text == "power: does not take i32; binding 0 has elements of f32; cast it, or declare `array<u32>` to read its words",
+        "{text}"
+    );
+    // Words are those of any type.
+    ensure_values(&WORDS.inputs(&[&x]).output(&[2], DType::F32).groups([1, 1, 1]).run()?, &[1.0, 2.0])?;
+    let text =
+        WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
+    ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
+    Ok(())
+}
+
+fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()> {
+    static READ_ONLY: CustomOp = CustomOp::new(
+        "read_only",
+        "
+        @group(0) @binding(0) var<storage, read> x: array<f32>;
+        @group(0) @binding(1) var<storage, read> y: array<f32>;
+        @compute @workgroup_size(1)
+        fn main() { var a = x[0] + y[0]; a = 2.0 * a; }",
+    );
+    static IN_PLACE: CustomOp = CustomOp::new(
+        "in_place",
+        "
+        @group(0) @binding(0) var<storage, read_write> x: array<f32>;
+        @group(0) @binding(1) var<storage, read_write> y: array<f32>;
+        @compute @workgroup_size(1)
+        fn main() { x[0] = 1.0; y[0] = 2.0; }",
+    );
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let says = |call: Call<'_>, expected: &str| -> Result<()> {
+        let text = call.run().err().context(expected.to_owned())?.to_string();
+        ensure!(text == expected, "{text}\nexpected\n{expected}");
+        Ok(())
+    };
+    let whole = |op: &CustomOp| op.inputs(&[&x]).output(&[3], DType::F32).groups([1, 1, 1]);
+    says(
+        whole(&READ_ONLY),
+        "read_only: output 0 is `y` at binding 1, which the module only reads: declare it `var<storage, read_write>`",
+    )?;
+    says(
+        whole(&IN_PLACE),
+        "in_place: input 0 is `x` at binding 0, which the module may write: declare it `var<storage, read>`, and what is written as \
+         an output",
+    )?;
+    ensure_values(&x, &[1.0; 3])?;
+    says(
+        whole(&POWER),
+        "power: the uniform block at @group(1) @binding(0) has 8 bytes, and `.params` gives 0",
+    )?;
+    says(
+        whole(&POWER).params(&[3u32]),
+        "power: the uniform block at @group(1) @binding(0) has 8 bytes, and `.params` gives 4",
+    )?;
+    ensure!(whole(&POWER).params(&[3u32; 5]).run().is_err(), "20 bytes are more than a block of 8 takes");
+    // A block may be filled up to 16 bytes.
+    ensure_values(&whole(&POWER).params(&[3u32, 2f32.to_bits(), 0, 0]).run()?, &[2.0; 3])?;
+    let params = [3u32, 1f32.to_bits()];
+    says(
+        POWER.inputs(&[&x]).output(&[3], DType::F32).params(&params),
+        "power: the call does not say how many workgroups run; each has 64 x 1 x 1 invocations: add \
+         `.groups([n.div_ceil(64), 1, 1])` for n invocations in x",
+    )?;
+    says(
+        whole(&POWER).params(&params).output(&[3], DType::F32),
+        "power: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, which \
+         are bindings 0 to 2",
+    )?;
+    says(
+        whole(&READ_ONLY).output(&[1], DType::F32),
+        "read_only: the module declares the storage buffers `x` at 0, `y` at 1 of @group(0); the call has 1 inputs and 2 outputs, \
+         which are bindings 0 to 2",
+    )
+}
+
+fn a_type_error_in_wgsl_names_the_line(device: &Device) -> Result<()> {
+    static WRONG: CustomOp = CustomOp::new(
+        "wrong",
+        "@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> y: array<u32>;
+@compute @workgroup_size(1)
+fn main() {
+    y[0] = x[0];
+}",
+    );
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let call = WRONG.inputs(&[&x]).output(&[3], DType::U32).groups([1, 1, 1]);
+    let Err(Error::Kernel { label, message }) = call.run() else { anyhow::bail!("it must not compile") };
+    ensure!(label == "wrong" && message.contains(":5:") && message.contains("y[0] = x[0];"), "{message}");
+    ensure!(!message.contains("Handle") && !message.contains("[1]"), "{message}");
+    Ok(())
+}
+
+fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[3], DType::F32, device)?;
+    let groups = device.info().limits.max_groups as usize + 1;
+    ensure!(matches!(power(&x, 1.0).groups([groups, 1, 1]).run(), Err(Error::Argument { op: "power", .. })));
+    ensure!(POWER.inputs(&[]).output(&[3], DType::F32).run().is_err(), "an input says where it runs");
+    Ok(())
+}

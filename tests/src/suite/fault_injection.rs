@@ -1,0 +1,207 @@
+//! Out of memory at every request of a training step: an error or a success, nothing left behind, and the step made again
+//! is the step.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::{GradScaler, autocast};
+use forebay::autograd::checkpoint;
+use forebay::data::Dataset;
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::memory::Config;
+use forebay::memory::testing::{fail_request, requests};
+use forebay::nn::{Linear, Module};
+use forebay::optim::{Adam, Optimizer, clip_grad_norm_};
+use forebay::tensor::Tensor;
+use forebay::train::Trainer;
+
+use super::host_reference::{ensure_close, ensure_same_bits};
+use super::tests;
+use super::train_resume::PointDataset;
+
+tests![a_step_by_hand_fails_at_every_request, a_trainer_survives_a_failure_at_every_request];
+
+/// A pool of its own, so that nobody else's requests are counted.
+fn with_own_pool(device: &Device) -> Device {
+    Device::with_config(device.backend().clone(), Config::default())
+}
+
+/// A model with all that a step can hold on to: a checkpointed closure, dropout, weights that are cast, a scaler.
+struct TrainingStep {
+    first: Linear,
+    second: Linear,
+    optimizer: Adam,
+    scaler: GradScaler,
+    x: Tensor,
+    y: Tensor,
+}
+
+impl TrainingStep {
+    fn new(device: &Device) -> Result<Self> {
+        device.manual_seed(17);
+        let (first, second) = (Linear::new(4, 16, device)?, Linear::new(16, 3, device)?);
+        let parameters = [first.parameters(), second.parameters()].concat();
+        Ok(Self {
+            x: Tensor::randn(&[6, 4], DType::F32, device)?,
+            y: Tensor::from_slice(&[0i64, 1, 2, 1, 0, 2], &[6], device)?,
+            optimizer: Adam::new(parameters, 1e-2),
+            scaler: GradScaler::new().init_scale(256.0),
+            first,
+            second,
+        })
+    }
+
+    /// Two batches, clipped. Returns the loss of the second.
+    fn run(&mut self) -> CoreResult<Tensor> {
+        self.scaler.restart()?;
+        self.optimizer.zero_grad();
+        let mut last = None;
+        for part in 0..2 {
+            let (x, y) = (self.x.narrow(0, 3 * part, 3)?, self.y.narrow(0, 3 * part, 3)?);
+            let loss = {
+                let _autocast = autocast(DType::F16)?;
+                let first = (self.first.weight.clone(), self.first.bias.clone());
+                let hidden = checkpoint(&[&x], move |t| {
+                    t[0].linear(&first.0, first.1.as_ref())?.gelu()?.dropout(0.25, true)
+                })?;
+                self.second.forward(&hidden)?.cross_entropy(&y)?
+            };
+            self.scaler.scale(&loss.div(2.0)?)?.backward()?;
+            last = Some(loss.detach());
+        }
+        self.scaler.unscale_(&self.optimizer)?;
+        clip_grad_norm_(self.optimizer.parameters(), 0.5)?;
+        self.scaler.step(&mut self.optimizer)?;
+        self.scaler.update()?;
+        last.ok_or_else(|| forebay::error::Error::argument("run", "there are two parts"))
+    }
+
+    /// Parameters, gradients, and the state of optimiser and scaler.
+    fn state(&self) -> Result<Vec<Tensor>> {
+        let mut all = Vec::new();
+        for p in self.optimizer.parameters() {
+            all.push(p.detach().copy()?);
+            all.extend(p.grad().map(|g| g.copy()).transpose()?);
+        }
+        for t in self.optimizer.state_dict()?.values() {
+            all.push(t.copy()?);
+        }
+        all.extend(self.scaler.state_dict(self.x.device())?.into_values());
+        Ok(all)
+    }
+}
+
+fn ensure_same(got: &[Tensor], expected: &[Tensor]) -> Result<()> {
+    ensure!(got.len() == expected.len(), "{} tensors, expected {}", got.len(), expected.len());
+    got.iter()
+        .zip(expected)
+        .enumerate()
+        .try_for_each(|(k, (a, b))| ensure_same_bits(a, b).with_context(|| format!("tensor {k}")))
+}
+
+fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
+    let device = with_own_pool(device);
+    // The first step allocates state as well; the second finds it there.
+    for steps_before in [0, 1] {
+        let start = || -> Result<TrainingStep> {
+            let mut step = TrainingStep::new(&device)?;
+            for _ in 0..steps_before {
+                step.run()?;
+            }
+            Ok(step)
+        };
+        let mut exact = start()?;
+        let before = requests(device.pool());
+        let loss = exact.run()?;
+        let count = requests(device.pool()) - before;
+        let expected = exact.state()?;
+        ensure!(count > 50, "{count} requests are few for a step");
+        drop(exact);
+        for n in 1..=count {
+            let mut step = start()?;
+            let at = || format!("request {n} of {count} of step {steps_before}");
+            let random = device.random_state();
+            step.optimizer.zero_grad();
+            let before = device.memory().allocated();
+            fail_request(device.pool(), n);
+            let failed = step.run();
+            fail_request(device.pool(), 0);
+            let error = failed.err().with_context(|| format!("{}: it did not fail", at()))?;
+            ensure!(error.is_out_of_memory(), "{}: {error}", at());
+            drop(error);
+            step.optimizer.zero_grad();
+            // What a first step makes for the steps to come may stay; the graph, the gradients and the casts may not.
+            let left = device.memory().allocated() as i64 - before as i64;
+            let state = if steps_before == 0 { 4096 } else { 0 };
+            ensure!((0..=state).contains(&left), "{}: {left} bytes are left", at());
+            device.set_random_state(random);
+            let again = step.run().with_context(at)?;
+            ensure_same_bits(&again, &loss).with_context(at)?;
+            ensure_same(&step.state()?, &expected).with_context(at)?;
+        }
+    }
+    Ok(())
+}
+
+fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> {
+    let device = with_own_pool(device);
+    // Losses and weights after two steps, and what happened on the way: requests, whether `fit` failed, rows at once.
+    type Outcome = (Vec<f64>, u64, bool, Option<usize>);
+    let train = |n: u64| -> Result<Outcome> {
+        device.manual_seed(23);
+        let net = (Linear::new(4, 8, &device)?, Linear::new(8, 3, &device)?);
+        let mut run = Trainer::new(&net, Adam::new(net.parameters(), 1e-2))
+            .autocast(DType::BF16)
+            .scaler(GradScaler::new())
+            .clip_grad_norm(0.5)
+            .accumulate(2)
+            .steps(2)
+            .quiet();
+        let loader = PointDataset::learnable(16).batches(4);
+        let mut loss = |x: &Tensor, y: &Tensor| net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y);
+        let before = requests(device.pool());
+        fail_request(device.pool(), n);
+        let fitted = run.fit(&loader, &mut loss);
+        fail_request(device.pool(), 0);
+        let count = requests(device.pool()) - before;
+        let failed = fitted.is_err();
+        if let Err(error) = fitted {
+            ensure!(error.is_out_of_memory(), "{error}");
+            drop(error);
+            // The program goes on where the run stands.
+            run.fit(&loader, &mut loss)?;
+        }
+        ensure!(run.step() == 2 && run.history().losses.len() == 2, "steps were lost");
+        let mut all: Vec<f64> = run.history().losses.iter().map(|&l| f64::from(l)).collect();
+        for p in net.parameters() {
+            ensure!(p.grad().is_none(), "a gradient is left");
+            all.extend(p.to_f64s()?);
+        }
+        Ok((all, count, failed, run.micro_batch_rows()))
+    };
+    let (exact, count, ..) = train(0)?;
+    let before = device.memory().allocated();
+    let (mut survived, mut same_rows) = (0, 0);
+    for n in 1..=count {
+        let at = || format!("request {n} of {count}");
+        let (all, _, failed, rows) = train(n).with_context(at)?;
+        let left = device.memory().allocated() as i64 - before as i64;
+        ensure!(left == 0, "{}: {left} bytes are left", at());
+        survived += usize::from(!failed);
+        if rows.is_none() {
+            // Made again of whole batches, it is the same to the bit.
+            same_rows += 1;
+            ensure_close(&all, &exact, 0.0, 0.0).with_context(at)?;
+        } else {
+            // Of halves, sums are made in another order, of products that bf16 rounds to 2^-8; Adam's step of 0.01 has
+            // the gradient's sign and little of its size.
+            ensure!(rows == Some(2), "{}: {rows:?} rows at once", at());
+            ensure_close(&all, &exact, 2f64.powi(-8), 2e-3).with_context(at)?;
+        }
+    }
+    ensure!(
+        survived > count as usize / 2,
+        "{survived} of {count} failures were survived ({same_rows} without halving)"
+    );
+    Ok(())
+}

@@ -1,0 +1,156 @@
+//! A backend that stops giving memory at a chosen call, or has fewer bindings, and is otherwise the one it wraps.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay::backend::{
+    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece,
+    Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+};
+use forebay::error::Result;
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct FaultyBackend {
+    inner: Arc<dyn Backend>,
+    info: DeviceInfo,
+    /// Calls for memory that are still served.
+    remaining_calls: AtomicU64,
+}
+
+impl FaultyBackend {
+    pub(super) fn new(inner: Arc<dyn Backend>) -> Self {
+        Self { info: inner.info().clone(), inner, remaining_calls: AtomicU64::new(u64::MAX) }
+    }
+
+    /// A device whose kernels bind at most so many buffers.
+    pub(super) fn with_bindings(inner: Arc<dyn Backend>, bindings: u32) -> Self {
+        let mut faulty = Self::new(inner);
+        faulty.info.limits.max_bindings = faulty.info.limits.max_bindings.min(bindings);
+        faulty
+    }
+
+    /// Serves this many more calls for memory, and no other until the next call of this.
+    pub(super) fn allow_calls(&self, calls: u64) {
+        self.remaining_calls.store(calls, Ordering::Relaxed);
+    }
+
+    fn take_call(&self, bytes: u64) -> Result<(), SourceError> {
+        let less = |left: u64| left.checked_sub(1);
+        match self.remaining_calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
+            Ok(_) => Ok(()),
+            Err(_) => Err(SourceError::OutOfMemory { bytes, detail: "the test said so".to_owned() }),
+        }
+    }
+}
+
+impl SegmentSource for FaultyBackend {
+    fn limits(&self) -> SourceLimits {
+        self.inner.limits()
+    }
+    fn device_memory(&self) -> DeviceMemory {
+        self.inner.device_memory()
+    }
+    fn is_real(&self) -> bool {
+        self.inner.is_real()
+    }
+    fn processes(&self) -> Vec<Process> {
+        self.inner.processes()
+    }
+    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.take_call(bytes)?;
+        self.inner.alloc_segment(bytes)
+    }
+    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_segment(segment)
+    }
+    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve(bytes)
+    }
+    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.unreserve(segment)
+    }
+    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.take_call(bytes)?;
+        self.inner.map(segment, offset, bytes)
+    }
+    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
+        self.inner.unmap(segment, offset, bytes)
+    }
+    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
+            // What was to move is nowhere then.
+            let moved =
+                pieces.iter().filter_map(|p| p.from.map(|(segment, offset)| (segment, offset, p.bytes)));
+            for (segment, offset, bytes) in moved {
+                self.inner.unmap(segment, offset, bytes)?;
+            }
+            Err(full)
+        })?;
+        self.inner.arrange(pieces)
+    }
+    fn queues(&self) -> u8 {
+        self.inner.queues()
+    }
+    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+        self.inner.record(queue)
+    }
+    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
+        self.inner.wait_event(queue, event)
+    }
+    fn fence(&self) -> Result<Fence, SourceError> {
+        self.inner.fence()
+    }
+    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.inner.fence_done(fence)
+    }
+    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+        self.inner.fence_wait(fence)
+    }
+}
+
+impl Backend for FaultyBackend {
+    fn info(&self) -> &DeviceInfo {
+        &self.info
+    }
+    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
+        self.inner.compile(source)
+    }
+    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
+        self.inner.launch(launch)
+    }
+    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
+        self.inner.upload(dst, data)
+    }
+    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
+        self.inner.download(src, data)
+    }
+    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
+        self.inner.copy(dst, src)
+    }
+    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
+        self.inner.fill(dst, word)
+    }
+    fn flush(&self) -> Result<()> {
+        self.inner.flush()
+    }
+    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        self.inner.queue(number)
+    }
+    fn reaches_host(&self) -> bool {
+        self.inner.reaches_host()
+    }
+    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.take_call(bytes)?;
+        self.inner.alloc_host(bytes)
+    }
+    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_host(segment)
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        self.inner.matmul(call)
+    }
+    fn multiplies(&self) -> bool {
+        self.inner.multiplies()
+    }
+}

@@ -1,0 +1,300 @@
+//! Numbers where they meet types and ranges: indices outside, comparisons with what a type does not hold, extents beyond all measure.
+
+use anyhow::{Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as ForebayResult;
+use forebay::ops::{self, BagMode, Bags, CrossEntropy, PadMode, Reduction};
+use forebay::tensor::Tensor;
+
+use super::host_reference::{SplitMix64, ensure_values};
+use super::{require_dtype, tests};
+
+tests![
+    an_index_outside_names_nothing,
+    an_index_outside_is_no_class,
+    an_index_outside_is_found_where_that_is_asked_for,
+    numbers_outside_a_type_compare_as_they_are,
+    numbers_outside_a_type_are_not_written,
+    bits_that_are_shifted_by_any_number,
+    diagonals_beyond_the_corners,
+    counts_beyond_32_bits_are_errors,
+    views_beyond_all_measure_are_errors,
+];
+
+/// Indices of a type: 1, and then some that lie outside an extent of 3, those among them whose low 32 bits do not.
+fn out_of_range_indices(dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(match dtype {
+        DType::I64 => {
+            let all = [1i64, 1 << 32, (1 << 32) + 1, -1, -(1 << 32), i64::MIN, i64::MAX, 3];
+            Tensor::from_slice(&all, &[8], device)?
+        }
+        DType::I32 => Tensor::from_slice(&[1i32, -1, -3, i32::MIN, i32::MAX, 3, 4, 1 << 30], &[8], device)?,
+        _ => Tensor::from_slice(&[1u32, u32::MAX, 1 << 31, 3, 4, 5, 6, 7], &[8], device)?,
+    })
+}
+
+fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
+    let table = Tensor::from_slice(&[1f32, 2.0, 3.0], &[3, 1], device)?;
+    let line = table.reshape([3])?;
+    for dtype in [DType::I64, DType::I32, DType::U32] {
+        let at = out_of_range_indices(dtype, device)?;
+        let first: Vec<f64> = (0..8).map(|i| if i == 0 { 2.0 } else { 0.0 }).collect();
+        ensure_values(&line.index_select(0, &at)?, &first)?;
+        ensure_values(&line.gather(0, &at)?, &first)?;
+        ensure_values(&line.unsqueeze(0)?.index_select(1, &at)?, &first)?;
+        let leaf = table.detach().requires_grad_()?;
+        let rows = leaf.embedding(&at, None)?;
+        ensure_values(&rows, &first)?;
+        rows.sum_all()?.backward()?;
+        let grad = leaf.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?;
+        ensure_values(&grad, &[0.0, 1.0, 0.0])?;
+        let ones = Tensor::ones(&[8], DType::F32, device)?;
+        let zeros = Tensor::zeros(&[3], DType::F32, device)?;
+        ensure_values(&zeros.scatter_add(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
+        ensure_values(&zeros.index_add(0, &at, &ones, 1.0)?, &[0.0, 1.0, 0.0])?;
+        ensure_values(&zeros.scatter(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
+        ensure_values(&zeros.index_fill(0, &at, 5.0)?, &[0.0, 5.0, 0.0])?;
+        // All samples but one count in no bag.
+        let bags = Bags { mode: BagMode::Mean, ..Bags::default() };
+        ensure_values(&table.embedding_bag(&at.unsqueeze(0)?, &bags)?, &[2.0])?;
+        ensure_values(&at.one_hot(3)?.to_dtype(DType::F32)?.sum(&[0], false)?, &[0.0, 1.0, 0.0])?;
+    }
+    // PyTorch documents -n..n for these.
+    let at = Tensor::from_slice(&[1i64, -1, -3, -4, 3, (1 << 32) - 1, -(1 << 32), i64::MIN], &[8], device)?;
+    ensure_values(&line.take(&at)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
+    ensure_values(&line.take_along_dim(&at, 0)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
+    ensure_values(&line.index(&[Some(&at)])?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
+    let ones = Tensor::ones(&[8], DType::F32, device)?;
+    ensure_values(&line.put(&at, &ones, true)?, &[2.0, 3.0, 4.0])?;
+    // Offsets of bags lie in 64 bits as well.
+    let samples = Tensor::from_slice(&[0i64, 1, 2], &[3], device)?;
+    let offsets = Tensor::from_slice(&[0i64, 1, 1 << 32], &[3], device)?;
+    let bags = Bags { offsets: Some(&offsets), ..Bags::default() };
+    ensure_values(&table.embedding_bag(&samples, &Bags { mode: BagMode::Sum, ..bags })?, &[1.0, 5.0, 0.0])?;
+    for padding in [3, 1 << 32, usize::MAX] {
+        ensure!(table.embedding(&samples, Some(padding)).is_err(), "there is no row {padding}");
+    }
+    Ok(())
+}
+
+fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
+    let scores = Tensor::zeros(&[5, 2], DType::F32, device)?;
+    let even = std::f64::consts::LN_2;
+    let classes = [0i64, 1 << 32, (1 << 40) + 1, -(1 << 32), -100];
+    let target = Tensor::from_slice(&classes, &[5], device)?;
+    let nan = f64::NAN;
+    for (ignored, losses) in [
+        (-100, [even, nan, nan, nan, 0.0]),
+        (1 << 32, [even, 0.0, nan, nan, nan]),
+        (0, [0.0, nan, nan, nan, nan]),
+    ] {
+        let options =
+            CrossEntropy { ignore_index: ignored, reduction: Reduction::None, ..CrossEntropy::default() };
+        let log = scores.log_softmax(1)?;
+        let both = [
+            scores.cross_entropy_with(&target, &options)?,
+            log.nll_loss(&target, None, ignored, Reduction::None)?,
+        ];
+        for got in both {
+            let same =
+                |(a, b): (&f64, &f64)| a.is_nan() == b.is_nan() && (a.is_nan() || (a - b).abs() < 1e-6);
+            let got = got.to_f64s()?;
+            ensure!(got.iter().zip(&losses).all(same), "{ignored}: {got:?}, expected {losses:?}");
+        }
+    }
+    ensure!(
+        target.bincount(None, 0).is_err()
+            && Tensor::from_slice(&[1i64 << 32], &[1], device)?.bincount(None, 0).is_err()
+    );
+    ensure!(Tensor::from_slice(&[u32::MAX], &[1], device)?.bincount(None, 0).is_err());
+    Ok(())
+}
+
+fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<()> {
+    let table = Tensor::ones(&[3, 2], DType::F32, device)?;
+    let line = table.select(1, 0)?.contiguous()?;
+    let right = Tensor::from_slice(&[0i64, 2], &[2], device)?;
+    let wrong = Tensor::from_slice(&[0i64, 1 << 32], &[2], device)?;
+    let one = Tensor::from_slice(&[1f32, 1.0], &[2], device)?;
+    let logits = Tensor::zeros(&[2, 3], DType::F32, device)?;
+    type Call<'a> = (&'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
+    let calls: &[Call<'_>] = &[
+        ("embedding", &|at| table.embedding(at, None)),
+        ("index_select", &|at| line.index_select(0, at)),
+        ("gather", &|at| line.gather(0, at)),
+        ("take", &|at| line.take(at)),
+        ("index", &|at| line.index(&[Some(at)])),
+        ("scatter_add", &|at| line.scatter_add(0, at, &one)),
+        ("index_add", &|at| line.index_add(0, at, &one, 1.0)),
+        ("index_fill", &|at| line.index_fill(0, at, 1.0)),
+        ("put", &|at| line.put(at, &one, false)),
+        ("embedding_bag", &|at| table.embedding_bag(&at.unsqueeze(0)?, &Bags::default())),
+        ("cross_entropy", &|at| logits.cross_entropy(at)),
+        ("nll_loss", &|at| logits.nll_loss(at, None, -100, Reduction::Mean)),
+        ("one_hot", &|at| at.one_hot(3)),
+    ];
+    for (name, call) in calls {
+        call(&wrong)?;
+        let guard = ops::check_indices();
+        call(&right)?;
+        let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
+        drop(guard);
+        let text = error.to_string();
+        let told =
+            ["index 4294967296", "number 1 ", "..3", "numbers.rs:"].iter().all(|part| text.contains(part));
+        ensure!(told, "{name}: {text}");
+        call(&wrong)?;
+    }
+    Ok(())
+}
+
+fn numbers_outside_a_type_compare_as_they_are(device: &Device) -> Result<()> {
+    let mut numbers = SplitMix64(7);
+    let bounds = |dtype| match dtype {
+        DType::U8 => (0i64, 255i64),
+        DType::U32 => (0, u32::MAX.into()),
+        _ => (i32::MIN.into(), i32::MAX.into()),
+    };
+    for dtype in [DType::U8, DType::I32, DType::U32] {
+        let (least, most) = bounds(dtype);
+        let elements = [least, most, 0, 1, most - 1];
+        let x = match dtype {
+            DType::U8 => Tensor::from_slice(&elements.map(|v| v as u8), &[5], device)?,
+            DType::U32 => Tensor::from_slice(&elements.map(|v| v as u32), &[5], device)?,
+            _ => Tensor::from_slice(&elements.map(|v| v as i32), &[5], device)?,
+        };
+        let mut tried = vec![
+            least - 1,
+            most + 1,
+            -1,
+            256,
+            1 << 32,
+            -(1 << 32),
+            (1 << 32) + 1,
+            i64::MIN,
+            i64::MAX,
+            0,
+            most,
+        ];
+        tried.extend((0..6).map(|_| (numbers.below(1 << 20) as i64 - (1 << 19)) << numbers.below(40)));
+        for n in tried {
+            let told = |f: fn(&i64, &i64) -> bool| elements.map(|e| f64::from(u8::from(f(&e, &n))));
+            ensure_values(&x.lt(n)?, &told(i64::lt))?;
+            ensure_values(&x.le(n)?, &told(i64::le))?;
+            ensure_values(&x.gt(n)?, &told(i64::gt))?;
+            ensure_values(&x.ge(n)?, &told(i64::ge))?;
+            ensure_values(&x.eq(n)?, &told(i64::eq))?;
+            ensure_values(&x.ne(n)?, &told(i64::ne))?;
+        }
+        ensure_values(&x.lt(usize::MAX)?, &[1.0; 5])?;
+    }
+    Ok(())
+}
+
+fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
+    let x = Tensor::zeros(&[2], DType::U8, device)?;
+    let all = Tensor::ones(&[2], DType::Bool, device)?;
+    for (dtype, n) in [
+        (DType::U8, 300.0),
+        (DType::U8, -1.0),
+        (DType::I32, 4294967296.0),
+        (DType::U32, -1.0),
+        (DType::I64, 1e19),
+        (DType::I32, f64::NAN),
+    ] {
+        let Err(error) = Tensor::full(&[2], n, dtype, device) else { anyhow::bail!("{dtype} holds no {n}") };
+        ensure!(
+            error.to_string().starts_with("full: ") && error.to_string().contains(dtype.name()),
+            "{error}"
+        );
+    }
+    ensure_values(&Tensor::full(&[2], 2.9, DType::U8, device)?, &[2.0, 2.0])?;
+    ensure!(x.full_like(256.0).is_err() && x.fill_(256).is_err() && x.masked_fill(&all, -1).is_err());
+    ensure!(Tensor::arange(0.0, 257.0, 1.0, DType::U8, device).is_err());
+    let at = Tensor::from_slice(&[0i64], &[1], device)?;
+    ensure!(x.index_fill(0, &at, 256).is_err());
+    ensure_values(&x, &[0.0, 0.0])?;
+    // Bounds are those of mathematics; sums wrap, as in PyTorch.
+    ensure_values(&x.clamp(-5, 300)?, &[0.0, 0.0])?;
+    ensure_values(&x.maximum(300)?, &[255.0, 255.0])?;
+    ensure_values(&x.add(300)?, &[44.0, 44.0])?;
+    ensure!(x.pow(256).is_err());
+    Ok(())
+}
+
+fn bits_that_are_shifted_by_any_number(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1i32, -8, 3], &[3], device)?;
+    for n in [1i64 << 32, (1 << 32) + 1, -(1 << 32), -1, 32, i64::MAX, i64::MIN] {
+        ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 3])?;
+        ensure_values(&x.bitwise_right_shift(n)?, &[0.0, -1.0, 0.0])?;
+    }
+    let x = Tensor::from_slice(&[1u8, 200], &[2], device)?;
+    for n in [256i64, -256, -1, 8] {
+        ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 2])?;
+        ensure_values(&x.bitwise_right_shift(n)?, &[0.0; 2])?;
+    }
+    Ok(())
+}
+
+fn diagonals_beyond_the_corners(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
+    for far in [isize::MAX, i32::MAX as isize, 1 << 32, 2] {
+        ensure_values(&x.tril(far)?, &[1.0, 2.0, 3.0, 4.0])?;
+        ensure_values(&x.triu(far)?, &[0.0; 4])?;
+        ensure!(x.diagonal(far, 0, 1)?.numel() == 0);
+    }
+    for far in [isize::MIN, i32::MIN as isize, -(1 << 32), -2] {
+        ensure_values(&x.tril(far)?, &[0.0; 4])?;
+        ensure_values(&x.triu(far)?, &[1.0, 2.0, 3.0, 4.0])?;
+        ensure!(x.diagonal(far, 0, 1)?.numel() == 0 && x.diag(far)?.numel() == 0);
+    }
+    for far in [isize::MAX, isize::MIN, 1 << 33] {
+        ensure!(x.diag_embed(far, 0, 1).is_err() && x.select(0, 0)?.diag(far).is_err());
+    }
+    Ok(())
+}
+
+fn counts_beyond_32_bits_are_errors(device: &Device) -> Result<()> {
+    require_dtype(device, DType::I64)?;
+    let x = Tensor::from_slice(&[1f32, 2.0], &[2], device)?;
+    for repeats in [[1i64 << 32, 0], [1 << 31, 1 << 31], [i64::MAX, i64::MAX], [-(1 << 32), 1]] {
+        let repeats = Tensor::from_slice(&repeats, &[2], device)?;
+        ensure!(x.repeat_interleave_by(&repeats, 0, None).is_err());
+    }
+    let one = Tensor::from_slice(&[1i64 << 31], &[1], device)?;
+    ensure!(x.repeat_interleave_by(&one, 0, None).is_err());
+    const MANY: usize = 1 << 40;
+    let empty = Tensor::zeros(&[0], DType::F32, device)?;
+    ensure!(x.tensor_split(MANY, 0).is_err() && empty.chunk(MANY, 0).is_err() && empty.hsplit(MANY).is_err());
+    let wide = x.narrow(0, 0, 1)?.broadcast_to(&[MANY])?;
+    ensure!(
+        wide.unbind(0).is_err()
+            && wide.split(1, 0).is_err()
+            && wide.flip(&[0]).is_err()
+            && wide.pdist(2.0).is_err()
+    );
+    ensure!(x.reshape([1, 1, 2])?.pad(&[1 << 30, 1 << 30], PadMode::Replicate).is_err());
+    ensure!(x.reshape([1, 1, 2])?.pad(&[1 << 32, 0], PadMode::Constant(0.0)).is_err());
+    ensure!(x.mvlgamma(MANY).is_err() && x.histc(MANY, 0.0, 1.0).is_err());
+    ensure!(Tensor::linspace(0.0, 1.0, MANY, DType::F32, device).is_err());
+    ensure!(Tensor::hann_window(MANY, true, DType::F32, device).is_err());
+    Ok(())
+}
+
+fn views_beyond_all_measure_are_errors(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0], &[2], device)?;
+    let scalar = x.select(0, 0)?;
+    ensure!(scalar.unflatten(0, &[1]).is_err() && scalar.tensordot(&x, &[0], &[0]).is_err());
+    ensure!(x.unfold(0, 1, usize::MAX)?.shape() == [1, 1]);
+    ensure!(Tensor::eye(0, usize::MAX, DType::F32, device).is_err());
+    ensure!(scalar.broadcast_to(&[usize::MAX, 2]).is_err() && scalar.broadcast_to(&[usize::MAX, 0]).is_err());
+    ensure!(scalar.expand(&[1 << 40])?.expand(&[1 << 40, 1 << 40]).is_err());
+    ensure!(
+        x.as_strided(&[0], &[usize::MAX], None).is_err()
+            && x.as_strided(&[1], &[1], Some(usize::MAX)).is_err()
+    );
+    // An extent that no dimension has is not taken for -1.
+    ensure!(x.reshape([usize::MAX]).is_err() && x.reshape([usize::MAX, 1]).is_err());
+    Ok(())
+}

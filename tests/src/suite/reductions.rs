@@ -1,0 +1,471 @@
+//! Reductions, softmax and normalisations at the sizes and layouts where their kernels change: rows in fours and not,
+//! short and too long to be held, parts of other tensors, few and many of them.
+
+use anyhow::{Context, Result, ensure};
+use forebay::amp::autocast;
+use forebay::autograd::{self, GradOptions};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::tensor::Tensor;
+
+super::tests![
+    sums_over_every_side,
+    extremes_and_means_of_long_columns,
+    softmax_of_every_length,
+    layer_norms_of_every_length,
+    a_residual_is_added_in_the_same_pass,
+    a_bias_before_a_residual_gets_its_own_sums,
+    the_sum_of_a_residual_gets_both_gradients,
+    residuals_under_autocast,
+    a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts,
+];
+
+fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
+    Ok(Tensor::rand(shape, DType::F32, device)?.sub(0.5)?)
+}
+
+fn close(what: &str, got: &[f32], expected: &[f32], within: f32) -> Result<()> {
+    ensure!(got.len() == expected.len(), "{what}: {} elements, not {}", got.len(), expected.len());
+    for (k, (&g, &e)) in got.iter().zip(expected).enumerate() {
+        ensure!((g - e).abs() <= within * (1.0 + e.abs()), "{what}: element {k} is {g}, not {e}");
+    }
+    Ok(())
+}
+
+/// The sums of [a, b, c] over b.
+fn sum_middle_dim(x: &[f32], [a, b, c]: [usize; 3]) -> Vec<f32> {
+    let at = |i, j, k| f64::from(x[(i * b + j) * c + k]);
+    (0..a * c).map(|o| (0..b).map(|j| at(o / c, j, o % c)).sum::<f64>() as f32).collect()
+}
+
+fn sums_over_every_side(device: &Device) -> Result<()> {
+    for shape in [
+        [1, 70_000, 1],
+        [1, 3000, 1],
+        [3, 1500, 4],
+        [2, 700, 36],
+        [1, 5000, 33],
+        [130, 260, 1],
+        [130, 261, 1],
+        [5, 4, 1030],
+        [1, 40, 2000],
+        [7, 12, 8],
+    ] {
+        let [a, b, c] = shape;
+        let x = uniform(&[a, b, c], device)?;
+        let host = x.to_vec::<f32>()?;
+        let name = format!("the sum of {shape:?}");
+        close(&name, &x.sum(&[1], false)?.to_vec::<f32>()?, &sum_middle_dim(&host, shape), 1e-4)?;
+        // Of halves that hold small whole numbers, the sum is exact in f32.
+        let whole = x.mul(4.0)?.round()?;
+        let exact = sum_middle_dim(&whole.to_vec::<f32>()?, shape);
+        let half = whole.to_dtype(DType::F16)?.sum(&[1], false)?.to_dtype(DType::F32)?;
+        let rounded: Vec<f32> = exact.iter().map(|&v| half::f16::from_f32(v).to_f32()).collect();
+        close(&format!("{name} as f16"), &half.to_vec::<f32>()?, &rounded, 0.0)?;
+        // A part that starts at an odd place.
+        if c > 4 {
+            let part = x.narrow(2, 3, c - 3)?;
+            let copied = part.copy()?.to_vec::<f32>()?;
+            let expected = sum_middle_dim(&copied, [a, b, c - 3]);
+            close(&format!("{name}, a part"), &part.sum(&[1], false)?.to_vec::<f32>()?, &expected, 1e-4)?;
+        }
+        let all: f64 = host.iter().map(|&v| f64::from(v)).sum();
+        close(&format!("{name}, all"), &[x.sum_all()?.item()? as f32], &[all as f32], 1e-4)?;
+        let outer: f64 = host.iter().map(|&v| f64::from(v)).sum();
+        let twice = x.sum(&[0, 2], false)?.sum_all()?.item()? as f32;
+        close(&format!("{name}, around"), &[twice], &[outer as f32], 1e-4)?;
+        ensure!(
+            x.sum(&[1], false)?.to_vec::<f32>()? == x.sum(&[1], false)?.to_vec::<f32>()?,
+            "{name} changes"
+        );
+    }
+    Ok(())
+}
+
+fn extremes_and_means_of_long_columns(device: &Device) -> Result<()> {
+    for (rows, columns) in [(3000, 8), (2500, 36), (600, 7)] {
+        let x = uniform(&[rows, columns], device)?;
+        let host = x.to_vec::<f32>()?;
+        let column = |c: usize| (0..rows).map(move |r| r * columns + c);
+        let largest: Vec<f32> =
+            (0..columns).map(|c| column(c).map(|i| host[i]).fold(f32::NEG_INFINITY, f32::max)).collect();
+        close("amax", &x.amax(&[0], false)?.to_vec::<f32>()?, &largest, 0.0)?;
+        let mean: Vec<f32> = (0..columns)
+            .map(|c| (column(c).map(|i| f64::from(host[i])).sum::<f64>() / rows as f64) as f32)
+            .collect();
+        close("mean", &x.mean(&[0], false)?.to_vec::<f32>()?, &mean, 1e-5)?;
+        let (value, place) = x.max(0, false)?;
+        let picked: Vec<f32> = x.gather(0, &place.unsqueeze(0)?)?.to_vec::<f32>()?;
+        close("max", &value.to_vec::<f32>()?, &picked, 0.0)?;
+        let mut spoiled = host.clone();
+        spoiled[(rows - 1) * columns + 2] = f32::NAN;
+        let nan =
+            Tensor::from_slice(&spoiled, &[rows, columns], device)?.amax(&[0], false)?.to_vec::<f32>()?;
+        ensure!(nan[2].is_nan() && nan[1] == largest[1], "NaN stays in its column: {nan:?}");
+    }
+    Ok(())
+}
+
+fn softmax_rows(x: &[f32], extent: usize) -> Vec<f32> {
+    x.chunks(extent)
+        .flat_map(|row| {
+            let m = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let e: Vec<f64> = row.iter().map(|&v| f64::from(v - m).exp()).collect();
+            let sum: f64 = e.iter().sum();
+            e.into_iter().map(move |v| (v / sum) as f32).collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+fn softmax_of_every_length(device: &Device) -> Result<()> {
+    for (rows, extent) in [(9, 1), (70, 4), (33, 7), (3, 129), (2, 1024), (2, 9000), (2, 9001), (1, 40_000)] {
+        let x = uniform(&[rows, extent], device)?.mul(20.0)?;
+        let host = x.to_vec::<f32>()?;
+        let expected = softmax_rows(&host, extent);
+        let name = format!("softmax of {rows} rows of {extent}");
+        close(&name, &x.softmax(-1)?.to_vec::<f32>()?, &expected, 2e-6)?;
+        let log: Vec<f32> = x.log_softmax(-1)?.exp()?.to_vec()?;
+        close(&format!("{name}, its logarithm"), &log, &expected, 1e-5)?;
+        close(
+            &format!("{name}, across"),
+            &x.t()?.copy()?.softmax(0)?.t()?.to_vec::<f32>()?,
+            &expected,
+            2e-6,
+        )?;
+        close(
+            &format!("{name}, strided"),
+            &x.t()?.copy()?.t()?.softmax(-1)?.to_vec::<f32>()?,
+            &expected,
+            2e-6,
+        )?;
+        let low = x.to_dtype(DType::BF16)?;
+        let expected_low = softmax_rows(&low.to_dtype(DType::F32)?.to_vec::<f32>()?, extent);
+        close(
+            &format!("{name}, bf16"),
+            &low.softmax(-1)?.to_dtype(DType::F32)?.to_vec::<f32>()?,
+            &expected_low,
+            4e-3,
+        )?;
+        // y (g - sum(g y)), and of the logarithm g - y sum(g).
+        let g = uniform(&[rows, extent], device)?;
+        let gradient = |f: fn(&Tensor) -> forebay::error::Result<Tensor>| -> Result<Vec<f32>> {
+            let leaf = x.requires_grad_()?;
+            f(&leaf)?.backward_with(&g)?;
+            Ok(leaf.grad().context("there is a gradient")?.to_vec()?)
+        };
+        let of_rows = |log: bool| -> Vec<f32> {
+            let (g, y) = (g.to_vec::<f32>().unwrap_or_default(), &expected);
+            (0..rows * extent)
+                .map(|i| {
+                    let row = i / extent * extent..(i / extent + 1) * extent;
+                    let sum: f64 =
+                        row.map(|j| f64::from(g[j]) * if log { 1.0 } else { f64::from(y[j]) }).sum();
+                    let (g, y) = (f64::from(g[i]), f64::from(y[i]));
+                    (if log { g - y * sum } else { y * (g - sum) }) as f32
+                })
+                .collect()
+        };
+        close(&format!("{name}, gradient"), &gradient(|x| x.softmax(-1))?, &of_rows(false), 1e-5)?;
+        close(
+            &format!("{name}, gradient of the logarithm"),
+            &gradient(|x| x.log_softmax(-1))?,
+            &of_rows(true),
+            1e-4,
+        )?;
+        if extent > 4 {
+            let mut odd = host.clone();
+            odd[1] = f32::NEG_INFINITY;
+            odd[extent - 1] = f32::NAN;
+            let odd = Tensor::from_slice(&odd, &[rows, extent], device)?;
+            let first = odd.softmax(-1)?.to_vec::<f32>()?;
+            ensure!(first[..extent].iter().all(|v| v.is_nan()), "{name}: NaN spoils its row");
+            ensure!(first[extent..].iter().all(|v| !v.is_nan()), "{name}: NaN spoils no other row");
+            let masked = odd.narrow(1, 0, extent - 1)?.softmax(-1)?.to_vec::<f32>()?;
+            ensure!(masked[1] == 0.0 && masked[0] > 0.0, "{name}: -inf is impossible");
+            let nothing = Tensor::full(&[2, extent], f64::NEG_INFINITY, DType::F32, device)?;
+            ensure!(
+                nothing.softmax(-1)?.to_vec::<f32>()?.iter().all(|v| v.is_nan()),
+                "{name}: nothing is possible"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Layer norm of plain operations.
+fn plain_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, rms: bool) -> Result<Tensor> {
+    let centered = if rms { x.clone() } else { x.sub(&x.mean(&[-1], true)?)? };
+    let mut y = centered.mul(&centered.square()?.mean(&[-1], true)?.add(1e-5)?.rsqrt()?)?;
+    if let Some(weight) = weight {
+        y = y.mul(weight)?;
+    }
+    Ok(if let Some(bias) = bias { y.add(bias)? } else { y })
+}
+
+fn grads(tensors: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+    let of =
+        |t: &Tensor| Ok(t.grad().context("there is a gradient")?.to_dtype(DType::F32)?.to_vec::<f32>()?);
+    tensors.iter().map(of).collect()
+}
+
+fn layer_norms_of_every_length(device: &Device) -> Result<()> {
+    for (rows, extent) in
+        [(5, 1), (70, 4), (33, 7), (600, 96), (9, 130), (40, 768), (3, 4096), (2, 4099), (2, 9000)]
+    {
+        for (rms, with) in [(false, true), (true, true), (false, false)] {
+            let x = uniform(&[rows, extent], device)?;
+            let weight = uniform(&[extent], device)?.add(1.0)?;
+            let bias = uniform(&[extent], device)?;
+            let g = uniform(&[rows, extent], device)?;
+            let run = |plain: bool| -> Result<(Vec<f32>, Vec<Vec<f32>>)> {
+                let leaves: Vec<Tensor> = [&x, &weight, &bias]
+                    .iter()
+                    .map(|t| t.requires_grad_())
+                    .collect::<forebay::error::Result<_>>()?;
+                let used = if !with {
+                    1
+                } else if rms {
+                    2
+                } else {
+                    3
+                };
+                let (w, b) = (with.then_some(&leaves[1]), (with && !rms).then_some(&leaves[2]));
+                let y = if plain {
+                    plain_norm(&leaves[0], w, b, rms)?
+                } else if rms {
+                    leaves[0].rms_norm(&[extent], w, Some(1e-5))?
+                } else {
+                    leaves[0].layer_norm(&[extent], w, b, 1e-5)?
+                };
+                y.backward_with(&g)?;
+                Ok((y.to_vec()?, grads(&leaves[..used])?))
+            };
+            let (name, got, expected) =
+                (format!("{rows} rows of {extent}, rms {rms}, with {with}"), run(false)?, run(true)?);
+            // One element less its mean is nothing: divided by the root of eps, rounding shows.
+            let within = if extent == 1 { 1e-2 } else { 1e-4 };
+            close(&name, &got.0, &expected.0, within)?;
+            for (k, (got, expected)) in got.1.iter().zip(&expected.1).enumerate() {
+                close(&format!("{name}, gradient {k}"), got, expected, within)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
+    for (x_type, r_type) in [(DType::F32, DType::F32), (DType::BF16, DType::F32), (DType::F16, DType::F16)] {
+        for extent in [1, 7, 64, 768, 4100, 20_000] {
+            let shape = [2, 3, extent];
+            let x = uniform(&shape, device)?.to_dtype(x_type)?;
+            let r = uniform(&shape, device)?.to_dtype(r_type)?;
+            let w = uniform(&[extent], device)?;
+            let b = uniform(&[extent], device)?;
+            let expected = x.to_dtype(x_type.promote(r_type))?.add(&r)?;
+            for rms in [false, true] {
+                let (sum, normed) = if rms {
+                    x.add_rms_norm(&r, &[extent], Some(&w), Some(1e-5))?
+                } else {
+                    x.add_layer_norm(&r, &[extent], Some(&w), Some(&b), 1e-5)?
+                };
+                let name = format!("{x_type} and {r_type}, {extent}, rms {rms}");
+                ensure!(
+                    sum.dtype() == expected.dtype() && normed.dtype() == expected.dtype(),
+                    "{name}: types"
+                );
+                let f32s = |t: &Tensor| t.to_dtype(DType::F32)?.to_vec::<f32>();
+                close(&name, &f32s(&sum)?, &f32s(&expected)?, 0.0)?;
+                let plain = plain_norm(&expected.to_dtype(DType::F32)?, Some(&w), (!rms).then_some(&b), rms)?;
+                let within = if r_type == DType::F16 {
+                    2e-3
+                } else if extent == 1 {
+                    1e-2
+                } else {
+                    1e-4
+                };
+                close(&format!("{name}, normed"), &f32s(&normed)?, &f32s(&plain)?, within)?;
+            }
+        }
+    }
+    let (a, b) = (Tensor::ones(&[2, 8], DType::F32, device)?, Tensor::ones(&[8], DType::F32, device)?);
+    ensure!(a.add_layer_norm(&b, &[8], None, None, 1e-5).is_err(), "a residual does not broadcast");
+    Ok(())
+}
+
+/// The sums that a norm's pass back makes for the bias of the layer before it: only where they are of that layer's columns.
+fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
+    for (shape, normed) in [([6, 4, 8], &[8][..]), ([6, 4, 8], &[4, 8]), ([6, 4, 8], &[6, 4, 8])] {
+        let (x, r, g) = (uniform(&[6, 4, 5], device)?, uniform(&shape, device)?, uniform(&shape, device)?);
+        let w = uniform(&[8, 5], device)?;
+        let run = |fused: bool| -> Result<Vec<Vec<f32>>> {
+            let leaf = |t: Tensor| t.detach().requires_grad_();
+            let (bias, scale) = (
+                leaf(Tensor::ones(&[8], DType::F32, device)?)?,
+                leaf(uniform(normed, device)?.mul(0.0)?.add(1.5)?)?,
+            );
+            let y = x.linear(&w, Some(&bias))?;
+            let (sum, out) = if fused {
+                y.add_layer_norm(&r, normed, Some(&scale), None, 1e-5)?
+            } else {
+                let sum = y.add(&r)?;
+                (sum.clone(), sum.layer_norm(normed, Some(&scale), None, 1e-5)?)
+            };
+            out.mul(&g)?.sum_all()?.add(&sum.mul(&g)?.sum_all()?)?.backward()?;
+            grads(&[bias, scale])
+        };
+        let (got, expected) = (run(true)?, run(false)?);
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            close(&format!("{normed:?}, gradient {k}"), got, expected, 1e-4)?;
+        }
+    }
+    Ok(())
+}
+
+/// The stream goes on, so the sum has a gradient of its own beside that of the norm.
+fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
+    for (extent, rms) in [(96, false), (768, true), (33, false), (20_000, false)] {
+        let inputs = [
+            uniform(&[10, extent], device)?,
+            uniform(&[10, extent], device)?,
+            uniform(&[extent], device)?,
+            uniform(&[extent], device)?,
+        ];
+        let coefficients = [uniform(&[10, extent], device)?, uniform(&[10, extent], device)?];
+        let run = |plain: bool| -> Result<Vec<Vec<f32>>> {
+            let leaves: Vec<Tensor> =
+                inputs.iter().map(Tensor::requires_grad_).collect::<forebay::error::Result<_>>()?;
+            let [x, r, w, b] = &leaves[..] else { unreachable!() };
+            // Of a node, whose gradient may be summed in place, and then of that sum again.
+            let x2 = x.mul(2.0)?;
+            let (sum, normed) = if plain {
+                let sum = x2.add(r)?;
+                let normed = plain_norm(&sum, Some(w), (!rms).then_some(b), rms)?;
+                (sum, normed)
+            } else if rms {
+                x2.add_rms_norm(r, &[extent], Some(w), Some(1e-5))?
+            } else {
+                x2.add_layer_norm(r, &[extent], Some(w), Some(b), 1e-5)?
+            };
+            let more = sum.mul(&coefficients[0])?.add(&normed.mul(&coefficients[1])?)?;
+            let again = sum.tanh()?.mul(&more)?;
+            again.sum_all()?.backward()?;
+            grads(&leaves[..if rms { 3 } else { 4 }])
+        };
+        for (k, (got, expected)) in run(false)?.iter().zip(&run(true)?).enumerate() {
+            close(&format!("{extent}, rms {rms}, gradient {k}"), got, expected, 2e-4)?;
+        }
+    }
+    // Without the stream going on, and with no gradient asked of the residual.
+    let x = uniform(&[4, 8], device)?.requires_grad_()?;
+    let r = uniform(&[4, 8], device)?;
+    let (sum, normed) = x.add_layer_norm(&r, &[8], None, None, 1e-5)?;
+    drop(sum);
+    normed.square()?.sum_all()?.backward()?;
+    ensure!(x.grad().is_some() && r.grad().is_none(), "only x has a gradient");
+    Ok(())
+}
+
+fn residuals_under_autocast(device: &Device) -> Result<()> {
+    let x = uniform(&[6, 64], device)?.to_dtype(DType::BF16)?.requires_grad_()?;
+    let r = uniform(&[6, 64], device)?.requires_grad_()?;
+    let w = uniform(&[64], device)?.requires_grad_()?;
+    let (sum, normed, plain) = {
+        let _autocast = autocast(DType::BF16)?;
+        let (sum, normed) = x.add_layer_norm(&r, &[64], Some(&w), None, 1e-5)?;
+        let plain = sum.layer_norm(&[64], Some(&w), None, 1e-5)?;
+        (sum, normed, plain)
+    };
+    let types = (sum.dtype(), normed.dtype(), plain.dtype());
+    ensure!(types == (DType::F32, DType::F32, DType::F32), "types: {types:?}");
+    let same = plain.detach().eq(&normed.detach())?.all(&[], false)?.item()? == 1.0;
+    ensure!(same, "the norm of the sum is that of the two operations");
+    normed.to_dtype(DType::F32)?.square()?.add(&sum)?.sum_all()?.backward()?;
+    for t in [&x, &r, &w] {
+        let g = t.grad().context("there is a gradient")?;
+        ensure!(g.dtype() == t.dtype() && g.isfinite()?.all(&[], false)?.item()? == 1.0, "{g:?}");
+    }
+    Ok(())
+}
+
+/// Three blocks on a residual stream in f32: of the second, the branch is kept in 16 bits beside the sum before it. Nothing else is to be seen of it.
+fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -> Result<()> {
+    for (extent, rms, low) in [
+        (64, false, DType::BF16),
+        (768, true, DType::F16),
+        (133, false, DType::BF16),
+        (1024, false, DType::F16),
+    ] {
+        let shape = [6, extent];
+        let branches = [(); 3].map(|()| uniform(&shape, device));
+        let branches: Vec<Tensor> =
+            branches.into_iter().map(|b| Ok(b?.to_dtype(low)?.requires_grad_()?)).collect::<Result<_>>()?;
+        let stream = uniform(&shape, device)?.requires_grad_()?;
+        let scale = uniform(&[extent], device)?.requires_grad_()?;
+        let shares = [(); 3].map(|()| uniform(&shape, device));
+        let shares: Vec<Tensor> = shares.into_iter().collect::<Result<_>>()?;
+        // A copy of the sum is kept by nobody: then the next one is kept whole.
+        let forward = |whole: bool| -> Result<(Tensor, u64)> {
+            device.synchronize()?;
+            let before = device.memory().allocated();
+            let (mut sum, mut all) = (stream.clone(), stream.sum_all()?);
+            for (k, branch) in branches.iter().enumerate() {
+                let residual = if whole { sum.mul(1.0)? } else { sum.clone() };
+                let branch = branch.mul(0.5)?;
+                let normed;
+                (sum, normed) = match rms {
+                    true => branch.add_rms_norm(&residual, &[extent], Some(&scale), None)?,
+                    false => branch.add_layer_norm(&residual, &[extent], Some(&scale), None, 1e-5)?,
+                };
+                // Of the last sum nobody else wants a gradient; of the others the gradient is added in place, or not.
+                if k == 1 {
+                    all = all.add(&sum.mul(&shares[k])?.sum_all()?)?;
+                }
+                all = all.add(&normed.mul(&shares[k])?.sum_all()?)?;
+            }
+            drop(sum);
+            device.synchronize()?;
+            Ok((all, device.memory().allocated() - before))
+        };
+        let leaves: Vec<Tensor> = branches.iter().chain([&stream, &scale]).cloned().collect();
+        let numbers = |tensors: Vec<Tensor>| -> Result<Vec<Vec<f32>>> {
+            tensors.iter().map(|t| Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?)).collect()
+        };
+        let ((parts, less), (whole, more)) = (forward(false)?, forward(true)?);
+        // Blocks are of whole 512 bytes.
+        let saved = 6 * extent as u64 * 2 / 512 * 512;
+        ensure!(
+            less + saved <= more,
+            "{extent}: {less} bytes in parts, {more} whole, {saved} less in each of them"
+        );
+        let first = |all: &Tensor| {
+            let retained = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
+            numbers(autograd::grad(std::slice::from_ref(all), &leaves, &retained)?)
+        };
+        ensure!(
+            first(&parts)? == first(&whole)?,
+            "{extent}, rms {rms}: other bits than of a sum that is kept whole"
+        );
+        // As a history: gradients of the gradients' squares.
+        let second = |all: &Tensor| -> Result<Vec<Vec<f32>>> {
+            let grads = autograd::grad(std::slice::from_ref(all), &leaves, &GradOptions::create_graph())?;
+            let mut squares = grads[0].to_dtype(DType::F32)?.square()?.sum_all()?;
+            for grad in &grads[1..] {
+                squares = squares.add(&grad.to_dtype(DType::F32)?.square()?.sum_all()?)?;
+            }
+            numbers(autograd::grad(&[squares], &leaves, &GradOptions::default())?)
+        };
+        for (k, (got, expected)) in second(&parts)?.iter().zip(&second(&whole)?).enumerate() {
+            close(&format!("{extent}, rms {rms}, second gradient {k}"), got, expected, 1e-4)?;
+        }
+    }
+    // What is kept must not change.
+    let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
+    let stream = uniform(&[4, 64], device)?.requires_grad_()?;
+    let (sum, _first) = branch.add_layer_norm(&stream, &[64], None, None, 1e-5)?;
+    let (_, normed) = branch.add_layer_norm(&sum, &[64], None, None, 1e-5)?;
+    branch.add_(&branch)?;
+    let error =
+        normed.sum_all()?.backward().err().context("a branch that has changed is no error")?.to_string();
+    ensure!(error.contains("changed in place"), "{error}");
+    Ok(())
+}

@@ -1,0 +1,595 @@
+//! Sorting, ranks, selecting, and reducing into places, beside plain loops on the host.
+
+use std::cmp::Ordering;
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as ForebayResult};
+use forebay::ops::{Interpolation, ScatterReduce};
+use forebay::tensor::Tensor;
+
+use super::host_reference::{SplitMix64, ensure_close, ensure_same_bits, ensure_values, iota};
+use super::{compute_dtypes, skip, tests};
+
+tests![
+    every_type_and_size_sorts,
+    any_dimension_and_strides_sort,
+    not_a_number_comes_last,
+    sixty_four_bits_count,
+    the_largest_few,
+    medians_and_ranks,
+    quantiles_of_all_kinds,
+    a_million_in_a_line,
+    more_lines_than_a_grid_has,
+    what_is_not_zero,
+    values_find_their_places,
+    elements_meet_in_every_way,
+    long_lines_add_up_the_same,
+    indices_and_masks_choose,
+    captured_steps_sort,
+    nothing_and_rank_zero,
+    mistakes_are_told,
+];
+
+/// NaN after all numbers.
+fn ascending(a: f64, b: f64) -> Ordering {
+    a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
+}
+
+/// The stable order of a line.
+fn order(line: &[f64], descending: bool) -> Vec<usize> {
+    let mut places: Vec<usize> = (0..line.len()).collect();
+    places
+        .sort_by(|&a, &b| if descending { ascending(line[b], line[a]) } else { ascending(line[a], line[b]) });
+    places
+}
+
+/// Numbers with repetitions, some of them negative where the type has such.
+fn mixed(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    let mut numbers = SplitMix64(shape.iter().sum::<usize>() as u64);
+    let signed = !matches!(dtype, DType::U8 | DType::U32 | DType::Bool);
+    let values: Vec<f32> = (0..shape.iter().product::<usize>())
+        .map(|_| {
+            let v = numbers.below(200) as f32;
+            if signed { (v - 100.0) / if dtype.is_float() { 4.0 } else { 1.0 } } else { v }
+        })
+        .collect();
+    Ok(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?)
+}
+
+/// A sort of lines that lie in the last dimension, against the host's.
+fn check(x: &Tensor, descending: bool) -> Result<()> {
+    let n = x.shape().last().copied().unwrap_or(1);
+    let (value, place) = x.sort(-1, descending)?;
+    ensure!(value.shape() == x.shape() && place.shape() == x.shape() && place.dtype() == DType::I64);
+    let (all, values, places) = (x.to_f64s()?, value.to_f64s()?, place.to_vec::<i64>()?);
+    for (r, line) in all.chunks(n).enumerate() {
+        let expected = order(line, descending);
+        for (i, &at) in expected.iter().enumerate() {
+            let (v, p) = (values[r * n + i], places[r * n + i]);
+            ensure!(p == at as i64, "line {r}, number {i} stands at {p}, expected {at}");
+            let good = v.to_bits() == line[at].to_bits() || (v.is_nan() && line[at].is_nan());
+            ensure!(good, "line {r}, number {i} is {v}, expected {}", line[at]);
+        }
+    }
+    ensure!(x.argsort(-1, descending)?.to_vec::<i64>()? == places, "argsort differs");
+    Ok(())
+}
+
+fn every_type_and_size_sorts(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        for n in [1, 2, 3, 7, 8, 255, 257, 600, 1024, 1025, 2049] {
+            for descending in [false, true] {
+                let x = mixed(&[3, n], dtype, device)?;
+                check(&x, descending).with_context(|| format!("{dtype}, {n} elements, {descending}"))?;
+            }
+        }
+    }
+    for n in [2048, 4096, 4097, 10_000] {
+        check(&mixed(&[2, n], DType::F32, device)?, false).with_context(|| format!("{n} elements"))?;
+        check(&mixed(&[n], DType::BF16, device)?, true).with_context(|| format!("{n} elements"))?;
+    }
+    check(&mixed(&[1000, 5], DType::I32, device)?, false)
+}
+
+fn any_dimension_and_strides_sort(device: &Device) -> Result<()> {
+    let x = mixed(&[4, 6, 5], DType::F32, device)?;
+    for view in [x.clone(), x.transpose(0, 2)?, x.narrow(1, 2, 3)?, x.narrow(1, 1, 1)?.expand(&[-1, 7, -1])?]
+    {
+        for dim in -3..3isize {
+            let (value, place) = view.sort(dim, true)?;
+            let line = |t: &Tensor| -> Result<Tensor> { Ok(t.transpose(dim, -1)?.copy()?) };
+            let (values, places) = line(&view)?.sort(-1, true)?;
+            ensure_same_bits(&line(&value)?, &values)
+                .with_context(|| format!("{:?} along {dim}", view.shape()))?;
+            ensure_same_bits(&line(&place)?, &places)
+                .with_context(|| format!("{:?} along {dim}", view.shape()))?;
+        }
+    }
+    let bytes = mixed(&[23], DType::U8, device)?;
+    for start in 0..5 {
+        check(&bytes.narrow(0, start, 17)?, false)?;
+    }
+    check(&mixed(&[70, 3000], DType::F16, device)?.t()?.narrow(1, 3, 2)?.t()?, false)
+}
+
+fn not_a_number_comes_last(device: &Device) -> Result<()> {
+    let nan = f32::from_bits(0xffc0_0001);
+    let odd = [f32::NAN, 1.0, -0.0, f32::INFINITY, 0.0, nan, -1.0, f32::NEG_INFINITY, -0.0, f32::MAX, 1.0];
+    let tiny = [f32::MIN_POSITIVE, -f32::MIN_POSITIVE];
+    let line: Vec<f32> = odd.into_iter().chain(tiny).collect();
+    let long: Vec<f32> = (0..5000).map(|i| line[i * 7 % line.len()]).collect();
+    for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
+        if !device.supports(dtype) {
+            continue;
+        }
+        for values in [&line, &long] {
+            let x = Tensor::from_slice(values, &[values.len()], device)?.to_dtype(dtype)?;
+            check(&x, false).with_context(|| format!("{dtype}"))?;
+            check(&x, true).with_context(|| format!("{dtype}, descending"))?;
+        }
+    }
+    Ok(())
+}
+
+fn sixty_four_bits_count(device: &Device) -> Result<()> {
+    let mut numbers = SplitMix64(64);
+    let mut values: Vec<i64> = (0..2500).map(|_| numbers.next() as i64).collect();
+    values.extend([0, -1, 1, i64::MAX, i64::MIN, 1 << 32, -(1 << 32), (1 << 32) + 1]);
+    let x = Tensor::from_slice(&values, &[values.len()], device)?;
+    let (sorted, place) = x.sort(0, false)?;
+    let at = place.to_vec::<i64>()?;
+    values.sort_unstable();
+    ensure!(sorted.to_vec::<i64>()? == values);
+    ensure!(x.gather(0, &place)?.to_vec::<i64>()? == values && at.len() == values.len());
+    let high = Tensor::from_slice(&[0i64, 1 << 40, 0, -(1 << 33)], &[4], device)?;
+    ensure_values(&high.nonzero()?, &[1.0, 3.0])?;
+    let found = sorted.searchsorted(&Tensor::from_slice(&[1i64 << 32], &[1], device)?, false, false, None)?;
+    let expected = values.iter().filter(|&&v| v < 1 << 32).count();
+    ensure_values(&found, &[expected as f64])
+}
+
+fn the_largest_few(device: &Device) -> Result<()> {
+    for (n, k) in [(9, 4), (9, 9), (9, 0), (300, 1), (5000, 7), (5000, 3000), (20_000, 50)] {
+        for largest in [false, true] {
+            let x = mixed(&[2, n], DType::F32, device)?;
+            let (value, place) = x.topk(k, 1, largest)?;
+            let (sorted, places) = x.sort(1, largest)?;
+            ensure_same_bits(&value, &sorted.narrow(1, 0, k)?.copy()?)
+                .with_context(|| format!("{k} of {n}"))?;
+            ensure_same_bits(&place, &places.narrow(1, 0, k)?.copy()?)
+                .with_context(|| format!("{k} of {n}"))?;
+        }
+    }
+    let columns = mixed(&[50, 3], DType::I32, device)?;
+    ensure_same_bits(&columns.topk(5, 0, true)?.0, &columns.sort(0, true)?.0.narrow(0, 0, 5)?.copy()?)
+}
+
+fn medians_and_ranks(device: &Device) -> Result<()> {
+    for n in [1, 2, 5, 8, 2050, 7001] {
+        let x = mixed(&[3, n], DType::F32, device)?;
+        let sorted = x.sort(1, false)?.0;
+        for k in [1, n.div_ceil(2), n] {
+            let (value, place) = x.kthvalue(k, 1, true)?;
+            ensure_same_bits(&value, &sorted.narrow(1, k - 1, 1)?.copy()?)
+                .with_context(|| format!("{k} of {n}"))?;
+            ensure_same_bits(&x.gather(1, &place)?, &value)?;
+        }
+        let middle = sorted.select(1, (n as isize - 1) / 2)?.copy()?;
+        ensure_same_bits(&x.median(1, false)?.0, &middle).with_context(|| format!("median of {n}"))?;
+        ensure_same_bits(&x.nanmedian(-1, false)?.0, &middle).with_context(|| format!("nanmedian of {n}"))?;
+    }
+    for n in [7, 3001] {
+        let mut values: Vec<f32> = (0..n).map(|i| (i * 3 % n) as f32).collect();
+        (values[2], values[5]) = (f32::NAN, f32::NAN);
+        let x = Tensor::from_slice(&values, &[n], device)?;
+        let (value, place) = x.median(0, false)?;
+        ensure!(value.item()?.is_nan() && place.item()? == 2.0, "the first NaN is the median");
+        let mut rest: Vec<f64> = values.iter().filter(|v| !v.is_nan()).map(|&v| f64::from(v)).collect();
+        rest.sort_by(f64::total_cmp);
+        let middle = rest[(rest.len() - 1) / 2];
+        ensure_values(&x.nanmedian(0, false)?.0, &[middle])?;
+        ensure_values(&x.nanmedian_all()?, &[middle])?;
+        ensure!(x.median_all()?.item()?.is_nan());
+        ensure!(x.mul(f64::NAN)?.nanmedian(0, true)?.0.item()?.is_nan());
+    }
+    let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], &[4], device)?;
+    ensure_values(&whole.nanmedian(0, false)?.0, &[3.0])?;
+    // Equal ones share the gradient.
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.requires_grad_()?;
+    x.median_all()?.backward()?;
+    ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
+}
+
+fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
+    // The rank moves by two where q moves by one, and the value by the step that it is in.
+    let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
+    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.requires_grad_()?;
+    line.quantile(&q, None, false, Interpolation::Linear)?.sum_all()?.backward()?;
+    ensure_values(&q.grad().context("no gradient of q")?, &[2.0, 6.0])?;
+    let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], &[2, 4], device)?;
+    let q = |q: f64, how| -> Result<Vec<f64>> { Ok(x.nanquantile(q, Some(1), false, how)?.to_f64s()?) };
+    // Ranks 0.75 and 0.5.
+    ensure_close(&q(0.25, Interpolation::Linear)?, &[1.75, 6.5], 1e-6, 0.0)?;
+    ensure_close(&q(0.25, Interpolation::Midpoint)?, &[1.5, 6.5], 1e-6, 0.0)?;
+    ensure!(q(0.25, Interpolation::Lower)? == [1.0, 6.0] && q(0.25, Interpolation::Higher)? == [2.0, 7.0]);
+    ensure!(q(0.25, Interpolation::Nearest)? == [2.0, 6.0], "half goes to the even rank");
+    let plain = x.quantile(0.5, Some(1), true, Interpolation::Linear)?;
+    ensure!(plain.shape() == [2, 1] && plain.to_f64s()?[0] == 2.5 && plain.to_f64s()?[1].is_nan());
+    let several = Tensor::from_slice(&[0.0f32, 0.5, 1.0], &[3], device)?;
+    let y = iota(&[2, 3, 5], DType::F32, device)?;
+    for (dim, shape) in [(0isize, [3, 3, 5]), (1, [3, 2, 5]), (-1, [3, 2, 3])] {
+        let got = y.quantile(&several, Some(dim), false, Interpolation::Linear)?;
+        ensure!(got.shape() == shape, "{:?} along {dim}", got.shape());
+        let ends = [y.amin(&[dim], false)?, y.mean(&[dim], false)?, y.amax(&[dim], false)?];
+        for (k, end) in ends.iter().enumerate() {
+            ensure_close(&got.select(0, k as isize)?.to_f64s()?, &end.to_f64s()?, 1e-6, 1e-6)?;
+        }
+        ensure!(y.quantile(&several, Some(dim), true, Interpolation::Lower)?.rank() == 4);
+    }
+    let all = y.quantile(&several, None, true, Interpolation::Linear)?;
+    ensure!(all.shape() == [3, 1, 1, 1] && all.to_f64s()? == [0.0, 14.5, 29.0]);
+    Ok(())
+}
+
+fn a_million_in_a_line(device: &Device) -> Result<()> {
+    let n = (1 << 20) + 7;
+    let mut numbers = SplitMix64(20);
+    let values: Vec<f32> = (0..n).map(|_| (numbers.below(1 << 19) as f32) - 1e5).collect();
+    let x = Tensor::from_slice(&values, &[n], device)?;
+    let (sorted, place) = x.sort(0, false)?;
+    let (sorted, place) = (sorted.to_vec::<f32>()?, place.to_vec::<i64>()?);
+    for i in 0..n {
+        ensure!(sorted[i].to_bits() == values[place[i] as usize].to_bits(), "element {i}");
+        let rises = i == 0 || sorted[i - 1] < sorted[i] || place[i - 1] < place[i];
+        ensure!(rises && (i == 0 || sorted[i - 1] <= sorted[i]), "elements {i} and the one before it");
+    }
+    let few = x.topk(20, 0, true)?.0.to_vec::<f32>()?;
+    ensure!(few.iter().eq(sorted.iter().rev().take(20)), "{few:?}");
+    let middle = x.median(0, false)?.0.to_vec::<f32>()?;
+    ensure!(middle == [sorted[(n - 1) / 2]], "{middle:?}");
+    let chosen = x.masked_select(&x.gt(0.0)?)?.to_vec::<f32>()?;
+    ensure!(values.iter().filter(|&&v| v > 0.0).eq(&chosen), "{} elements are above zero", chosen.len());
+    Ok(())
+}
+
+fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
+    if device.info().software {
+        return skip("most of a minute on a processor");
+    }
+    // 128 lines of up to four elements a workgroup, 65,535 workgroups a dimension.
+    let rows = (128 << 16) + 1;
+    let x = Tensor::from_slice(&[3u8, 9, 5], &[3], device)?.broadcast_to(&[rows, 3])?;
+    let place = x.topk(1, 1, true)?.1.to_vec::<i64>()?;
+    ensure!(place.len() == rows && place.iter().all(|&p| p == 1), "all lines are one");
+    Ok(())
+}
+
+fn what_is_not_zero(device: &Device) -> Result<()> {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        let x = iota(&[5, 7, 3], dtype, device)?.transpose(0, 1)?.narrow(2, 1, 2)?;
+        let all = x.to_f64s()?;
+        let expected: Vec<f64> = (0..all.len())
+            .filter(|&i| all[i] != 0.0)
+            .flat_map(|i| [i / 10, i / 2 % 5, i % 2].map(|c| c as f64))
+            .collect();
+        ensure_values(&x.nonzero()?, &expected).with_context(|| format!("{dtype}"))?;
+        let columns = x.nonzero_tuple()?;
+        ensure!(columns.len() == 3 && columns[1].numel() * 3 == expected.len());
+    }
+    let odd = Tensor::from_slice(&[0.0f32, -0.0, f32::NAN, 1e-30], &[4], device)?;
+    ensure_values(&odd.argwhere()?, &[2.0, 3.0])?;
+    for n in [1, 2047, 2048, 2049, 600_000] {
+        let flags: Vec<bool> = (0..n).map(|i| i % 3 == 1 || i + 1 == n).collect();
+        let mask = Tensor::from_bools(&flags, &[n], device)?;
+        let expected: Vec<f64> = (0..n).filter(|&i| flags[i]).map(|i| i as f64).collect();
+        ensure_values(&mask.nonzero()?, &expected).with_context(|| format!("{n} elements"))?;
+        let x = Tensor::arange(0.0, n as f64, 1.0, DType::F32, device)?;
+        ensure_values(&x.masked_select(&mask)?, &expected).with_context(|| format!("{n} elements"))?;
+    }
+    // Both broadcast, and every type moves.
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+        let x = iota(&[3, 1], dtype, device)?;
+        let mask = Tensor::from_bools(&[true, false, true], &[3], device)?;
+        let all = x.to_f64s()?;
+        ensure_values(&x.masked_select(&mask)?, &[all[0], all[0], all[1], all[1], all[2], all[2]])
+            .with_context(|| format!("{dtype}"))?;
+    }
+    Ok(())
+}
+
+fn values_find_their_places(device: &Device) -> Result<()> {
+    // A comparison with NaN fails, and the search goes right.
+    let line = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], device)?;
+    let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], &[3], device)?;
+    ensure_values(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d) && d != DType::Bool) {
+        let (x, values) = (mixed(&[3, 40], dtype, device)?, mixed(&[3, 9], dtype, device)?);
+        let (sorted, sorter) = x.sort(1, false)?;
+        let (all, seen) = (x.to_f64s()?, values.to_f64s()?);
+        for right in [false, true] {
+            let expected: Vec<f64> = (0..27)
+                .map(|i| {
+                    let line = &all[i / 9 * 40..][..40];
+                    line.iter().filter(|&&v| v < seen[i] || (right && v == seen[i])).count() as f64
+                })
+                .collect();
+            let found = sorted.searchsorted(&values, false, right, None)?;
+            ensure_values(&found, &expected).with_context(|| format!("{dtype}, {right}"))?;
+            let found = x.searchsorted(&values.t()?.copy()?.t()?, true, right, Some(&sorter))?;
+            ensure!(found.dtype() == DType::I32);
+            ensure_values(&found, &expected).with_context(|| format!("{dtype}, {right}, by a sorter"))?;
+        }
+    }
+    let limits = Tensor::from_slice(&[1.0f32, 3.0, 5.0], &[3], device)?;
+    let x = Tensor::from_slice(&[3.0f32, f32::NAN, -7.0, 9.0], &[2, 2], device)?;
+    ensure_values(&x.bucketize(&limits, false, false)?, &[1.0, 3.0, 0.0, 3.0])?;
+    ensure_values(&x.bucketize(&limits, false, true)?, &[2.0, 3.0, 0.0, 3.0])?;
+    ensure_values(&x.bucketize(&limits.narrow(0, 0, 0)?, true, true)?, &[0.0; 4])
+}
+
+fn elements_meet_in_every_way(device: &Device) -> Result<()> {
+    for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports(d)) {
+        let odd = Tensor::from_slice(&[f32::NAN, 3.0], &[2], device)?.to_dtype(dtype)?;
+        let (place, x) = (Tensor::zeros(&[2], DType::I32, device)?, Tensor::full(&[1], 2.0, dtype, device)?);
+        for how in [ScatterReduce::Amax, ScatterReduce::Amin] {
+            for odd in [odd.clone(), odd.flip(&[0])?] {
+                ensure!(x.scatter_reduce(0, &place, &odd, how, true)?.item()?.is_nan(), "{dtype} {how:?}");
+            }
+        }
+    }
+    // Numbers that f32 does not have.
+    let many = Tensor::arange(0.0, 100_000.0, 1.0, DType::I32, device)?;
+    for index in [many.narrow(0, 7, 3)?, many.clone()] {
+        let put = many.scatter_value(0, &index, 16_777_217.0)?;
+        ensure!(put.narrow(0, 9, 1)?.to_vec::<i32>()? == [16_777_217]);
+        ensure!(put.narrow(0, 10, 1)?.item()? == if index.numel() == 3 { 10.0 } else { 16_777_217.0 });
+    }
+    let (zeros, one) =
+        (Tensor::zeros(&[3], DType::I32, device)?, Tensor::from_slice(&[1i32, 5], &[2], device)?);
+    let index = Tensor::from_slice(&[0i32, 2], &[2], device)?;
+    ensure_values(&zeros.index_add(0, &index, &one, 2.0)?, &[2.0, 0.0, 10.0])?;
+    ensure_message(
+        zeros.index_add(0, &index, &one, 0.5),
+        "index_add: alpha is a whole number where the tensor is i32; got 0.5",
+    )?;
+    ensure_message(
+        zeros.index_add(0, &index, &one.to_dtype(DType::F32)?, 1.0),
+        "index_add: does not take f32; the source has the type of the tensor, i32",
+    )?;
+    use ScatterReduce::{Amax, Amin, Mean, Prod, Sum};
+    let index = [2usize, 0, 2, 3, 0, 2];
+    for dtype in compute_dtypes(device).filter(|&d| d != DType::Bool) {
+        let own = [3.0, 7.0, 1.0, 2.0];
+        let src = [2.0, 4.0, 3.0, 5.0, 1.0, 6.0];
+        let x = Tensor::from_slice(&own.map(|v| v as f32), &[4], device)?.to_dtype(dtype)?;
+        let y = Tensor::from_slice(&src.map(|v| v as f32), &[6], device)?.to_dtype(dtype)?;
+        let at = Tensor::from_slice(&index.map(|i| i as i64), &[6], device)?;
+        for how in [Sum, Prod, Mean, Amax, Amin] {
+            for include in [true, false] {
+                let expected: Vec<f64> = (0..4)
+                    .map(|p| {
+                        let met = (0..6).filter(|&i| index[i] == p).map(|i| src[i]);
+                        let mine = (include || !index.contains(&p)).then_some(own[p]);
+                        let all: Vec<f64> = mine.into_iter().chain(met).collect();
+                        let sum: f64 = all.iter().sum();
+                        match how {
+                            Sum => sum,
+                            Prod => all.iter().product(),
+                            Mean if dtype.is_float() => sum / all.len() as f64,
+                            Mean => (sum / all.len() as f64).floor(),
+                            Amax => all.iter().copied().fold(f64::MIN, f64::max),
+                            Amin => all.iter().copied().fold(f64::MAX, f64::min),
+                        }
+                    })
+                    .collect();
+                let got = x.scatter_reduce(0, &at, &y, how, include)?.to_f64s()?;
+                let digits = if dtype.size() == 2 { 1e-2 } else { 1e-6 };
+                ensure_close(&got, &expected, digits, 0.0)
+                    .with_context(|| format!("{dtype}, {how:?}, {include}"))?;
+            }
+        }
+    }
+    // Zeros are factors like others: PyTorch's gradients.
+    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.requires_grad_()?;
+    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.requires_grad_()?;
+    let at = Tensor::from_slice(&[0i32, 0, 1, 1], &[4], device)?;
+    let out = x.scatter_reduce(0, &at, &y, Prod, true)?;
+    out.backward_with(&out.ones_like()?)?;
+    ensure_values(&x.grad().context("no gradient")?, &[0.0, 20.0])?;
+    ensure_values(&y.grad().context("no gradient")?, &[6.0, 0.0, 0.0, 0.0])
+}
+
+fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
+    // Few lines of many indices, negative ones and some outside among them.
+    let (n, extent) = (50_000, 300);
+    let mut numbers = SplitMix64(3);
+    let index: Vec<i64> = (0..n).map(|_| numbers.below(2 * extent + 2) as i64 - extent as i64).collect();
+    let values: Vec<f32> = (0..2 * n).map(|_| numbers.below(1000) as f32 / 7.0 - 60.0).collect();
+    let at = Tensor::from_slice(&index, &[n, 1], device)?;
+    let src = Tensor::from_slice(&values, &[n, 2], device)?;
+    let mut expected = vec![1.0f32; 2 * extent];
+    let mut last = expected.clone();
+    // `index_put` counts negative ones from the end, as PyTorch documents; elsewhere they name nothing.
+    let mut wrapped = expected.clone();
+    for (i, &to) in index.iter().enumerate() {
+        for k in 0..2 {
+            let value = values[2 * i + k];
+            if (0..extent as i64).contains(&to) {
+                expected[2 * to as usize + k] += value;
+                last[2 * to as usize + k] = value;
+            }
+            let to = if to < 0 { to + extent as i64 } else { to } as usize;
+            if let Some(sum) = wrapped.get_mut(2 * to + k) {
+                *sum += value;
+            }
+        }
+    }
+    let x = Tensor::ones(&[extent, 2], DType::F32, device)?;
+    for at in [at.broadcast_to(&[n, 2])?, at.broadcast_to(&[n, 2])?.copy()?] {
+        ensure!(x.scatter_add(0, &at, &src)?.to_vec::<f32>()? == expected, "sums are made in order");
+        ensure!(x.scatter(0, &at, &src)?.to_vec::<f32>()? == last, "the last one stays");
+    }
+    let flat = at.reshape([-1])?;
+    ensure!(x.index_put(&[Some(&flat)], &src, true)?.to_vec::<f32>()? == wrapped, "index_put");
+    for dtype in compute_dtypes(device).filter(|&d| d != DType::F32) {
+        // Few enough in each place for every type.
+        let (x, one) = (Tensor::zeros(&[70_000], dtype, device)?, Tensor::ones(&[70_000], dtype, device)?);
+        let at = Tensor::arange(0.0, 70_000.0, 1.0, DType::I32, device)?.floor_divide(2)?;
+        let sum = x.scatter_add(0, &at, &one)?.to_f64s()?;
+        let two = if dtype == DType::Bool { 1.0 } else { 2.0 };
+        ensure!(sum.iter().enumerate().all(|(i, &s)| s == if i < 35_000 { two } else { 0.0 }), "{dtype}");
+    }
+    Ok(())
+}
+
+fn indices_and_masks_choose(device: &Device) -> Result<()> {
+    let x = iota(&[3, 4, 5], DType::F32, device)?;
+    let (i, j) =
+        (Tensor::from_slice(&[2i64, -1, 0], &[3], device)?, Tensor::from_slice(&[1i32, 4], &[2, 1], device)?);
+    let got = x.index(&[None, None, Some(&j)])?;
+    ensure!(got.shape() == [3, 4, 2, 1]);
+    ensure_values(&got.select(0, 1)?.select(0, 2)?, &[31.0, 34.0])?;
+    // Side by side the indices' dimensions stand where the indexed ones stood, else in front.
+    let got = x.index(&[Some(&i), Some(&j)])?;
+    ensure!(got.shape() == [2, 3, 5]);
+    let got = x.index(&[Some(&i), None, Some(&j)])?;
+    ensure!(got.shape() == [2, 3, 4]);
+    ensure_values(&got.select(0, 1)?.select(0, 0)?, &[44.0, 49.0, 54.0, 59.0])?;
+    let mask = x.select(2, 0)?.gt(20.0)?;
+    ensure!(x.index(&[Some(&mask)])?.shape() == [7, 5]);
+    let repeats = Tensor::from_slice(&[2i64, 0, 3, 1], &[4], device)?;
+    for size in [None, Some(6)] {
+        let got = x.select(0, 0)?.select(1, 1)?.repeat_interleave_by(&repeats, -1, size)?;
+        ensure_values(&got, &[1.0, 1.0, 11.0, 11.0, 11.0, 16.0])?;
+    }
+    ensure!(x.repeat_interleave_by(&repeats.narrow(0, 0, 1)?, 2, None)?.shape() == [3, 4, 10]);
+    ensure_message(
+        x.repeat_interleave_by(&Tensor::from_slice(&[2i64, -3, 0, 1], &[4], device)?, 1, None),
+        "repeat_interleave_by: -3 is no number of repeats; none is negative",
+    )?;
+    for accumulate in [false, true] {
+        let one = Tensor::full(&[], 100.0, DType::F32, device)?;
+        let put = x.index_put(&[None, Some(&i)], &one, accumulate)?;
+        let expected: Vec<f64> = (0..60)
+            .map(|k| match k / 5 % 4 {
+                1 => f64::from(k),
+                2 | 3 | 0 if accumulate => f64::from(k) + 100.0,
+                _ => 100.0,
+            })
+            .collect();
+        ensure_values(&put, &expected)?;
+        let put = x.index_put(&[Some(&mask)], &one, accumulate)?;
+        ensure!(put.to_f64s()?[24] == 24.0 && put.to_f64s()?[25] == if accumulate { 125.0 } else { 100.0 });
+    }
+    Ok(())
+}
+
+fn captured_steps_sort(device: &Device) -> Result<()> {
+    let x = mixed(&[2, 5000], DType::F32, device)?;
+    let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), &[5000], device)?;
+    let once = || {
+        let (value, place) = x.sort(1, true)?;
+        let middle = x.quantile(0.3, Some(1), true, Interpolation::Linear)?;
+        let sums = x.index_put(&[None, Some(&at)], &value, true)?;
+        ForebayResult::Ok((value.sub(&middle)?, place, sums))
+    };
+    let mut step = device.capture(once)?;
+    for seed in [1, 2] {
+        x.copy_(&mixed(&[2 * seed, 5000], DType::F32, device)?.narrow(0, 0, 2)?)?;
+        let (replayed, eager) = (step.replay()?, once()?);
+        ensure_same_bits(&replayed.0, &eager.0)?;
+        ensure_same_bits(&replayed.1, &eager.1)?;
+        ensure_same_bits(&replayed.2, &eager.2)?;
+    }
+    let mask = x.gt(0.0)?;
+    for result in [device.capture(|| x.masked_select(&mask)).err(), device.capture(|| mask.nonzero()).err()] {
+        ensure!(matches!(result, Some(Error::Capture { .. })), "the host reads a number: {result:?}");
+    }
+    Ok(())
+}
+
+fn nothing_and_rank_zero(device: &Device) -> Result<()> {
+    let none = Tensor::empty(&[0], DType::F32, device)?;
+    ensure!(none.median_all()?.item()?.is_nan() && none.nanmedian_all()?.item()?.is_nan());
+    let bytes = Tensor::empty(&[0], DType::U8, device)?;
+    ensure!(Tensor::ones(&[5], DType::F32, device)?.gather(0, &bytes)?.shape() == [0]);
+    let none = Tensor::zeros(&[2, 0, 3], DType::F32, device)?;
+    for dim in -3..3 {
+        ensure!(none.sort(dim, false)?.0.shape() == [2, 0, 3] && none.argsort(dim, true)?.numel() == 0);
+    }
+    ensure!(none.topk(0, 1, true)?.1.shape() == [2, 0, 3] && none.topk(2, 2, true)?.0.shape() == [2, 0, 2]);
+    ensure!(none.median(0, false)?.0.shape() == [0, 3] && none.nonzero()?.shape() == [0, 3]);
+    ensure!(none.masked_select(&none.to_dtype(DType::Bool)?)?.shape() == [0]);
+    let index = Tensor::zeros(&[2, 0, 3], DType::I64, device)?;
+    ensure!(none.scatter_reduce(1, &index, &none, ScatterReduce::Mean, true)?.numel() == 0);
+    let one = Tensor::full(&[], 4.0, DType::F32, device)?;
+    let (value, place) = one.sort(0, true)?;
+    ensure!(value.rank() == 0 && value.item()? == 4.0 && place.item()? == 0.0);
+    ensure!(one.topk(1, -1, false)?.0.rank() == 0 && one.kthvalue(1, 0, false)?.0.item()? == 4.0);
+    ensure!(one.median(0, true)?.1.rank() == 0 && one.median_all()?.item()? == 4.0);
+    ensure!(one.quantile(0.7, Some(0), true, Interpolation::Linear)?.rank() == 0);
+    ensure!(one.nonzero()?.shape() == [1, 0] && one.nonzero_tuple()?.len() == 1);
+    ensure_values(&one.masked_select(&one.gt(3.0)?)?, &[4.0])?;
+    ensure_values(&Tensor::zeros(&[9], DType::Bool, device)?.nonzero()?, &[])
+}
+
+fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
+    let got = result.err().context("it must fail")?.to_string();
+    ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
+    Ok(())
+}
+
+fn mistakes_are_told(device: &Device) -> Result<()> {
+    let x = Tensor::ones(&[2, 3], DType::F32, device)?;
+    ensure_message(x.topk(4, 1, true), "topk: asks for 4 of 3 elements along dimension 1")?;
+    ensure_message(
+        x.kthvalue(0, 1, true),
+        "kthvalue: asks for number 0, counted from 1, of 3 elements along dimension 1",
+    )?;
+    ensure_message(
+        x.narrow(1, 0, 0)?.median(1, false),
+        "median: dimension 1 has no elements to choose from; got [2, 0]",
+    )?;
+    ensure_message(
+        x.quantile(1.5, None, false, Interpolation::Linear),
+        "quantile: 1.5 is no quantile; they lie between 0 and 1",
+    )?;
+    for (op, made) in [
+        ("masked_select", x.masked_select(&x)),
+        ("masked_fill", x.masked_fill(&x, 1.0)),
+        ("masked_fill_", x.masked_fill_(&x, 1.0).map(|()| x.clone())),
+        ("where", x.where_(&x, 1.0)),
+    ] {
+        ensure_message(
+            made,
+            &format!("{op}: does not take f32; the mask is bool; compare, or cast with `to_dtype`"),
+        )?;
+    }
+    let short = Tensor::ones(&[4], DType::F32, device)?;
+    ensure_message(
+        x.searchsorted(&short, false, false, None),
+        "searchsorted: what is searched has one dimension, or all but the last agree with those of the values; got \
+         [2, 3] and [4]",
+    )?;
+    ensure_message(
+        x.index_put(&[None, None, None], &short, true),
+        "index_put: 3 indices for 2 dimensions; it takes one at least, and no more than there are",
+    )?;
+    let mask = Tensor::zeros(&[3], DType::Bool, device)?;
+    ensure_message(
+        x.index(&[Some(&mask)]),
+        "index: a mask has the extents of the dimensions that it stands for, here from 0 on; got [2, 3] and [3]",
+    )?;
+    let index = Tensor::zeros(&[2, 4], DType::I64, device)?;
+    ensure_message(
+        x.scatter_reduce(1, &index, &x, ScatterReduce::Sum, true),
+        "scatter_reduce: the source is at least as large as the index; got [2, 3] and [2, 4]",
+    )?;
+    let leaf = x.requires_grad_()?;
+    for result in [leaf.argsort(0, false)?, leaf.nonzero()?, leaf.bucketize(&short, false, false)?] {
+        ensure!(!result.requires_grad(), "{result:?} has a history");
+    }
+    Ok(())
+}

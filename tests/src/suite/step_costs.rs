@@ -1,0 +1,150 @@
+//! What training steps cost, counted rather than timed: launches on the device, bytes that they bind, requests of the pool.
+//!
+//! `tests/costs.json` has what each costs on the adapters that everyone has; how many tensors a launch can bind differs. A step that
+//! costs more has got slower, whatever the machine; one that costs less is good news, and the file is to say so. The test's message
+//! has the new numbers.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::Result as CoreResult;
+use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Gpt, GptOptions, Linear, Module};
+use forebay::ops::Pool2dOptions;
+use forebay::optim::{AdamW, Optimizer, Sgd, clip_grad_norm_};
+use forebay::plan::Choice;
+use forebay::profile::Profiler;
+use forebay::tensor::Tensor;
+use serde::{Deserialize, Serialize};
+
+use super::{skip, tests};
+
+tests![steps_cost_what_they_did];
+
+/// The file: the backend and how the adapter's name begins, step, costs.
+const KNOWN: &str = include_str!("../../costs.json");
+
+/// What one step costs.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+struct StepCost {
+    /// Kernels, products and copies.
+    launches: usize,
+    /// Bytes of all that they bind.
+    bytes: u64,
+    /// Blocks asked of the pool.
+    requests: u64,
+}
+
+/// A training step, again and again.
+type TrainStep = Box<dyn FnMut() -> CoreResult<()>>;
+type StepBuilder = fn(&Device) -> CoreResult<TrainStep>;
+
+const STEPS: [(&str, StepBuilder); 4] = [
+    ("perceptron", perceptron),
+    ("convolutions", convolutions),
+    ("gpt", gpt),
+    ("gpt, checkpoints", checkpointed_gpt_step),
+];
+
+fn train(
+    mut optimizer: impl Optimizer + 'static,
+    of: Vec<Tensor>,
+    loss: impl Fn() -> CoreResult<Tensor> + 'static,
+) -> TrainStep {
+    Box::new(move || {
+        loss()?.backward()?;
+        clip_grad_norm_(&of, 1.0)?;
+        optimizer.step()?;
+        optimizer.zero_grad();
+        Ok(())
+    })
+}
+
+fn perceptron(device: &Device) -> CoreResult<TrainStep> {
+    let (fc1, fc2) = (Linear::new(784, 128, device)?, Linear::new(128, 10, device)?);
+    let of = [fc1.parameters(), fc2.parameters()].concat();
+    let x = Tensor::rand(&[64, 784], DType::F32, device)?;
+    let y = Tensor::randint(0, 10, &[64], DType::I32, device)?;
+    Ok(train(AdamW::new(of.clone(), 1e-3), of, move || {
+        fc2.forward(&fc1.forward(&x)?.relu()?)?.cross_entropy(&y)
+    }))
+}
+
+fn convolutions(device: &Device) -> CoreResult<TrainStep> {
+    let conv = Conv2d::new(1, 8, [3, 3], Conv2dOptions::default(), device)?;
+    let norm = BatchNorm2d::new(8, device)?;
+    let head = Linear::new(8 * 13 * 13, 10, device)?;
+    let of = [conv.parameters(), norm.parameters(), head.parameters()].concat();
+    let x = Tensor::rand(&[32, 1, 28, 28], DType::F32, device)?;
+    let y = Tensor::randint(0, 10, &[32], DType::I32, device)?;
+    Ok(train(Sgd::new(of.clone(), 0.1).momentum(0.9), of, move || {
+        let x = norm.forward(&conv.forward(&x)?)?.relu()?.max_pool2d(Pool2dOptions::new(2))?;
+        head.forward(&x.flatten(1, -1)?)?.cross_entropy(&y)
+    }))
+}
+
+const GPT: GptOptions =
+    GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 64, dropout: 0.1 };
+
+fn passages(device: &Device) -> CoreResult<[Tensor; 2]> {
+    let text = || Tensor::randint(0, GPT.vocabulary as i64, &[4, GPT.context], DType::I32, device);
+    Ok([text()?, text()?])
+}
+
+fn gpt(device: &Device) -> CoreResult<TrainStep> {
+    let net = Gpt::new(&GPT, device)?;
+    let [text, next] = passages(device)?;
+    let of = net.parameters();
+    Ok(train(AdamW::new(of.clone(), 1e-3), of, move || net.loss(&text, &next)))
+}
+
+fn checkpointed_gpt_step(device: &Device) -> CoreResult<TrainStep> {
+    let choice = Choice::new(4, 1).recompute(vec![true; GPT.layers]);
+    let mut step = gpt(device)?;
+    Ok(Box::new(move || {
+        let _segments = choice.segments();
+        step()
+    }))
+}
+
+/// The cost of a step after the ones that make the optimiser's state.
+fn cost(step: &mut TrainStep, device: &Device) -> Result<StepCost> {
+    for _ in 0..2 {
+        step()?;
+    }
+    let before = device.memory().allocation.all.allocated;
+    let profiler = Profiler::start(device)?;
+    step()?;
+    let profile = profiler.finish()?;
+    let requests = device.memory().allocation.all.allocated - before;
+    Ok(StepCost {
+        launches: profile.spans.len(),
+        bytes: profile.spans.iter().map(|span| span.bytes).sum(),
+        requests,
+    })
+}
+
+fn steps_cost_what_they_did(device: &Device) -> Result<()> {
+    let known: BTreeMap<String, BTreeMap<String, StepCost>> = serde_json::from_str(KNOWN)?;
+    let mut seen = BTreeMap::new();
+    for (name, make) in STEPS {
+        seen.insert(name.to_owned(), cost(&mut make(device)?, device)?);
+    }
+    let seen = format_costs(&seen)?;
+    let info = device.info();
+    // Without the vendor's products a card's steps are others.
+    let products = if info.backend == "cuda" && !device.backend().multiplies() { ", portable" } else { "" };
+    let name = format!("{}{products} {}", info.backend, info.name);
+    let Some((_, known)) = known.iter().find(|(adapter, _)| name.starts_with(adapter.as_str())) else {
+        return skip(format!("tests/costs.json has none for {name}: {seen}"));
+    };
+    let known = format_costs(known)?;
+    ensure!(known == seen, "tests/costs.json says for {name}:\n{known}\nseen:\n{seen}");
+    Ok(())
+}
+
+/// As the file has it.
+fn format_costs(costs: &BTreeMap<String, StepCost>) -> Result<String> {
+    Ok(serde_json::to_string(costs)?)
+}

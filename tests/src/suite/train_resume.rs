@@ -1,0 +1,371 @@
+//! Files, loaders and the training loop: what goes out comes back, and a run that was stopped goes on with the same bits.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use forebay::data::{Dataset, Loader};
+use forebay::device::Device;
+use forebay::error::Result as CoreResult;
+use forebay::io::safetensors;
+use forebay::memory::Config;
+use forebay::nn::{Dropout, Linear, Module};
+use forebay::optim::{Adam, Optimizer, Sgd, schedule::CosineAnnealing};
+use forebay::tensor::Tensor;
+use forebay::train::{Ended, Trainer, mean_loss};
+
+use super::host_reference::ensure_close;
+use super::{compute_dtypes, tests};
+
+tests![
+    tensors_come_back_from_a_file,
+    a_loader_puts_its_samples_on_the_device,
+    a_resumed_run_has_the_same_bits,
+    a_captured_run_has_the_same_bits,
+    a_run_validates_in_evaluation_mode,
+    a_checkpoint_of_other_batches_is_refused,
+    a_loss_that_is_no_number_ends_the_run,
+    accumulated_batches_are_one_large_batch,
+    memory_does_not_grow_with_the_steps,
+    a_step_without_memory_is_made_again_of_halves,
+    parts_are_weighted_by_the_targets_that_count,
+];
+
+/// A file that is removed when the test ends.
+pub(super) struct TempFile(pub(super) PathBuf);
+
+impl TempFile {
+    pub(super) fn new(device: &Device, name: &str) -> Self {
+        let name = format!("forebay-{}-{}-{name}", std::process::id(), device.to_string().replace(':', "-"));
+        Self(std::env::temp_dir().join(name))
+    }
+}
+
+impl Drop for TempFile {
+    fn drop(&mut self) {
+        // It may never have been written.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// A class for a point: of its number, how many points there are, and its values.
+type LabelFn = fn(usize, usize, &[f32]) -> i64;
+
+/// So many points, and the class of each.
+pub(super) struct PointDataset(pub(super) usize, LabelFn);
+
+impl PointDataset {
+    /// In classes that follow from the number alone.
+    pub(super) fn new(n: usize) -> Self {
+        Self(n, |index, _, _| (index % 3) as i64)
+    }
+
+    /// The same, every third and the last three targets ignored.
+    fn with_ignored_targets(n: usize) -> Self {
+        Self(n, |index, n, _| if index % 3 == 2 || index + 3 >= n { -100 } else { (index % 3) as i64 })
+    }
+
+    /// In classes that can be learnt: how many of the first two numbers are positive.
+    pub(super) fn learnable(n: usize) -> Self {
+        Self(n, |_, _, values| values[..2].iter().filter(|x| **x > 0.0).count() as i64)
+    }
+}
+
+impl Dataset for PointDataset {
+    type Input = f32;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.0
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &[4]
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+
+    fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
+        for (k, x) in input.iter_mut().enumerate() {
+            *x = ((index * 37 + k * 101) % 53) as f32 / 26.0 - 1.0;
+        }
+        target[0] = self.1(index, self.0, input);
+        Ok(())
+    }
+}
+
+#[derive(Module)]
+struct Net {
+    fc1: Linear,
+    drop: Dropout,
+    fc2: Linear,
+}
+
+impl Net {
+    fn new(device: &Device) -> CoreResult<Self> {
+        device.manual_seed(5);
+        Ok(Self {
+            fc1: Linear::new(4, 16, device)?,
+            drop: Dropout::new(0.25),
+            fc2: Linear::new(16, 3, device)?,
+        })
+    }
+
+    fn loss(&self, x: &Tensor, y: &Tensor) -> CoreResult<Tensor> {
+        let hidden = self.drop.forward(&self.fc1.forward(x)?.tanh()?)?;
+        self.fc2.forward(&hidden)?.cross_entropy(y)
+    }
+
+    fn bits(&self) -> Result<BTreeMap<String, Vec<u8>>> {
+        self.state_dict().into_iter().map(|(name, t)| Ok((name, t.to_bytes()?))).collect()
+    }
+}
+
+fn loader() -> Loader<PointDataset> {
+    PointDataset::new(50).shuffle(9).batches(8)
+}
+
+fn trainer(net: &Net, steps: u64) -> Trainer<'_, Net, Adam> {
+    Trainer::new(net, Adam::new(net.parameters(), 1e-2))
+        .schedule(CosineAnnealing { base: 1e-2, min: 1e-3, steps: 40 })
+        .clip_grad_norm(1.0)
+        .steps(steps)
+        .quiet()
+}
+
+fn tensors_come_back_from_a_file(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "tensors");
+    let counted = |dtype| Tensor::arange(0.0, 6.0, 1.0, dtype, device)?.reshape([2, 3]);
+    let mut tensors = BTreeMap::new();
+    for dtype in compute_dtypes(device).filter(|d| d.is_float() || d.is_int()) {
+        tensors.insert(dtype.to_string(), counted(dtype)?);
+        tensors.insert(format!("{dtype}.turned"), counted(dtype)?.transpose(0, 1)?);
+    }
+    tensors.insert("bool".into(), Tensor::from_bools(&[true, false, true], &[3], device)?);
+    tensors.insert("scalar".into(), Tensor::from_slice(&[-0.0f32], &[], device)?);
+    tensors.insert("empty".into(), Tensor::from_slice::<i64>(&[], &[0, 2], device)?);
+    let strings = BTreeMap::from([("about".to_owned(), "a \"test\"\n".to_owned())]);
+    safetensors::save(&file.0, &tensors, &strings)?;
+    let (loaded, found) = safetensors::load_with_metadata(&file.0, device)?;
+    ensure!(found == strings, "{found:?}");
+    ensure!(loaded.keys().eq(tensors.keys()), "{:?}", loaded.keys());
+    for (name, tensor) in &tensors {
+        let back = &loaded[name];
+        ensure!((back.shape(), back.dtype()) == (tensor.shape(), tensor.dtype()), "{name}: {back:?}");
+        ensure!(back.to_bytes()? == tensor.to_bytes()?, "{name} came back with other bits");
+    }
+    Ok(())
+}
+
+fn a_loader_puts_its_samples_on_the_device(device: &Device) -> Result<()> {
+    let data = PointDataset::new(20);
+    let (mut input, mut target) = ([0.0; 4], [0]);
+    let mut index = 0;
+    for batch in PointDataset::new(20).batches(8).prefetch(device) {
+        let (x, y) = batch?;
+        let (xs, ys) = (x.to_vec::<f32>()?, y.to_vec::<i64>()?);
+        for (row, class) in xs.chunks(4).zip(ys) {
+            data.get(index, &mut input, &mut target)?;
+            ensure!(row == input && class == target[0], "sample {index} is {row:?}, {class}");
+            index += 1;
+        }
+    }
+    ensure!(index == 20, "{index} samples");
+    Ok(())
+}
+
+fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "checkpoint");
+    // Seven batches an epoch: the run is stopped in the middle of one.
+    let whole = Net::new(device)?;
+    let mut run = trainer(&whole, 16);
+    run.fit(&loader(), |x, y| whole.loss(x, y))?;
+    let losses = run.history().losses.clone();
+
+    let first = Net::new(device)?;
+    let mut run = trainer(&first, 11).checkpoint(&file.0, 4);
+    ensure!(run.fit(&loader(), |x, y| first.loss(x, y))? == Ended::Finished);
+    drop(run);
+    drop(first);
+
+    let second = Net::new(device)?;
+    device.manual_seed(77);
+    let mut run = trainer(&second, 16).resume(&file.0)?;
+    ensure!(run.step() == 11, "resumed at step {}", run.step());
+    run.fit(&loader(), |x, y| second.loss(x, y))?;
+    let bits = |losses: &[f32]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
+    ensure!(bits(&run.history().losses) == bits(&losses), "{:?} became {losses:?}", run.history().losses);
+    ensure!(second.bits()? == whole.bits()?, "the parameters differ");
+    ensure!(losses.len() == 16 && losses.iter().all(|l| l.is_finite()), "{losses:?}");
+    Ok(())
+}
+
+/// Of batches of two sizes, in steps of two; stopped and resumed.
+fn a_captured_run_has_the_same_bits(device: &Device) -> Result<()> {
+    let run = |captured: bool| -> Result<_> {
+        let file = TempFile::new(device, "captured");
+        let mut calls = 0;
+        let mut losses = Vec::new();
+        let mut bits = BTreeMap::new();
+        for (from, to) in [(0, 11), (11, 20)] {
+            let net = Net::new(device)?;
+            let mut run = trainer(&net, to).accumulate(2).capture(captured).checkpoint(&file.0, 100);
+            if from > 0 {
+                run = run.resume(&file.0)?;
+            }
+            run.fit(&loader(), |x, y| {
+                calls += 1;
+                Ok((net.loss(x, y)?, x.mean_all()?))
+            })?;
+            let history = run.history();
+            losses = history.losses.iter().chain(&history.accuracies).map(|l| l.to_bits()).collect();
+            bits = net.bits()?;
+        }
+        Ok((losses, bits, calls))
+    };
+    let (losses, bits, calls) = run(false)?;
+    let (losses_too, bits_too, fewer) = run(true)?;
+    ensure!(losses == losses_too, "losses differ: {losses:?} and {losses_too:?}");
+    ensure!(bits == bits_too, "the parameters differ");
+    // Two batches of seven are in a step with one of two rows.
+    ensure!(calls == 40 && fewer < 20, "the loss was called {calls} times, {fewer} where steps are captured");
+    Ok(())
+}
+
+fn a_run_validates_in_evaluation_mode(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let valid = PointDataset::new(6).batches(4);
+    let mut losses = Vec::new();
+    let mut run = trainer(&net, 5).tokens(100, 1e6).validate(2, || {
+        // Dropout does nothing: the same twice.
+        let [a, b] = [(); 2].map(|()| mean_loss(&net, &valid, |x, y| net.loss(x, y)));
+        losses.push((a?, b?));
+        Ok(losses[losses.len() - 1].0)
+    });
+    run.fit(&loader(), |x, y| net.loss(x, y))?;
+    let found = run.history().validations.clone();
+    // A GPU is looked at after more steps than these.
+    ensure!(run.tokens_per_second().is_some_and(|rate| rate > 0.0) == device.info().software, "no rate");
+    drop(run);
+    ensure!(found.iter().map(|v| v.step).eq([2, 4, 5]), "{found:?}");
+    ensure!(
+        found.iter().zip(&losses).all(|(v, (a, b))| a == b && v.loss == *a as f32),
+        "{found:?}, {losses:?}"
+    );
+    Ok(())
+}
+
+fn a_loss_that_is_no_number_ends_the_run(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let file = TempFile::new(device, "finite");
+    let mut steps = 0;
+    let mut run = trainer(&net, 20).checkpoint(&file.0, 2);
+    let ended = run.fit(&loader(), |x, y| {
+        steps += 1;
+        net.loss(x, y)?.mul(if steps == 4 { f64::NAN } else { 1.0 })
+    });
+    let text = ended.err().context("it must fail")?.to_string();
+    ensure!(text.starts_with("fit: the loss of step 4 is NaN, and no checkpoint is written"), "{text}");
+    // The checkpoint is that of before, and what follows from it is sound.
+    let mut again = trainer(&net, 6).resume(&file.0)?;
+    ensure!(again.step() == 2, "resumed at step {}", again.step());
+    again.fit(&loader(), |x, y| net.loss(x, y))?;
+    ensure!(again.history().losses.iter().all(|loss| loss.is_finite()));
+    Ok(())
+}
+
+fn a_checkpoint_of_other_batches_is_refused(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "other");
+    let net = Net::new(device)?;
+    trainer(&net, 3).checkpoint(&file.0, 10).fit(&loader(), |x, y| net.loss(x, y))?;
+    let failed = trainer(&net, 5).resume(&file.0)?.fit(&loader().batches(4), |x, y| net.loss(x, y));
+    let message = failed.err().context("the run went on")?.to_string();
+    ensure!(message.contains("resumed from batches of 8 of 50 samples shuffled by 9"), "{message}");
+    safetensors::save(&file.0, &net.state_dict(), &BTreeMap::new())?;
+    let message = trainer(&net, 5).resume(&file.0).err().context("weights are no checkpoint")?.to_string();
+    ensure!(message.contains("is no checkpoint"), "{message}");
+    Ok(())
+}
+
+fn accumulated_batches_are_one_large_batch(device: &Device) -> Result<()> {
+    let step = |batch: usize, accumulate: u32| -> Result<Vec<f64>> {
+        let net = Net::new(device)?;
+        let mut run =
+            Trainer::new(&net, Adam::new(net.parameters(), 1e-2)).accumulate(accumulate).steps(1).quiet();
+        run.fit(&PointDataset::new(48).batches(batch), |x, y| {
+            net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
+        })?;
+        ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
+        let mut all = vec![f64::from(run.history().losses[0])];
+        all.extend(net.fc1.weight.to_f64s()?);
+        Ok(all)
+    };
+    ensure_close(&step(6, 4)?, &step(24, 1)?, 1e-4, 1e-5)
+}
+
+fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let mut run = trainer(&net, 100);
+    run.fit(&loader().drop_last(), |x, y| net.loss(x, y))?;
+    let at =
+        |step| run.history().memory_after(step).with_context(|| format!("nobody looked after step {step}"));
+    let (early, late) = (at(10)?, at(100)?);
+    ensure!(early.allocated == late.allocated, "{} bytes, then {}", early.allocated, late.allocated);
+    ensure!(early.reserved == late.reserved, "{} bytes reserved, then {}", early.reserved, late.reserved);
+    Ok(())
+}
+
+fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> {
+    // A pool with a limit of its own, and a model that needs most of it for 64 rows at once.
+    let device = Device::with_config(device.backend().clone(), Config::default());
+    let train = |limit: Option<u64>, capture: bool| -> Result<(Option<usize>, Vec<f64>, [u64; 2])> {
+        device.manual_seed(3);
+        let net = (Linear::new(4, 4096, &device)?, Linear::new(4096, 3, &device)?);
+        let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.1)).accumulate(2).steps(3).quiet();
+        run = run.capture(capture);
+        device.pool().empty_cache()?;
+        device.pool().set_limit(limit);
+        device.pool().reset_peak_stats();
+        let fitted = run.fit(&PointDataset::new(384).batches(64), |x, y| {
+            net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y)
+        });
+        device.pool().set_limit(None);
+        fitted?;
+        let mut all: Vec<f64> = run.history().losses.iter().map(|&loss| f64::from(loss)).collect();
+        all.extend(net.0.weight.to_f64s()?);
+        ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
+        let memory = device.memory();
+        Ok((run.micro_batch_rows(), all, [memory.peak_allocated(), memory.peak_reserved()]))
+    };
+    let (rows, expected, [peak, reserved]) = train(None, false)?;
+    ensure!(rows.is_none(), "{rows:?}");
+    let before = device.memory().allocated();
+    for capture in [false, true] {
+        let (rows, halved, _) = train(Some(peak * 6 / 10), capture)?;
+        ensure!(rows.is_some_and(|rows| rows < 64), "{rows:?} rows at once fit 60 % of the memory");
+        ensure!(device.memory().allocated() == before, "memory is left");
+        ensure_close(&halved, &expected, 1e-4, 1e-5)?;
+    }
+    // Where eager steps fit, whole batches go on, whether there is room for what a captured one holds or not.
+    let (rows, same, _) = train(Some(reserved), true)?;
+    ensure!(rows.is_none(), "{rows:?} rows at once where whole batches fit");
+    ensure!(device.memory().allocated() == before, "memory is left");
+    ensure_close(&same, &expected, 1e-4, 1e-5)
+}
+
+fn parts_are_weighted_by_the_targets_that_count(device: &Device) -> Result<()> {
+    let step = |micro: usize| -> Result<Vec<f64>> {
+        let net = Net::new(device)?;
+        let mut run = Trainer::new(&net, Sgd::new(net.parameters(), 0.5)).steps(1).quiet();
+        run = run.micro_batch(micro).ignore_index(-100);
+        run.fit(&PointDataset::with_ignored_targets(12).batches(12), |x, y| {
+            net.fc2.forward(&net.fc1.forward(x)?.tanh()?)?.cross_entropy(y)
+        })?;
+        let mut all = vec![f64::from(run.history().losses[0])];
+        all.extend(net.fc1.weight.to_f64s()?);
+        Ok(all)
+    };
+    ensure_close(&step(3)?, &step(0)?, 1e-5, 1e-6)
+}

@@ -1,0 +1,289 @@
+//! Calls of `fit`: the last batches of an accumulation, a second call, and the modes of modules.
+
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, bail, ensure};
+use forebay::data::{Cursor, Dataset, Loader};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::error::{Error, Result as CoreResult};
+use forebay::nn::{Linear, Module};
+use forebay::optim::{Optimizer, Sgd};
+use forebay::tensor::Tensor;
+use forebay::train::{Ended, Trainer, evaluate, mean_loss};
+
+use super::host_reference::ensure_close;
+use super::tests;
+use super::train_resume::{PointDataset, TempFile};
+
+tests![
+    the_last_batches_are_a_step_of_their_own_weight,
+    a_smaller_last_batch_has_the_weight_of_a_batch,
+    a_second_fit_trains_again,
+    a_fit_that_ended_midway_is_finished_by_the_next,
+    a_fit_without_anything_to_do_says_so,
+    a_second_fit_is_resumed_where_it_stood,
+    modes_are_restored_whatever_happens,
+    what_a_data_set_does_wrong_ends_the_run_with_an_error,
+];
+
+#[derive(Module)]
+struct Net {
+    layer: Linear,
+    /// Switches of two layers, of which the second is frozen.
+    modes: (AtomicBool, AtomicBool),
+}
+
+impl Net {
+    fn new(device: &Device) -> CoreResult<Self> {
+        device.manual_seed(5);
+        let modes = (AtomicBool::new(true), AtomicBool::new(false));
+        Ok(Self { layer: Linear::new(4, 3, device)?, modes })
+    }
+
+    fn loss(&self, x: &Tensor, y: &Tensor) -> CoreResult<Tensor> {
+        self.layer.forward(x)?.cross_entropy(y)
+    }
+
+    fn modes(&self) -> (bool, bool) {
+        (self.modes.0.load(Ordering::Relaxed), self.modes.1.load(Ordering::Relaxed))
+    }
+
+    fn weights(&self) -> Result<Vec<f64>> {
+        Ok([self.layer.weight.to_f64s()?, self.layer.bias.as_ref().context("a bias")?.to_f64s()?].concat())
+    }
+}
+
+fn trainer(net: &Net) -> Trainer<'_, Net, Sgd> {
+    Trainer::new(net, Sgd::new(net.parameters(), 0.5)).quiet()
+}
+
+/// Losses of the steps and the weights after them.
+fn run(
+    device: &Device,
+    loader: &Loader<PointDataset>,
+    set: impl Fn(Trainer<'_, Net, Sgd>) -> Trainer<'_, Net, Sgd>,
+) -> Result<(Vec<f64>, Vec<f64>)> {
+    let net = Net::new(device)?;
+    let mut run = set(trainer(&net));
+    ensure!(run.fit(loader, |x, y| net.loss(x, y))? == Ended::Finished);
+    ensure!(run.step() == run.history().losses.len() as u64, "a step without a loss");
+    ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
+    Ok((run.history().losses.iter().map(|&loss| loss.into()).collect(), net.weights()?))
+}
+
+fn the_last_batches_are_a_step_of_their_own_weight(device: &Device) -> Result<()> {
+    // Ten batches of four: steps of as many as are asked for, and one of the rest.
+    for (accumulate, rows) in [(4u32, 16), (16, 40), (3, 12), (5, 20)] {
+        let small = PointDataset::new(40).shuffle(3).batches(4);
+        let large = PointDataset::new(40).shuffle(3).batches(rows);
+        let expected = run(device, &large, |t| t)?;
+        ensure!(expected.0.len() == 40usize.div_ceil(rows), "{} steps", expected.0.len());
+        for (way, micro, capture) in [("eager", 0, false), ("in parts", 3, false), ("captured", 0, true)] {
+            let found =
+                run(device, &small, |t| t.accumulate(accumulate).micro_batch(micro).capture(capture))?;
+            let at = || format!("{accumulate} batches a step, {way}");
+            ensure_close(&found.0, &expected.0, 1e-5, 1e-5).with_context(at)?;
+            ensure_close(&found.1, &expected.1, 1e-5, 1e-5).with_context(at)?;
+        }
+    }
+    // Across epochs: three batches an epoch, twice, in steps of four.
+    let losses = run(device, &PointDataset::new(12).batches(4).epochs(2), |t| t.accumulate(4))?.0;
+    ensure!(losses.len() == 2, "{losses:?}");
+    Ok(())
+}
+
+fn a_smaller_last_batch_has_the_weight_of_a_batch(device: &Device) -> Result<()> {
+    // A loop by hand, as in PyTorch: the mean of the losses of a batch of four and of one of one.
+    let net = Net::new(device)?;
+    let mut optimizer = Sgd::new(net.parameters(), 0.5);
+    let mut sum = 0.0;
+    for batch in PointDataset::new(5).batches(4).prefetch(device) {
+        let (x, y) = batch?;
+        let loss = net.loss(&x, &y)?.div(2.0)?;
+        loss.backward()?;
+        sum += loss.item()?;
+    }
+    optimizer.step()?;
+    let (losses, weights) = run(device, &PointDataset::new(5).batches(4), |t| t.accumulate(3))?;
+    ensure_close(&losses, &[sum], 1e-6, 1e-6)?;
+    ensure_close(&weights, &net.weights()?, 1e-6, 1e-6)
+}
+
+fn a_second_fit_trains_again(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let (loader, other) =
+        (PointDataset::new(8).shuffle(1).batches(4).epochs(2), PointDataset::new(9).batches(3));
+    let mut run = trainer(&net);
+    let seen = RefCell::new(Vec::new());
+    let mut loss = |x: &Tensor, y: &Tensor| {
+        seen.borrow_mut().push(x.to_vec::<f32>()?);
+        net.loss(x, y)
+    };
+    for (call, steps) in [(&loader, 4), (&loader, 8), (&other, 11), (&loader, 15), (&other, 18)] {
+        run.fit(call, &mut loss)?;
+        ensure!(run.step() == steps && run.history().losses.len() as u64 == steps, "{} steps", run.step());
+    }
+    let seen = seen.take();
+    // Epochs 0 and 1, then 2 and 3 of the same order of orders; another loader begins with its own first batch.
+    let all: Vec<_> =
+        PointDataset::new(8).shuffle(1).batches(4).epochs(4).prefetch(device).collect::<CoreResult<_>>()?;
+    for (k, (x, _)) in all.iter().enumerate() {
+        ensure!(seen[k] == x.to_vec::<f32>()?, "batch {k} is another");
+    }
+    ensure!(seen[8..11] == seen[15..18], "the other loader did not begin anew");
+    ensure!(seen[11..15] == seen[..4], "the first one did not begin anew behind another");
+    Ok(())
+}
+
+fn a_fit_that_ended_midway_is_finished_by_the_next(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let loader = PointDataset::new(20).shuffle(1).batches(4);
+    let mut run = trainer(&net);
+    let mut calls = 0;
+    let failed = run.fit(&loader, |x, y| {
+        calls += 1;
+        if calls == 3 {
+            return Err(Error::argument("loss", "the third one"));
+        }
+        net.loss(x, y)
+    });
+    let text = failed.err().context("it must fail")?.to_string();
+    ensure!(text.contains("step 3") && text.contains("the third one"), "{text}");
+    run.fit(&loader, |x, y| net.loss(x, y))?;
+    ensure!(run.step() == 5, "{} steps of five batches", run.step());
+    // With another loader there is nothing to finish, and nothing was resumed.
+    let mut run = trainer(&net);
+    let failing = run.fit(&loader, |_, _| Err::<Tensor, _>(Error::argument("loss", "never")));
+    ensure!(failing.is_err());
+    run.fit(&PointDataset::new(8).batches(4), |x, y| net.loss(x, y))?;
+    ensure!(run.step() == 2, "{} steps of two batches", run.step());
+    Ok(())
+}
+
+fn a_fit_without_anything_to_do_says_so(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    let loader = PointDataset::new(8).batches(4);
+    let mut run = trainer(&net).steps(3);
+    run.fit(&loader, |x, y| net.loss(x, y))?;
+    let text = run.fit(&loader, |x, y| net.loss(x, y)).err().context("all steps are made")?.to_string();
+    ensure!(text.starts_with("fit: all 3 steps are made; for more, set `steps`"), "{text}");
+    let mut run = run.steps(5);
+    run.fit(&loader, |x, y| net.loss(x, y))?;
+    ensure!(run.step() == 5, "{} steps", run.step());
+    let empty = trainer(&net).fit(&PointDataset::new(0).batches(4), |x, y| net.loss(x, y));
+    let text = empty.err().context("there are no batches")?.to_string();
+    ensure!(text.starts_with("fit: the loader has no batches"), "{text}");
+    Ok(())
+}
+
+fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
+    let file = TempFile::new(device, "second-fit");
+    let loader = PointDataset::new(20).shuffle(4).batches(4);
+    let whole = Net::new(device)?;
+    let mut run = trainer(&whole);
+    for _ in 0..2 {
+        run.fit(&loader, |x, y| whole.loss(x, y))?;
+    }
+    ensure!(run.step() == 10, "{} steps", run.step());
+    let part = Net::new(device)?;
+    let mut run = trainer(&part).checkpoint(&file.0, 1);
+    run.fit(&loader, |x, y| part.loss(x, y))?;
+    let mut left = 3;
+    let failed = run.fit(&loader, |x, y| {
+        left -= 1;
+        if left == 0 { Err(Error::argument("loss", "stopped")) } else { part.loss(x, y) }
+    });
+    ensure!(failed.is_err());
+    let rest = Net::new(device)?;
+    let mut run = trainer(&rest).resume(&file.0)?;
+    ensure!(run.step() == 7, "resumed at step {}", run.step());
+    run.fit(&loader, |x, y| rest.loss(x, y))?;
+    ensure!(run.step() == 10, "{} steps", run.step());
+    ensure_close(&rest.weights()?, &whole.weights()?, 0.0, 0.0)?;
+    // A loader's own start counts where nothing was resumed.
+    let mut run = trainer(&rest);
+    run.fit(&loader.start_at(Cursor { epoch: 0, batch: 3 }), |x, y| rest.loss(x, y))?;
+    ensure!(run.step() == 2, "{} steps from the fourth batch of five on", run.step());
+    Ok(())
+}
+
+fn modes_are_restored_whatever_happens(device: &Device) -> Result<()> {
+    // Accuracies compare classes, which are i64.
+    super::require_dtype(device, DType::I64)?;
+    let net = Net::new(device)?;
+    let loader = PointDataset::new(8).batches(4);
+    let failure = || Error::argument("forward", "failed");
+    let expect = |at: &str| {
+        let modes = net.modes();
+        if modes == (true, false) { Ok(()) } else { bail!("{at}: the modes are {modes:?}") }
+    };
+    evaluate(&net, &loader, |x| {
+        if net.modes() != (false, false) { Err(failure()) } else { net.layer.forward(x) }
+    })?;
+    expect("evaluate")?;
+    ensure!(evaluate(&net, &loader, |_| Err(failure())).is_err());
+    expect("an evaluate that fails")?;
+    ensure!(mean_loss(&net, &loader, |_, _| Err(failure())).is_err());
+    expect("a mean loss that fails")?;
+    ensure!(evaluate(&net, &PointDataset::new(0).batches(1), |x| net.layer.forward(x)).is_err());
+    expect("an evaluate without samples")?;
+    let panicked = catch_unwind(AssertUnwindSafe(|| evaluate(&net, &loader, |_| panic!("of the test"))));
+    ensure!(panicked.is_err());
+    expect("an evaluate that panics")?;
+    let trained = |x: &Tensor, y: &Tensor| {
+        if net.modes() != (true, false) { Err(failure()) } else { net.loss(x, y) }
+    };
+    trainer(&net).validate(1, || mean_loss(&net, &loader, |x, y| net.loss(x, y))).fit(&loader, trained)?;
+    expect("fit")?;
+    ensure!(trainer(&net).validate(1, || Err(failure())).fit(&loader, trained).is_err());
+    expect("a validation that fails")
+}
+
+/// A data set that panics in the method of this name, when it is called so often.
+struct PanickingDataset(&'static str, std::sync::atomic::AtomicUsize);
+
+impl PanickingDataset {
+    fn maybe_panic(&self, method: &str) {
+        if self.0 == method && self.1.fetch_add(1, Ordering::Relaxed) == 2 {
+            panic!("of the test");
+        }
+    }
+}
+
+impl Dataset for PanickingDataset {
+    type Input = f32;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.maybe_panic("len");
+        4
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &[4]
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &[]
+    }
+
+    fn get(&self, _: usize, input: &mut [f32], target: &mut [i64]) -> CoreResult<()> {
+        self.maybe_panic("get");
+        input.fill(0.5);
+        target[0] = 1;
+        Ok(())
+    }
+}
+
+fn what_a_data_set_does_wrong_ends_the_run_with_an_error(device: &Device) -> Result<()> {
+    let net = Net::new(device)?;
+    for method in ["len", "get"] {
+        let loader = PanickingDataset(method, Default::default()).batches(2).epochs(4);
+        let text = trainer(&net).fit(&loader, |x, y| net.loss(x, y)).err().context(method)?.to_string();
+        ensure!(text.contains(&format!("`{method}` panicked: of the test")), "{text}");
+    }
+    Ok(())
+}

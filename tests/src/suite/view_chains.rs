@@ -1,0 +1,360 @@
+//! Random chains of views, and random operations on what they end in, compared with plain loops over lists of places.
+//!
+//! A view is known by the places of its elements in the storage: each kind of view says which of them are left, in which order, and nothing is
+//! computed with strides. `FOREBAY_FUZZ_ROUNDS` is the number of chains of each type, `FOREBAY_FUZZ_SEED` their beginning.
+
+use anyhow::{Context, Result, ensure};
+use forebay::device::Device;
+use forebay::dtype::DType;
+use forebay::ops::cat;
+use forebay::tensor::Tensor;
+
+use super::host_reference::{SplitMix64, all_indices, ensure_close, ensure_values};
+use super::tests;
+
+tests![views_and_operations_on_them_are_plain_loops];
+
+/// Chains of each type in a run of the suite.
+const ROUNDS: u64 = 120;
+/// Views in a chain, at most.
+const LONGEST: usize = 4;
+/// Elements of a view, at most: unfolding multiplies them.
+const MOST: usize = 4096;
+
+/// The elements of a view, by their places in the storage, row-major.
+#[derive(Clone, Debug)]
+struct IndexMap {
+    shape: Vec<usize>,
+    offsets: Vec<usize>,
+}
+
+impl IndexMap {
+    fn contiguous(shape: &[usize]) -> Self {
+        Self { shape: shape.to_vec(), offsets: (0..shape.iter().product()).collect() }
+    }
+
+    fn offset(&self, index: &[usize]) -> usize {
+        self.offsets[index.iter().zip(&self.shape).fold(0, |at, (i, n)| at * n + i)]
+    }
+
+    /// A view whose element at an index is the element of this one at another index.
+    fn remap(&self, shape: Vec<usize>, old: impl Fn(&[usize]) -> Vec<usize>) -> Self {
+        let at = all_indices(&shape).iter().map(|index| self.offset(&old(index))).collect();
+        Self { shape, offsets: at }
+    }
+
+    /// An index with one of its dimensions changed.
+    fn remap_dim(&self, dim: usize, n: usize, old: impl Fn(usize) -> usize) -> Self {
+        let mut shape = self.shape.clone();
+        shape[dim] = n;
+        self.remap(shape, |index| {
+            let mut index = index.to_vec();
+            index[dim] = old(index[dim]);
+            index
+        })
+    }
+
+    fn values(&self, storage: &[f64]) -> Vec<f64> {
+        self.offsets.iter().map(|&at| storage[at]).collect()
+    }
+
+    fn overlaps(&self) -> bool {
+        let mut at = self.offsets.clone();
+        at.sort_unstable();
+        at.windows(2).any(|pair| pair[0] == pair[1])
+    }
+}
+
+/// A tensor, and what it should be.
+struct ViewChain {
+    tensor: Tensor,
+    places: IndexMap,
+    storage: Vec<f64>,
+    /// All of the storage.
+    base: Tensor,
+    /// The chain, for messages.
+    chain: Vec<String>,
+}
+
+impl ViewChain {
+    fn new(rank: u64, dtype: DType, numbers: &mut SplitMix64, device: &Device) -> Result<Self> {
+        let shape: Vec<usize> = (0..rank).map(|_| 1 + numbers.below(5)).collect();
+        let count = shape.iter().product();
+        let storage: Vec<f64> = (0..count).map(|_| numbers.below(17) as f64 - 8.0).collect();
+        let base = tensor(&storage, &shape, dtype, device)?;
+        let chain = vec![format!("{dtype} {shape:?}")];
+        Ok(Self { tensor: base.clone(), places: IndexMap::contiguous(&shape), storage, base, chain })
+    }
+
+    fn values(&self) -> Vec<f64> {
+        self.places.values(&self.storage)
+    }
+
+    /// Adds a view to the chain.
+    fn add_random_view(&mut self, numbers: &mut SplitMix64) -> Result<()> {
+        let (x, p) = (&self.tensor, &self.places);
+        let rank = p.shape.len();
+        if rank == 0 {
+            return self.push_view(
+                "unsqueeze(0)",
+                x.unsqueeze(0)?,
+                IndexMap { shape: vec![1], offsets: p.offsets.clone() },
+            );
+        }
+        let (dim, other) = (numbers.below(rank), numbers.below(rank));
+        let (n, d) = (p.shape[dim], dim as isize);
+        match numbers.below(10) {
+            0 => {
+                let start = numbers.below(n);
+                let length = 1 + numbers.below(n - start);
+                let text = format!("narrow({dim}, {start}, {length})");
+                self.push_view(&text, x.narrow(d, start, length)?, p.remap_dim(dim, length, |i| start + i))
+            }
+            1 => {
+                let (start, step) = (numbers.below(n), 1 + numbers.below(3));
+                let text = format!("slice_dim({dim}, {start}, {n}, {step})");
+                let left = (n - start).div_ceil(step);
+                self.push_view(
+                    &text,
+                    x.slice_dim(d, start, n, step)?,
+                    p.remap_dim(dim, left, |i| start + i * step),
+                )
+            }
+            2 => {
+                let mut shape = p.shape.clone();
+                shape.swap(dim, other);
+                let places = p.remap(shape, |index| {
+                    let mut index = index.to_vec();
+                    index.swap(dim, other);
+                    index
+                });
+                self.push_view(&format!("transpose({dim}, {other})"), x.transpose(d, other as isize)?, places)
+            }
+            3 => {
+                // A rotation of all dimensions.
+                let order: Vec<usize> = (0..rank).map(|i| (i + dim) % rank).collect();
+                let shape = order.iter().map(|&i| p.shape[i]).collect();
+                let places =
+                    p.remap(shape, |index| (0..rank).map(|i| index[(i + rank - dim) % rank]).collect());
+                let signed: Vec<isize> = order.iter().map(|&i| i as isize).collect();
+                self.push_view(&format!("permute({order:?})"), x.permute(&signed)?, places)
+            }
+            4 => {
+                let times = 1 + numbers.below(3);
+                let mut shape = p.shape.clone();
+                shape.insert(0, times);
+                let places = p.remap(shape.clone(), |index| index[1..].to_vec());
+                let signed: Vec<isize> = shape.iter().map(|&n| n as isize).collect();
+                self.push_view(&format!("expand({shape:?})"), x.expand(&signed)?, places)
+            }
+            5 => {
+                let index = numbers.below(n);
+                let mut shape = p.shape.clone();
+                shape.remove(dim);
+                let places = p.remap(shape, |rest| {
+                    let mut rest = rest.to_vec();
+                    rest.insert(dim, index);
+                    rest
+                });
+                self.push_view(&format!("select({dim}, {index})"), x.select(d, index as isize)?, places)
+            }
+            6 => {
+                let (size, step) = (1 + numbers.below(n), 1 + numbers.below(2));
+                let mut shape = p.shape.clone();
+                shape[dim] = (n - size) / step + 1;
+                shape.push(size);
+                let places = p.remap(shape, |index| {
+                    let mut old = index[..rank].to_vec();
+                    old[dim] = index[dim] * step + index[rank];
+                    old
+                });
+                self.push_view(&format!("unfold({dim}, {size}, {step})"), x.unfold(d, size, step)?, places)
+            }
+            7 if dim != other => {
+                let offset = numbers.below(p.shape[other]);
+                let length = n.min(p.shape[other] - offset);
+                let mut shape: Vec<usize> =
+                    (0..rank).filter(|i| *i != dim && *i != other).map(|i| p.shape[i]).collect();
+                shape.push(length);
+                let places = p.remap(shape, |index| {
+                    let (&along, rest) = index.split_last().unwrap_or((&0, &[]));
+                    let mut rest = rest.iter();
+                    let part = |i: usize| match i {
+                        _ if i == dim => along,
+                        _ if i == other => along + offset,
+                        _ => *rest.next().unwrap_or(&0),
+                    };
+                    (0..rank).map(part).collect()
+                });
+                let text = format!("diagonal({offset}, {dim}, {other})");
+                self.push_view(&text, x.diagonal(offset as isize, d, other as isize)?, places)
+            }
+            8 => {
+                // A copy: it has storage of its own from here on.
+                let y = x.flip(&[d])?;
+                let flipped = p.remap_dim(dim, n, |i| n - 1 - i);
+                self.storage = flipped.values(&self.storage);
+                self.base = y.clone();
+                let places = IndexMap::contiguous(&flipped.shape);
+                self.push_view(&format!("flip({dim})"), y, places)
+            }
+            _ => {
+                let y = x.reshape(&[-1_isize][..])?;
+                let places = IndexMap { shape: vec![p.offsets.len()], offsets: p.offsets.clone() };
+                if !y.shares_storage(x) {
+                    self.storage = places.values(&self.storage);
+                    self.base = y.clone();
+                    let places = IndexMap::contiguous(&places.shape);
+                    return self.push_view("reshape(-1), a copy", y, places);
+                }
+                self.push_view("reshape(-1)", y, places)
+            }
+        }
+    }
+
+    fn push_view(&mut self, text: &str, tensor: Tensor, places: IndexMap) -> Result<()> {
+        self.chain.push(text.to_owned());
+        ensure!(tensor.shape() == places.shape, "shape {:?}, expected {:?}", tensor.shape(), places.shape);
+        (self.tensor, self.places) = (tensor, places);
+        Ok(())
+    }
+
+    /// Runs an operation on the view.
+    fn check_random_op(&mut self, numbers: &mut SplitMix64, dtype: DType, device: &Device) -> Result<()> {
+        let (x, values) = (&self.tensor, self.values());
+        ensure_values(x, &values).context("the view itself")?;
+        let shape = self.places.shape.clone();
+        let rank = shape.len();
+        let what = numbers.below(10);
+        if rank == 0 || what >= 7 {
+            return self.check_inplace_write(what, dtype, device);
+        }
+        let dim = numbers.below(rank);
+        let (n, d) = (shape[dim], dim as isize);
+        // Lists of values along the dimension, by where they begin.
+        let inner: usize = shape[dim + 1..].iter().product();
+        let lists: Vec<Vec<f64>> = (0..values.len() / n)
+            .map(|k| (0..n).map(|i| values[(k / inner * n + i) * inner + k % inner]).collect())
+            .collect();
+        let unlist = |lists: &[Vec<f64>]| -> Vec<f64> {
+            let n = lists.first().map_or(0, Vec::len);
+            let place = |at: usize| (at / (n * inner) * inner + at % inner, at / inner % n);
+            (0..lists.len() * n).map(place).map(|(list, i)| lists[list][i]).collect()
+        };
+        self.chain.push(format!("operation {what} along {dim}"));
+        match what {
+            0 => ensure_values(&x.mul(3)?.add(x)?, &values.iter().map(|v| 4.0 * v).collect::<Vec<_>>()),
+            1 => {
+                let sums: Vec<f64> = lists.iter().map(|list| list.iter().sum()).collect();
+                // Sums of integers are i64, which some adapters do not have.
+                let x = if x.device().info().features.i64 { x.clone() } else { x.to_dtype(DType::F32)? };
+                ensure_values(&x.sum(&[d], false)?, &sums)
+            }
+            2 => {
+                let most: Vec<f64> =
+                    lists.iter().map(|l| l.iter().copied().fold(f64::MIN, f64::max)).collect();
+                ensure_values(&x.amax(&[d], false)?, &most)
+            }
+            3 => {
+                let index: Vec<i32> = (0..1 + numbers.below(4)).map(|_| numbers.below(n) as i32).collect();
+                let index = Tensor::from_slice(&index, &[index.len()], device)?;
+                let picked = index.to_f64s()?;
+                let lists: Vec<Vec<f64>> =
+                    lists.iter().map(|list| picked.iter().map(|&i| list[i as usize]).collect()).collect();
+                ensure_values(&x.index_select(d, &index)?, &unlist(&lists))
+            }
+            4 => {
+                let joined: Vec<Vec<f64>> = lists.iter().map(|list| [&list[..], list].concat()).collect();
+                ensure_values(&cat(&[x, x], d)?, &unlist(&joined))
+            }
+            5 if dtype == DType::F32 => {
+                let soft = |list: &Vec<f64>| {
+                    let most = list.iter().copied().fold(f64::MIN, f64::max);
+                    let parts: Vec<f64> = list.iter().map(|v| (v - most).exp()).collect();
+                    let sum: f64 = parts.iter().sum();
+                    parts.iter().map(|v| v / sum).collect::<Vec<f64>>()
+                };
+                let soft: Vec<Vec<f64>> = lists.iter().map(soft).collect();
+                ensure_close(&x.softmax(d)?.to_f64s()?, &unlist(&soft), 1e-5, 1e-7)
+            }
+            6 if dtype == DType::F32 && rank == 2 => {
+                let (rows, columns) = (shape[0], shape[1]);
+                let product = |at: usize| {
+                    let (i, j) = (at / rows, at % rows);
+                    (0..columns).map(|k| values[i * columns + k] * values[j * columns + k]).sum()
+                };
+                let products: Vec<f64> = (0..rows * rows).map(product).collect();
+                // The order of the sum is free, and the numbers are small and whole.
+                ensure_close(&x.matmul(&x.t()?)?.to_f64s()?, &products, 0.0, 0.0)
+            }
+            _ => {
+                let index: Vec<i32> = values.iter().map(|v| (*v as i32).rem_euclid(n as i32)).collect();
+                let picked = Tensor::from_slice(&index, &shape, device)?;
+                let taken = |at: usize| lists[at / (n * inner) * inner + at % inner][index[at] as usize];
+                ensure_values(&x.gather(d, &picked)?, &(0..values.len()).map(taken).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    /// Writes into the view: its elements change, and nothing else of the storage.
+    fn check_inplace_write(&mut self, what: usize, dtype: DType, device: &Device) -> Result<()> {
+        self.chain.push(format!("write {what}"));
+        let x = &self.tensor;
+        let new: Vec<f64> = match what {
+            7 => self.values().iter().map(|v| v + 2.0).collect(),
+            8 => vec![5.0; self.places.offsets.len()],
+            _ => (0..self.places.offsets.len()).map(|i| (i % 11) as f64).collect(),
+        };
+        let done = match what {
+            7 => x.add_(2),
+            8 => x.fill_(5),
+            _ => x.copy_(&tensor(&new, &self.places.shape, dtype, device)?),
+        };
+        if self.places.overlaps() {
+            ensure!(done.is_err(), "elements that share memory were written");
+        } else {
+            done?;
+            for (&at, value) in self.places.offsets.iter().zip(new) {
+                self.storage[at] = value;
+            }
+        }
+        ensure_values(&self.base, &self.storage)
+    }
+}
+
+fn tensor(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    Ok(match dtype {
+        DType::I32 => {
+            Tensor::from_slice(&values.iter().map(|v| *v as i32).collect::<Vec<_>>(), shape, device)?
+        }
+        _ => Tensor::from_slice(&values.iter().map(|v| *v as f32).collect::<Vec<_>>(), shape, device)?,
+    })
+}
+
+/// A number of the environment.
+fn number(name: &str, default: u64) -> Result<u64> {
+    std::env::var(name)
+        .map_or(Ok(default), |text| text.trim().parse().with_context(|| format!("{name}={text}")))
+}
+
+fn views_and_operations_on_them_are_plain_loops(device: &Device) -> Result<()> {
+    let (rounds, seed) = (number("FOREBAY_FUZZ_ROUNDS", ROUNDS)?, number("FOREBAY_FUZZ_SEED", 1)?);
+    for dtype in [DType::F32, DType::I32] {
+        for round in 0..rounds {
+            let mut numbers = SplitMix64(seed.wrapping_mul(1 << 32).wrapping_add(round));
+            let mut case = ViewChain::new(1 + round % 3, dtype, &mut numbers, device)?;
+            let mut run = || -> Result<()> {
+                for _ in 0..1 + numbers.below(LONGEST) {
+                    if case.places.offsets.len() > MOST || case.places.shape.len() > 5 {
+                        break;
+                    }
+                    case.add_random_view(&mut numbers)?;
+                }
+                case.check_random_op(&mut numbers, dtype, device)
+            };
+            let done = run();
+            done.with_context(|| format!("round {round} of seed {seed}: {}", case.chain.join(", ")))?;
+        }
+    }
+    Ok(())
+}

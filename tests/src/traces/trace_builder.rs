@@ -1,0 +1,89 @@
+//! A program that asks for memory, as a trace: what it takes and frees, in order, of a seed.
+
+use forebay::memory::trace::{Event, Recorded, Trace};
+
+/// A block that a program holds: its place in the table of a trace.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BlockId(u32);
+
+/// A program while it runs.
+#[derive(Debug)]
+pub(super) struct TraceBuilder {
+    /// The queue of what is taken from here on.
+    pub(super) queue: u8,
+    events: Vec<Event>,
+    /// The bytes behind each place.
+    slot_bytes: Vec<u64>,
+    free_slots: Vec<u32>,
+    requested: u64,
+    peak: u64,
+    seed: u64,
+}
+
+impl TraceBuilder {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { queue: 0, events: vec![], slot_bytes: vec![], free_slots: vec![], requested: 0, peak: 0, seed }
+    }
+
+    /// A number of this range, its ends included, of the seed.
+    pub(super) fn rand_range(&mut self, from: u64, to: u64) -> u64 {
+        // SplitMix64
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        from + (z ^ (z >> 31)) % (to - from + 1)
+    }
+
+    /// Asks for so many bytes.
+    pub(super) fn alloc(&mut self, bytes: u64) -> BlockId {
+        self.requested += bytes;
+        self.peak = self.peak.max(self.requested);
+        let place = self.free_slots.pop().unwrap_or(self.slot_bytes.len() as u32);
+        match self.slot_bytes.get_mut(place as usize) {
+            Some(of) => *of = bytes,
+            None => self.slot_bytes.push(bytes),
+        }
+        self.events.push(Event::Alloc { place, bytes, queue: self.queue });
+        BlockId(place)
+    }
+
+    /// Asks for each of these.
+    pub(super) fn alloc_all(&mut self, bytes: impl IntoIterator<Item = u64>) -> Vec<BlockId> {
+        bytes.into_iter().map(|bytes| self.alloc(bytes)).collect()
+    }
+
+    /// Frees blocks, in this order.
+    pub(super) fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
+        for BlockId(place) in blocks {
+            self.requested -= self.slot_bytes[place as usize];
+            self.free_slots.push(place);
+            self.events.push(Event::Free { place });
+        }
+    }
+
+    /// Asks for bytes that are needed for one operation.
+    pub(super) fn alloc_scratch(&mut self, bytes: u64) {
+        let block = self.alloc(bytes);
+        self.free([block]);
+    }
+
+    /// The next value of a chain: it is taken, then the one before it is freed.
+    pub(super) fn replace_block(&mut self, of: &mut BlockId, bytes: u64) {
+        let next = self.alloc(bytes);
+        self.free([std::mem::replace(of, next)]);
+    }
+
+    /// What it has asked for.
+    pub(super) fn into_trace(self, name: &str) -> Trace {
+        // What PyTorch makes of it is not known.
+        let recorded = Recorded {
+            workload: name.to_owned(),
+            allocator: String::new(),
+            peak_requested: self.peak,
+            peak_reserved: 0,
+            device_allocs: 0,
+            device_frees: 0,
+        };
+        Trace { recorded, events: self.events, places: self.slot_bytes.len(), peak_requested: self.peak }
+    }
+}

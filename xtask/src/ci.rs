@@ -1,0 +1,237 @@
+//! `cargo xtask test`: everything that CI runs, one build for all of it, and nothing left out in silence.
+//!
+//! The programs are built while what is missing is fetched. Then everything runs side by side: most stages keep one core busy,
+//! SwiftShader above all, which compiles kernels on the thread that asks for them.
+
+use crate::environment::Environment;
+use crate::setup::{Dependency, Setup};
+use crate::stage::{PendingStage, Stage, print_summary};
+use crate::workspace::{Profile, Workspace};
+use crate::{bundle, checks};
+use anyhow::{Result, anyhow};
+use std::process::Command;
+use std::time::Instant;
+
+const CONFORMANCE_BIN: &str = "forebay-conformance";
+
+/// The most stages at a time: some have threads of their own, and each takes gigabytes.
+const MAX_PARALLEL_STAGES: usize = 4;
+
+/// Runs all stages; false if anything failed. A stage that fails does not keep the others from running.
+pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
+    let start = Instant::now();
+    let setup = Setup::new(workspace)?;
+    let (found, mut stages, programs) = std::thread::scope(|scope| {
+        let found = scope.spawn(|| TestDependencies::detect(&setup));
+        let quick = checks::run_quick(workspace);
+        let programs =
+            Stage::run_pass_or_fail("programs", || workspace.run_cargo(&Workspace::build_args(Profile::Dev)));
+        (found.join().unwrap_or_else(|_| Err(anyhow!("the set-up panicked"))), quick, programs)
+    });
+    let suite = StagePlanner { workspace, dependencies: found? };
+    let planned = suite.plan_stages(programs.passed(), &mut stages)?;
+    stages.push(programs);
+    let lanes = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(MAX_PARALLEL_STAGES));
+    stages.extend(Stage::run_parallel(planned, lanes));
+
+    if setup.has_gpu() {
+        // Alone: it asks how much memory the others leave.
+        let planned = suite.conformance_stage(GPU_STAGE, &["test"], &suite.dependencies.nvrtc_env());
+        stages.extend(Stage::run_parallel(vec![planned], 1));
+    } else {
+        stages.push(Stage::skipped(GPU_STAGE, "there is no GPU"));
+    }
+    Ok(print_summary(&stages, start.elapsed()))
+}
+
+const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
+const GPU_STAGE: &str = "conformance on this machine's GPU";
+
+/// What was found on this machine, or fetched.
+struct TestDependencies {
+    data: Dependency,
+    nvrtc: Result<Dependency>,
+    model: Result<Dependency>,
+    validation: Result<Dependency>,
+    lavapipe: Result<Dependency>,
+    swiftshader: Result<Dependency>,
+}
+
+impl TestDependencies {
+    fn detect(setup: &Setup) -> Result<Self> {
+        Ok(Self {
+            data: setup.ensure_data()?,
+            nvrtc: setup.ensure_nvrtc(),
+            model: setup.ensure_minilm(),
+            validation: setup.ensure_validation_layer(),
+            lavapipe: setup.ensure_lavapipe(),
+            swiftshader: setup.ensure_swiftshader(),
+        })
+    }
+
+    /// The data set and the model. What needs the model says that it is skipped where it is missing.
+    fn data_env(&self) -> Environment {
+        self.data.environment.clone().merge(env_or_default(&self.model))
+    }
+
+    fn nvrtc_env(&self) -> Environment {
+        self.data_env().merge(env_or_default(&self.nvrtc))
+    }
+
+    /// What programs need to run on a driver, and nowhere else.
+    fn adapter_env(&self, adapter: &Dependency) -> Environment {
+        self.data_env().merge(adapter.environment.clone()).set("FOREBAY_REQUIRE", "wgpu")
+    }
+
+    /// The same for kernels of which most run a few times on little: lavapipe does not optimise them, and tests take a fifth less.
+    fn unoptimized_adapter_env(&self, adapter: &Dependency) -> Environment {
+        self.adapter_env(adapter).set("GALLIVM_PERF", "nopt")
+    }
+
+    /// Where what runs once runs.
+    fn preferred_adapter(&self) -> Option<(&'static str, &Dependency)> {
+        let lavapipe = self.lavapipe.as_ref().map(|ready| ("lavapipe", ready));
+        lavapipe.or(self.swiftshader.as_ref().map(|ready| ("SwiftShader", ready))).ok()
+    }
+}
+
+/// The stages that are programs.
+struct StagePlanner<'a> {
+    workspace: &'a Workspace,
+    dependencies: TestDependencies,
+}
+
+impl StagePlanner<'_> {
+    /// All that need nothing of each other, the longest first; what cannot be run here goes to `skipped`. Without the
+    /// programs, which did not build, those are left that say why.
+    fn plan_stages(&self, programs: bool, skipped: &mut Vec<Stage>) -> Result<Vec<PendingStage>> {
+        let mut planned = Vec::new();
+        if programs {
+            self.plan_driver_stages(&mut planned, skipped)?;
+        } else {
+            skipped.push(Stage::skipped("everything else", "the programs do not build"));
+        }
+        // Soon, and one after the other where there are two lanes: cargo lets nothing else be built meanwhile.
+        let soon = planned.len().min(1);
+        planned.insert(soon, PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
+        match checks::plan_clippy(self.workspace) {
+            Ok(clippy) => planned.insert(soon, clippy),
+            Err(missing) => skipped.push(missing),
+        }
+        Ok(planned)
+    }
+
+    /// What runs on Vulkan's drivers and on NVRTC.
+    fn plan_driver_stages(&self, planned: &mut Vec<PendingStage>, skipped: &mut Vec<Stage>) -> Result<()> {
+        let mut skip =
+            |name: &str, why: &anyhow::Error| skipped.push(Stage::skipped(name, format!("{why:#}")));
+        match &self.dependencies.swiftshader {
+            Ok(ready) => {
+                planned.push(self.conformance_stage(
+                    "conformance on SwiftShader",
+                    &["test"],
+                    &self.dependencies.adapter_env(ready),
+                ));
+            }
+            Err(why) => skip("conformance on SwiftShader", why),
+        }
+        match &self.dependencies.nvrtc {
+            Ok(_) => {
+                let environment = self.dependencies.nvrtc_env().set("FOREBAY_REQUIRE", "nvrtc");
+                // The ends, and both sides of what sources ask of an architecture; `cargo xtask kernels` takes all seven, and optimises.
+                let args = ["kernels", "--architectures", "75,80,90,120"];
+                planned.push(self.conformance_stage("kernels through NVRTC", &args, &environment));
+            }
+            Err(why) => skip("kernels through NVRTC", why),
+        }
+        match &self.dependencies.lavapipe {
+            Ok(ready) => {
+                // SwiftShader keeps to Vulkan's minimum without help; the layer's checks are the same on both.
+                let environment = self
+                    .dependencies
+                    .unoptimized_adapter_env(ready)
+                    .merge(env_or_default(&self.dependencies.validation));
+                planned.push(self.conformance_stage("conformance on lavapipe", &["test"], &environment));
+            }
+            Err(why) => skip("conformance on lavapipe", why),
+        }
+        if let Some((name, ready)) = self.dependencies.preferred_adapter() {
+            planned.extend(self.plan_single_driver_stages(name, &self.dependencies.adapter_env(ready))?);
+        }
+        // In halves on one of them: the kernels are the same on both, and SwiftShader takes four times as long.
+        for (name, found, types) in [
+            ("SwiftShader", &self.dependencies.swiftshader, &["f32"][..]),
+            ("lavapipe", &self.dependencies.lavapipe, &["f32", "bf16", "f16"]),
+        ] {
+            for dtype in types.iter().filter(|_| found.is_ok()) {
+                let environment = found
+                    .as_ref()
+                    .map(|ready| self.dependencies.unoptimized_adapter_env(ready))
+                    .unwrap_or_default();
+                let title = format!("golden in {dtype} on {name}");
+                let args = ["golden", "--device", "wgpu", "--dtype", dtype];
+                planned.push(self.conformance_stage(&title, &args, &environment));
+            }
+        }
+        planned.push(self.conformance_stage("traces", &["traces"], &self.dependencies.data_env()));
+        if let Err(why) = &self.dependencies.model {
+            skip("MiniLM's weights", why);
+        }
+        if let Err(why) = &self.dependencies.validation {
+            skip("Vulkan's validation layer", why);
+        }
+        Ok(())
+    }
+
+    /// What one driver is enough for.
+    fn plan_single_driver_stages(&self, name: &str, environment: &Environment) -> Result<[PendingStage; 3]> {
+        // What is promised about memory, beside what the conformance suite checks.
+        let items = ["6", "9", "savings", "fragmentation"];
+        let mut memory = bundle::memory_check_command(self.workspace, environment, items);
+        memory.env("DEVICES", "wgpu");
+        Ok([
+            self.external_backend_stage(environment)?,
+            PendingStage::new(format!("memory's programs on {name}"), memory),
+            self.conformance_stage(
+                &format!("curves on {name}"),
+                &["curves", "--device", "wgpu"],
+                environment,
+            ),
+        ])
+    }
+
+    /// The suite on a backend of a crate outside the workspace, as anyone's would be: a few topics, which show that it can be done.
+    fn external_backend_stage(&self, environment: &Environment) -> Result<PendingStage> {
+        let folder = self.workspace.root.join("tests/outside");
+        // The same versions: what comes from the registry is built already.
+        std::fs::copy(self.workspace.root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
+        let mut run = self.workspace.cargo_command(&["run", "--quiet", "--offline", "--target-dir"]);
+        run.arg(self.workspace.target_dir()).arg("--manifest-path").arg(folder.join("Cargo.toml"));
+        run.args(["--", "tensors/", "custom_op/", "errors/", "hooks/", "inplace/"]);
+        environment.apply(&mut run);
+        Ok(PendingStage::new("a backend outside the workspace", run))
+    }
+
+    fn conformance_stage(&self, name: &str, args: &[&str], environment: &Environment) -> PendingStage {
+        let mut command = self.workspace.program_command(CONFORMANCE_BIN, Profile::Dev, environment);
+        command.args(args);
+        PendingStage::new(name, command)
+    }
+
+    /// Unit tests that need a device take any software one that is there.
+    fn unit_test_command(&self) -> Command {
+        let adapter = self.dependencies.preferred_adapter();
+        let required = [("wgpu", adapter.is_some()), ("nvrtc", self.dependencies.nvrtc.is_ok())];
+        let required: Vec<&str> =
+            required.iter().filter(|(_, there)| *there).map(|(name, _)| *name).collect();
+        let mut command = self.workspace.cargo_command(&["test", "--workspace", "--no-fail-fast"]);
+        let adapter = adapter.map(|(_, ready)| ready.environment.clone()).unwrap_or_default();
+        let environment = self.dependencies.nvrtc_env().merge(adapter);
+        environment.set("FOREBAY_REQUIRE", required.join(",")).apply(&mut command);
+        command
+    }
+}
+
+fn env_or_default(found: &Result<Dependency>) -> Environment {
+    found.as_ref().map(|ready| ready.environment.clone()).unwrap_or_default()
+}
