@@ -12,7 +12,7 @@ use clap::Parser;
 use forebay::backend::null::Profile;
 use forebay::memory::{Bytes, Config};
 use forebay::nn::{Gpt, GptOptions};
-use forebay::plan::{Budget, Choice, dry_run};
+use forebay::plan::{Budget, StepConfig, dry_run};
 use forebay::prelude::*;
 
 /// Trains a GPT in every way that saves memory, and says what each takes.
@@ -57,7 +57,7 @@ impl Training {
     }
 
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
-    fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+    fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
         for k in 0..choice.count {
             let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
@@ -92,7 +92,7 @@ struct SavingsTable {
 
 impl SavingsTable {
     /// Two steps, then the timed ones.
-    fn train(&self, device: &Device, choice: &Choice) -> Result<RunMeasurement, Error> {
+    fn train(&self, device: &Device, choice: &StepConfig) -> Result<RunMeasurement, Error> {
         let mut training = Training::new(&self.sizes, self.batch, device)?;
         let _segments = choice.segments();
         for _ in 0..2 {
@@ -114,7 +114,7 @@ impl SavingsTable {
     }
 
     /// Trains as chosen, over a pool of its own of at most `limit` bytes; returns the bytes it took.
-    fn measure_row(&mut self, name: &str, choice: &Choice, limit: Option<u64>) -> Result<u64> {
+    fn measure_row(&mut self, name: &str, choice: &StepConfig, limit: Option<u64>) -> Result<u64> {
         let config = Config { max_memory: limit.or(self.config.max_memory), ..self.config };
         let profile = Profile::of(&self.device).with_config(config);
         let dry = dry_run(&profile, |dry| self.train(dry, choice))?;
@@ -144,7 +144,7 @@ impl SavingsTable {
             let name = format!("budget {percent} %{name}");
             let plan = budget.plan(&profile, |dry| {
                 let mut training = Training::new(&self.sizes, batch, dry)?;
-                Ok(move |choice: &Choice| training.step(choice))
+                Ok(move |choice: &StepConfig| training.step(choice))
             });
             match plan {
                 Ok(plan) => return self.measure_row(&name, &plan.best.choice, Some(bytes)).map(drop),
@@ -159,7 +159,7 @@ impl SavingsTable {
 }
 
 /// `4 x 2 rows, bf16, 12 blocks again, state on the host`.
-fn describe_config(choice: &Choice) -> String {
+fn describe_config(choice: &StepConfig) -> String {
     let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
     let again = match choice.recomputed() {
         0 => String::new(),
@@ -194,7 +194,7 @@ fn main() -> Result<ExitCode> {
     println!("| way | run as | predicted bytes | taken bytes | held at most | tokens/s |");
     println!("| --- | --- | ---: | ---: | ---: | ---: |");
     let all = vec![true; sizes.layers];
-    let [whole, parts] = [Choice::new(options.batch, 1), Choice::new(options.batch / 4, 4)];
+    let [whole, parts] = [StepConfig::new(options.batch, 1), StepConfig::new(options.batch / 4, 4)];
     let mut config = device.pool().config();
     if model == "tiny" {
         // All of it would fit into one segment of the usual size.

@@ -13,7 +13,7 @@ use forebay::backend::null::Profile;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, eval_mode};
 use forebay::optim::schedule::WarmupCosine;
-use forebay::plan::{Budget, Choice, Plan};
+use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;
 use forebay::train::Ended;
 
@@ -96,12 +96,12 @@ fn passage_loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
 }
 
 /// The fastest way to run steps of `batch` passages within so many bytes.
-fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<Plan, Error> {
+fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<StepPlan, Error> {
     budget.plan(&Profile::of(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let (dry, shape) = (dry.clone(), [batch, sizes.context]);
-        Ok(move |choice: &Choice| {
+        Ok(move |choice: &StepConfig| {
             // The batch that is trained on, and the next one, which is on its way.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];

@@ -425,10 +425,10 @@ impl SegmentSource for CudaBackend {
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.arrange(&[Piece { to: (segment, offset), bytes, from: None }])
+        self.remap(&[Piece { to: (segment, offset), bytes, from: None }])
     }
 
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         match self.device.has_pending_remap() {
             true => self.arrange_behind(pieces),
             false => self.device.require_address_space()?.map(to_page_mappings(pieces)),

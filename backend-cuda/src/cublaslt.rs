@@ -472,7 +472,7 @@ impl CublasLtPlan {
             // SAFETY: the descriptor lives; the attribute is a 32-bit value.
             unsafe { set_attribute(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
         }
-        let vectors = if problem.dtype.is_stored() { data_out } else { data };
+        let vectors = if problem.dtype.is_storage_only() { data_out } else { data };
         Self::set_epilogue(product.raw, problem.epilogue, vectors)?;
         let layout =
             |rows: u64, cols: u64, operand: OperandLayout, data: DataType| -> Result<_, CublasError> {

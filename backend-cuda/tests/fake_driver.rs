@@ -134,7 +134,7 @@ on_fake! {
             Piece { to: (new, PAGE), bytes: 2 * PAGE, from: Some((old, 3 * PAGE)) },
             Piece { to: (new, 3 * PAGE), bytes: PAGE, from: None },
         ];
-        backend.arrange(&pieces).unwrap();
+        backend.remap(&pieces).unwrap();
         assert_eq!((used(&*backend), count_calls("cuMemCreate"), count_calls("cuMemSetAccess")), (4 * PAGE, 3, 3));
         let data = pattern(4 * PAGE as usize, 5);
         backend.upload(slice(new, 0, 4 * PAGE), &data).unwrap();
@@ -156,7 +156,7 @@ on_fake! {
             Piece { to: (segment, 4 * PAGE), bytes: PAGE, from: Some((segment, 0)) },
             Piece { to: (segment, 5 * PAGE), bytes: PAGE, from: None },
         ];
-        assert!(matches!(backend.arrange(&pieces), Err(SourceError::OutOfMemory { .. })));
+        assert!(matches!(backend.remap(&pieces), Err(SourceError::OutOfMemory { .. })));
         assert_eq!(used(&*backend), 0);
         backend.map(segment, 0, PAGE).unwrap();
     }

@@ -267,7 +267,7 @@ on_fake! {
             .unwrap();
         // To where that will have been, and from where it will be.
         backend.map(old, 0, PAGE).unwrap();
-        backend.arrange(&[Piece { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
+        backend.remap(&[Piece { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
         assert_eq!((count_calls("cuMemMap"), count_calls("cuMemUnmap")), (1, 0), "{:?}", call_log());
         backend.fill(slice(old, 0, 64), 9).unwrap();
         backend.copy(slice(kept, 64, 128), slice(new, 0, 128)).unwrap();

@@ -9,7 +9,7 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::tensor::Tensor;
 use serde_json::json;
 
@@ -86,7 +86,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         }
         // A pool of its own: the peak is this way's.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
-        let choice = Choice::new(batch, 1).recompute(vec![true; sizes.layers]);
+        let choice = StepConfig::new(batch, 1).recompute(vec![true; sizes.layers]);
         let _segments = again.then(|| choice.segments());
         let start = Instant::now();
         let mut training = Training::new(&sizes, batch, (low, !again), device)?;

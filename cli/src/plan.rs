@@ -14,7 +14,7 @@ use forebay::error::Error;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, Module};
 use forebay::optim::{AdamW, Optimizer};
-use forebay::plan::{self, Budget, CARDS, Choice};
+use forebay::plan::{self, Budget, CARDS, StepConfig};
 use forebay::tensor::Tensor;
 use serde_json::Value;
 
@@ -151,7 +151,7 @@ impl Plan {
     }
 
     /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
-    fn made(&self) -> Result<(Profile, GptOptions, usize, plan::Plan)> {
+    fn made(&self) -> Result<(Profile, GptOptions, usize, plan::StepPlan)> {
         let options = self.sizes()?;
         let context = self.context.unwrap_or(options.context);
         let options = GptOptions { context: context.max(options.context), ..options };
@@ -175,7 +175,7 @@ impl Plan {
             let net = Gpt::new(&options, device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
             let device = device.clone();
-            Ok(move |choice: &Choice| {
+            Ok(move |choice: &StepConfig| {
                 optimizer.offload_state(choice.offload_state);
                 for _ in 0..choice.count {
                     let text = || Tensor::zeros(&[choice.rows, context], DType::I64, &device);
@@ -225,7 +225,7 @@ mod tests {
         Ok(())
     }
 
-    fn made(given: &[&str]) -> Result<(GptOptions, usize, plan::Plan)> {
+    fn made(given: &[&str]) -> Result<(GptOptions, usize, plan::StepPlan)> {
         let (_, options, context, plan) =
             Command::try_parse_from(["plan"].iter().chain(given))?.plan.made()?;
         Ok((options, context, plan))

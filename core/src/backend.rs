@@ -256,10 +256,10 @@ impl MatmulCall {
     /// Whether the library takes the types: floats, f32 from 16-bit ones, and from 8-bit ones, of which one is e4m3.
     #[must_use]
     pub fn of_floats(&self) -> bool {
-        if self.dtype.is_stored() {
+        if self.dtype.is_storage_only() {
             let types = [self.dtype, self.dtype_b];
             return types.contains(&DType::F8E4M3)
-                && self.dtype_b.is_stored()
+                && self.dtype_b.is_storage_only()
                 && matches!(self.out, DType::F32 | DType::F16 | DType::BF16);
         }
         let widened = self.dtype.size() == 2 && self.out == DType::F32;
@@ -270,7 +270,7 @@ impl MatmulCall {
     /// for a bias or sums.
     #[must_use]
     pub fn takes_epilogue(&self) -> bool {
-        if self.dtype.is_stored() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
+        if self.dtype.is_storage_only() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
             return self.takes_scales();
         }
         let line = |o: &MatrixOperand| {
@@ -310,7 +310,7 @@ impl MatmulCall {
         let line = |stride: u64, side: u64, o: &MatrixOperand| {
             side == 1 && stride >= self.k && stride.is_multiple_of(16) && o.offset.is_multiple_of(16)
         };
-        self.dtype.is_stored()
+        self.dtype.is_storage_only()
             && self.batch == 1
             && self.beta == 0.0
             && [self.k, self.n].iter().all(|extent| extent.is_multiple_of(16))

@@ -10,15 +10,15 @@ use rustc_hash::FxHashMap;
 use crate::autograd;
 use crate::backend::handle::Handle;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
-use crate::capture::{Draw, Tape};
+use crate::capture::{CaptureRecorder, PhiloxState};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
-use crate::ops::conv_windows::{self, Switch};
-use crate::ops::fuse;
-use crate::profile::{Recording, Work};
-use crate::stream::{Copies, Lanes};
+use crate::ops::fusion;
+use crate::ops::im2col::{self, Switch};
+use crate::profile::{SpanRecorder, WorkItem};
+use crate::stream::{DeviceMover, StreamSet};
 
 /// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
 #[derive(Clone)]
@@ -33,17 +33,17 @@ struct Inner {
     backend: Arc<dyn Backend>,
     /// The backend as programs are given it.
     handle: OnceLock<Arc<dyn Backend>>,
-    lanes: Arc<Lanes>,
-    kernels: RwLock<FxHashMap<KernelSpec, Kernel>>,
+    streams: Arc<StreamSet>,
+    kernels: RwLock<FxHashMap<KernelSpec, CompiledKernel>>,
     /// By their identities.
-    known: RwLock<FxHashMap<Box<[usize]>, Kernel>>,
-    custom: RwLock<FxHashMap<CustomKernel, (Kernel, Arc<ModuleInterface>)>>,
+    kernels_by_key: RwLock<FxHashMap<Box<[usize]>, CompiledKernel>>,
+    custom_kernels: RwLock<FxHashMap<CustomKernel, (CompiledKernel, Arc<ModuleInterface>)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
     labels: RwLock<Vec<(Arc<str>, u32)>>,
     random: Mutex<RandomState>,
-    recording: Recording,
-    tape: Tape,
-    windows: Switch,
+    recording: SpanRecorder,
+    capture: CaptureRecorder,
+    im2col: Switch,
     name: String,
 }
 
@@ -66,21 +66,21 @@ impl WeakDevice {
 
 /// A compiled kernel, and which of its bindings it writes, a bit each.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernel {
+pub(crate) struct CompiledKernel {
     id: KernelId,
-    pub(crate) written: u32,
+    pub(crate) write_mask: u32,
 }
 
 /// What a kernel is made of, by the addresses of its words: quicker to look up than its spec, which need not be made then.
 /// One spec may have several.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Identity {
+pub(crate) struct KernelKey {
     words: [usize; Self::WORDS],
     /// How many there are; more than there is room for make an identity that nothing has.
     count: usize,
 }
 
-impl Identity {
+impl KernelKey {
     const WORDS: usize = 32;
 
     /// That of no words yet, among the kernels of a template.
@@ -120,7 +120,7 @@ impl Identity {
         self.number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
     }
 
-    fn known(&self) -> Option<&[usize]> {
+    fn as_slice(&self) -> Option<&[usize]> {
         self.words.get(..self.count)
     }
 }
@@ -166,8 +166,8 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
-        fuse::told()?;
-        conv_windows::told()?;
+        fusion::from_env()?;
+        im2col::im2col_bytes_from_env()?;
         Ok(Self::with_config(backend, config))
     }
 
@@ -176,8 +176,8 @@ impl Device {
     pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
         let info = backend.info();
         let name = format!("{}:{}", info.backend, info.index);
-        let lanes = Arc::new(Lanes::new(&backend));
-        let mover = Arc::new(Copies { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
+        let lanes = Arc::new(StreamSet::new(&backend));
+        let mover = Arc::new(DeviceMover { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
         let pool = Pool::new(backend.clone(), config).named(name.clone()).with_mover(mover);
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
@@ -186,21 +186,21 @@ impl Device {
             host: OnceLock::new(),
             backend,
             handle: OnceLock::new(),
-            lanes,
+            streams: lanes,
             kernels: RwLock::default(),
-            known: RwLock::default(),
-            custom: RwLock::default(),
+            kernels_by_key: RwLock::default(),
+            custom_kernels: RwLock::default(),
             labels: RwLock::default(),
             random,
-            recording: Recording::default(),
-            tape: Tape::default(),
-            windows: Switch::configured(),
+            recording: SpanRecorder::default(),
+            capture: CaptureRecorder::default(),
+            im2col: Switch::configured(),
             name,
         });
         // The only one who sets it.
-        let _ = inner.lanes.device.set(WeakDevice(Arc::downgrade(&inner)));
+        let _ = inner.streams.device.set(WeakDevice(Arc::downgrade(&inner)));
         let device = Self { inner };
-        device.set_fusion(if null { None } else { fuse::configured() });
+        device.set_fusion(if null { None } else { fusion::min_bytes_or_default() });
         device
     }
 
@@ -255,21 +255,21 @@ impl Device {
     }
 
     /// What was said of the windows of convolutions.
-    pub(crate) fn windows_switch(&self) -> &Switch {
-        &self.inner.windows
+    pub(crate) fn im2col_switch(&self) -> &Switch {
+        &self.inner.im2col
     }
 
-    pub(crate) fn lanes(&self) -> &Lanes {
-        &self.inner.lanes
+    pub(crate) fn stream_set(&self) -> &StreamSet {
+        &self.inner.streams
     }
 
-    pub(crate) fn recording(&self) -> &Recording {
+    pub(crate) fn recording(&self) -> &SpanRecorder {
         &self.inner.recording
     }
 
     /// What is recorded of a step that is being captured.
-    pub(crate) fn tape(&self) -> &Tape {
-        &self.inner.tape
+    pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
+        &self.inner.capture
     }
 
     /// What tells it from other devices while it lives.
@@ -296,7 +296,7 @@ impl Device {
 
     /// Puts its random numbers where they once stood.
     pub fn set_random_state(&self, state: RandomState) {
-        self.tape().forbid(
+        self.capture_recorder().forbid(
             "set_random_state",
             "random numbers go on from one replay to the next; seed before the capture",
         );
@@ -307,8 +307,8 @@ impl Device {
     }
 
     /// Takes the next `blocks` Philox blocks (of four numbers each).
-    pub(crate) fn draw(&self, blocks: u64) -> Draw {
-        Draw::new(self.draw_state(blocks))
+    pub(crate) fn draw_random(&self, blocks: u64) -> PhiloxState {
+        PhiloxState::new(self.draw_state(blocks))
     }
 
     /// The same, with where they stand.
@@ -332,7 +332,7 @@ impl Device {
     /// # Errors
     /// The device was lost, or an earlier call failed on it.
     pub fn synchronize(&self) -> Result<()> {
-        self.settle()?;
+        self.flush_fusion()?;
         let backend = &self.inner.backend;
         Ok(backend.fence_wait(backend.fence()?)?)
     }
@@ -350,7 +350,7 @@ impl Device {
     }
 
     /// The compiled form of a kernel of this workspace.
-    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<Kernel> {
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
         let kernels = &self.inner.kernels;
         if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
             return Ok(kernel);
@@ -366,22 +366,30 @@ impl Device {
     }
 
     /// The same, by what decides the spec, which is made the first time alone.
-    pub(crate) fn kernel_of(&self, identity: &Identity, spec: impl FnOnce() -> KernelSpec) -> Result<Kernel> {
-        if let Some(kernel) = self.known_kernel(identity) {
+    pub(crate) fn kernel_by_key(
+        &self,
+        identity: &KernelKey,
+        spec: impl FnOnce() -> KernelSpec,
+    ) -> Result<CompiledKernel> {
+        if let Some(kernel) = self.find_kernel(identity) {
             return Ok(kernel);
         }
         let kernel = self.kernel(&spec())?;
-        if let Some(words) = identity.known() {
-            self.inner.known.write().unwrap_or_else(PoisonError::into_inner).insert(words.into(), kernel);
+        if let Some(words) = identity.as_slice() {
+            self.inner
+                .kernels_by_key
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(words.into(), kernel);
         }
         Ok(kernel)
     }
 
     /// The same, if it was asked for before.
     #[inline]
-    pub(crate) fn known_kernel(&self, identity: &Identity) -> Option<Kernel> {
-        let known = self.inner.known.read().unwrap_or_else(PoisonError::into_inner);
-        known.get(identity.known()?).copied()
+    pub(crate) fn find_kernel(&self, identity: &KernelKey) -> Option<CompiledKernel> {
+        let known = self.inner.kernels_by_key.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(identity.as_slice()?).copied()
     }
 
     /// The compiled form of a user's kernel, and what it declares.
@@ -390,9 +398,9 @@ impl Device {
         label: &'static str,
         wgsl: &'static str,
         overrides: &'static [(&'static str, f64)],
-    ) -> Result<(Kernel, Arc<ModuleInterface>)> {
+    ) -> Result<(CompiledKernel, Arc<ModuleInterface>)> {
         let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
-        let kernels = &self.inner.custom;
+        let kernels = &self.inner.custom_kernels;
         if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(form.clone());
         }
@@ -407,7 +415,7 @@ impl Device {
         Ok(form)
     }
 
-    fn compile(&self, source: &KernelSource<'_>) -> Result<Kernel> {
+    fn compile(&self, source: &KernelSource<'_>) -> Result<CompiledKernel> {
         let id = self.inner.backend.compile(source)?;
         let mut labels = self.inner.labels.write().unwrap_or_else(PoisonError::into_inner);
         let at = id.0 as usize;
@@ -416,13 +424,13 @@ impl Device {
         }
         let written = forebay_shaders::writable_bindings(source.wgsl);
         labels[at] = (source.label.into(), written);
-        Ok(Kernel { id, written })
+        Ok(CompiledKernel { id, write_mask: written })
     }
 
     /// Enqueues a kernel on the queue of this thread.
     pub(crate) fn launch(
         &self,
-        kernel: Kernel,
+        kernel: CompiledKernel,
         bindings: &[Slice],
         params: &[u8],
         groups: [u32; 3],
@@ -435,25 +443,26 @@ impl Device {
         &self,
         queue: u8,
         scope: Scope,
-        kernel: Kernel,
+        kernel: CompiledKernel,
         bindings: &[Slice],
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
         let launch = Launch { kernel: kernel.id, bindings, params, groups };
-        self.offer_on(queue, scope, || self.work(&launch), &Command::Launch(launch)).map(drop)
+        self.try_enqueue_on(queue, scope, || self.describe_launch(&launch), &Command::Launch(launch))
+            .map(drop)
     }
 
     /// A launch for a profile.
-    pub(crate) fn work(&self, launch: &Launch<'_>) -> Work {
+    pub(crate) fn describe_launch(&self, launch: &Launch<'_>) -> WorkItem {
         let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
         let name =
             labels.get(launch.kernel.0 as usize).map_or_else(|| "".into(), |(name, _)| Arc::clone(name));
-        Work { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
+        WorkItem { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
     }
 
     /// Which of its bindings a kernel writes, a bit each.
-    pub(crate) fn written(&self, kernel: KernelId) -> u32 {
+    pub(crate) fn kernel_write_mask(&self, kernel: KernelId) -> u32 {
         let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
         labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)
     }

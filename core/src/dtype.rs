@@ -43,7 +43,7 @@ impl DType {
 
     /// Whether it is one of [`STORED`](Self::STORED).
     #[must_use]
-    pub const fn is_stored(self) -> bool {
+    pub const fn is_storage_only(self) -> bool {
         matches!(self, Self::F8E4M3 | Self::F8E5M2)
     }
 

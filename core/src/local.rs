@@ -29,15 +29,15 @@ impl<T> Slot for Cell<T> {
 }
 
 /// Slot of a value that is changed in place. It never drops what it holds last.
-pub(crate) struct Kept<T>(RefCell<ManuallyDrop<T>>);
+pub(crate) struct LocalSlot<T>(RefCell<ManuallyDrop<T>>);
 
-impl<T> Kept<T> {
+impl<T> LocalSlot<T> {
     pub(crate) const fn new(value: T) -> Self {
         Self(RefCell::new(ManuallyDrop::new(value)))
     }
 }
 
-impl<T> Slot for Kept<T> {
+impl<T> Slot for LocalSlot<T> {
     type Value = T;
     fn put(&self, value: T) -> T {
         ManuallyDrop::into_inner(self.0.replace(ManuallyDrop::new(value)))
@@ -135,7 +135,7 @@ pub(crate) trait InPlace<T> {
     fn change<R>(&'static self, change: impl FnOnce(&mut T) -> R) -> R;
 }
 
-impl<T: 'static> InPlace<T> for LocalKey<Local<Kept<T>>> {
+impl<T: 'static> InPlace<T> for LocalKey<Local<LocalSlot<T>>> {
     fn read<R>(&'static self, read: impl FnOnce(&T) -> R) -> R {
         self.with(|stack| read(&stack.slot.0.borrow()))
     }
@@ -194,7 +194,7 @@ mod tests {
 
     thread_local! {
         static NUMBER: Local<Cell<u32>> = const { Local::new(Cell::new(0)) };
-        static WORD: Local<Kept<Option<Rc<String>>>> = const { Local::new(Kept::new(None)) };
+        static WORD: Local<LocalSlot<Option<Rc<String>>>> = const { Local::new(LocalSlot::new(None)) };
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
             steps in prop::collection::vec((any::<bool>(), any::<prop::sample::Index>()), 1..60)
         ) {
             let words = Rc::new(String::new());
-            type Guards = (u32, Scoped<Cell<u32>>, Scoped<Kept<Option<Rc<String>>>>);
+            type Guards = (u32, Scoped<Cell<u32>>, Scoped<LocalSlot<Option<Rc<String>>>>);
             let mut alive: Vec<Guards> = Vec::new();
             for (k, (enter, at)) in steps.into_iter().enumerate() {
                 if enter || alive.is_empty() {
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_guard_is_dropped_when_its_thread_ends() {
-        type Guards = (Scoped<Cell<u32>>, Scoped<Kept<Option<Rc<String>>>>);
+        type Guards = (Scoped<Cell<u32>>, Scoped<LocalSlot<Option<Rc<String>>>>);
         thread_local! {
             // One that is made before the values are first used, and one after that: they are destroyed in different orders.
             static EARLY: RefCell<Vec<Guards>> = const { RefCell::new(Vec::new()) };

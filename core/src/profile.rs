@@ -51,7 +51,7 @@ pub struct Span {
 
 /// What one kernel did in all.
 #[derive(Clone, Debug, Default)]
-pub struct Row {
+pub struct KernelTotal {
     /// The kernel.
     pub name: Arc<str>,
     /// How often it ran.
@@ -101,7 +101,7 @@ impl Profiler {
     /// The device was lost.
     pub fn finish(self) -> Result<Profile> {
         let device = self.device.clone();
-        device.settle()?;
+        device.flush_fusion()?;
         drop(self);
         let raws = std::mem::take(&mut *device.recording().lock());
         let times = device.raw().read_stamps()?;
@@ -140,17 +140,18 @@ impl Drop for Profiler {
 impl Profile {
     /// What each kernel did in all, the longest first.
     #[must_use]
-    pub fn rows(&self) -> Vec<Row> {
-        let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
+    pub fn kernel_totals(&self) -> Vec<KernelTotal> {
+        let mut rows: BTreeMap<&str, KernelTotal> = BTreeMap::new();
         for span in &self.spans {
-            let row =
-                rows.entry(&span.name).or_insert_with(|| Row { name: span.name.clone(), ..Row::default() });
+            let row = rows
+                .entry(&span.name)
+                .or_insert_with(|| KernelTotal { name: span.name.clone(), ..KernelTotal::default() });
             row.calls += 1;
             row.duration += span.duration;
             row.bytes += span.bytes;
             row.flops += span.flops;
         }
-        let mut rows: Vec<Row> = rows.into_values().collect();
+        let mut rows: Vec<KernelTotal> = rows.into_values().collect();
         rows.sort_by(|a, b| b.duration.total_cmp(&a.duration).then(b.bytes.cmp(&a.bytes)));
         rows
     }
@@ -206,7 +207,7 @@ impl fmt::Display for Profile {
         let percent = |rate: f64, peak: Option<f64>| {
             peak.map_or(String::new(), |peak| format!("{:.0}", 100.0 * rate / peak))
         };
-        for row in self.rows() {
+        for row in self.kernel_totals() {
             let rate = |what: u64| if row.duration > 0.0 { what as f64 / row.duration * 1e9 } else { 0.0 };
             let (bytes, flops) = (rate(row.bytes), rate(row.flops));
             let mut products = [String::new(), String::new()];
@@ -232,7 +233,7 @@ impl fmt::Display for Profile {
 }
 
 /// One span before its times are known.
-pub(crate) struct Raw {
+pub(crate) struct RawSpan {
     name: Arc<str>,
     scope: scope::Scope,
     queue: u8,
@@ -243,13 +244,13 @@ pub(crate) struct Raw {
 }
 
 /// What a device is told to do, for a profile.
-pub(crate) struct Work {
+pub(crate) struct WorkItem {
     pub(crate) name: Arc<str>,
     pub(crate) bytes: u64,
     pub(crate) flops: u64,
 }
 
-impl Work {
+impl WorkItem {
     pub(crate) fn bytes(name: &'static str, bytes: u64) -> Self {
         Self { name: name.into(), bytes, flops: 0 }
     }
@@ -257,13 +258,13 @@ impl Work {
 
 /// What a device keeps for a profiler.
 #[derive(Default)]
-pub(crate) struct Recording {
+pub(crate) struct SpanRecorder {
     active: AtomicBool,
-    spans: Mutex<Vec<Raw>>,
+    spans: Mutex<Vec<RawSpan>>,
 }
 
-impl Recording {
-    fn lock(&self) -> MutexGuard<'_, Vec<Raw>> {
+impl SpanRecorder {
+    fn lock(&self) -> MutexGuard<'_, Vec<RawSpan>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -271,28 +272,28 @@ impl Recording {
 impl Device {
     /// Enqueues a command on the queue of this thread: every piece of work goes through here.
     #[inline]
-    pub(crate) fn enqueue(&self, work: impl FnOnce() -> Work, command: &Command<'_>) -> Result<()> {
-        self.offer(work, command).map(drop)
+    pub(crate) fn enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<()> {
+        self.try_enqueue(work, command).map(drop)
     }
 
     /// The same for work that the backend may decline, with `false`.
     #[inline]
-    pub(crate) fn offer(&self, work: impl FnOnce() -> Work, command: &Command<'_>) -> Result<bool> {
-        self.offer_on(self.queue(), scope::current(), work, command)
+    pub(crate) fn try_enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<bool> {
+        self.try_enqueue_on(self.queue(), scope::current(), work, command)
     }
 
     /// The same on any queue, in the name of any operation.
     #[inline]
-    pub(crate) fn offer_on(
+    pub(crate) fn try_enqueue_on(
         &self,
         queue: u8,
         scope: scope::Scope,
-        work: impl FnOnce() -> Work,
+        work: impl FnOnce() -> WorkItem,
         command: &Command<'_>,
     ) -> Result<bool> {
-        let done = self.timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
-        if done && self.tape().takes() {
-            self.tape().push(self, queue, scope, command)?;
+        let done = self.enqueue_timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
+        if done && self.capture_recorder().takes() {
+            self.capture_recorder().push(self, queue, scope, command)?;
         }
         Ok(done)
     }
@@ -300,22 +301,23 @@ impl Device {
     /// Moves contents from the host or to it, which no captured step does.
     pub(crate) fn transfer(
         &self,
-        work: impl FnOnce() -> Work,
+        work: impl FnOnce() -> WorkItem,
         transfer: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
     ) -> Result<()> {
-        self.timed(self.queue(), scope::current(), work, |lane| transfer(lane).map(|()| true)).map(drop)
+        self.enqueue_timed(self.queue(), scope::current(), work, |lane| transfer(lane).map(|()| true))
+            .map(drop)
     }
 
     /// Enqueues something, with the times at which the device begins and ends it while a profiler runs.
     #[inline]
-    pub(crate) fn timed(
+    pub(crate) fn enqueue_timed(
         &self,
         queue: u8,
         scope: scope::Scope,
-        work: impl FnOnce() -> Work,
+        work: impl FnOnce() -> WorkItem,
         enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
     ) -> Result<bool> {
-        let lane = self.lane(queue)?;
+        let lane = self.queue_backend(queue)?;
         if !self.is_profiled() {
             return enqueue(lane);
         }
@@ -324,8 +326,8 @@ impl Device {
         let done = enqueue(lane)?;
         let stamps = from.zip(lane.stamp()?);
         if done {
-            let Work { name, bytes, flops } = work();
-            let raw = Raw { name, scope, queue, bytes, flops, stamps, allocated };
+            let WorkItem { name, bytes, flops } = work();
+            let raw = RawSpan { name, scope, queue, bytes, flops, stamps, allocated };
             self.recording().lock().push(raw);
         }
         Ok(done)

@@ -16,15 +16,15 @@ use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::device::{Device, WeakDevice};
 use crate::error::Result;
 use crate::local::{Get, Local, Scoped};
-use crate::memory::compact::{Held, Move, Mover};
-use crate::ops::fuse::Group;
+use crate::memory::compact::{HeldDispatch, Move, Mover};
+use crate::ops::fusion::FusionGroup;
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
-const OUT: u8 = MAX_QUEUES - 2;
-const IN: u8 = MAX_QUEUES - 1;
+const DEVICE_TO_HOST_QUEUE: u8 = MAX_QUEUES - 2;
+const HOST_TO_DEVICE_QUEUE: u8 = MAX_QUEUES - 1;
 
 /// Events of one queue that are kept to be waited for.
-const KEPT: usize = 64;
+const MAX_KEPT_EVENTS: usize = 64;
 
 /// A queue of work on a device, beside its others.
 ///
@@ -68,7 +68,7 @@ thread_local! {
 /// While it lives, operations of this thread run on a stream.
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
-pub struct OnStream {
+pub struct StreamGuard {
     _queue: Scoped<Cell<(usize, u8)>>,
     // Keeps the address from being another device's.
     _stream: Stream,
@@ -78,8 +78,8 @@ impl Stream {
     /// A stream beside the others. A device has a few queues: many streams share them.
     #[must_use]
     pub fn new(device: &Device) -> Self {
-        let lanes = device.lanes();
-        let queues = lanes.queues.min(OUT).saturating_sub(1);
+        let lanes = device.stream_set();
+        let queues = lanes.queues.min(DEVICE_TO_HOST_QUEUE).saturating_sub(1);
         if queues == 0 {
             return Self::default_of(device);
         }
@@ -107,9 +107,9 @@ impl Stream {
     }
 
     /// From here on operations of this thread on its device run on it, until the guard is dropped.
-    pub fn enter(&self) -> OnStream {
+    pub fn enter(&self) -> StreamGuard {
         let queue = Scoped::new(&CURRENT, (self.device.address(), self.queue));
-        OnStream { _queue: queue, _stream: self.clone() }
+        StreamGuard { _queue: queue, _stream: self.clone() }
     }
 
     /// Lets what follows on this stream wait for all that `other` was given so far, on the device. Operations on tensors do
@@ -122,23 +122,23 @@ impl Stream {
             return Ok(());
         }
         let device = &self.device;
-        device.follow(&device.gate(), self.queue, other.queue)
+        device.wait_for_queue(&device.lock_dispatch(), self.queue, other.queue)
     }
 }
 
 /// The queues of a device, and how far each knows of the others.
-pub(crate) struct Lanes {
+pub(crate) struct StreamSet {
     queues: u8,
     /// Whether more than one was ever in use: else everything is in order.
     active: AtomicBool,
     next: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
-    order: Mutex<Order>,
-    pub(crate) gate: Mutex<Group>,
+    sync: Mutex<StreamSync>,
+    pub(crate) dispatch: Mutex<FusionGroup>,
     /// The number of the group that operations join, as of its last launch.
-    pub(crate) group: AtomicU64,
+    pub(crate) fusion_group: AtomicU64,
     /// The least bytes of results that groups make.
-    pub(crate) fusion: AtomicU64,
+    pub(crate) fusion_min_bytes: AtomicU64,
     /// Launches groups.
     pub(crate) device: OnceLock<WeakDevice>,
 }
@@ -150,60 +150,60 @@ pub(crate) struct Lanes {
 /// The order of locks: gate, pool, memory of a tensor, order of queues. Under it nothing is allocated, for that may move memory.
 #[derive(Debug)]
 #[must_use = "the gate is open again when this is dropped"]
-pub(crate) struct Gate<'a>(MutexGuard<'a, Group>);
+pub(crate) struct DispatchGuard<'a>(MutexGuard<'a, FusionGroup>);
 
-impl<'a> Gate<'a> {
+impl<'a> DispatchGuard<'a> {
     /// The gate, with what waits behind it.
-    pub(crate) fn of(group: MutexGuard<'a, Group>) -> Self {
+    pub(crate) fn of(group: MutexGuard<'a, FusionGroup>) -> Self {
         Self(group)
     }
 }
 
-impl Deref for Gate<'_> {
-    type Target = Group;
+impl Deref for DispatchGuard<'_> {
+    type Target = FusionGroup;
 
-    fn deref(&self) -> &Group {
+    fn deref(&self) -> &FusionGroup {
         &self.0
     }
 }
 
-impl DerefMut for Gate<'_> {
-    fn deref_mut(&mut self) -> &mut Group {
+impl DerefMut for DispatchGuard<'_> {
+    fn deref_mut(&mut self) -> &mut FusionGroup {
         &mut self.0
     }
 }
 
 /// A moment of a queue: how many operations it has been given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Moment {
+struct StreamTicket {
     queue: u8,
     ticket: u64,
 }
 
 #[derive(Default)]
-struct Order {
+struct StreamSync {
     /// Operations given to each queue since streams are in use.
     tickets: [u64; MAX_QUEUES as usize],
     /// Events behind so many operations of each queue.
     events: [VecDeque<(u64, Event)>; MAX_QUEUES as usize],
     /// What each queue (first) has waited for of each other one.
-    seen: [[u64; MAX_QUEUES as usize]; MAX_QUEUES as usize],
+    waited_for: [[u64; MAX_QUEUES as usize]; MAX_QUEUES as usize],
     /// Behind the last copies of blocks that moved.
-    moved: Option<Moment>,
+    last_move: Option<StreamTicket>,
 }
 
 /// What queues do with a piece of memory.
 #[derive(Debug)]
-pub(crate) struct Uses {
-    written: Moment,
+pub(crate) struct StreamUses {
+    last_write: StreamTicket,
     /// Since then; each queue's last.
-    read: SmallVec<[Moment; 2]>,
+    reads_since: SmallVec<[StreamTicket; 2]>,
 }
 
-impl Default for Uses {
+impl Default for StreamUses {
     /// Written before streams were in use: by the default one.
     fn default() -> Self {
-        Self { written: Moment { queue: 0, ticket: 1 }, read: SmallVec::new() }
+        Self { last_write: StreamTicket { queue: 0, ticket: 1 }, reads_since: SmallVec::new() }
     }
 }
 
@@ -214,7 +214,7 @@ pub(crate) enum Access {
     Write,
 }
 
-impl Lanes {
+impl StreamSet {
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Self {
         Self {
             queues: backend.queues(),
@@ -222,15 +222,19 @@ impl Lanes {
             next: AtomicU8::new(0),
             backends: Default::default(),
             // What came before streams were in use counts as one operation.
-            order: Mutex::new(Order { tickets: [1; _], ..Order::default() }),
-            gate: Mutex::default(),
-            group: AtomicU64::new(Group::default().number()),
-            fusion: AtomicU64::new(u64::MAX),
+            sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
+            dispatch: Mutex::default(),
+            fusion_group: AtomicU64::new(FusionGroup::default().number()),
+            fusion_min_bytes: AtomicU64::new(u64::MAX),
             device: OnceLock::new(),
         }
     }
 
-    fn lane<'a>(&'a self, backend: &'a Arc<dyn Backend>, queue: u8) -> Result<&'a Arc<dyn Backend>> {
+    fn stream_backend<'a>(
+        &'a self,
+        backend: &'a Arc<dyn Backend>,
+        queue: u8,
+    ) -> Result<&'a Arc<dyn Backend>> {
         let place = &self.backends[usize::from(queue)];
         if queue == 0 {
             return Ok(backend);
@@ -238,18 +242,18 @@ impl Lanes {
         if let Some(lane) = place.get() {
             return Ok(lane);
         }
-        let order = &mut *self.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let order = &mut *self.sync.lock().unwrap_or_else(PoisonError::into_inner);
         let lane = backend.queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
         // What runs there first waits for uses of its tensors, and knows of no move.
-        if let Some(moved) = order.moved {
-            order.join(backend, queue, moved)?;
+        if let Some(moved) = order.last_move {
+            order.wait_for(backend, queue, moved)?;
         }
         Ok(place.get_or_init(|| lane))
     }
 
     /// As [`Device::gate`].
-    fn gate(&self) -> Gate<'_> {
-        let mut gate = Gate(self.gate.lock().unwrap_or_else(PoisonError::into_inner));
+    fn lock_dispatch(&self) -> DispatchGuard<'_> {
+        let mut gate = DispatchGuard(self.dispatch.lock().unwrap_or_else(PoisonError::into_inner));
         if !gate.is_empty()
             && let Some(device) = self.device.get().and_then(WeakDevice::upgrade)
         {
@@ -260,41 +264,41 @@ impl Lanes {
 }
 
 /// Moves the blocks of a device's pool.
-pub(crate) struct Copies {
+pub(crate) struct DeviceMover {
     pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) lanes: Arc<Lanes>,
+    pub(crate) lanes: Arc<StreamSet>,
 }
 
-impl fmt::Debug for Copies {
+impl fmt::Debug for DeviceMover {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Copies({:?})", self.backend)
     }
 }
 
-impl Mover for Copies {
-    fn gate(&self) -> Box<dyn Held + '_> {
-        Box::new(self.lanes.gate())
+impl Mover for DeviceMover {
+    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
+        Box::new(self.lanes.lock_dispatch())
     }
 
     fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
         let Self { backend, lanes } = self;
-        let lane = lanes.lane(backend, queue)?;
-        let order = &mut *lanes.order.lock().unwrap_or_else(PoisonError::into_inner);
+        let lane = lanes.stream_backend(backend, queue)?;
+        let order = &mut *lanes.sync.lock().unwrap_or_else(PoisonError::into_inner);
         // Those that nothing has run on yet wait when they are made.
         let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
         for &other in &others {
-            let now = order.next(other);
-            order.join(backend, queue, now)?;
+            let now = order.next_ticket(other);
+            order.wait_for(backend, queue, now)?;
         }
         for Move { from, to, bytes } in moves {
             let slice = |(segment, offset)| Slice { segment, offset, bytes: *bytes };
             lane.copy(slice(*to), slice(*from))?;
         }
-        let done = order.next(queue);
-        order.moved = Some(done);
-        others.iter().try_for_each(|other| order.join(backend, *other, done))
+        let done = order.next_ticket(queue);
+        order.last_move = Some(done);
+        others.iter().try_for_each(|other| order.wait_for(backend, *other, done))
     }
 }
 
@@ -343,9 +347,9 @@ impl Device {
     /// # Errors
     /// The device was lost, or an earlier launch failed.
     pub fn flush(&self) -> Result<()> {
-        self.settle()?;
+        self.flush_fusion()?;
         self.raw().flush()?;
-        self.lanes().backends.iter().filter_map(OnceLock::get).try_for_each(|queue| queue.flush())
+        self.stream_set().backends.iter().filter_map(OnceLock::get).try_for_each(|queue| queue.flush())
     }
 
     /// Marks the point behind everything that was asked for so far, on all streams: [`Fence::is_ready`] asks whether the device has passed
@@ -362,7 +366,7 @@ impl Device {
     /// The queue that operations of this thread run on.
     #[inline]
     pub(crate) fn queue(&self) -> u8 {
-        if !self.streams() {
+        if !self.uses_streams() {
             return 0;
         }
         let (device, queue) = CURRENT.now();
@@ -371,104 +375,112 @@ impl Device {
 
     /// Whether more than one queue is in use.
     #[inline]
-    pub(crate) fn streams(&self) -> bool {
-        self.lanes().active.load(Ordering::Acquire)
+    pub(crate) fn uses_streams(&self) -> bool {
+        self.stream_set().active.load(Ordering::Acquire)
     }
 
     /// The backend of a queue.
-    pub(crate) fn lane(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
-        self.lanes().lane(self.raw(), queue)
+    pub(crate) fn queue_backend(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
+        self.stream_set().stream_backend(self.raw(), queue)
     }
 
     /// The queues of copies to the host and from it; from here on they count as in use.
-    pub(crate) fn copies(&self) -> (u8, u8) {
-        let lanes = self.lanes();
-        if lanes.queues <= IN {
+    pub(crate) fn copy_queues(&self) -> (u8, u8) {
+        let lanes = self.stream_set();
+        if lanes.queues <= HOST_TO_DEVICE_QUEUE {
             return (0, 0);
         }
         lanes.active.store(true, Ordering::Release);
-        (OUT, IN)
+        (DEVICE_TO_HOST_QUEUE, HOST_TO_DEVICE_QUEUE)
     }
 
     /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped. What
     /// waited has been launched.
     #[inline]
-    pub(crate) fn gate(&self) -> Gate<'_> {
-        let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn lock_dispatch(&self) -> DispatchGuard<'_> {
+        let mut gate =
+            DispatchGuard(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
         self.flush_pending(&mut gate);
         gate
     }
 
     /// The same, but what waits on `queue` itself still does: for who enqueues nothing there, and records no event of it.
     #[inline]
-    pub(crate) fn gate_of(&self, queue: u8) -> Gate<'_> {
-        let mut gate = Gate(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
-        if gate.is_of_another(queue) {
+    pub(crate) fn lock_dispatch_of(&self, queue: u8) -> DispatchGuard<'_> {
+        let mut gate =
+            DispatchGuard(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
+        if gate.waits_on_other_queue(queue) {
             self.flush_pending(&mut gate);
         }
         gate
     }
 
     /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
-    pub(crate) fn order(&self, _gate: &Gate<'_>, uses: &mut Uses, access: Access, queue: u8) -> Result<()> {
-        let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        order.join(self.raw(), queue, uses.written)?;
+    pub(crate) fn order_access(
+        &self,
+        _gate: &DispatchGuard<'_>,
+        uses: &mut StreamUses,
+        access: Access,
+        queue: u8,
+    ) -> Result<()> {
+        let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        order.wait_for(self.raw(), queue, uses.last_write)?;
         if access == Access::Write {
-            for moment in uses.read.drain(..) {
-                order.join(self.raw(), queue, moment)?;
+            for moment in uses.reads_since.drain(..) {
+                order.wait_for(self.raw(), queue, moment)?;
             }
         }
-        let now = order.next(queue);
+        let now = order.next_ticket(queue);
         match access {
-            Access::Write => uses.written = now,
+            Access::Write => uses.last_write = now,
             Access::Read => {
-                uses.read.retain(|moment| moment.queue != queue);
-                uses.read.push(now);
+                uses.reads_since.retain(|moment| moment.queue != queue);
+                uses.reads_since.push(now);
             }
         }
         Ok(())
     }
 
     /// The queues, a bit each, whose work on a piece of memory `queue` has not waited for; and itself.
-    pub(crate) fn users(&self, uses: &Uses, queue: u8) -> u8 {
-        let order = self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = &order.seen[usize::from(queue)];
+    pub(crate) fn pending_queues(&self, uses: &StreamUses, queue: u8) -> u8 {
+        let order = self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = &order.waited_for[usize::from(queue)];
         // Who wrote has waited for those before, and who read for who wrote.
-        let all = std::iter::once(&uses.written).chain(&uses.read);
+        let all = std::iter::once(&uses.last_write).chain(&uses.reads_since);
         let unseen = all.filter(|m| m.queue != queue && seen[usize::from(m.queue)] < m.ticket);
         unseen.fold(1 << queue, |mask, moment| mask | 1 << moment.queue)
     }
 
     /// Lets `queue` wait for all that `other` was given so far, what the pool has let it wait for among it: that has no
     /// ticket, so this takes one.
-    pub(crate) fn follow(&self, _gate: &Gate<'_>, queue: u8, other: u8) -> Result<()> {
-        let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-        let moment = order.next(other);
-        order.join(self.raw(), queue, moment)
+    pub(crate) fn wait_for_queue(&self, _gate: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
+        let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+        let moment = order.next_ticket(other);
+        order.wait_for(self.raw(), queue, moment)
     }
 
     /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
-    pub(crate) fn mark(&self, _gate: &Gate<'_>, queue: u8) -> Result<()> {
-        if self.streams() {
-            let order = &mut *self.lanes().order.lock().unwrap_or_else(PoisonError::into_inner);
-            order.mark(self.raw(), queue)?;
+    pub(crate) fn record_queue_event(&self, _gate: &DispatchGuard<'_>, queue: u8) -> Result<()> {
+        if self.uses_streams() {
+            let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
+            order.record_event(self.raw(), queue)?;
         }
         Ok(())
     }
 }
 
-impl Order {
+impl StreamSync {
     /// The moment behind the operation that a queue is given now.
-    fn next(&mut self, queue: u8) -> Moment {
+    fn next_ticket(&mut self, queue: u8) -> StreamTicket {
         let ticket = &mut self.tickets[usize::from(queue)];
         *ticket += 1;
-        Moment { queue, ticket: *ticket }
+        StreamTicket { queue, ticket: *ticket }
     }
 
-    fn mark(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
+    fn record_event(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
         let mark = (self.tickets[usize::from(queue)], backend.record(queue)?);
         let events = &mut self.events[usize::from(queue)];
-        if events.len() == KEPT {
+        if events.len() == MAX_KEPT_EVENTS {
             events.pop_front();
         }
         events.push_back(mark);
@@ -476,18 +488,18 @@ impl Order {
     }
 
     /// Lets a queue wait for a moment of another one, if it has not.
-    fn join(&mut self, backend: &Arc<dyn Backend>, queue: u8, moment: Moment) -> Result<()> {
+    fn wait_for(&mut self, backend: &Arc<dyn Backend>, queue: u8, moment: StreamTicket) -> Result<()> {
         let (here, there) = (usize::from(queue), usize::from(moment.queue));
-        if here == there || self.seen[here][there] >= moment.ticket {
+        if here == there || self.waited_for[here][there] >= moment.ticket {
             return Ok(());
         }
         let at = self.events[there].partition_point(|(ticket, _)| *ticket < moment.ticket);
         let (ticket, event) = match self.events[there].get(at) {
             Some(kept) => *kept,
-            None => self.mark(backend, moment.queue)?,
+            None => self.record_event(backend, moment.queue)?,
         };
         backend.wait_event(queue, event)?;
-        self.seen[here][there] = ticket;
+        self.waited_for[here][there] = ticket;
         Ok(())
     }
 }

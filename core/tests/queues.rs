@@ -14,7 +14,7 @@ use forebay_core::error::Result;
 use forebay_core::memory::Config;
 use forebay_core::nn::{Gpt, GptOptions, Module};
 use forebay_core::optim::{AdamW, Optimizer};
-use forebay_core::plan::Choice;
+use forebay_core::plan::StepConfig;
 use forebay_core::stream::Stream;
 use forebay_core::tensor::Tensor;
 
@@ -110,8 +110,8 @@ impl SegmentSource for RaceCheckBackend {
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
     }
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        self.inner.arrange(pieces)
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.inner.remap(pieces)
     }
     fn queues(&self) -> u8 {
         MAX_QUEUES
@@ -396,7 +396,7 @@ fn a_training_step_with_offload_is_in_order() -> Result<()> {
     assert_no_races(|device| {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-        let choice = Choice::new(8, 2).offload([true; 5]).with_offloaded_state();
+        let choice = StepConfig::new(8, 2).offload([true; 5]).with_offloaded_state();
         optimizer.offload_state(choice.offload_state);
         let _segments = choice.segments();
         for _ in 0..3 {

@@ -88,7 +88,7 @@ fn train_step(
     optimizer.zero_grad();
     let made = (0..parts).try_for_each(|part| {
         let x = x.narrow(0, part * rows, rows)?;
-        device.pool().with_rows(rows, || net.loss(&x)?.backward())
+        device.pool().with_batch_size(rows, || net.loss(&x)?.backward())
     });
     let made = made.and_then(|()| optimizer.step());
     optimizer.zero_grad();

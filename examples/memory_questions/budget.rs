@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use forebay::backend::null::Profile;
 use forebay::memory::{Bytes, Config};
-use forebay::plan::{Budget, Choice};
+use forebay::plan::{Budget, StepConfig};
 use forebay::prelude::*;
 
 use crate::MIB;
@@ -18,7 +18,7 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
     let plan = |bytes: u64| {
         Budget::new(bytes, BATCH_SIZE).plan(&profile, |dry| {
             let mut training = Training::new(dry)?;
-            Ok(move |choice: &Choice| training.step(choice))
+            Ok(move |choice: &StepConfig| training.step(choice))
         })
     };
     let whole = plan(u64::MAX)?.best.peak.unwrap_or(0);

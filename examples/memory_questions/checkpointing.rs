@@ -1,14 +1,14 @@
 //! What computing blocks again in the backward pass saves.
 
 use anyhow::Result;
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let first =
-        |blocks: usize| Choice::new(BATCH_SIZE, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
+        |blocks: usize| StepConfig::new(BATCH_SIZE, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
     compare_strategies(
         device,
         &[

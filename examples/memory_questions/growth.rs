@@ -1,7 +1,7 @@
 //! Whether steps leave something behind.
 
 use anyhow::Result;
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::training::Training;
@@ -9,7 +9,7 @@ use crate::{print_pool_usage, zeros_mib};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let mut training = Training::new(device)?;
-    let choice = Choice::new(2, 1);
+    let choice = StepConfig::new(2, 1);
     training.step(&choice)?;
     device.pool().assert_no_growth(3, || training.step(&choice))?;
     print_pool_usage("three steps more leave nothing behind", device.pool());

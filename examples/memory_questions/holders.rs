@@ -2,14 +2,14 @@
 
 use anyhow::Result;
 use forebay::memory::{Bytes, Tag};
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::training::{BATCH_SIZE, Training};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
     let mut training = Training::new(device)?;
-    training.step(&Choice::new(BATCH_SIZE, 1))?;
+    training.step(&StepConfig::new(BATCH_SIZE, 1))?;
     let stats = device.memory();
     for tag in Tag::ALL {
         let stat = stats.tag(tag);

@@ -1,7 +1,7 @@
 //! What keeping values and the optimiser's state in memory of the host saves.
 
 use anyhow::Result;
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
@@ -11,7 +11,7 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         println!("the device reaches no memory of the host");
         return Ok(());
     }
-    let whole = || Choice::new(BATCH_SIZE, 1);
+    let whole = || StepConfig::new(BATCH_SIZE, 1);
     compare_strategies(
         device,
         &[

@@ -1,13 +1,13 @@
 //! What mixed precision saves, alone and with the others.
 
 use anyhow::Result;
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    let [whole, parts] = [Choice::new(BATCH_SIZE, 1), Choice::new(BATCH_SIZE / 4, 4)];
+    let [whole, parts] = [StepConfig::new(BATCH_SIZE, 1), StepConfig::new(BATCH_SIZE / 4, 4)];
     compare_strategies(
         device,
         &[

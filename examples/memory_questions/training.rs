@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use forebay::memory::{Bytes, Config, Tag};
 use forebay::nn::{Gpt, GptOptions};
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::prelude::*;
 
 use crate::with_empty_pool;
@@ -33,7 +33,7 @@ impl Training {
     }
 
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
-    pub(crate) fn step(&mut self, choice: &Choice) -> Result<(), Error> {
+    pub(crate) fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
         for part in 0..choice.count {
             let text = self.text.narrow(0, part * choice.rows, choice.rows)?;
@@ -57,7 +57,7 @@ pub(crate) struct StepMeasurement {
 }
 
 /// Measures the step, run as chosen, over a pool of its own: from the second one on, when the optimiser has its state.
-pub(crate) fn measure_step(device: &Device, choice: &Choice) -> Result<StepMeasurement> {
+pub(crate) fn measure_step(device: &Device, choice: &StepConfig) -> Result<StepMeasurement> {
     let device = with_empty_pool(device, Config::default());
     let mut training = Training::new(&device)?;
     let _segments = choice.segments();
@@ -75,7 +75,7 @@ pub(crate) fn measure_step(device: &Device, choice: &Choice) -> Result<StepMeasu
 }
 
 /// Measures and shows several ways to run the step, the first of which is what the others are compared with.
-pub(crate) fn compare_strategies(device: &Device, ways: &[(&str, Choice)]) -> Result<()> {
+pub(crate) fn compare_strategies(device: &Device, ways: &[(&str, StepConfig)]) -> Result<()> {
     let mut plain: Option<StepMeasurement> = None;
     for (name, choice) in ways {
         let taken = measure_step(device, choice)?;

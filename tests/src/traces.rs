@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use forebay::memory::Config;
-use forebay::memory::trace::{Mode, Recorded, Row, Table, Trace, replay, table};
+use forebay::memory::trace::{Mode, Recorded, ReplayRow, Table, Trace, replay, table};
 
 /// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
 /// judged. A processor that is slow for a while is slow for a round, and not for a trace.
@@ -111,7 +111,7 @@ fn replay_synthetic() -> Result<Table> {
         for trace in &traces {
             let report = replay(trace, Config::default(), mode, 0)?;
             let pytorch = Some(simulate_pytorch(trace, mode)?);
-            rows.push(Row { workload: trace.recorded.workload.clone(), mode, report, pytorch });
+            rows.push(ReplayRow { workload: trace.recorded.workload.clone(), mode, report, pytorch });
         }
     }
     Ok(Table { rows })
@@ -167,14 +167,14 @@ fn driver_calls(recorded: &Recorded) -> u64 {
 }
 
 /// What is above a bound about a replay.
-fn check_ratio(row: &Row, most: f64) -> Option<String> {
+fn check_ratio(row: &ReplayRow, most: f64) -> Option<String> {
     let (workload, mode, ratio) = (&row.workload, row.mode, row.report.ratio());
     (ratio > most)
         .then(|| format!("{workload}, {mode}: reserved over requested is {ratio:.4}, the bound {most}"))
 }
 
 /// What is worse about a replay than PyTorch's own.
-fn compare_with_pytorch(row: &Row) -> Option<String> {
+fn compare_with_pytorch(row: &ReplayRow) -> Option<String> {
     let name = format!("{}, {}", row.workload, row.mode);
     let Some(recorded) = &row.pytorch else {
         return Some(format!("{name}: PyTorch's figures are missing"));

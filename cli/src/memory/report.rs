@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::{self, Write as _};
 
-use forebay::memory::{BlockState, Bytes, Moment, SegmentInfo, Snapshot, Tag};
+use forebay::memory::{BlockState, Bytes, SegmentInfo, Snapshot, Tag, TimelinePoint};
 
 /// The whole report; every table has at most `top` lines.
 pub(super) fn text(snapshot: &Snapshot, top: usize) -> String {
@@ -45,7 +45,7 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     let now = sums(snapshot.held().into_iter().map(|(who, held)| (who.tag, held.bytes)));
     for tag in Tag::ALL {
         let now = now.get(&tag).copied().unwrap_or(0);
-        line(out, tag.name(), now, peak.map(|p: Moment| p.by_tag[tag as usize]))?;
+        line(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
     }
 
     writeln!(out, "\nby module")?;
@@ -92,7 +92,7 @@ fn rest(out: &mut String, all: usize, top: usize) -> fmt::Result {
     if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
 }
 
-fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<Moment>, top: usize) -> fmt::Result {
+fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>, top: usize) -> fmt::Result {
     let held = snapshot.held();
     writeln!(out, "\ntop holders now")?;
     for (who, held) in held.iter().take(top) {

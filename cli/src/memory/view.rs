@@ -24,13 +24,14 @@ fn page(snapshot: &Snapshot) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
-    use forebay::memory::Who;
+    use forebay::memory::AllocationSite;
 
     use super::*;
 
     #[test]
     fn no_name_ends_the_script() -> Result<()> {
-        let who = Who { module: "</script><script>alert(1)".to_owned(), ..Who::default() };
+        let who =
+            AllocationSite { module: "</script><script>alert(1)".to_owned(), ..AllocationSite::default() };
         let page = page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;
         assert!(!page.contains("</script><script>alert"));
         assert_eq!(page.matches("</script>").count(), TEMPLATE.matches("</script>").count());

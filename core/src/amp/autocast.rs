@@ -14,7 +14,7 @@ use super::{copies, fp8};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::local::{Get, InPlace, Kept, Local, Scoped};
+use crate::local::{Get, InPlace, Local, LocalSlot, Scoped};
 use crate::tensor::storage::Storage;
 use crate::tensor::{Layout, Tensor};
 
@@ -151,7 +151,7 @@ impl Known {
     /// Notes what `leaf` is, before it is cast: a write of another thread meanwhile makes the cast outdated.
     fn of(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
         let version = leaf.version();
-        let (memory, layout, dtype) = (leaf.memory(), leaf.layout().clone(), leaf.dtype());
+        let (memory, layout, dtype) = (leaf.downgrade_storage(), leaf.layout().clone(), leaf.dtype());
         let cast = cast()?;
         Ok(Self { written: cast.version(), cast, memory, layout, dtype, version })
     }
@@ -160,7 +160,7 @@ impl Known {
         self.version == leaf.version()
             && self.written == self.cast.version()
             && self.dtype == leaf.dtype()
-            && self.memory.ptr_eq(&leaf.memory())
+            && self.memory.ptr_eq(&leaf.downgrade_storage())
             && self.layout == *leaf.layout()
     }
 }
@@ -169,7 +169,7 @@ thread_local! {
     /// The 16-bit type; `None` while operations run as they are given.
     static DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
     /// The casts live as long as any scope does.
-    static CASTS: Local<Kept<Casts>> = const { Local::new(Kept::new(BTreeMap::new())) };
+    static CASTS: Local<LocalSlot<Casts>> = const { Local::new(LocalSlot::new(BTreeMap::new())) };
 }
 
 /// While it lives, operations of this thread choose their types; see [`autocast`]. Guards may be dropped in any order: the innermost
@@ -288,7 +288,7 @@ impl Mode {
 pub(crate) struct Entered {
     _dtype: Scoped<Cell<Option<DType>>>,
     _fp8: fp8::Fp8,
-    _casts: Scoped<Kept<Casts>>,
+    _casts: Scoped<LocalSlot<Casts>>,
 }
 
 /// While it lives, operations run as they are given, and scopes are as they were.
@@ -337,7 +337,7 @@ impl Cast {
             return t.to_dtype(self.to);
         }
         let numbers = self.numbers(t)?;
-        Ok(autograd::attach_twice("to_dtype", numbers, &[t], move |g, _| {
+        Ok(autograd::differentiable("to_dtype", numbers, &[t], move |g, _| {
             Ok(smallvec![Some(g.to_dtype(from)?)])
         }))
     }

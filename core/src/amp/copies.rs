@@ -23,25 +23,27 @@ pub(crate) enum Copy {
     /// It was cast: an optimiser may make the next one.
     Asked(DType),
     /// The copy, of the leaf as `of` says.
-    Kept { numbers: Tensor, of: Moment },
+    Kept { numbers: Tensor, of: CopyVersion },
 }
 
 /// The leaf that a copy was made of, and the copy, by their memory and how often each was written.
 #[derive(Clone, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct CopyVersion {
     memory: Weak<Storage>,
     leaf: u64,
     numbers: u64,
 }
 
-impl Moment {
+impl CopyVersion {
     fn of(leaf: &Tensor, numbers: &Tensor) -> Self {
-        Self { memory: leaf.memory(), leaf: leaf.version(), numbers: numbers.version() }
+        Self { memory: leaf.downgrade_storage(), leaf: leaf.version(), numbers: numbers.version() }
     }
 
     /// Reports that neither was written since.
     fn is_now(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
-        self.leaf == leaf.version() && self.numbers == numbers.version() && self.memory.ptr_eq(&leaf.memory())
+        self.leaf == leaf.version()
+            && self.numbers == numbers.version()
+            && self.memory.ptr_eq(&leaf.downgrade_storage())
     }
 }
 
@@ -52,12 +54,12 @@ pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
         Copy::Kept { numbers, of } if numbers.dtype() == to => {
             let good = of.is_now(leaf, numbers);
             if good {
-                leaf.device().tape().copied(leaf, numbers);
+                leaf.device().capture_recorder().copied(leaf, numbers);
             }
             good.then(|| numbers.clone())
         }
         // What a step that is recorded has read stays what it is.
-        Copy::Kept { .. } if leaf.device().tape().takes() => None,
+        Copy::Kept { .. } if leaf.device().capture_recorder().takes() => None,
         _ => {
             *copy = Copy::Asked(to);
             None
@@ -74,7 +76,7 @@ pub(crate) fn room(parameter: &Tensor) -> Result<Option<Tensor>> {
         Copy::None => return Ok(None),
         Copy::Kept { numbers, .. } if numbers.is_unique() => return Ok(Some(numbers.clone())),
         // Replays would go on with the memory of before.
-        _ if parameter.device().tape().takes() => return Ok(None),
+        _ if parameter.device().capture_recorder().takes() => return Ok(None),
         Copy::Kept { numbers, .. } => numbers.dtype(),
         Copy::Asked(dtype) => *dtype,
     };
@@ -84,27 +86,27 @@ pub(crate) fn room(parameter: &Tensor) -> Result<Option<Tensor>> {
 /// The copy has been written, with the parameter.
 pub(crate) fn keep(parameter: &Tensor, numbers: Tensor) {
     if let Some(mut copy) = autograd::copy_of(parameter) {
-        let of = Moment::of(parameter, &numbers);
+        let of = CopyVersion::of(parameter, &numbers);
         *copy = Copy::Kept { numbers, of };
     }
 }
 
 /// A copy that a captured step reads.
 #[derive(Debug)]
-pub(crate) struct Taken {
+pub(crate) struct CapturedCast {
     leaf: Tensor,
     numbers: Tensor,
     /// The leaf as it is a copy of it.
-    of: Moment,
+    of: CopyVersion,
     /// Whether the step leaves a copy of what it leaves of the leaf.
     kept: bool,
 }
 
-impl Taken {
+impl CapturedCast {
     /// The copy of a leaf that was read while a step was recorded, in that memory, when the step is over.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::copy_of(&leaf).and_then(|copy| match &*copy {
-            Copy::Kept { numbers, of } if numbers.memory().ptr_eq(memory) => {
+            Copy::Kept { numbers, of } if numbers.downgrade_storage().ptr_eq(memory) => {
                 Some((numbers.clone(), of.clone()))
             }
             _ => None,
@@ -123,7 +125,7 @@ impl Taken {
             // As of before the cast: a write meanwhile is another change.
             let leaf = self.leaf.version();
             self.numbers.copy_(&self.leaf.detach())?;
-            self.of = Moment { leaf, ..Moment::of(&self.leaf, &self.numbers) };
+            self.of = CopyVersion { leaf, ..CopyVersion::of(&self.leaf, &self.numbers) };
         }
         Ok(())
     }
@@ -131,7 +133,7 @@ impl Taken {
     /// With a replay, while nobody else writes: what the copy is of.
     pub(crate) fn note(&mut self) {
         if self.kept {
-            self.of = Moment::of(&self.leaf, &self.numbers);
+            self.of = CopyVersion::of(&self.leaf, &self.numbers);
         }
     }
 

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Node, no_grad};
 use crate::error::{Error, Result};
-use crate::local::{Get, InPlace, Kept, Local, Scoped};
+use crate::local::{Get, InPlace, Local, LocalSlot, Scoped};
 use crate::tensor::Tensor;
 
 /// For all threads.
@@ -17,7 +17,7 @@ thread_local! {
     /// Looks at results of the forward pass, too.
     static FORWARD: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
     /// The operation that made the first value that is not finite.
-    static FIRST: Local<Kept<Option<String>>> = const { Local::new(Kept::new(None)) };
+    static FIRST: Local<LocalSlot<Option<String>>> = const { Local::new(LocalSlot::new(None)) };
 }
 
 /// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`]. Guards may be dropped in any order.

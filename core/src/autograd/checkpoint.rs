@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::walk::{Beyond, Options, Targets, run_down_to, take_grad};
+use super::engine::{Beyond, Options, Targets, run_down_to, take_grad};
 use super::{
-    Grads, Kind, SavedTensor, Wants, compose, enable_grad, inplace, next_id, no_grad, recompute, record,
-    wanted,
+    BackwardCtx, Grads, Kind, SavedTensor, compose, enable_grad, inplace, next_id, no_grad, recompute,
+    record, wanted,
 };
 use crate::amp::Mode;
 use crate::error::{Error, Result};
@@ -67,7 +67,7 @@ pub fn checkpoint(
         // What is recorded from here on belongs to the second run; what is older is the walk's around.
         let oldest = next_id();
         // Recorded, the second run is a part of the tape, and its inputs have their histories.
-        let leaves: Vec<Tensor> = match wants.again() {
+        let leaves: Vec<Tensor> = match wants.create_graph() {
             true => {
                 let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
                 compose::aliases(&saved, &all).into_vec()
@@ -83,7 +83,7 @@ pub fn checkpoint(
             let _mode = mode.enter();
             recompute::again(&first, || body(&leaves))?
         };
-        let mut grads: Grads = if wants.again() {
+        let mut grads: Grads = if wants.create_graph() {
             let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
             let options = Options { retain_graph: true, create_graph: true };
             let (mut found, beyond) = match again.requires_grad() {
@@ -115,7 +115,7 @@ pub fn checkpoint(
 }
 
 /// Leaves the gradients of what the closure captures to the walk around.
-fn leave(wants: &Wants<'_>, beyond: Beyond) -> Result<()> {
+fn leave(wants: &BackwardCtx<'_>, beyond: Beyond) -> Result<()> {
     // A history that is younger than the first run: the second one has read something else.
     if beyond.iter().any(|(node, _)| node.id > wants.node.id) {
         return Err(inplace::captured(&wants.node.describe()));

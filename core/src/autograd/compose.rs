@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use smallvec::{SmallVec, smallvec};
 
-use super::walk::{Options, Targets, run_to};
-use super::{Grads, Meta, SavedTensor, Wants, attach_twice, no_grad, wanted};
+use super::engine::{Options, Targets, run_to};
+use super::{BackwardCtx, Grads, Meta, SavedTensor, differentiable, no_grad, wanted};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -53,7 +53,7 @@ fn linear(
     forward: Map,
     transpose: Map,
 ) -> Tensor {
-    attach_twice(op, out, &[x], move |g, wants| {
+    differentiable(op, out, &[x], move |g, wants| {
         by.iter().try_for_each(|t| t.get(wants).map(drop))?;
         if !wanted(&[g]) {
             return Ok(smallvec![Some(transpose(g)?)]);
@@ -78,10 +78,10 @@ pub fn attach_composed(
     inputs: &[&Tensor],
     saved: SmallVec<[SavedTensor; 4]>,
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
-    attach_twice(op, out, inputs, move |g, wants| {
-        if !wants.again() {
+    differentiable(op, out, inputs, move |g, wants| {
+        if !wants.create_graph() {
             saved.iter().try_for_each(|t| t.check(wants))?;
             return backward(g, wants);
         }
@@ -112,7 +112,7 @@ pub(super) fn gradients(
 
 /// Views of `inputs` at which a walk can end: of those that are wanted. What stands behind the inputs is given as it is.
 pub(super) fn aliases(inputs: &[Tensor], wants: &[bool]) -> SmallVec<[Tensor; 4]> {
-    let alias = |t: &Tensor| attach_twice("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
+    let alias = |t: &Tensor| differentiable("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
     let wants = wants.iter().copied().chain(std::iter::repeat(false));
     inputs.iter().zip(wants).map(|(t, want)| if want { alias(t) } else { t.clone() }).collect()
 }

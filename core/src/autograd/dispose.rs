@@ -116,7 +116,7 @@ mod tests {
 
     use smallvec::smallvec;
 
-    use super::super::{attach, attach_twice, checkpoint};
+    use super::super::{checkpoint, differentiable, once_differentiable};
     use super::*;
     use crate::device::Device;
     use crate::dtype::DType;
@@ -149,7 +149,7 @@ mod tests {
     fn closures_that_hold_results_are_dropped() {
         on_a_small_stack(|t| {
             let (held, x) = (t.clone(), t.detach().requires_grad_()?);
-            Ok(attach("own", x.detach(), &[&x], move |g, _| {
+            Ok(once_differentiable("own", x.detach(), &[&x], move |g, _| {
                 let _ = &held;
                 Ok(smallvec![Some(g.clone())])
             }))
@@ -235,7 +235,7 @@ mod tests {
             let mut t = Tensor::ones(&[1], DType::F32, &device)?.requires_grad_()?;
             for k in 0..10 {
                 let bomb = (k == 5).then(|| Bomb);
-                t = attach_twice("own", t.add(1.0)?.detach(), &[&t], move |g, _| {
+                t = differentiable("own", t.add(1.0)?.detach(), &[&t], move |g, _| {
                     let _ = &bomb;
                     Ok(smallvec![Some(g.clone())])
                 });

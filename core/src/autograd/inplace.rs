@@ -7,7 +7,7 @@
 
 use smallvec::smallvec;
 
-use super::{Meta, attach_linear, attach_twice, enable_grad, is_enabled};
+use super::{Meta, attach_linear, differentiable, enable_grad, is_enabled};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Layout, Tensor};
@@ -47,7 +47,7 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
     if !seen.clone().chain(others.iter().copied()).any(Tensor::requires_grad) {
         return Ok(false);
     }
-    if seen.into_iter().any(|t| !t.is_of_now()) {
+    if seen.into_iter().any(|t| !t.is_current()) {
         return Err(outdated(op));
     }
     if base.is_some_and(|base| !base.is_contiguous()) {
@@ -62,9 +62,9 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
 pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
     let _op = memory::scope::op(op);
     let base = target.base();
-    target.written();
+    target.bump_writes();
     let Some(base) = base else {
-        target.adopt(made.meta());
+        target.set_grad_fn(made.meta());
         return Ok(());
     };
     // As of now: what was recorded before this is what this is recorded on.
@@ -75,7 +75,7 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
         target.layout().offset().saturating_sub(base.layout().offset()),
     );
     let part = at.clone();
-    let whole = attach_twice(
+    let whole = differentiable(
         op,
         base.detach(),
         &[&before, &made.detach().with_meta(made.meta())],
@@ -92,9 +92,9 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
             Ok(smallvec![own, view])
         },
     );
-    base.adopt(whole.meta());
+    base.set_grad_fn(whole.meta());
     let offset = base.layout().offset() + at.offset();
-    target.adopt(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());
+    target.set_grad_fn(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());
     Ok(())
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn viewed_again(view: &Tensor, base: &Tensor) -> Option<Meta> {
     }
     // Which elements of the base it sees cannot be told by strides: an error, if a gradient comes to it.
     let refused =
-        attach_twice("view", view.detach(), &[base], |_, wants| Err(outdated(&wants.node.describe())));
+        differentiable("view", view.detach(), &[base], |_, wants| Err(outdated(&wants.node.describe())));
     refused.meta()
 }
 

@@ -31,32 +31,32 @@ mod anomaly;
 mod checkpoint;
 mod compose;
 mod dispose;
+mod engine;
 pub mod functional;
 mod hooks;
 mod inplace;
 mod recompute;
 mod saved;
-mod walk;
 
 pub use anomaly::{DetectAnomaly, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
 pub use compose::{attach_composed, attach_linear, attach_linear_by};
+pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::Hooks;
 pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
 pub(crate) use recompute::{drawn, drawn_before, mode_of_run, touched, updated};
 pub use recompute::{is_recomputing, update_state};
 pub use saved::SavedTensor;
-pub use walk::{GradOptions, backward, grad, grad_allow_unused};
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
 pub type Grads = SmallVec<[Option<Tensor>; 4]>;
 
 /// Takes the gradient of the result, and which inputs want theirs.
-type Backward = dyn Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync;
+type Backward = dyn Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync;
 
 /// Which inputs of an operation want a gradient: a slice of truth values.
-pub struct Wants<'a> {
+pub struct BackwardCtx<'a> {
     wanted: SmallVec<[bool; 4]>,
     /// The operation whose gradients are asked for.
     node: &'a Arc<Node>,
@@ -65,16 +65,16 @@ pub struct Wants<'a> {
     /// Whether another walk may follow.
     kept: bool,
     /// Sink that takes the gradients of leaves in their place.
-    sink: Option<&'a walk::Sink>,
+    sink: Option<&'a engine::Sink>,
     /// What the inputs that are results have been given, by their nodes.
     pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
     /// The inputs, leaves, whose sums were handed out to be added to.
     handed: RefCell<SmallVec<[usize; 2]>>,
     /// Gradients of nodes that are no inputs: of what a checkpoint captures.
-    beyond: RefCell<walk::Beyond>,
+    beyond: RefCell<engine::Beyond>,
 }
 
-impl Deref for Wants<'_> {
+impl Deref for BackwardCtx<'_> {
     type Target = [bool];
 
     fn deref(&self) -> &[bool] {
@@ -82,17 +82,17 @@ impl Deref for Wants<'_> {
     }
 }
 
-impl fmt::Debug for Wants<'_> {
+impl fmt::Debug for BackwardCtx<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.wanted.fmt(f)
     }
 }
 
-impl Wants<'_> {
+impl BackwardCtx<'_> {
     /// Whether these gradients are to have gradients themselves (`create_graph`): what is done with the gradient of the result
     /// and with [`SavedTensor`]s is recorded.
     #[must_use]
-    pub fn again(&self) -> bool {
+    pub fn create_graph(&self) -> bool {
         self.again
     }
 
@@ -312,7 +312,7 @@ pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
 ///
 /// # Errors
 /// [`Error::NoGradient`].
-pub fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
+pub fn check_no_grad_inputs(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     if wanted(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
 }
 
@@ -324,11 +324,11 @@ pub fn refuse(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
 /// backward pass has used it.
 #[must_use]
 #[track_caller]
-pub fn attach(
+pub fn once_differentiable(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     record(op, out, inputs, Kind::Once, backward)
 }
@@ -337,11 +337,11 @@ pub fn attach(
 /// nothing else that depends on an input: with `create_graph` it is recorded as it runs.
 #[must_use]
 #[track_caller]
-pub fn attach_twice(
+pub fn differentiable(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     record(op, out, inputs, Kind::Twice, backward)
 }
@@ -352,13 +352,13 @@ fn record(
     out: Tensor,
     inputs: &[&Tensor],
     kind: Kind,
-    backward: impl Fn(&Tensor, &Wants<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
 ) -> Tensor {
     if !wanted(inputs) {
         return out;
     }
     let edges = inputs.iter().map(|t| t.meta()).collect();
-    let backward: Arc<Backward> = match inputs.iter().all(|t| t.is_of_now()) {
+    let backward: Arc<Backward> = match inputs.iter().all(|t| t.is_current()) {
         true => Arc::new(backward),
         false => Arc::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
     };
@@ -448,11 +448,11 @@ impl Leaf {
     /// the operation, and comes back, it is there.
     fn add(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
-        grad.device().tape().graded(self, slot.as_ref());
+        grad.device().capture_recorder().graded(self, slot.as_ref());
         // The gradient stays in its slot until there is another: a sum that fails loses nothing.
         let made = match &*slot {
             // The operation has added to it.
-            Some(sum) if handed && !recorded && sum.is_same(&grad) => return Ok(()),
+            Some(sum) if handed && !recorded && sum.is_same_view(&grad) => return Ok(()),
             Some(sum) => {
                 self.check(sum, "has, by `set_grad`,")?;
                 if !recorded {
@@ -542,7 +542,7 @@ impl Tensor {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.
             if grad.is_some() {
-                self.device().tape().graded(leaf, leaf.grad().as_ref());
+                self.device().capture_recorder().graded(leaf, leaf.grad().as_ref());
             }
             leaf.set(grad);
         }

@@ -281,12 +281,13 @@ fn note(t: &Tensor, access: Access) {
     // A thread that ends has no runs any more.
     let _ = STACK.try_with(|stack| {
         let Ok(mut stack) = stack.try_borrow_mut() else { return };
-        let id = t.memory_id();
+        let id = t.storage_id();
         for frame in stack.iter_mut().rev() {
             match frame {
                 Frame::Update => break,
                 Frame::First { start, reads, .. } if id < *start => {
-                    let seen = || Read { memory: t.memory(), version: t.version(), is_written: false };
+                    let seen =
+                        || Read { memory: t.downgrade_storage(), version: t.version(), is_written: false };
                     reads.entry(id).or_insert_with(seen).is_written |= access == Access::Write;
                 }
                 Frame::First { .. } | Frame::Again { .. } => {}

@@ -1,6 +1,6 @@
 //! Tensors that gradients keep.
 
-use super::{Meta, Wants, no_grad};
+use super::{BackwardCtx, Meta, no_grad};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
@@ -57,12 +57,12 @@ impl SavedTensor {
     }
 
     fn new(tensor: Tensor, is_result: bool) -> Self {
-        tensor.keep();
+        tensor.retain_for_backward();
         Self { version: tensor.version(), tensor, is_result, apart: false, added: None }
     }
 
     /// Looks whether it still is what was kept, for a gradient that has its memory by another way.
-    pub(super) fn check(&self, wants: &Wants<'_>) -> Result<()> {
+    pub(super) fn check(&self, wants: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (wants.again || !self.apart) {
             let what = if self.is_result { "its result" } else { "a tensor that it keeps" };
@@ -82,7 +82,7 @@ impl SavedTensor {
     ///
     /// # Errors
     /// It was changed in place since it was kept; it is a sum of two, and memory runs out.
-    pub fn get(&self, wants: &Wants<'_>) -> Result<Tensor> {
+    pub fn get(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
         self.check(wants)?;
         let t = &self.tensor;
         Ok(match (wants.again, self.is_result, &self.added) {
@@ -100,7 +100,7 @@ impl SavedTensor {
     ///
     /// # Errors
     /// As [`get`](Self::get).
-    pub fn constant(&self, wants: &Wants<'_>) -> Result<Tensor> {
+    pub fn constant(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
         let t = self.get(wants)?;
         Ok(if t.requires_grad() { t.detach() } else { t })
     }
@@ -108,6 +108,6 @@ impl SavedTensor {
 
 impl Drop for SavedTensor {
     fn drop(&mut self) {
-        self.tensor.let_go();
+        self.tensor.release_from_backward();
     }
 }

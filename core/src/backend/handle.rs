@@ -26,7 +26,7 @@ impl Handle {
     fn behind(&self) -> &dyn Backend {
         if let Some(device) = self.device.upgrade() {
             // An error of that launch is told to the device's next operation.
-            drop(device.gate());
+            drop(device.lock_dispatch());
         }
         &*self.inner
     }
@@ -69,8 +69,8 @@ impl SegmentSource for Handle {
     fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         self.inner.unmap_pieces(segment, offset, pieces)
     }
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        self.inner.arrange(pieces)
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+        self.inner.remap(pieces)
     }
     fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         self.behind().arrange_behind(pieces)

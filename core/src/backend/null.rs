@@ -357,7 +357,7 @@ impl Backend for NullBackend {
             flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
             half: call.dtype.size() <= 2,
         };
-        let stored = call.dtype.is_stored() && !self.info.features.f8;
+        let stored = call.dtype.is_storage_only() && !self.info.features.f8;
         let missing = matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !self.info.features.gelu_grad;
         let takes = !stored && !missing && call.of_floats() && call.by_lines() && call.takes_epilogue();
         if self.profile.library && takes {

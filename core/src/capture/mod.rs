@@ -46,27 +46,27 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use crate::amp::{self, copies::Taken};
+use crate::amp::{self, copies::CapturedCast};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
 use crate::backend::{Command, Owned, Prepared, SegmentId, Slice};
 use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
-use crate::ops::{attention, fuse, matmul};
-use crate::profile::Work;
-use crate::stream::{Access, Gate, Stream};
+use crate::ops::{attention, fusion, matmul};
+use crate::profile::WorkItem;
+use crate::stream::{Access, DispatchGuard, Stream};
 use crate::tensor::Tensor;
 use crate::tensor::storage::Storage;
 
-mod live;
 mod plan;
-mod tape;
+mod recorder;
+mod replay_params;
 
-pub(crate) use live::{Draw, Now};
-use plan::{Piece, Plan};
-pub(crate) use tape::Tape;
-use tape::{Record, Recorded, captured};
+use plan::{CapturePlan, Piece};
+pub(crate) use recorder::CaptureRecorder;
+use recorder::{Record, Recorded, captured};
+pub(crate) use replay_params::{PhiloxState, ReplayCtx};
 
 /// What a captured step gives: tensors, each of which every replay writes again.
 pub trait Outputs: Clone {
@@ -180,8 +180,8 @@ pub struct Captured<O> {
     stream: Stream,
     /// Where random numbers stood when it was recorded, and how many blocks it draws.
     random: (RandomState, u64),
-    leaves: Vec<Grown>,
-    copies: Vec<Taken>,
+    leaves: Vec<CapturedGrad>,
+    copies: Vec<CapturedCast>,
     inputs: Vec<Tensor>,
     outputs: O,
     stats: CaptureStats,
@@ -201,19 +201,19 @@ enum Stage {
 struct Memory {
     device: Device,
     arenas: Vec<Block>,
-    kept: Vec<Kept>,
+    kept: Vec<CapturedState>,
     _constants: Vec<Tensor>,
 }
 
 /// Memory that is there beyond a replay.
-struct Kept {
+struct CapturedState {
     storage: Arc<Storage>,
     access: Access,
     place: Slice,
 }
 
 /// A leaf whose gradient the step leaves behind.
-struct Grown {
+struct CapturedGrad {
     leaf: Arc<Leaf>,
     grad: Tensor,
     /// Whether the step adds to the gradient that was there.
@@ -228,7 +228,7 @@ impl<O> fmt::Debug for Captured<O> {
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        self.kept.iter().for_each(|kept| kept.storage.release());
+        self.kept.iter().for_each(|kept| kept.storage.unpin_from_capture());
         self.arenas.drain(..).for_each(|block| self.device.pool().free(block));
     }
 }
@@ -240,7 +240,7 @@ impl<'a> Fused<'a> {
     fn new(device: &'a Device) -> Self {
         let changed = device.is_null() && device.fusion().is_none();
         if changed {
-            device.set_fusion(fuse::configured());
+            device.set_fusion(fusion::min_bytes_or_default());
         }
         Self(device, changed)
     }
@@ -349,7 +349,7 @@ fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Wea
 impl<O: Outputs> Captured<O> {
     /// A step that runs once before it is recorded.
     fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
-        device.tape().refuse("capture", NESTED)?;
+        device.capture_recorder().refuse("capture", NESTED)?;
         let first = {
             let _fused = Fused::new(device);
             let outputs = step()?;
@@ -375,19 +375,19 @@ impl<O: Outputs> Captured<O> {
         first: &[Weak<Storage>],
         mut step: impl FnMut() -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
-        device.tape().refuse("capture", NESTED)?;
+        device.capture_recorder().refuse("capture", NESTED)?;
         let _fused = Fused::new(device);
         // Casts that are kept from one step to the next would never be made again.
         amp::clear_autocast_cache();
         let running = {
-            let mut gate = device.gate();
-            gate.failure()?;
-            device.tape().begin(device, device.queue())?
+            let mut gate = device.lock_dispatch();
+            gate.take_failure()?;
+            device.capture_recorder().begin(device, device.queue())?
         };
         let outputs = step().map(|outputs| outputs.detached());
         amp::clear_autocast_cache();
         let outputs = outputs?;
-        device.settle()?;
+        device.flush_fusion()?;
         let captured = running.finish().and_then(|record| {
             let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
             let random = (record.random, drawn);
@@ -406,8 +406,10 @@ impl<O: Outputs> Captured<O> {
     ) -> Result<Self> {
         let eager = record.peak();
         let Record { commands, touched, memories, leaves, copied, constants, .. } = record;
-        let copies =
-            copied.into_iter().map(|(leaf, memory)| Taken::new(leaf, &memory)).collect::<Result<_>>()?;
+        let copies = copied
+            .into_iter()
+            .map(|(leaf, memory)| CapturedCast::new(leaf, &memory))
+            .collect::<Result<_>>()?;
         let storages: Vec<Option<Arc<Storage>>> = memories.iter().map(|m| m.storage.upgrade()).collect();
         let pieces: Vec<Piece> = memories
             .iter()
@@ -416,7 +418,7 @@ impl<O: Outputs> Captured<O> {
             .collect();
         let source = device.raw().limits();
         let touches = touched.iter().map(SmallVec::as_slice);
-        let Plan { runs, places, arenas } =
+        let CapturePlan { runs, places, arenas } =
             plan::plan(touches, &pieces, source.alignment.max(16), source.max_segment);
         let strange = places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.born);
         if let Some((_, m)) = strange {
@@ -469,9 +471,9 @@ impl<O: Outputs> Captured<O> {
         for ((storage, touch), at) in storages.into_iter().zip(written).zip(&mut at) {
             let (Some(storage), Some(touch)) = (storage, touch) else { continue };
             let access = if touch == Touch::Write { Access::Write } else { Access::Read };
-            let place = storage.hold()?;
+            let place = storage.pin_for_capture()?;
             *at = Some((place.segment, place.offset));
-            memory.kept.push(Kept { storage, access, place });
+            memory.kept.push(CapturedState { storage, access, place });
         }
         for Recorded { kind, .. } in &mut commands {
             kind.places(0, |(segment, offset), _| {
@@ -484,8 +486,8 @@ impl<O: Outputs> Captured<O> {
             .into_iter()
             .filter_map(|(leaf, before)| {
                 let grad = leaf.grad()?;
-                let adds = before.is_some_and(|before| before.ptr_eq(&grad.memory()));
-                Some(Grown { leaf, grad, adds })
+                let adds = before.is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
+                Some(CapturedGrad { leaf, grad, adds })
             })
             .collect();
         let stream = Stream::current(device);
@@ -511,10 +513,10 @@ impl<O: Outputs> Captured<O> {
     /// weights that the step has 16-bit copies of.
     pub fn replay(&mut self) -> Result<O> {
         let device = self.memory.device.clone();
-        device.tape().refuse("replay", "a captured step inside a step; call what it captured")?;
-        for Grown { leaf, grad, .. } in self.leaves.iter().filter(|grown| grown.adds) {
+        device.capture_recorder().refuse("replay", "a captured step inside a step; call what it captured")?;
+        for CapturedGrad { leaf, grad, .. } in self.leaves.iter().filter(|grown| grown.adds) {
             match leaf.grad() {
-                Some(now) if now.is_same(grad) => {}
+                Some(now) if now.is_same_view(grad) => {}
                 Some(_) => {
                     let reason = "a gradient that the step adds to is another tensor than when it was captured; capture it again";
                     return Err(captured("replay", reason));
@@ -524,9 +526,9 @@ impl<O: Outputs> Captured<O> {
             }
         }
         let _on = self.stream.enter();
-        self.copies.iter_mut().try_for_each(Taken::refresh)?;
+        self.copies.iter_mut().try_for_each(CapturedCast::refresh)?;
         let (then, blocks) = self.random;
-        let now = Now::replay(then, device.draw_state(blocks));
+        let now = ReplayCtx::replay(then, device.draw_state(blocks));
         let profiled = device.is_profiled();
         let mut changed: SmallVec<[usize; 16]> = SmallVec::new();
         for (at, Recorded { kind, live, .. }) in self.commands.iter_mut().enumerate() {
@@ -538,8 +540,8 @@ impl<O: Outputs> Captured<O> {
                 changed.push(at);
             }
         }
-        let mut gate = device.gate();
-        gate.failure()?;
+        let mut gate = device.lock_dispatch();
+        gate.take_failure()?;
         self.bind(&gate)?;
         if let Some(prepared) = &mut self.prepared {
             for at in changed {
@@ -550,21 +552,21 @@ impl<O: Outputs> Captured<O> {
         } else if self.stage == Stage::Replayed {
             self.stage = Stage::Asked;
             let commands: Vec<Command<'_>> = self.commands.iter().map(|c| c.kind.command()).collect();
-            self.prepared = device.lane(device.queue())?.prepare(&commands)?;
+            self.prepared = device.queue_backend(device.queue())?.prepare(&commands)?;
         }
         match &mut self.prepared {
             Some(prepared) if !profiled => prepared.enqueue()?,
             _ => self.enqueue(&device)?,
         }
-        self.copies.iter_mut().for_each(Taken::note);
+        self.copies.iter_mut().for_each(CapturedCast::note);
         drop(gate);
         if self.stage == Stage::New {
             self.stage = Stage::Replayed;
         }
-        for Grown { leaf, grad, .. } in &self.leaves {
+        for CapturedGrad { leaf, grad, .. } in &self.leaves {
             leaf.set(Some(grad.clone()));
         }
-        self.copies.iter().for_each(Taken::lend);
+        self.copies.iter().for_each(CapturedCast::lend);
         Ok(self.outputs.clone())
     }
 
@@ -627,8 +629,8 @@ impl<O> Captured<O> {
     }
 
     /// Puts the replay behind what other queues do with what it touches, and notes it.
-    fn bind(&self, gate: &Gate<'_>) -> Result<()> {
-        for Kept { storage, access, place } in &self.memory.kept {
+    fn bind(&self, gate: &DispatchGuard<'_>) -> Result<()> {
+        for CapturedState { storage, access, place } in &self.memory.kept {
             if storage.bind(*access, gate)? != Some(*place) {
                 // invariant: what is held does not move
                 return Err(captured("replay", "memory of the step has moved; capture it again"));
@@ -642,13 +644,13 @@ impl<O> Captured<O> {
         for Recorded { kind, scope, .. } in &self.commands {
             let command = kind.command();
             let work = || match &command {
-                Command::Launch(launch) => device.work(launch),
-                Command::Copy { dst, .. } => Work::bytes("copy", 2 * dst.bytes),
-                Command::Fill { dst, .. } => Work::bytes("fill", dst.bytes),
+                Command::Launch(launch) => device.describe_launch(launch),
+                Command::Copy { dst, .. } => WorkItem::bytes("copy", 2 * dst.bytes),
+                Command::Fill { dst, .. } => WorkItem::bytes("fill", dst.bytes),
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::work(call),
             };
-            if !device.timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {
+            if !device.enqueue_timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {
                 return Err(captured(
                     "replay",
                     "the library declines what it took when the step was captured; capture it again",
@@ -689,7 +691,7 @@ mod tests {
     fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
         let profile = crate::backend::null::Profile::default();
         let dry = bytes(&Device::null(profile.clone()), None)?;
-        let real = bytes(&Device::null(profile.clone()), fuse::configured())?;
+        let real = bytes(&Device::null(profile.clone()), fusion::min_bytes_or_default())?;
         assert_eq!(dry, real);
         assert!(dry.0.arena < dry.0.eager, "{}", dry.0);
         let run = dry_run(&profile, |device| bytes(device, None))?;

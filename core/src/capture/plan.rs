@@ -12,7 +12,7 @@ pub(super) struct Piece {
 
 /// The plan of a step.
 #[derive(Debug, Default, PartialEq)]
-pub(super) struct Plan {
+pub(super) struct CapturePlan {
     /// Which commands run.
     pub(super) runs: Vec<bool>,
     /// Where each piece of memory lies that is the step's own: an arena, and an offset in it.
@@ -23,29 +23,29 @@ pub(super) struct Plan {
 
 /// The commands from the first that touches a piece to the last, both included.
 #[derive(Clone, Copy)]
-struct Life {
+struct Lifetime {
     first: usize,
     last: usize,
 }
 
 /// Plans commands that touch pieces of memory, in arenas of at most `most` bytes whose places are multiples of `alignment`.
-pub(super) fn plan<'a, C>(commands: C, pieces: &[Piece], alignment: u64, most: u64) -> Plan
+pub(super) fn plan<'a, C>(commands: C, pieces: &[Piece], alignment: u64, most: u64) -> CapturePlan
 where
     C: DoubleEndedIterator<Item = &'a [(u32, Touch)]> + ExactSizeIterator + Clone,
 {
     let runs = needed(commands.clone(), pieces);
-    let mut lives: Vec<Option<Life>> = vec![None; pieces.len()];
+    let mut lives: Vec<Option<Lifetime>> = vec![None; pieces.len()];
     for (at, touched) in commands.enumerate().filter(|(at, _)| runs[*at]) {
         for &(piece, _) in touched {
-            lives[piece as usize].get_or_insert(Life { first: at, last: at }).last = at;
+            lives[piece as usize].get_or_insert(Lifetime { first: at, last: at }).last = at;
         }
     }
     // The largest first, which leaves small ones to fill the gaps; of equal ones the earlier.
     let mut order: Vec<usize> =
         (0..pieces.len()).filter(|&at| !pieces[at].stays && lives[at].is_some()).collect();
     order.sort_by_key(|&at| (std::cmp::Reverse(pieces[at].bytes), lives[at].map_or(0, |life| life.first)));
-    let mut plan = Plan { runs, places: vec![None; pieces.len()], arenas: Vec::new() };
-    let mut placed: Vec<Vec<(Life, u64, u64)>> = Vec::new();
+    let mut plan = CapturePlan { runs, places: vec![None; pieces.len()], arenas: Vec::new() };
+    let mut placed: Vec<Vec<(Lifetime, u64, u64)>> = Vec::new();
     for at in order {
         let Some(life) = lives[at] else { continue };
         let bytes = pieces[at].bytes.next_multiple_of(alignment);
@@ -84,7 +84,7 @@ where
 }
 
 /// The start of the smallest gap that takes so many bytes beside those that live at the same time; behind them all if there is none.
-fn gap(there: &[(Life, u64, u64)], life: Life, bytes: u64) -> u64 {
+fn gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64) -> u64 {
     let mut best: Option<(u64, u64)> = None;
     let mut end = 0;
     for &(other, start, other_end) in there {

@@ -251,7 +251,9 @@ impl<D: Dataset> Loader<D> {
                 Some((epoch, order)) if *epoch == cursor.epoch => order,
                 stale => {
                     self.same_length(sizes)?;
-                    &mut stale.insert((cursor.epoch, Order::new(sizes.samples, self.seed, cursor.epoch)?)).1
+                    &mut stale
+                        .insert((cursor.epoch, EpochOrder::new(sizes.samples, self.seed, cursor.epoch)?))
+                        .1
                 }
             };
             let mut host = used.try_recv().unwrap_or_default();
@@ -278,7 +280,7 @@ impl<D: Dataset> Loader<D> {
     }
 
     /// Writes the samples of one batch.
-    fn fill(&self, sizes: &Sizes, host: &mut Host<D>, batch: u64, order: &Order) -> Result<()> {
+    fn fill(&self, sizes: &Sizes, host: &mut Host<D>, batch: u64, order: &EpochOrder) -> Result<()> {
         let first = batch as usize * self.batch;
         host.samples = self.batch.min(sizes.samples - first);
         let (x, y) = (numel(&sizes.input), numel(&sizes.target));
@@ -357,12 +359,12 @@ impl<D: Dataset> Default for Host<D> {
 }
 
 /// The order of the samples in one epoch.
-enum Order {
+enum EpochOrder {
     Sequential,
     Shuffled(Vec<u32>),
 }
 
-impl Order {
+impl EpochOrder {
     fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
         let Some(seed) = seed else { return Ok(Self::Sequential) };
         // Fisher and Yates: each place takes one of the samples that are left.

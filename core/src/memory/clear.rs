@@ -11,12 +11,12 @@ const TRIED: usize = 16;
 const MOST: u64 = 3;
 
 /// Neighbours that could be cleared: what that costs at most, the first of them, and how many they are.
-type Found = (u64, u32, usize);
+type ClearCandidate = (u64, u32, usize);
 
 /// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough: the cheapest first.
-fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<Found> {
+fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<ClearCandidate> {
     let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
-    let mut found: Vec<Found> = Vec::with_capacity(4 * TRIED);
+    let mut found: Vec<ClearCandidate> = Vec::with_capacity(4 * TRIED);
     for (_, run) in runs.of(size) {
         let gives = |block: &Passed| if block.is_free || block.size <= largest { block.size } else { 0 };
         let mut ahead = run.iter();

@@ -12,11 +12,11 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
 use super::bins::Entry;
-use super::heap::{NONE, Need, SHARED, Segment};
-use super::planner::{Found, Gap, Planner, Runs};
+use super::heap::{AllocRequest, NONE, SHARED, Segment};
+use super::planner::{CandidateBlock, Gap, Planner, Runs};
 use super::pool::{Block, Pool, Request};
 use super::source::{Piece, SegmentId, SegmentSource, SourceError};
-use super::state::{Growth, Idler, State};
+use super::state::{Growth, Idler, PoolState};
 use crate::error::Result;
 
 /// What enqueuing a copy costs, in bytes that could be copied meanwhile.
@@ -42,14 +42,14 @@ pub(crate) struct Move {
 }
 
 /// Something that is held, and given up by dropping it.
-pub(crate) trait Held {}
+pub(crate) trait HeldDispatch {}
 
-impl<T> Held for T {}
+impl<T> HeldDispatch for T {}
 
 /// Who copies blocks for a pool.
 pub(crate) trait Mover: Send + Sync + fmt::Debug {
     /// Keeps everyone from looking up where blocks are, until the guard is dropped. Who did before has enqueued the work.
-    fn gate(&self) -> Box<dyn Held + '_>;
+    fn gate(&self) -> Box<dyn HeldDispatch + '_>;
     /// Enqueues copies on a queue, in order: after all that any queue was given so far, and before all that it is given next.
     fn copy(&self, queue: u8, moves: &[Move]) -> Result<()>;
 }
@@ -63,14 +63,14 @@ enum Compacted {
     Not,
 }
 
-impl State {
+impl PoolState {
     /// Whether the pool moves blocks instead of growing past what the program has shown to need.
     pub(super) fn compacts(&self) -> bool {
         self.has_mover && self.config.compaction && self.config.max_split_size.is_none()
     }
 
     /// Whether moving blocks may serve a request: there is something free.
-    pub(super) fn can_compact(&self, need: &Need) -> bool {
+    pub(super) fn can_compact(&self, need: &AllocRequest) -> bool {
         let counters = &self.heap.counters;
         let owner = self.heap.arenas[usize::from(need.arena)].owner;
         self.compacts() && owner == SHARED && counters.reserved() > counters.active() + counters.leaving_bytes
@@ -82,7 +82,7 @@ impl State {
         &mut self,
         source: &dyn SegmentSource,
         mover: &dyn Mover,
-        need: &Need,
+        need: &AllocRequest,
         surplus: u64,
         first: bool,
     ) -> Result<Compacted> {
@@ -125,7 +125,7 @@ impl State {
     fn extend_for(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         size: u64,
         first: bool,
     ) -> Result<Compacted> {
@@ -141,8 +141,8 @@ impl State {
         &mut self,
         source: &dyn SegmentSource,
         mover: &dyn Mover,
-        need: &Need,
-        found: &[Found],
+        need: &AllocRequest,
+        found: &[CandidateBlock],
         free: &[Entry],
         first: bool,
     ) -> Result<Compacted> {
@@ -170,7 +170,7 @@ impl State {
         }
     }
 
-    fn make(&mut self, mover: &dyn Mover, need: &Need, gap: &Gap) -> Result<Compacted> {
+    fn make(&mut self, mover: &dyn Mover, need: &AllocRequest, gap: &Gap) -> Result<Compacted> {
         let made = self.plan(mover, need, |planner| planner.make(gap, 0))?;
         Ok(if made { Compacted::Done } else { Compacted::Not })
     }
@@ -186,7 +186,7 @@ impl State {
         &mut self,
         source: &dyn SegmentSource,
         mover: &dyn Mover,
-        need: &Need,
+        need: &AllocRequest,
         surplus: u64,
         (runs, free): (&Runs, &[Entry]),
         first: bool,
@@ -219,15 +219,20 @@ impl State {
     }
 
     /// Serves a request from free blocks, of its own queue or another one.
-    fn take_any(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+    fn take_any(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
         match self.take(source, need)? {
-            None => self.borrow(source, need, false),
+            None => self.take_cross_stream(source, need, false),
             served => Ok(served),
         }
     }
 
     /// Pushes all blocks together, before a request fails: what is free in small parts serves it, or can leave in whole pages.
-    fn press(&mut self, source: &dyn SegmentSource, mover: &dyn Mover, need: &Need) -> Result<Option<Block>> {
+    fn compact_all(
+        &mut self,
+        source: &dyn SegmentSource,
+        mover: &dyn Mover,
+        need: &AllocRequest,
+    ) -> Result<Option<Block>> {
         match self.plan(mover, need, |planner| planner.press())? {
             true => self.take_any(source, need),
             false => Ok(None),
@@ -239,7 +244,7 @@ impl State {
         &mut self,
         source: &dyn SegmentSource,
         mover: &dyn Mover,
-        need: &Need,
+        need: &AllocRequest,
         full: bool,
         first: bool,
     ) -> Result<(Compacted, Option<Block>)> {
@@ -250,13 +255,13 @@ impl State {
             Compacted::After(_) | Compacted::Not => None,
         };
         if full && served.is_none() {
-            served = self.press(source, mover, need)?;
+            served = self.compact_all(source, mover, need)?;
         }
         Ok((done, served))
     }
 
     /// Maps memory in the smallest holes of a range, as far as there is room: the blocks beside them become neighbours. Whether any was.
-    fn fill_holes(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<bool> {
+    fn fill_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
         let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
         let Some(segment) = self.heap.arenas[usize::from(need.arena)].range else { return Ok(false) };
         let Segment { id, range, .. } = self.heap.segment(segment);
@@ -286,7 +291,7 @@ impl State {
             return Ok(false);
         }
         self.num_device_alloc += 1;
-        match source.arrange(&pieces) {
+        match source.remap(&pieces) {
             Ok(()) => {}
             Err(SourceError::OutOfMemory { .. }) => return Ok(false),
             Err(other) => return Err(other.into()),
@@ -301,7 +306,7 @@ impl State {
     fn plan(
         &mut self,
         mover: &dyn Mover,
-        need: &Need,
+        need: &AllocRequest,
         plan: impl FnOnce(&mut Planner<'_>) -> bool,
     ) -> Result<bool> {
         let recorder = self.heap.recorder.take();
@@ -369,10 +374,10 @@ impl Pool {
     /// The rung: behind the gate, and with the search that follows. Idle segments that have to go first, do.
     pub(super) fn compact<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
-        need: &Need,
+        state: MutexGuard<'a, PoolState>,
+        need: &AllocRequest,
         full: bool,
-    ) -> Result<(Option<Block>, MutexGuard<'a, State>)> {
+    ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
         let (done, block, mut state) = self.compact_once(state, need, full, !full)?;
         let Compacted::After(bytes) = done else { return Ok((block, state)) };
         let mut idle = state.idle();
@@ -387,11 +392,11 @@ impl Pool {
 
     fn compact_once<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
-        need: &Need,
+        state: MutexGuard<'a, PoolState>,
+        need: &AllocRequest,
         full: bool,
         first: bool,
-    ) -> Result<(Compacted, Option<Block>, MutexGuard<'a, State>)> {
+    ) -> Result<(Compacted, Option<Block>, MutexGuard<'a, PoolState>)> {
         let shared = &*self.shared;
         let Some(mover) = shared.mover.get().filter(|_| state.can_compact(need)) else {
             return Ok((Compacted::Not, None, state));
@@ -416,11 +421,11 @@ impl Pool {
 
     /// The last rung of a range of addresses, where a hardly larger limit would do: between blocks and holes less than a page is
     /// free each time. Holes are filled, blocks pushed together, and the pages that this leaves go to where they are needed.
-    pub(super) fn repack<'a>(
+    pub(super) fn defragment<'a>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
-        need: &Need,
-    ) -> Result<(Option<Block>, MutexGuard<'a, State>)> {
+        mut state: MutexGuard<'a, PoolState>,
+        need: &AllocRequest,
+    ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
         let source = &*self.shared.source;
         for _ in 0..REPACKED {
             if !state.can_compact(need) || !state.fill_holes(source, need)? {

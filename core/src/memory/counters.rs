@@ -122,7 +122,7 @@ impl Add for Parts {
 
 /// What every operation changes, for one pool or (peaks only) both: kept together, for it is what an operation costs.
 #[derive(Clone, Copy, Debug, Default)]
-struct Held {
+struct HeldCounters {
     blocks: u64,
     bytes: u64,
     requested: u64,
@@ -148,19 +148,19 @@ struct Peak {
 
 impl Peak {
     #[inline]
-    fn see(&mut self, held: &Held) {
+    fn see(&mut self, held: &HeldCounters) {
         raise(&mut self.blocks, held.blocks);
         raise(&mut self.bytes, held.bytes);
         raise(&mut self.requested, held.requested);
     }
 
-    fn see_active(&mut self, held: &Held) {
+    fn see_active(&mut self, held: &HeldCounters) {
         raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
         raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
     }
 }
 
-impl Held {
+impl HeldCounters {
     /// The present figures of two pools together.
     #[inline]
     fn and(&self, other: &Self) -> Self {
@@ -199,11 +199,11 @@ impl Marks {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Counters {
     /// Of the large pool, then of the small one.
-    held: [Held; 2],
+    held: [HeldCounters; 2],
     /// The same, and that of both.
     peak: [Peak; 3],
     /// `held` at the last reset of the accumulated figures.
-    base: [Held; 2],
+    base: [HeldCounters; 2],
     tags: [Tally; Tag::COUNT],
     segment: Counter,
     reserved_bytes: Counter,
@@ -398,10 +398,10 @@ impl Counters {
             all.set_marks(&outer.max(&self.marks()));
             return all.read();
         }
-        let blocks = |h: &Held| h.blocks;
-        let bytes = |h: &Held| h.bytes;
-        let active_blocks = |h: &Held| h.blocks + h.pending_blocks;
-        let active_bytes = |h: &Held| h.bytes + h.pending_bytes;
+        let blocks = |h: &HeldCounters| h.blocks;
+        let bytes = |h: &HeldCounters| h.bytes;
+        let active_blocks = |h: &HeldCounters| h.blocks + h.pending_blocks;
+        let active_bytes = |h: &HeldCounters| h.bytes + h.pending_bytes;
         Stats {
             allocation: self.stat(blocks, |h| h.blocks_added, |p| p.blocks),
             active: self.stat(active_blocks, |h| h.blocks_added, |p| p.active_blocks.max(p.blocks)),
@@ -420,7 +420,12 @@ impl Counters {
         }
     }
 
-    fn stat(&self, now: fn(&Held) -> u64, added: fn(&Held) -> u64, peak: fn(&Peak) -> u64) -> PoolStat {
+    fn stat(
+        &self,
+        now: fn(&HeldCounters) -> u64,
+        added: fn(&HeldCounters) -> u64,
+        peak: fn(&Peak) -> u64,
+    ) -> PoolStat {
         let pool = |pool: usize| {
             let (held, base) = (&self.held[pool], &self.base[pool]);
             let allocated = added(held) - added(base);

@@ -5,12 +5,12 @@ use std::fmt;
 
 use super::Bytes;
 use super::pool::Pool;
-use super::snapshot::{Snapshot, Who};
+use super::snapshot::{AllocationSite, Snapshot};
 use crate::error::{Error, Result};
 
 /// Blocks that are lent, and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Held {
+pub struct HeldBytes {
     /// How many.
     pub blocks: u64,
     /// Their bytes, after rounding.
@@ -21,11 +21,11 @@ pub struct Held {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
     /// Who.
-    pub who: Who,
+    pub who: AllocationSite,
     /// What was held first.
-    pub before: Held,
+    pub before: HeldBytes,
     /// What was held later.
-    pub after: Held,
+    pub after: HeldBytes,
 }
 
 /// Subtracts the first number from the second one, and stays within the type: a snapshot made by hand may hold any numbers.
@@ -86,7 +86,7 @@ impl fmt::Display for Diff {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for AllocationSite {
     /// `activation of encoder.fc1, in matmul (src/main.rs:17)`
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.tag.name())?;
@@ -106,8 +106,8 @@ impl fmt::Display for Who {
 impl Snapshot {
     /// What is held, by holder.
     #[must_use]
-    pub fn held(&self) -> Vec<(&Who, Held)> {
-        let mut sums = rustc_hash::FxHashMap::<&Who, Held>::default();
+    pub fn held(&self) -> Vec<(&AllocationSite, HeldBytes)> {
+        let mut sums = rustc_hash::FxHashMap::<&AllocationSite, HeldBytes>::default();
         for (block, who) in self.live() {
             let held = sums.entry(who).or_default();
             held.blocks += 1;
@@ -123,7 +123,7 @@ impl Snapshot {
     /// What changed from this snapshot to a later one.
     #[must_use]
     pub fn diff(&self, later: &Self) -> Diff {
-        let mut both = rustc_hash::FxHashMap::<&Who, (Held, Held)>::default();
+        let mut both = rustc_hash::FxHashMap::<&AllocationSite, (HeldBytes, HeldBytes)>::default();
         for (who, held) in self.held() {
             both.entry(who).or_default().0 = held;
         }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::compact::{Held, Move, Mover};
+use super::compact::{HeldDispatch, Move, Mover};
 use super::source::{
     DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
@@ -40,7 +40,7 @@ impl Calls {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FakeDeviceState {
     next: u64,
     /// Plain segments and their sizes.
     segments: HashMap<SegmentId, u64>,
@@ -73,7 +73,7 @@ pub struct FakeSource {
     capacity: u64,
     limits: SourceLimits,
     real: bool,
-    state: Mutex<State>,
+    state: Mutex<FakeDeviceState>,
 }
 
 impl FakeSource {
@@ -139,7 +139,7 @@ impl FakeSource {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FakeDeviceState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -200,7 +200,7 @@ impl FakeSource {
     }
 }
 
-impl State {
+impl FakeDeviceState {
     fn failure(&mut self) -> Result<(), SourceError> {
         let due = self.failures.iter().position(|f| f.0 == 0);
         for failure in &mut self.failures {
@@ -301,7 +301,7 @@ impl State {
 }
 
 impl Mover for FakeSource {
-    fn gate(&self) -> Box<dyn Held + '_> {
+    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
 
@@ -385,7 +385,7 @@ impl SegmentSource for FakeSource {
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.arrange(&[Piece { to: (segment, offset), bytes, from: None }])
+        self.remap(&[Piece { to: (segment, offset), bytes, from: None }])
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -404,7 +404,7 @@ impl SegmentSource for FakeSource {
         Ok(())
     }
 
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.map += 1;
         for Piece { from, bytes, .. } in pieces {
@@ -425,7 +425,7 @@ impl SegmentSource for FakeSource {
 
     fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         self.lock().calls.behind += 1;
-        self.arrange(pieces)
+        self.remap(pieces)
     }
 
     fn queues(&self) -> u8 {

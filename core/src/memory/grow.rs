@@ -1,9 +1,9 @@
 //! Taking memory from the source, and giving idle memory back so that less has to be taken.
 
-use super::heap::{NONE, Need, SHARED, State as Is};
-use super::rest::Missed;
+use super::heap::{AllocRequest, NONE, SHARED, SlotState as Is};
+use super::hysteresis::Missed;
 use super::source::{Piece, SegmentSource, SourceError};
-use super::state::{Donors, Growth, Idle, Idler, State};
+use super::state::{Growth, Idle, Idler, MigrationSources, PoolState};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -67,20 +67,20 @@ const CREPT_PART: u64 = 8;
 
 /// The bytes that have moved lately: less by one for every so many bytes that the program requests.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Moved {
+pub(super) struct MigrationBudget {
     requested: u64,
     bytes: u64,
     /// When that was, in bytes that were ever lent.
     at: u64,
 }
 
-impl Default for Moved {
+impl Default for MigrationBudget {
     fn default() -> Self {
         Self { requested: REQUESTED, bytes: 0, at: 0 }
     }
 }
 
-impl Moved {
+impl MigrationBudget {
     /// Of bytes that are copied.
     pub(super) fn copied() -> Self {
         Self { requested: REQUESTED_COPIES, ..Self::default() }
@@ -126,19 +126,19 @@ struct Part {
     mapped: bool,
 }
 
-impl State {
-    fn is_small(&self, need: &Need) -> bool {
+impl PoolState {
+    fn is_small(&self, need: &AllocRequest) -> bool {
         self.heap.arenas[need.arena as usize].small
     }
 
     /// The most memory that was ever in use at once, this request included.
-    fn most_active(&self, need: &Need) -> u64 {
+    fn most_active(&self, need: &AllocRequest) -> u64 {
         let counters = &self.heap.counters;
         counters.most_active.max(counters.active().saturating_add(need.size))
     }
 
     /// Notes whether the program has ended a step since the last one: it has come down from what it uses at most.
-    pub(super) fn see_step(&mut self, need: &Need) {
+    pub(super) fn see_step(&mut self, need: &AllocRequest) {
         let most = self.most_active(need);
         let counters = &mut self.heap.counters;
         if counters.least_active < most / STEP_LEAVES {
@@ -148,7 +148,7 @@ impl State {
     }
 
     /// The plain segment to make for large requests that share it.
-    fn in_common(&self, need: &Need) -> u64 {
+    fn in_common(&self, need: &AllocRequest) -> u64 {
         let least = self.config.large_segment_size;
         // PyTorch's rules know one size, and blocks that are never split would be whole segments.
         if !self.config.release_before_growth || self.config.max_split_size.is_some() {
@@ -162,7 +162,7 @@ impl State {
     }
 
     /// The least plain segment where blocks in use move.
-    pub(super) fn slab(&self, need: &Need) -> u64 {
+    pub(super) fn slab(&self, need: &AllocRequest) -> u64 {
         let (most, least) = (self.most_active(need), self.config.large_segment_size);
         let part = if most < SMALL { most / SMALL_SLAB } else { most };
         let small = part.next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
@@ -170,12 +170,12 @@ impl State {
     }
 
     /// Whether a request gets a plain segment of its own.
-    pub(super) fn has_own_segment(&self, need: &Need) -> bool {
+    pub(super) fn has_own_segment(&self, need: &AllocRequest) -> bool {
         self.virtual_memory.is_none() && need.size >= OWN_SEGMENT
     }
 
     /// The plain segment to make for a request.
-    pub(super) fn segment_size(&self, need: &Need) -> u64 {
+    pub(super) fn segment_size(&self, need: &AllocRequest) -> u64 {
         let size = if self.is_small(need) {
             self.small_segment(need)
         } else if need.size < OWN_SEGMENT {
@@ -197,7 +197,7 @@ impl State {
     }
 
     /// The plain segment to make for small requests: more for a program that has many.
-    fn small_segment(&self, need: &Need) -> u64 {
+    fn small_segment(&self, need: &AllocRequest) -> u64 {
         if !self.compacts() {
             return SMALL_PIECE;
         }
@@ -216,7 +216,7 @@ impl State {
     pub(super) fn reclaim(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         place: Option<&Placement>,
     ) -> Result<Option<u64>> {
         if !self.config.release_before_growth {
@@ -264,7 +264,7 @@ impl State {
     }
 
     /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
-    fn alike(&self, need: &Need, idle: &[Idle]) -> Option<(Vec<Idle>, u64)> {
+    fn alike(&self, need: &AllocRequest, idle: &[Idle]) -> Option<(Vec<Idle>, u64)> {
         let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED;
         let alone = need.size > self.most_active(need) / ALONE;
         if !shared || alone || !self.compacts() || !self.has_own_segment(need) {
@@ -281,17 +281,17 @@ impl State {
     }
 
     /// Whether blocks should move for a request, before the pool takes more memory.
-    pub(super) fn should_compact(&self, need: &Need) -> bool {
+    pub(super) fn should_compact(&self, need: &AllocRequest) -> bool {
         let plain = self.virtual_memory.is_none() && self.config.release_before_growth;
         plain && !self.is_small(need) && self.surplus(need) > 0
     }
 
     /// The bytes that a plain pool would hold too many, if it grew for a request.
-    pub(super) fn surplus(&self, need: &Need) -> u64 {
+    pub(super) fn surplus(&self, need: &AllocRequest) -> u64 {
         self.surplus_of(need, self.segment_size(need))
     }
 
-    pub(super) fn surplus_of(&self, need: &Need, grow: u64) -> u64 {
+    pub(super) fn surplus_of(&self, need: &AllocRequest, grow: u64) -> u64 {
         // What is held above the target already is no debt of this request.
         self.heap.counters.reserved().saturating_add(grow).saturating_sub(self.target(need)).min(grow)
     }
@@ -319,7 +319,7 @@ impl State {
     pub(super) fn grow(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         place: Option<Placement>,
         least: u64,
     ) -> Result<Growth> {
@@ -332,7 +332,7 @@ impl State {
     fn take_more(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         place: Option<Placement>,
         least: u64,
     ) -> Result<Growth> {
@@ -357,7 +357,12 @@ impl State {
     }
 
     /// A new segment of so many bytes, free. Whether there was room.
-    pub(super) fn extend(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<bool> {
+    pub(super) fn extend(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &AllocRequest,
+        size: u64,
+    ) -> Result<bool> {
         if self.over_limit(size) {
             return Ok(false);
         }
@@ -370,7 +375,7 @@ impl State {
         Ok(true)
     }
 
-    fn add_segment(&mut self, source: &dyn SegmentSource, need: &Need, size: u64) -> Result<Growth> {
+    fn add_segment(&mut self, source: &dyn SegmentSource, need: &AllocRequest, size: u64) -> Result<Growth> {
         if self.over_limit(size) {
             return Ok(Growth::Full(String::new()));
         }
@@ -386,7 +391,7 @@ impl State {
     }
 
     /// Gives an arena its range of addresses. Where that fails, the pool goes on with plain segments, and says so.
-    fn reserve(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<()> {
+    fn reserve(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<()> {
         let Some(memory) = self.virtual_memory else { return Ok(()) };
         if self.heap.arenas[need.arena as usize].range.is_some() {
             return Ok(());
@@ -403,7 +408,7 @@ impl State {
     }
 
     /// Where a request fits into its range with the least memory to be mapped; `None` without a range or a place.
-    pub(super) fn placement(&self, need: &Need) -> Option<Placement> {
+    pub(super) fn placement(&self, need: &AllocRequest) -> Option<Placement> {
         let page = self.virtual_memory?.granularity;
         let segment = self.heap.arenas[need.arena as usize].range?;
         let mut best: Option<Placement> = None;
@@ -445,13 +450,13 @@ impl State {
     fn map(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         place: &Placement,
         more: bool,
     ) -> Result<Growth> {
         let page = self.virtual_memory.map_or(1, |v| v.granularity);
         let id = self.heap.segment(place.segment).id;
-        let Donors { slots, in_use } = &self.donors;
+        let MigrationSources { slots, in_use } = &self.donors;
         let (in_use, unused) = (*in_use, slots.iter().all(|d| self.heap.slot(*d).is_unused()));
         let donors = slots.iter().flat_map(|d| self.heap.extents_of(*d)).collect::<Vec<_>>();
         let mut donors = donors.into_iter().peekable();
@@ -497,7 +502,7 @@ impl State {
         }
         self.send_donors(moved);
         self.num_device_alloc += 1;
-        let arranged = if in_use { source.arrange_behind(&pieces) } else { source.arrange(&pieces) };
+        let arranged = if in_use { source.arrange_behind(&pieces) } else { source.remap(&pieces) };
         match arranged {
             Ok(()) => {}
             Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Growth::Full(full.to_string())),
@@ -513,7 +518,7 @@ impl State {
         if unused {
             self.heap.note_unused(block.slot, run);
         }
-        self.settle(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
+        self.wait_cross_stream_uses(source, &block, self.heap.arenas[usize::from(need.arena)].queue)?;
         Ok(Growth::Served(block))
     }
 
@@ -534,7 +539,7 @@ impl State {
 
     /// How much to map for a request, where `missing` bytes must be: more at once saves calls. What is not used now
     /// moves to where it is.
-    fn growth(&self, need: &Need, missing: u64, page: u64) -> u64 {
+    fn growth(&self, need: &AllocRequest, missing: u64, page: u64) -> u64 {
         let reserved = self.heap.counters.reserved();
         let slack = self.target(need).saturating_sub(reserved);
         let more = if self.is_small(need) {
@@ -552,14 +557,14 @@ impl State {
     }
 
     /// What is mapped in the range of a request.
-    fn mapped(&self, need: &Need) -> u64 {
+    fn mapped(&self, need: &AllocRequest) -> u64 {
         let range = self.heap.arenas[usize::from(need.arena)].range;
         let range = range.and_then(|segment| self.heap.segment(segment).range.as_ref());
         range.map_or(0, |range| range.extents.iter().map(|extent| extent.1).sum())
     }
 
     /// The size of the pieces that memory is mapped in: small enough that the pool has hundreds.
-    pub(super) fn piece(&self, need: &Need, page: u64) -> u64 {
+    pub(super) fn piece(&self, need: &AllocRequest, page: u64) -> u64 {
         (self.most_active(need) / PIECES / page * page).clamp(page, LARGEST_EXTENT.max(page))
     }
 
@@ -568,7 +573,7 @@ impl State {
     /// And what has moved lately beyond half of that. A program that settles does not get there. Where blocks come and go
     /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again. Nor does one that
     /// repeats itself move for ever what is little: it comes to rest.
-    fn target(&self, need: &Need) -> u64 {
+    fn target(&self, need: &AllocRequest) -> u64 {
         let most = self.most_active(need);
         let copies = self.virtual_memory.is_none() && self.compacts();
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };

@@ -8,7 +8,7 @@ use super::counters::{Counters, Parts};
 use super::record::{Action, Recorder};
 use super::scope::Scope;
 use super::slab::Slab;
-pub(super) use super::slab::{MIN_BLOCK, NONE, Slot, State};
+pub(super) use super::slab::{MIN_BLOCK, NONE, Slot, SlotState};
 use super::source::{Event, Piece, SegmentId};
 use super::{Block, Tag};
 
@@ -105,14 +105,14 @@ pub(super) struct Owed {
 
 /// A request as the heap sees it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Need<'a> {
+pub(super) struct AllocRequest<'a> {
     pub(super) arena: u16,
     /// After rounding.
     pub(super) size: u64,
     pub(super) requested: u64,
     pub(super) scope: &'a Scope,
     /// Held as [`State::Live`] or [`State::Loose`].
-    pub(super) held: State,
+    pub(super) held: SlotState,
 }
 
 /// The rules of splitting.
@@ -211,8 +211,9 @@ impl Heap {
             return own;
         }
         let left = find(self, RETIRED).filter(|left| {
-            let held =
-                |s: &Slot| s.arena == *left && matches!(s.state, State::Live | State::Loose | State::Pending);
+            let held = |s: &Slot| {
+                s.arena == *left && matches!(s.state, SlotState::Live | SlotState::Loose | SlotState::Pending)
+            };
             !self.all_blocks().any(held)
         });
         match left {
@@ -273,7 +274,7 @@ impl Heap {
 
     /// Serves a request from free blocks. As a call of its own it would hand the block over through memory.
     #[inline(always)]
-    pub(super) fn take(&mut self, need: &Need) -> Option<Block> {
+    pub(super) fn take(&mut self, need: &AllocRequest) -> Option<Block> {
         let arena = &mut self.arenas[usize::from(need.arena)];
         let Entry { size, address, slot, whole } = *arena.fit(need.size, self.counters.most_active)?;
         // The oversize rule keeps large blocks whole for large requests.
@@ -300,7 +301,7 @@ impl Heap {
     }
 
     /// Serves a request from a free block at an offset inside it.
-    pub(super) fn take_at(&mut self, mut free: u32, offset: u64, need: &Need) -> Block {
+    pub(super) fn take_at(&mut self, mut free: u32, offset: u64, need: &AllocRequest) -> Block {
         self.unlist(free);
         if self.slot(free).offset < offset {
             let front = free;
@@ -315,7 +316,7 @@ impl Heap {
     }
 
     #[inline(always)]
-    fn hold(&mut self, at: u32, need: &Need) -> Block {
+    fn hold(&mut self, at: u32, need: &AllocRequest) -> Block {
         let slot = &mut self.slab[at];
         slot.state = need.held;
         let used = std::mem::replace(&mut slot.requested, need.requested);
@@ -396,7 +397,7 @@ impl Heap {
         self.record_block(Action::FreeRequested, at);
         self.drop_hold(at);
         let slot = &mut self.slab[at];
-        slot.state = State::Pending;
+        slot.state = SlotState::Pending;
         self.counters.pend(self.arenas[slot.arena as usize].small, slot.size);
     }
 
@@ -441,7 +442,7 @@ impl Heap {
             neighbour = Some(prev);
         }
         let slot = &mut self.slab[at];
-        slot.state = State::Free;
+        slot.state = SlotState::Free;
         let entry = slot.entry(at);
         match neighbour {
             Some(slot) => arena.bins.replace(slot, entry),
@@ -456,17 +457,17 @@ impl Heap {
     /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
     /// neighbours leave their bins; the block itself is in none.
     #[inline]
-    pub(super) fn merge(&mut self, mut at: u32, state: State) -> u32 {
+    pub(super) fn merge(&mut self, mut at: u32, state: SlotState) -> u32 {
         let next = self.slot(at).next;
         if next != NONE && self.slot(next).state == state {
-            if state == State::Free {
+            if state == SlotState::Free {
                 self.unlist(next);
             }
             self.slab.absorb(at, next);
         }
         let prev = self.slot(at).prev;
         if prev != NONE && self.slot(prev).state == state {
-            if state == State::Free {
+            if state == SlotState::Free {
                 self.unlist(prev);
             }
             self.slab.absorb(prev, at);
@@ -514,7 +515,7 @@ impl Heap {
                 self.segments.len() as u32 - 1
             }
         };
-        let state = if range.is_some() { State::Unmapped } else { State::Free };
+        let state = if range.is_some() { SlotState::Unmapped } else { SlotState::Free };
         let first = self.slab.add(segment, arena, size, state);
         let segment_value = Segment { id, size, arena, first, idle_since: self.clock, range };
         self.segments[segment as usize] = Some(segment_value);
@@ -542,7 +543,7 @@ impl Heap {
     pub(super) fn leave_segment(&mut self, segment: u32) {
         let first = self.segment(segment).first;
         self.unlist(first);
-        self.slot_mut(first).state = State::Leaving;
+        self.slot_mut(first).state = SlotState::Leaving;
         self.counters.leaving_bytes += self.slot(first).size;
     }
 
@@ -585,7 +586,7 @@ impl Heap {
         self.drop_hole(at);
         let at = self.carve(at, offset, size, Self::add_hole);
         self.slot_mut(at).set_unused(false);
-        let at = self.merge(at, State::Free);
+        let at = self.merge(at, SlotState::Free);
         self.list(at);
         let small = self.arenas[arena as usize].small;
         self.counters.reserve(small, pieces.len() as u64, size, false);
@@ -602,7 +603,7 @@ impl Heap {
         let (from, to) = (first.to.1, last.to.1 + last.bytes);
         let next = self.slot(block).next;
         if let Some(rest) = self.slab.get(next)
-            && rest.state == State::Free
+            && rest.state == SlotState::Free
             && from <= rest.offset
             && rest.offset + rest.size <= to
         {
@@ -625,7 +626,7 @@ impl Heap {
         let at = self.block_at(near, offset);
         self.unlist(at);
         let at = self.carve(at, offset, size, Self::list);
-        self.slot_mut(at).state = State::Leaving;
+        self.slot_mut(at).state = SlotState::Leaving;
         self.counters.leaving_bytes += size;
         at
     }
@@ -638,7 +639,7 @@ impl Heap {
     /// Keeps what was to leave.
     pub(super) fn stay(&mut self, at: u32) {
         self.counters.leaving_bytes -= self.slot(at).size;
-        let at = self.merge(at, State::Free);
+        let at = self.merge(at, SlotState::Free);
         self.list(at);
     }
 
@@ -656,11 +657,11 @@ impl Heap {
     pub(super) fn unmapped(&mut self, at: u32) {
         let Slot { segment, offset, size, prev, next, .. } = *self.slot(at);
         for neighbour in [prev, next] {
-            if neighbour != NONE && self.slot(neighbour).state == State::Unmapped {
+            if neighbour != NONE && self.slot(neighbour).state == SlotState::Unmapped {
                 self.drop_hole(neighbour);
             }
         }
-        let at = self.merge(at, State::Unmapped);
+        let at = self.merge(at, SlotState::Unmapped);
         self.add_hole(at);
         self.counters.leaving_bytes -= size;
         let small = self.is_small(segment);

@@ -34,6 +34,7 @@
 //!
 //! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
+mod batch;
 mod bins;
 pub(crate) mod check;
 mod clear;
@@ -46,8 +47,8 @@ pub mod fake;
 mod grow;
 mod heap;
 mod host;
+mod hysteresis;
 mod kind;
-mod ladder;
 mod oom;
 mod planner;
 mod pool;
@@ -55,9 +56,8 @@ mod private;
 mod process;
 mod pytorch;
 pub mod ranges;
+mod reclaim;
 mod record;
-mod rest;
-mod rows;
 pub mod scope;
 mod slab;
 mod snapshot;
@@ -71,17 +71,17 @@ mod tests;
 mod timeline;
 pub mod trace;
 
+pub use batch::{EarlierStep, FittingRows, Measured, RowsNeed};
 pub use config::{Config, Divisions, Fit, KEYS, VARIABLES};
-pub use diff::{Diff, Difference, Growth, Held};
+pub use diff::{Diff, Difference, Growth, HeldBytes};
 pub(crate) use host::HostSource;
 pub(crate) use oom::Of;
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
-pub use private::{Inside, PrivatePool};
+pub use private::{PrivatePool, PrivatePoolGuard};
 pub use process::{process_limit, process_reserved, set_process_limit};
 pub use record::{Action, Change, Recording};
-pub use rows::{EarlierStep, FittingRows, Measured, RowsNeed};
 pub use scope::Tag;
-pub use snapshot::{BlockInfo, BlockState, EventInfo, Frame, SegmentInfo, Snapshot, Who};
-pub use stats::{Bytes, Line, PoolStat, Rung, Rungs, Stat, Stats};
-pub use timeline::Moment;
+pub use snapshot::{AllocationSite, BlockInfo, BlockState, EventInfo, Frame, SegmentInfo, Snapshot};
+pub use stats::{Bytes, PoolStat, ReclaimStats, Rung, Stat, Stats, TagUsage};
+pub use timeline::TimelinePoint;

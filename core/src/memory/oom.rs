@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::rows::{FittingRows, RowsNeed};
+use super::batch::{FittingRows, RowsNeed};
 use super::scope::{ModulePath, Tag};
 use super::source::Process;
 use super::stats::Bytes;

@@ -2,7 +2,7 @@
 
 use super::bins::Entry;
 use super::compact::{COPY, Move};
-use super::heap::{Arena, Heap, NONE, SHARED, Slot, State as Is};
+use super::heap::{Arena, Heap, NONE, SHARED, Slot, SlotState as Is};
 use super::source::SegmentId;
 
 /// Copies that one request may cause, and blocks in its way.
@@ -115,7 +115,7 @@ fn gaps_in((of, run): (&Run, &[Passed]), size: u64, found: &mut Cheapest) {
 
 /// The cheapest [`GAPS`] of some gaps.
 struct Cheapest {
-    found: Vec<Found>,
+    found: Vec<CandidateBlock>,
     /// What costs more than this is none of them.
     most: u64,
 }
@@ -126,7 +126,7 @@ impl Cheapest {
     }
 
     #[inline]
-    fn push(&mut self, gap: Found) {
+    fn push(&mut self, gap: CandidateBlock) {
         if gap.0 > self.most {
             return;
         }
@@ -138,7 +138,7 @@ impl Cheapest {
     }
 
     /// The cheapest first.
-    fn sorted(mut self) -> Vec<Found> {
+    fn sorted(mut self) -> Vec<CandidateBlock> {
         self.found.sort_unstable();
         self.found.truncate(GAPS);
         self.found
@@ -160,7 +160,7 @@ pub(super) fn put(places: &mut [u64], size: u64) -> bool {
 }
 
 /// A gap: what it costs, its first block, how many they are, and how.
-pub(super) type Found = (u64, u32, usize, How);
+pub(super) type CandidateBlock = (u64, u32, usize, How);
 
 impl Gap {
     /// Whether its blocks go elsewhere.
@@ -171,7 +171,7 @@ impl Gap {
 
 /// What has to be done so that blocks are where a planner has put them.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct CompactionPlan {
     /// In order.
     pub(super) copies: Vec<Move>,
     /// The slots of the blocks that have moved, and where they were.
@@ -188,7 +188,7 @@ pub(super) struct Planner<'a> {
     before: Option<Heap>,
     pinned: &'a [u32],
     arenas: Vec<u16>,
-    plan: Plan,
+    plan: CompactionPlan,
     /// Blocks that must not move: on their way elsewhere, or there.
     frozen: Vec<u32>,
     tries: usize,
@@ -205,13 +205,13 @@ fn arenas_beside(heap: &Heap, arena: u16) -> Vec<u16> {
 
 impl<'a> Planner<'a> {
     pub(super) fn new(heap: &'a mut Heap, spare: &'a mut Vec<Heap>, pinned: &'a [u32], arena: u16) -> Self {
-        let (plan, frozen) = (Plan::default(), Vec::new());
+        let (plan, frozen) = (CompactionPlan::default(), Vec::new());
         let arenas = arenas_beside(heap, arena);
         Self { heap, spare, before: None, pinned, arenas, plan, frozen, tries: TRIES }
     }
 
     /// What is to be done, and the heap as it was; `None` if nothing has moved in it.
-    pub(super) fn end(self) -> (Plan, Option<Heap>) {
+    pub(super) fn end(self) -> (CompactionPlan, Option<Heap>) {
         for at in self.frozen {
             self.heap.slot_mut(at).state = Is::Loose;
         }
@@ -226,7 +226,7 @@ impl<'a> Planner<'a> {
 
     fn save(&mut self) -> (Heap, usize, usize, usize, u64) {
         let heap = self.copy();
-        let Plan { copies, moved, bytes } = &self.plan;
+        let CompactionPlan { copies, moved, bytes } = &self.plan;
         (heap, self.frozen.len(), copies.len(), moved.len(), *bytes)
     }
 
@@ -281,7 +281,7 @@ impl<'a> Planner<'a> {
     }
 
     /// A way to a free block of `size` bytes, as it was [found](Self::find).
-    pub(super) fn gap(&self, size: u64, (cost, first, count, how): Found) -> Gap {
+    pub(super) fn gap(&self, size: u64, (cost, first, count, how): CandidateBlock) -> Gap {
         let next = |at: &u32| Some(self.heap.slot(*at).next);
         Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), how }
     }
@@ -305,7 +305,7 @@ impl<'a> Planner<'a> {
     }
 
     /// The cheapest ways to a free block of `size` bytes, the cheapest first.
-    pub(super) fn find(&self, size: u64, runs: &Runs) -> Vec<Found> {
+    pub(super) fn find(&self, size: u64, runs: &Runs) -> Vec<CandidateBlock> {
         let mut found = Cheapest::new();
         runs.of(size).for_each(|run| gaps_in(run, size, &mut found));
         found.sorted()
@@ -325,7 +325,7 @@ impl<'a> Planner<'a> {
     pub(super) fn open_any(
         &mut self,
         size: u64,
-        found: &[Found],
+        found: &[CandidateBlock],
         runs: &Runs,
         free: &[Entry],
         depth: usize,

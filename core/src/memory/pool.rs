@@ -7,11 +7,11 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
 use super::compact::Mover;
 use super::config::Config;
-use super::heap::Need;
+use super::heap::AllocRequest;
 use super::private;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
-use super::state::State;
+use super::state::PoolState;
 use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::error::{Error, Result};
@@ -114,7 +114,7 @@ pub struct Pool {
 
 pub(super) struct Shared {
     pub(super) source: Arc<dyn SegmentSource>,
-    pub(super) state: Mutex<State>,
+    pub(super) state: Mutex<PoolState>,
     pub(super) callbacks: RwLock<Vec<Callback>>,
     /// Who moves blocks for it, if anyone does.
     pub(super) mover: OnceLock<Arc<dyn Mover>>,
@@ -126,14 +126,14 @@ pub(super) struct Shared {
 
 impl Shared {
     #[inline]
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {
         // A panic elsewhere under the lock could only come from a broken invariant; the counters are still worth having.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The same, with the caller's stack for the recorder. It is slow, and captured before the lock is taken.
     #[cold]
-    fn lock_with_stack(&self) -> MutexGuard<'_, State> {
+    fn lock_with_stack(&self) -> MutexGuard<'_, PoolState> {
         let stack = Some(Arc::new(Backtrace::force_capture()));
         let mut state = self.lock();
         if let Some(recorder) = &mut state.heap.recorder {
@@ -160,7 +160,7 @@ impl Pool {
     /// A pool that takes its segments from `source`.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
-        let state = Mutex::new(State::new(&*source, config));
+        let state = Mutex::new(PoolState::new(&*source, config));
         Self {
             shared: Arc::new(Shared {
                 source,
@@ -195,7 +195,7 @@ impl Pool {
         }
         match state.heap.take(&need) {
             Some(block) => state.settled(&*self.shared.source, block),
-            None => self.climb(state, need),
+            None => self.alloc_slow_path(state, need),
         }
     }
 
@@ -218,7 +218,7 @@ impl Pool {
     }
 
     #[cold]
-    fn free_late(&self, state: &mut State, slot: u32, queues: u8) {
+    fn free_late(&self, state: &mut PoolState, slot: u32, queues: u8) {
         if let Err(error) = state.free_used(&*self.shared.source, slot, queues) {
             // The device is lost, or the next call says so: nothing uses the block any more.
             log::debug!("a block was freed without its queues: {error}");
@@ -359,15 +359,15 @@ impl Pool {
 
     /// Refuses a request that a test has chosen.
     #[cold]
-    fn fail(&self, state: MutexGuard<'_, State>, need: &Need) -> Result<Block> {
+    fn fail(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
         Err(self.out_of_memory(state, need, "a test said so".to_owned()))
     }
 
     /// The error of a request.
     pub(super) fn out_of_memory(
         &self,
-        mut state: MutexGuard<'_, State>,
-        need: &Need,
+        mut state: MutexGuard<'_, PoolState>,
+        need: &AllocRequest,
         detail: String,
     ) -> Error {
         let source = &*self.shared.source;

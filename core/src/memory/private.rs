@@ -54,7 +54,7 @@ pub(super) fn current() -> u16 {
 /// While it lives, what this thread allocates comes from a private pool.
 #[derive(Debug)]
 #[must_use = "a private pool serves only while the guard lives"]
-pub struct Inside {
+pub struct PrivatePoolGuard {
     _number: Scoped<Cell<u16>>,
 }
 
@@ -75,8 +75,8 @@ impl Pool {
 
 impl PrivatePool {
     /// From here on this thread allocates from it, until the guard is dropped.
-    pub fn enter(&self) -> Inside {
-        Inside { _number: Scoped::new(&CURRENT, self.number) }
+    pub fn enter(&self) -> PrivatePoolGuard {
+        PrivatePoolGuard { _number: Scoped::new(&CURRENT, self.number) }
     }
 
     /// Bytes that it holds of the device's memory.

@@ -10,7 +10,7 @@ use rustc_hash::FxHashMap;
 
 use super::Config;
 use super::record::Action;
-use super::snapshot::{BlockState, Snapshot, Who};
+use super::snapshot::{AllocationSite, BlockState, Snapshot};
 
 /// Items of a list that are appended at once, as Python does: the viewer's script passes each as an argument of a call,
 /// and engines bound how many a call has.
@@ -284,7 +284,7 @@ fn state(state: BlockState) -> &'static str {
 }
 
 /// The frames of a holder: its lines, and what else is known of it.
-fn lines(who: &Who) -> Vec<(String, String, u32)> {
+fn lines(who: &AllocationSite) -> Vec<(String, String, u32)> {
     let mut lines: Vec<_> = who.frames.iter().map(|f| (f.name.clone(), f.filename.clone(), f.line)).collect();
     let mut tell = |what: &str, name: &str| {
         if !name.is_empty() {

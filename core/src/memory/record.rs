@@ -13,11 +13,11 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::Tag;
-use super::heap::{Heap, Need, Slot};
+use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
-use super::state::State;
+use super::state::PoolState;
 
 /// What happened; the names are PyTorch's, but for `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -217,7 +217,7 @@ impl Recorder {
 impl Heap {
     /// A block was lent.
     #[inline(never)]
-    pub(super) fn record_lent(&mut self, at: u32, need: &Need) {
+    pub(super) fn record_lent(&mut self, at: u32, need: &AllocRequest) {
         let Some(recorder) = &mut self.recorder else { return };
         recorder.lent(at, need.scope.site);
         self.record_slot(Action::Alloc, at);
@@ -265,7 +265,7 @@ impl Heap {
     }
 
     /// A request was not served.
-    pub(super) fn record_oom(&mut self, need: &Need, device_free: u64) {
+    pub(super) fn record_oom(&mut self, need: &AllocRequest, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
         let Scope { tag, module, op, site } = *need.scope;
         let site = Site { line: site, stack: recorder.stack.take() };
@@ -295,7 +295,7 @@ pub struct Change {
     pub scope: Scope,
 }
 
-impl State {
+impl PoolState {
     /// The blocks that were lent or taken back while it recorded: undone one by one, from what is so now.
     fn changes(&self) -> Vec<Change> {
         let Some(recorder) = &self.heap.recorder else { return Vec::new() };

@@ -14,7 +14,7 @@ pub(super) const NONE: u32 = u32::MAX;
 /// What a range of a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub(super) enum State {
+pub(super) enum SlotState {
     /// Free for the next request.
     Free,
     /// Held by a caller.
@@ -31,7 +31,7 @@ pub(super) enum State {
     Vacant,
 }
 
-impl State {
+impl SlotState {
     /// Whether a caller holds it.
     #[inline]
     pub(super) fn is_held(self) -> bool {
@@ -53,7 +53,7 @@ pub(super) struct Slot {
     pub(super) generation: u32,
     pub(super) module: ModulePath,
     pub(super) arena: u16,
-    pub(super) state: State,
+    pub(super) state: SlotState,
     pub(super) tag: Tag,
 }
 
@@ -75,7 +75,7 @@ impl Slot {
         generation: 0,
         module: ModulePath::ROOT,
         arena: 0,
-        state: State::Vacant,
+        state: SlotState::Vacant,
         tag: Tag::Other,
     };
 }
@@ -138,7 +138,7 @@ impl Slab {
 
     /// All blocks, in no order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> + '_ {
-        self.slots.iter().filter(|s| s.state != State::Vacant)
+        self.slots.iter().filter(|s| s.state != SlotState::Vacant)
     }
 
     /// Becomes like another one, in the memory that it has.
@@ -151,11 +151,11 @@ impl Slab {
     #[inline]
     pub(super) fn free_size(&self, at: u32) -> Option<u64> {
         let slot = self.get(at)?;
-        (slot.state == State::Free).then_some(slot.size)
+        (slot.state == SlotState::Free).then_some(slot.size)
     }
 
     /// A new block, without neighbours.
-    pub(super) fn add(&mut self, segment: u32, arena: u16, size: u64, state: State) -> u32 {
+    pub(super) fn add(&mut self, segment: u32, arena: u16, size: u64, state: SlotState) -> u32 {
         let at = self.place();
         let generation = self[at].generation;
         self[at] = Slot { segment, arena, size, state, generation, ..Slot::VACANT };
@@ -216,7 +216,7 @@ impl Slab {
     pub(super) fn vacate(&mut self, at: u32) {
         let next = std::mem::replace(&mut self.vacant, at);
         let slot = &mut self[at];
-        slot.state = State::Vacant;
+        slot.state = SlotState::Vacant;
         slot.generation = slot.generation.wrapping_add(1);
         slot.next = next;
     }

@@ -16,12 +16,12 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Tag;
-use super::heap::{Slot, State as Is};
+use super::heap::{Slot, SlotState as Is};
 use super::kind;
 use super::pool::Pool;
 use super::record::{Action, Holder};
 use super::source::SegmentId;
-use super::state::State;
+use super::state::PoolState;
 use crate::error::{Error, Result};
 
 /// Handles below this are numbers that count; those above it are addresses.
@@ -45,7 +45,7 @@ pub struct Snapshot {
     /// The statistics, under the keys of [`Stats::to_map`](super::Stats::to_map).
     pub stats: BTreeMap<String, u64>,
     /// Everybody who is named below, once.
-    pub holders: Vec<Who>,
+    pub holders: Vec<AllocationSite>,
     /// The segments, by address. A range of addresses gives one for each stretch that has memory.
     pub segments: Vec<SegmentInfo>,
     /// What was recorded, in order; empty if nothing was.
@@ -56,7 +56,7 @@ pub struct Snapshot {
 
 /// Who holds memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Who {
+pub struct AllocationSite {
     /// What for.
     pub tag: Tag,
     /// The module's path; empty if there was none.
@@ -173,7 +173,7 @@ impl Pool {
     }
 }
 
-impl State {
+impl PoolState {
     fn snapshot(&self) -> Snapshot {
         let recorder = self.heap.recorder.as_deref();
         let records = || recorder.into_iter().flat_map(|r| r.records());
@@ -283,7 +283,7 @@ impl Addresses {
 /// Everybody, once.
 #[derive(Default)]
 struct Holders {
-    list: Vec<Who>,
+    list: Vec<AllocationSite>,
     /// Found by what makes them different, without comparing text.
     places: FxHashMap<(Tag, u32, &'static str, usize, usize), usize>,
     stacks: FxHashMap<usize, Vec<Frame>>,
@@ -303,7 +303,12 @@ impl Holders {
             let frames =
                 site.stack.as_deref().map(|s| self.stacks.entry(stack).or_insert_with(|| frames(s)).clone());
             let frames = frames.filter(|f| !f.is_empty()).unwrap_or_else(|| line.into_iter().collect());
-            self.list.push(Who { tag: *tag, module: module.to_string(), op: (*op).to_owned(), frames });
+            self.list.push(AllocationSite {
+                tag: *tag,
+                module: module.to_string(),
+                op: (*op).to_owned(),
+                frames,
+            });
             self.list.len() - 1
         })
     }
@@ -341,12 +346,12 @@ impl Snapshot {
 
     /// Who is at a place of `holders`; nobody, if there is no such place.
     #[must_use]
-    pub fn who(&self, place: Option<usize>) -> Option<&Who> {
+    pub fn who(&self, place: Option<usize>) -> Option<&AllocationSite> {
         self.holders.get(place?)
     }
 
     /// Blocks that are lent, with their holders.
-    pub fn live(&self) -> impl Iterator<Item = (&BlockInfo, &Who)> {
+    pub fn live(&self) -> impl Iterator<Item = (&BlockInfo, &AllocationSite)> {
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
         blocks.filter_map(|b| Some((b, self.who(b.who)?)))
     }

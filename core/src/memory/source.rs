@@ -175,7 +175,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// memory. If it fails, none of them is mapped, wherever it was before.
     ///
     /// Without this, memory that moves goes through the device.
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         for (segment, offset, bytes) in pieces.iter().filter_map(|p| p.from.map(|(s, o)| (s, o, p.bytes))) {
             self.unmap(segment, offset, bytes)?;
         }
@@ -195,7 +195,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         let fence = self.fence()?;
         self.fence_wait(fence)?;
-        self.arrange(pieces)
+        self.remap(pieces)
     }
     /// Whether the source holds submitted work back (for a compiler), so that waiting for a fence now would take long and
     /// [`arrange_behind`](Self::arrange_behind) would not.

@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
+use super::batch::BatchMemory;
 use super::config::{Config, Fit};
-use super::grow::Moved;
-use super::heap::{Arena, Heap, MIN_BLOCK, Need, RETIRED, SHARED, Splitting, State as Is};
+use super::grow::MigrationBudget;
+use super::heap::{AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED, SHARED, SlotState as Is, Splitting};
+use super::hysteresis::GrowthHysteresis;
 use super::pool::{Block, Request, bit};
 use super::process::{Share, process_reserved};
-use super::rest::Rest;
-use super::rows::Rows;
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
-use super::stats::{Rungs, Stats};
+use super::stats::{ReclaimStats, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
 
@@ -40,14 +40,14 @@ pub(super) enum Growth {
 
 /// Blocks of extents that may move now.
 #[derive(Debug, Default)]
-pub(super) struct Donors {
+pub(super) struct MigrationSources {
     pub(super) slots: Vec<u32>,
     /// The device may not have passed them: they move behind what it was given.
     pub(super) in_use: bool,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct PoolState {
     /// The request that fails on purpose, by the heap's clock; 0 is none.
     pub(super) fails: u64,
     pub(super) heap: Heap,
@@ -60,14 +60,14 @@ pub(super) struct State {
     pub(super) virtual_memory: Option<VirtualMemory>,
     /// In the order of the fences.
     pub(super) waiting: VecDeque<(Fence, Waiting)>,
-    pub(super) donors: Donors,
-    pub(super) moved: Moved,
+    pub(super) donors: MigrationSources,
+    pub(super) moved: MigrationBudget,
     /// Bytes that have moved lately for blocks that grow by a little each time.
-    pub(super) crept: Moved,
-    pub(super) rest: Rest,
+    pub(super) crept: MigrationBudget,
+    pub(super) rest: GrowthHysteresis,
     pub(super) share: Share,
-    pub(super) rows: Rows,
-    pub(super) rungs: Rungs,
+    pub(super) rows: BatchMemory,
+    pub(super) rungs: ReclaimStats,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
@@ -99,7 +99,7 @@ pub(super) enum Idler {
     Extents { near: u32, offset: u64 },
 }
 
-impl State {
+impl PoolState {
     pub(super) fn new(source: &dyn SegmentSource, config: Config) -> Self {
         let limits = source.limits();
         let rules = Splitting {
@@ -122,13 +122,13 @@ impl State {
             max_segment: limits.max_segment,
             virtual_memory,
             waiting: VecDeque::new(),
-            donors: Donors::default(),
-            moved: Moved::default(),
-            crept: Moved::default(),
-            rest: Rest::default(),
+            donors: MigrationSources::default(),
+            moved: MigrationBudget::default(),
+            crept: MigrationBudget::default(),
+            rest: GrowthHysteresis::default(),
             share: Share::new(source.is_real()),
-            rows: Rows::default(),
-            rungs: Rungs::default(),
+            rows: BatchMemory::default(),
+            rungs: ReclaimStats::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
             num_sync_all_streams: 0,
@@ -152,7 +152,7 @@ impl State {
             // Small rests come together again.
             self.heap.rules.min_large_rest = 0;
             if self.virtual_memory.is_none() {
-                self.moved = Moved::copied();
+                self.moved = MigrationBudget::copied();
             }
         }
     }
@@ -179,7 +179,7 @@ impl State {
     }
 
     #[inline]
-    pub(super) fn need<'a>(&mut self, request: &'a Request) -> Need<'a> {
+    pub(super) fn need<'a>(&mut self, request: &'a Request) -> AllocRequest<'a> {
         let size = self.config.round(request.bytes, self.heap.rules.unit);
         let small = size <= self.config.small_size;
         let arena = match request.private {
@@ -190,11 +190,11 @@ impl State {
             _ => self.heap.arena(request.queue, small),
         };
         let held = if request.movable { Is::Loose } else { Is::Live };
-        Need { arena, size, requested: request.bytes, scope: &request.scope, held }
+        AllocRequest { arena, size, requested: request.bytes, scope: &request.scope, held }
     }
 
     /// Serves a request from free blocks.
-    pub(super) fn take(&mut self, source: &dyn SegmentSource, need: &Need) -> Result<Option<Block>> {
+    pub(super) fn take(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
         self.heap.take(need).map(|block| self.settled(source, block)).transpose()
     }
 
@@ -202,17 +202,17 @@ impl State {
     #[inline]
     pub(super) fn settled(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
         if self.heap.owes.is_some() {
-            self.settle(source, &block, block.queue)?;
+            self.wait_cross_stream_uses(source, &block, block.queue)?;
         }
         Ok(block)
     }
 
     /// Serves a request from what is free in the arena of another queue, which it waits for on the device; of `any` kind, or of
     /// its own, small or large.
-    pub(super) fn borrow(
+    pub(super) fn take_cross_stream(
         &mut self,
         source: &dyn SegmentSource,
-        need: &Need,
+        need: &AllocRequest,
         any: bool,
     ) -> Result<Option<Block>> {
         let own = &self.heap.arenas[usize::from(need.arena)];
@@ -224,9 +224,9 @@ impl State {
         });
         let others: Vec<u16> = others.map(|(at, _)| at as u16).collect();
         for arena in others {
-            let Some(mut block) = self.heap.take(&Need { arena, ..*need }) else { continue };
+            let Some(mut block) = self.heap.take(&AllocRequest { arena, ..*need }) else { continue };
             block.queue = queue;
-            self.settle(source, &block, queue)?;
+            self.wait_cross_stream_uses(source, &block, queue)?;
             let home = self.heap.arenas[usize::from(arena)].queue;
             if home != queue {
                 let joined = source.record(home).and_then(|event| source.wait_event(queue, event));
@@ -239,7 +239,12 @@ impl State {
 
     /// Lets `queue` wait, on the device, for the uses by other queues of the block that it was just lent.
     #[cold]
-    pub(super) fn settle(&mut self, source: &dyn SegmentSource, block: &Block, queue: u8) -> Result<()> {
+    pub(super) fn wait_cross_stream_uses(
+        &mut self,
+        source: &dyn SegmentSource,
+        block: &Block,
+        queue: u8,
+    ) -> Result<()> {
         let Some(owed) = self.heap.owes.take() else { return Ok(()) };
         let arena = &mut self.heap.arenas[usize::from(owed.arena)];
         let count = arena.uses.partition_point(|(number, _)| *number <= owed.last);
@@ -486,7 +491,7 @@ impl State {
 
     pub(super) fn reset_accumulated(&mut self) {
         self.heap.counters.reset_accumulated();
-        self.rungs = Rungs::default();
+        self.rungs = ReclaimStats::default();
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;
@@ -497,7 +502,12 @@ impl State {
         self.compacted_bytes = 0;
     }
 
-    pub(super) fn out_of_memory(&self, need: &Need, memory: DeviceMemory, detail: String) -> OutOfMemory {
+    pub(super) fn out_of_memory(
+        &self,
+        need: &AllocRequest,
+        memory: DeviceMemory,
+        detail: String,
+    ) -> OutOfMemory {
         let counters = &self.heap.counters;
         let largest_free = self.largest_free();
         let cached = counters.reserved().saturating_sub(counters.active() + counters.leaving_bytes);

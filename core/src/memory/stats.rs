@@ -42,7 +42,7 @@ pub struct Rung {
 
 /// The rungs, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rungs {
+pub struct ReclaimStats {
     /// Look which fences the device has passed, and search again.
     pub poll: Rung,
     /// Ask the registered callbacks to free something, and search again.
@@ -116,7 +116,7 @@ pub struct Stats {
     /// Whether segments grow by mapping pages; `false` too where that was wanted and failed.
     pub expandable_segments: bool,
     /// The out-of-memory ladder.
-    pub rungs: Rungs,
+    pub rungs: ReclaimStats,
 }
 
 impl Stats {
@@ -217,8 +217,8 @@ impl Stats {
 
     /// One line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
     #[must_use]
-    pub fn line(&self) -> Line {
-        Line { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
+    pub fn line(&self) -> TagUsage {
+        TagUsage { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
     }
 
     fn pool_stats(&self) -> [(&'static str, &PoolStat); 9] {
@@ -236,7 +236,7 @@ impl Stats {
     }
 }
 
-impl Rungs {
+impl ReclaimStats {
     /// The rungs with their names, in order.
     #[must_use]
     pub fn named(&self) -> [(&'static str, Rung); 8] {
@@ -255,7 +255,7 @@ impl Rungs {
 
 /// The figures of a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct TagUsage {
     /// Bytes held.
     pub allocated: u64,
     /// Bytes taken from the device.
@@ -264,7 +264,7 @@ pub struct Line {
     pub peak: u64,
 }
 
-impl fmt::Display for Line {
+impl fmt::Display for TagUsage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (allocated, reserved, peak) = (Bytes(self.allocated), Bytes(self.reserved), Bytes(self.peak));
         write!(f, "allocated {allocated}, reserved {reserved}, peak {peak}")

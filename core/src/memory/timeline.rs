@@ -3,11 +3,11 @@
 
 use super::Tag;
 use super::record::Action;
-use super::snapshot::{EventInfo, Snapshot, Who};
+use super::snapshot::{AllocationSite, EventInfo, Snapshot};
 
 /// What was held after an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Moment {
+pub struct TimelinePoint {
     /// The event: a place in [`Snapshot::events`].
     pub event: usize,
     /// When, in microseconds of the Unix time.
@@ -18,7 +18,7 @@ pub struct Moment {
     pub reserved: u64,
 }
 
-impl Moment {
+impl TimelinePoint {
     /// Bytes lent.
     #[must_use]
     pub fn allocated(&self) -> u64 {
@@ -40,8 +40,8 @@ fn undo(sum: &mut u64, event: &EventInfo) {
 impl Snapshot {
     /// What was held after each event that was kept.
     #[must_use]
-    pub fn timeline(&self) -> Vec<Moment> {
-        let mut now = Moment::default();
+    pub fn timeline(&self) -> Vec<TimelinePoint> {
+        let mut now = TimelinePoint::default();
         for segment in &self.segments {
             now.reserved = now.reserved.saturating_add(segment.total_size);
         }
@@ -51,7 +51,7 @@ impl Snapshot {
         }
         let mut moments = vec![now; self.events.len()];
         for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
-            *moment = Moment { event: at, time_us: event.time_us, ..now };
+            *moment = TimelinePoint { event: at, time_us: event.time_us, ..now };
             match self.who(event.who) {
                 Some(who) => undo(&mut now.by_tag[who.tag as usize], event),
                 None => undo(&mut now.reserved, event),
@@ -62,13 +62,13 @@ impl Snapshot {
 
     /// When the most was held, of the time that was recorded; the first such moment.
     #[must_use]
-    pub fn peak(&self) -> Option<Moment> {
+    pub fn peak(&self) -> Option<TimelinePoint> {
         self.timeline().into_iter().reduce(|peak, m| if m.allocated() > peak.allocated() { m } else { peak })
     }
 
     /// Who held how many bytes after an event, the most first.
     #[must_use]
-    pub fn held_at(&self, event: usize) -> Vec<(&Who, u64)> {
+    pub fn held_at(&self, event: usize) -> Vec<(&AllocationSite, u64)> {
         let mut sums = vec![0_u64; self.holders.len()];
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
         for (who, size) in blocks.filter_map(|b| Some((b.who?, b.size))) {

@@ -19,7 +19,7 @@ use crate::error::Result;
 
 mod replay;
 
-pub use replay::{Mode, Report, Row, Table, replay, table};
+pub use replay::{Mode, ReplayRow, Report, Table, replay, table};
 
 /// The longest event line.
 const MAX_LINE: u64 = 128;

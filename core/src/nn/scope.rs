@@ -14,10 +14,10 @@ use crate::memory::scope::{self, Guard, ModulePath};
 /// memory reports and errors name the module; until a walk it has no name. Any struct that derives
 /// [`Module`] may have such a field.
 #[derive(Default)]
-pub struct ModuleScope(RwLock<Place>);
+pub struct ModuleScope(RwLock<ModulePlace>);
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct ModulePlace {
     path: ModulePath,
     depth: usize,
 }
@@ -61,7 +61,7 @@ impl ModuleScope {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
         let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if depth > 0 && depth >= place.depth {
-            *place = Place { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
+            *place = ModulePlace { path: path.split('.').fold(ModulePath::ROOT, ModulePath::child), depth };
         }
     }
 }

@@ -57,7 +57,7 @@ impl Staged {
             from.as_ref().map_or(Ok(()), Tensor::prefetch_)?;
         }
         // Casts that wait to be launched together take their memory when they are.
-        devices.into_iter().try_for_each(Device::settle)?;
+        devices.into_iter().try_for_each(Device::flush_fusion)?;
         Ok(Sealed(self.copies))
     }
 }
@@ -78,24 +78,24 @@ impl Sealed {
 
 /// The address of a tensor's storage.
 fn memory(t: &Tensor) -> usize {
-    t.memory().as_ptr().addr()
+    t.downgrade_storage().as_ptr().addr()
 }
 
 /// Reports whether two tensors are the same elements of one storage.
 fn same_place(a: &Tensor, b: &Tensor) -> bool {
-    Place::of(a) == Place::of(b)
+    StagedSlot::of(a) == StagedSlot::of(b)
 }
 
 /// The elements that a tensor names: equal for two tensors that are one.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct StagedSlot {
     memory: usize,
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
 }
 
-impl Place {
+impl StagedSlot {
     pub(super) fn of(t: &Tensor) -> Self {
         let (shape, strides) = (t.shape().to_vec(), t.strides().to_vec());
         Self { memory: memory(t), offset: t.layout().offset(), shape, strides }

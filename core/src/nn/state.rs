@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::staged::{Place, Sealed, Staged};
+use super::staged::{Sealed, Staged, StagedSlot};
 use super::{Module, Slot, walk};
 use crate::autograd;
 use crate::error::{Error, Result};
@@ -87,7 +87,7 @@ pub(crate) fn named<M: Module + ?Sized>(module: &M) -> Vec<Named> {
             _ => return,
         };
         // Tied are those of one memory, whichever way they came to share it.
-        let place = *known.entry(Place::of(t)).or_insert(all.len());
+        let place = *known.entry(StagedSlot::of(t)).or_insert(all.len());
         match all.get_mut(place) {
             Some(named) => {
                 named.names.push(name.to_owned());
@@ -174,5 +174,5 @@ pub(crate) fn stage<M: Module + ?Sized>(
 fn same(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;
-    Ok(Place::of(cast) == Place::of(&source) || cast.to_bytes()? == source.to_bytes()?)
+    Ok(StagedSlot::of(cast) == StagedSlot::of(&source) || cast.to_bytes()? == source.to_bytes()?)
 }

@@ -17,12 +17,12 @@ use crate::autograd::{self, Grads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
-use crate::capture::{Draw, Now};
+use crate::capture::{PhiloxState, ReplayCtx};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::profile::Work;
+use crate::profile::WorkItem;
 use crate::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, numel};
 use crate::tensor::{Dims, Tensor};
@@ -364,7 +364,7 @@ type Backward<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Ten
 /// Weights that are dropped.
 #[derive(Clone)]
 struct Dropped {
-    drawn: Draw,
+    drawn: PhiloxState,
     /// Where the numbers stand, for the backend's kernels.
     words: Option<Tensor>,
     /// A weight whose 16 bits are below it is dropped.
@@ -376,7 +376,7 @@ struct Dropped {
 impl Dropped {
     /// With a probability below 1, of weights that the backend may know if `words`.
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
-        let drawn = device.draw(1);
+        let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
         let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
         Ok(Self { drawn, words, threshold, kept: (1.0 / (1.0 - p)) as f32 })
@@ -390,11 +390,11 @@ impl Dropped {
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
         let &Self { drawn, threshold, .. } = self;
-        let params = move |now: &Now| {
+        let params = move |now: &ReplayCtx| {
             let params = Params::new().size(n).size(keys).u32(threshold).f32(1.0);
             drawn.words(now).into_iter().fold(params, Params::u32)
         };
-        launch::launch_live(&KernelSpec::new("attention_kept"), &[&kept], params, n.div_ceil(GROUP))?;
+        launch::launch_dynamic(&KernelSpec::new("attention_kept"), &[&kept], params, n.div_ceil(GROUP))?;
         weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
     }
 }
@@ -519,7 +519,7 @@ impl Run {
                 sums: sums.map(|_| bound[10]),
             }),
         };
-        q.device().offer(|| work(&call), &Command::Attention(&call))
+        q.device().try_enqueue(|| work(&call), &Command::Attention(&call))
     }
 
     /// Turns of the loops of one invocation, at most.
@@ -591,8 +591,8 @@ impl Run {
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.drawn) else {
             return launch::launch(&spec, &tensors, params, groups);
         };
-        let params = move |now: &Now| params.clone().with(words, drawn.words(now));
-        launch::launch_live(&spec, &tensors, params, groups)
+        let params = move |now: &ReplayCtx| params.clone().with(words, drawn.words(now));
+        launch::launch_dynamic(&spec, &tensors, params, groups)
     }
 }
 
@@ -634,8 +634,8 @@ fn is_whole(pass: &str, head: usize, value: usize, device: &Device) -> bool {
 }
 
 /// What a call of the backend's is in a profile.
-pub(crate) fn work(call: &AttentionCall) -> Work {
-    Work {
+pub(crate) fn work(call: &AttentionCall) -> WorkItem {
+    WorkItem {
         name: format!(
             "attention {}{} {}x{}x{}x{}x{}",
             if call.backward.is_some() { "backward " } else { "" },

@@ -242,7 +242,7 @@ impl Tensor {
         let flat = SavedTensor::of(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
-        Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
             let plain = plain.as_ref().map(|factors| factors.get(wants)).transpose()?;
             let flat = flat.get(wants)?;
             let own = match (&more, wants[0]) {

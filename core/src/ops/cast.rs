@@ -10,7 +10,7 @@ use crate::backend::Command;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::profile::Work;
+use crate::profile::WorkItem;
 use crate::stream::Access;
 use crate::tensor::Tensor;
 use crate::tensor::layout::collapse;
@@ -29,9 +29,9 @@ impl Tensor {
             return Ok(self.clone());
         }
         let _op = memory::scope::op("to_dtype");
-        if self.dtype().is_stored() || dtype.is_stored() {
+        if self.dtype().is_storage_only() || dtype.is_storage_only() {
             // A gradient of 8 bits would need a scale of its own.
-            autograd::refuse("to_dtype", &[self])?;
+            autograd::check_no_grad_inputs("to_dtype", &[self])?;
         }
         let out = Tensor::empty(self.shape(), dtype, self.device())?;
         pointwise::convert_dtype_into(self, &out)?;
@@ -39,7 +39,7 @@ impl Tensor {
             return Ok(out);
         }
         let from = self.dtype();
-        Ok(autograd::attach_twice("to_dtype", out, &[self], move |g, _| {
+        Ok(autograd::differentiable("to_dtype", out, &[self], move |g, _| {
             Ok(smallvec![Some(g.to_dtype(from)?)])
         }))
     }
@@ -63,7 +63,7 @@ impl Tensor {
         let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
-            let work = || Work::bytes("copy", 2 * bound[1].bytes);
+            let work = || WorkItem::bytes("copy", 2 * bound[1].bytes);
             return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
         let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
@@ -112,7 +112,7 @@ impl Tensor {
         if !recorded {
             return Ok(());
         }
-        let made = autograd::attach_twice("copy_", self.detach(), &[self, &source], |g, wants| {
+        let made = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
             Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
         });
         autograd::overwritten("copy_", self, &made)

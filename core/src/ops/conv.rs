@@ -342,7 +342,7 @@ fn product(geometry: Geometry, kind: Product, a: &Tensor, b: &Tensor) -> Result<
         return Ok(out);
     }
     let (a_kept, b_kept) = (SavedTensor::of(a), SavedTensor::of(b));
-    Ok(autograd::attach_twice(geometry.op, out, &[a, b], move |g, wants| {
+    Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
         let (a, b) = (a_kept.get(wants)?, b_kept.get(wants)?);
         let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
             wanted.then(|| product(geometry, kind, a, b)).transpose()
@@ -374,11 +374,11 @@ fn recorded(
     // Each operand is kept for the gradient of the other.
     let kept_x = weight.requires_grad().then(|| SavedTensor::of(x));
     let kept_w = x.requires_grad().then(|| SavedTensor::of(weight));
-    autograd::attach_twice(geometry.op, out, &inputs, move |g, wants| {
+    autograd::differentiable(geometry.op, out, &inputs, move |g, wants| {
         let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.get(wants)).transpose();
         let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
             // What both are made of is made once.
-            [Some(w), Some(x)] if !transposed && !wants.again() => {
+            [Some(w), Some(x)] if !transposed && !wants.create_graph() => {
                 geometry.backward(g, &w.detach(), &x.detach())?.map(Some)
             }
             [w, x] => {

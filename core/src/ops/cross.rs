@@ -69,7 +69,7 @@ fn recorded(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = product(a, b, d)?;
     let x = b.requires_grad().then(|| SavedTensor::of(a));
     let y = a.requires_grad().then(|| SavedTensor::of(b));
-    Ok(autograd::attach_twice(OP, out, &[a, b], move |g, wants| {
+    Ok(autograd::differentiable(OP, out, &[a, b], move |g, wants| {
         let own = y.as_ref().map(|y| recorded(&y.get(wants)?, g, d)).transpose()?;
         Ok(smallvec![own, x.as_ref().map(|x| recorded(g, &x.get(wants)?, d)).transpose()?])
     }))

@@ -259,7 +259,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
     if let Some(weight) = options.weight {
         check_second(weight)?;
         weight.same_device(OP, x)?;
-        autograd::refuse("cross_entropy (of the class weights)", &[weight])?;
+        autograd::check_no_grad_inputs("cross_entropy (of the class weights)", &[weight])?;
         if weight.shape() != [classes] {
             return Err(Error::shape(
                 OP,

@@ -155,7 +155,7 @@ impl Call<'_> {
         let name = self.op.name;
         let gradient = self.gradient.take();
         if gradient.is_none() {
-            autograd::refuse(name, &self.inputs)?;
+            autograd::check_no_grad_inputs(name, &self.inputs)?;
         }
         let inputs: SmallVec<[&Tensor; 4]> = self.inputs.clone();
         let mut outputs = self.launch()?;
@@ -168,7 +168,7 @@ impl Call<'_> {
         let Some(gradient) = gradient.filter(|_| autograd::wanted(&inputs)) else { return Ok(output) };
         let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
         let result = SavedTensor::result(&output);
-        Ok(autograd::attach_twice(name, output, &inputs, move |g, wants| {
+        Ok(autograd::differentiable(name, output, &inputs, move |g, wants| {
             let inputs = kept.iter().map(|t| t.get(wants)).collect::<Result<_>>()?;
             let saved = Saved { inputs, output: result.get(wants)? };
             let grads = gradient(&saved, g)?;
@@ -186,7 +186,7 @@ impl Call<'_> {
         if self.gradient.is_some() {
             return Err(Error::argument(self.op.name, "`run_all` has no gradient; use `run` for one output"));
         }
-        autograd::refuse(self.op.name, &self.inputs)?;
+        autograd::check_no_grad_inputs(self.op.name, &self.inputs)?;
         self.launch()
     }
 }

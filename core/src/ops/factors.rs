@@ -49,7 +49,7 @@ fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
         let rows = m - j - 1;
         3 * rows.div_ceil(GROUP) + (n - j - 1).div_ceil(COLUMNS) * reflection_turns(rows) + 24
     };
-    launch::in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
+    launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
         let sizes = [batch, m, n, count, 0, first, first + steps];
         let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
         launch::launch(&spec, &[&factors, &tau], params, batch)
@@ -66,7 +66,7 @@ fn product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let count = tau.shape()[1];
     // The last reflection comes first.
     let turns_of = |step: usize| reflection_turns(m - count + step);
-    launch::in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
+    launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
         let end = count - first;
         let sizes = [batch, m, n, count, columns, end - steps, end];
         let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
@@ -130,7 +130,7 @@ impl Tensor {
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
-            autograd::refuse(OP, &[self])?;
+            autograd::check_no_grad_inputs(OP, &[self])?;
         }
         let columns = if complete { m } else { m.min(n) };
         let [of_q, of_r]: [Dims; 2] =
@@ -365,7 +365,7 @@ impl Tensor {
 /// `out`, both triangles of `a` [batch, n, n] whose rows are in order, with its history.
 fn triangles_of(a: &Tensor, out: Tensor) -> Tensor {
     let result = SavedTensor::result(&out);
-    autograd::attach_twice("lu_factor", out, &[a], move |g, wants| {
+    autograd::differentiable("lu_factor", out, &[a], move |g, wants| {
         // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
         let both = result.get(wants)?;
         let ones = Tensor::eye(g.shape()[1], g.shape()[1], g.dtype(), g.device())?;

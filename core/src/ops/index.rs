@@ -401,13 +401,13 @@ impl Tensor {
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
             // PyTorch takes an index of any type and shape where it names nothing.
-            return Ok(autograd::attach_twice("gather", out, &[self], move |g, _| {
+            return Ok(autograd::differentiable("gather", out, &[self], move |g, _| {
                 Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
             }));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
         let index = SavedTensor::of(index);
-        Ok(autograd::attach_twice("gather", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable("gather", out, &[self], move |g, wants| {
             let index = index.get(wants)?;
             Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
@@ -497,7 +497,7 @@ impl Tensor {
         }
         gather_into(op, self, d, index, &strides, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::of(index));
-        Ok(autograd::attach_twice(op, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable(op, out, &[self], move |g, wants| {
             let index = index.get(wants)?;
             if let Some(shares) = &shares {
                 // What is summed is not rounded before.
@@ -584,7 +584,7 @@ impl Tensor {
         let source = Source::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
         let (index, src_shape): (_, Dims) = (SavedTensor::of(index), src.shape().into());
-        Ok(autograd::attach_twice(op, out, &[self, src], move |g, wants| {
+        Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
             let index = index.get(wants)?;
             let own = if !wants[0] {
                 None
@@ -598,7 +598,7 @@ impl Tensor {
                 // Beyond the index the source was not used.
                 Some(if picked.shape() == &src_shape[..] {
                     picked
-                } else if wants.again() {
+                } else if wants.create_graph() {
                     let ends = src_shape.iter().zip(picked.shape()).rev();
                     let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
                     picked.pad(&pads, PadMode::Constant(0.0))?
@@ -655,7 +655,7 @@ impl Tensor {
         };
         put(&out, index, value)?;
         let index = SavedTensor::of(index);
-        Ok(autograd::attach_twice("scatter", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable("scatter", out, &[self], move |g, wants| {
             let index = index.get(wants)?;
             Ok(smallvec![Some(g.scatter_value(dim, &index, 0.0)?)])
         }))
@@ -690,7 +690,7 @@ impl Tensor {
         let source = Source::Tensor(&scaled, scaled.strides().into());
         scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
         let index = SavedTensor::of(index);
-        Ok(autograd::attach_twice("index_add", out, &[self, src], move |g, wants| {
+        Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
             let index = index.get(wants)?;
             let own = wants[0].then(|| g.clone());
             let other = match wants[1] {

@@ -6,12 +6,12 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::backend::Slice;
-use crate::capture::Now;
-use crate::device::{Device, Identity, Kernel};
+use crate::capture::ReplayCtx;
+use crate::device::{CompiledKernel, Device, KernelKey};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope;
-use crate::stream::{Access, Gate};
+use crate::stream::{Access, DispatchGuard};
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of the kernels that handle elements one by one.
@@ -115,8 +115,8 @@ pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> 
 }
 
 /// Fails for a tensor of a type that is only stored.
-pub(crate) fn check_stored(op: &'static str, t: &Tensor) -> Result<()> {
-    if !t.dtype().is_stored() {
+pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
+    if !t.dtype().is_storage_only() {
         return Ok(());
     }
     Err(Error::dtype(
@@ -153,33 +153,33 @@ pub(crate) fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: Params, gro
 }
 
 /// As [`launch`] for kernels that small tensors often run: the spec is made the first time alone.
-pub(super) fn launch_of(
-    identity: &Identity,
+pub(super) fn launch_by_key(
+    identity: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
     tensors: &[&Tensor],
     params: Params,
     groups: usize,
 ) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
-    tensors.iter().try_for_each(|t| check_stored(scope::current().op, t))?;
+    tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     match groups {
         0 => Ok(()),
-        _ => enqueue(first.device().kernel_of(identity, spec)?, tensors, params, [groups, 1, 1]),
+        _ => enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1]),
     }
 }
 
 /// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.
-pub(crate) fn launch_live(
+pub(crate) fn launch_dynamic(
     spec: &KernelSpec,
     tensors: &[&Tensor],
-    make: impl Fn(&Now) -> Params + Send + Sync + 'static,
+    make: impl Fn(&ReplayCtx) -> Params + Send + Sync + 'static,
     groups: usize,
 ) -> Result<()> {
-    launch3(spec, tensors, make(&Now::default()), [groups, 1, 1])?;
+    launch3(spec, tensors, make(&ReplayCtx::default()), [groups, 1, 1])?;
     if groups > 0
         && let Some(first) = tensors.first()
     {
-        first.device().tape().live(make);
+        first.device().capture_recorder().live(make);
     }
     Ok(())
 }
@@ -197,14 +197,14 @@ pub(crate) fn launch3(
     }
     // Copies move any bytes, and casts are looked up by themselves: other kernels would take these for something else.
     if spec.template != "copy" {
-        tensors.iter().try_for_each(|t| check_stored(scope::current().op, t))?;
+        tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
     enqueue(first.device().kernel(spec)?, tensors, params, groups)
 }
 
 /// Cuts the `steps` of a kernel into launches whose loops the device finishes. `run` gets the first step of each, their number and their
 /// turns: `fixed` ones, and those that `turns_of` states for every step. A single step of too many turns is left to the check of launches.
-pub(super) fn in_parts(
+pub(super) fn launch_in_parts(
     device: &Device,
     fixed: usize,
     steps: usize,
@@ -229,7 +229,12 @@ pub(super) fn in_parts(
 }
 
 /// Runs a kernel that was looked up.
-pub(super) fn enqueue(kernel: Kernel, tensors: &[&Tensor], params: Params, groups: [usize; 3]) -> Result<()> {
+pub(super) fn enqueue(
+    kernel: CompiledKernel,
+    tensors: &[&Tensor],
+    params: Params,
+    groups: [usize; 3],
+) -> Result<()> {
     if params.wide {
         let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
         return Err(Error::argument(scope::current().op, why));
@@ -255,7 +260,7 @@ fn too_many_turns(device: &Device, turns: usize) -> Error {
 /// Enqueues as [`enqueue`] does, with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
 /// turns are not checked.
 pub(super) fn enqueue_words(
-    kernel: Kernel,
+    kernel: CompiledKernel,
     tensors: &[&Tensor],
     words: &[u32],
     groups: [usize; 3],
@@ -276,19 +281,19 @@ pub(super) fn grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
 
 /// What an operation touches, for as long as it takes to enqueue it: its order among the queues is kept, and nothing moves.
 #[must_use = "the addresses are good while this lives"]
-pub(crate) struct Bound<'a> {
+pub(crate) struct BoundTensors<'a> {
     slices: SmallVec<[Slice; 8]>,
-    gate: Gate<'a>,
+    gate: DispatchGuard<'a>,
 }
 
-impl Bound<'_> {
+impl BoundTensors<'_> {
     /// What keeps others away.
-    pub(crate) fn gate(&self) -> &Gate<'_> {
+    pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
         &self.gate
     }
 }
 
-impl Deref for Bound<'_> {
+impl Deref for BoundTensors<'_> {
     type Target = [Slice];
 
     fn deref(&self) -> &[Slice] {
@@ -297,8 +302,8 @@ impl Deref for Bound<'_> {
 }
 
 /// What a kernel binds of tensors, in order.
-pub(crate) fn bindings<'a>(kernel: Kernel, tensors: &[&'a Tensor]) -> Result<Bound<'a>> {
-    let access = |at: usize| match kernel.written.checked_shr(at as u32).unwrap_or(1) & 1 {
+pub(crate) fn bindings<'a>(kernel: CompiledKernel, tensors: &[&'a Tensor]) -> Result<BoundTensors<'a>> {
+    let access = |at: usize| match kernel.write_mask.checked_shr(at as u32).unwrap_or(1) & 1 {
         0 => Access::Read,
         _ => Access::Write,
     };
@@ -307,7 +312,7 @@ pub(crate) fn bindings<'a>(kernel: Kernel, tensors: &[&'a Tensor]) -> Result<Bou
 
 /// The memory of tensors of one device, in order, for an operation on all of it that this thread enqueues while it holds the
 /// result. It is brought back to the device first, where it is not there.
-pub(crate) fn bind<'a, T>(tensors: T) -> Result<Bound<'a>>
+pub(crate) fn bind<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
 where
     T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
 {
@@ -322,8 +327,8 @@ where
         }
     }
     loop {
-        let mut gate = first.device().gate();
-        gate.failure()?;
+        let mut gate = first.device().lock_dispatch();
+        gate.take_failure()?;
         let mut slices = SmallVec::new();
         let mut away = false;
         for (t, access) in tensors.clone() {
@@ -336,7 +341,7 @@ where
             }
         }
         if !away {
-            return Ok(Bound { slices, gate });
+            return Ok(BoundTensors { slices, gate });
         }
         drop(gate);
         tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
@@ -344,10 +349,10 @@ where
 }
 
 /// The bytes of contiguous tensors of one device, for a copy or the like; as [`bind`].
-pub(crate) fn bind_bytes<'a, const N: usize>(tensors: [(&'a Tensor, Access); N]) -> Result<Bound<'a>> {
+pub(crate) fn bind_bytes<'a, const N: usize>(tensors: [(&'a Tensor, Access); N]) -> Result<BoundTensors<'a>> {
     let mut bound = bind(tensors)?;
     for (slice, (t, _)) in bound.slices.iter_mut().zip(tensors) {
-        *slice = t.bytes_in(*slice);
+        *slice = t.byte_range_in(*slice);
     }
     Ok(bound)
 }
@@ -366,7 +371,7 @@ fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Params, fold, in_parts, launch};
+    use super::{Params, fold, launch, launch_in_parts};
     use crate::backend::null::Profile;
     use crate::device::Device;
     use crate::dtype::DType;
@@ -474,7 +479,7 @@ mod tests {
         let device = impatient();
         for (fixed, steps) in [(0, 0), (3, 1), (500, 70), (3, 2000)] {
             let (mut done, turns_of) = (0, |step: usize| 1 + step % 400);
-            in_parts(&device, fixed, steps, turns_of, |first, count, turns| {
+            launch_in_parts(&device, fixed, steps, turns_of, |first, count, turns| {
                 assert_eq!(first, done, "a gap");
                 assert!(count > 0 && turns <= 1000, "{count} steps of {turns} turns");
                 assert_eq!(turns, fixed + (first..first + count).map(turns_of).sum::<usize>());
@@ -485,7 +490,7 @@ mod tests {
         }
         // A step that does not fit stands alone, and the launch says so.
         let mut parts = Vec::new();
-        in_parts(
+        launch_in_parts(
             &device,
             1,
             3,

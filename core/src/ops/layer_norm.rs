@@ -39,17 +39,17 @@ pub(super) struct RowNorm {
 }
 
 /// What was normalised, as it is kept for the gradient.
-enum Kept {
+enum SavedRows {
     Whole(Tensor),
     /// The two that it is the f32 sum of: a branch in 16 bits, and a residual that others keep anyway.
     Parts(Tensor, Tensor),
 }
 
-impl Kept {
+impl SavedRows {
     /// The f32 sum of a branch and a residual, or the two, whichever holds less until the backward pass.
     fn of_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
         let halved = sum.dtype() == DType::F32 && branch.dtype().size() < sum.dtype().size();
-        match halved && residual.dtype() == DType::F32 && residual.is_kept() {
+        match halved && residual.dtype() == DType::F32 && residual.is_saved_for_backward() {
             true => Self::Parts(branch.detach(), residual.detach()),
             false => Self::Whole(sum.clone()),
         }
@@ -154,7 +154,7 @@ impl RowNorm {
     fn backward(
         &self,
         g: &Tensor,
-        kept: &Kept,
+        kept: &SavedRows,
         statistics: &Tensor,
         more: Option<(Tensor, bool)>,
         wants: &[bool],
@@ -232,10 +232,10 @@ impl RowNorm {
     /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
     pub(super) fn record(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
         let (out, statistics) = self.forward(&x, None, result)?;
-        Ok(self.attach(out, Kept::Whole(x), statistics, inputs))
+        Ok(self.attach(out, SavedRows::Whole(x), statistics, inputs))
     }
 
-    fn attach(self, out: Tensor, x: Kept, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
+    fn attach(self, out: Tensor, x: SavedRows, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
         if !autograd::wanted(inputs) {
             return out;
         }
@@ -334,11 +334,11 @@ impl Tensor {
         let inputs = [self, residual];
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
         let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
-        let sum = autograd::attach_twice(op, kept.clone(), &inputs, move |g, wants| {
+        let sum = autograd::differentiable(op, kept.clone(), &inputs, move |g, wants| {
             let mut grads = Grads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
-                let low = g.take_low(dtype).filter(|_| !wants.again());
+                let low = g.take_low(dtype).filter(|_| !wants.create_graph());
                 let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
                 grads.push(if want { Some(grad()?) } else { None });
             }
@@ -346,7 +346,7 @@ impl Tensor {
         });
         let normed = {
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
-            norm.attach(normed, Kept::of_sum(&kept, &branch, &residual), statistics, &inputs)
+            norm.attach(normed, SavedRows::of_sum(&kept, &branch, &residual), statistics, &inputs)
         };
         Ok((sum, normed))
     }

@@ -54,11 +54,17 @@ fn eliminate(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
         let (rows, columns) = (m - j, n - j - 1);
         2 * rows.div_ceil(GROUP) + n.div_ceil(GROUP) + ((rows - 1) * columns).div_ceil(GROUP) + 16
     };
-    launch::in_parts(tensors[0].device(), m.div_ceil(GROUP) + 2, m.min(n), turns_of, |first, count, turns| {
-        let sizes = [batch, m, n, first, first + count];
-        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
-        launch::launch(spec, tensors, params, batch)
-    })
+    launch::launch_in_parts(
+        tensors[0].device(),
+        m.div_ceil(GROUP) + 2,
+        m.min(n),
+        turns_of,
+        |first, count, turns| {
+            let sizes = [batch, m, n, first, first + count];
+            let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+            launch::launch(spec, tensors, params, batch)
+        },
+    )
 }
 
 /// Which triangle, and whether its diagonal is taken to be ones.
@@ -83,7 +89,7 @@ fn substitute(a: &Tensor, b: &Tensor, triangle: Triangle) -> Result<Tensor> {
     let sizes =
         [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
     let turns_of = |step: usize| width.div_ceil(GROUP) + ((n - 1 - step) * width).div_ceil(GROUP) + 3;
-    launch::in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
+    launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
         let sizes = sizes.into_iter().chain([first, first + count]);
         let params = sizes.fold(Params::new(), Params::size).turns(turns);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
@@ -137,7 +143,7 @@ impl Tensor {
         eliminate(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::result(&out);
-        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
             // L⁻ᵀ Φ(Lᵀ g) L⁻¹ made symmetric, where Φ is the lower half with half of the diagonal (Murray, 2016).
             let l = l.get(wants)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
@@ -175,7 +181,7 @@ impl Tensor {
         let triangle = Triangle { upper, unit: unitriangular };
         let x = substitute(&a.detach(), &b, triangle)?;
         let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
-        let x = autograd::attach_twice(OP, x, &[&a, &b], move |g, wants| {
+        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.get(wants)?, result.get(wants)?);
             let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, true, unitriangular)?;
             let ga = wants[0].then(|| {
@@ -219,7 +225,7 @@ impl Tensor {
         let x = substitute(&triangles, &rows, Triangle { upper: false, unit: true })?;
         let x = substitute(&triangles, &x, Triangle { upper: true, unit: false })?;
         let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
-        let x = autograd::attach_twice(OP, x, &[&a, &b], move |g, wants| {
+        let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.get(wants)?, result.get(wants)?);
             let gb = a.transpose(1, 2)?.solve(g)?;
             let ga = wants[0].then(|| gb.matmul(&x.transpose(1, 2)?)?.neg());
@@ -257,7 +263,7 @@ impl Tensor {
         let Lu { triangles, sign, .. } = lu(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        Ok(autograd::attach_twice(OP, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
             let scale = g.mul(&y)?.unsqueeze(-1)?.unsqueeze(-1)?;
             Ok(smallvec![Some(x.inv()?.transpose(-2, -1)?.mul(&scale)?)])
@@ -284,11 +290,11 @@ impl Tensor {
         let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
         // The sign has a history too, as in PyTorch: it stays as it is.
         let shape: Dims = self.shape().into();
-        let sign = autograd::attach_twice(OP, sign, &[self], move |g, _| {
+        let sign = autograd::differentiable(OP, sign, &[self], move |g, _| {
             Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
         });
         let x = SavedTensor::of(self);
-        let size = autograd::attach_twice(OP, size, &[self], move |g, wants| {
+        let size = autograd::differentiable(OP, size, &[self], move |g, wants| {
             let scale = g.unsqueeze(-1)?.unsqueeze(-1)?;
             Ok(smallvec![Some(x.get(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)?)])
         });
@@ -356,7 +362,7 @@ impl Tensor {
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        let out = autograd::attach_twice(op, out, &[self], move |g, wants| {
+        let out = autograd::differentiable(op, out, &[self], move |g, wants| {
             // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973), of matrices whose rank stays.
             let (a, p) = (x.get(wants)?, y.get(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);

@@ -10,7 +10,7 @@ use super::linear_fp8;
 use super::matmul::{self, EpilogueTensors, add_scaled};
 use super::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
 use crate::amp::{self, Cast, stepwise};
-use crate::autograd::{self, Grads, SavedTensor, Wants};
+use crate::autograd::{self, BackwardCtx, Grads, SavedTensor};
 use crate::backend::GELU_GRAD_ROWS;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -83,7 +83,7 @@ impl Layer {
         g: &Tensor,
         x: Option<&Tensor>,
         mut sums: Option<Tensor>,
-        wants: &Wants<'_>,
+        wants: &BackwardCtx<'_>,
         at: usize,
     ) -> Result<[Option<Tensor>; 2]> {
         let wants_sums = sums.is_none() && self.bias.is_some() && wants[at + 1];
@@ -127,7 +127,7 @@ impl Layer {
         x: Option<Tensor>,
         weight: Option<Tensor>,
         x_shape: &[usize],
-        wants: &Wants<'_>,
+        wants: &BackwardCtx<'_>,
     ) -> Result<Grads> {
         let dx = weight.filter(|_| wants[0]).map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
         let dw = x.filter(|_| wants[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
@@ -267,12 +267,12 @@ impl Tensor {
         let own = x.requires_grad().then(|| layer.saved(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
-        Ok(autograd::attach_twice(OP, out, &inputs, move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
             let sums = g.column_sums_beside();
             let g = rows(g)?;
             let kept = kept.as_ref().map(|x| x.get(wants)).transpose()?;
             let own = own.as_ref().map(|w| w.get(wants)).transpose()?;
-            if wants.again() {
+            if wants.create_graph() {
                 return layer.recorded(&g, kept, own, &x_shape, wants);
             }
             let dx = match wants[0] {

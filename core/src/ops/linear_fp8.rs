@@ -90,7 +90,7 @@ pub(super) fn linear(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option
     let low = keeps_x.then_some((low.columns, low.scale));
     let low_weight = keeps_weight.then_some((low_weight.columns, low_weight.scale));
     let (x_shape, bias_type): (Dims, _) = (x.shape().into(), bias.map(Tensor::dtype));
-    Ok(autograd::attach(op, out, &inputs, move |g, wants| {
+    Ok(autograd::once_differentiable(op, out, &inputs, move |g, wants| {
         let g = rows(g)?;
         let low_g = Scaled::new(&g, DType::F8E5M2, wants[1])?;
         let dx = low_weight.as_ref().filter(|_| wants[0]).map(|(weight, scale)| {

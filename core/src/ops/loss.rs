@@ -186,7 +186,7 @@ impl Tensor {
         let (yes, no) = logs(&x)?;
         // -(y yes + (1 - y) no)
         let losses = y.sub(1.0)?.mul(&no)?.sub(&y.mul(&yes)?)?;
-        let losses = autograd::attach_twice(OP, losses, &[self, target], move |g, wants| {
+        let losses = autograd::differentiable(OP, losses, &[self, target], move |g, wants| {
             let (x, y) = (kept[0].get(wants)?, kept[1].get(wants)?);
             let dx = if wants[0] {
                 // Finite also at 0 and 1, where the logarithms are held.
@@ -195,7 +195,7 @@ impl Tensor {
             } else {
                 None
             };
-            let dy = match (wants[1], wants.again()) {
+            let dy = match (wants[1], wants.create_graph()) {
                 (false, _) => None,
                 (true, false) => Some(g.mul(&no.sub(&yes)?)?),
                 (true, true) => {

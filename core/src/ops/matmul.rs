@@ -16,7 +16,7 @@ use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::profile::Work;
+use crate::profile::WorkItem;
 use crate::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse, collapse_one, numel};
 use crate::tensor::{Dims, Tensor};
@@ -44,8 +44,8 @@ fn transpose_matrix(t: &Tensor) -> Result<Tensor> {
 /// Checks what every product asks of its operands: one device, one type, which has a product.
 pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.same_device(op, b)?;
-    launch::check_stored(op, a)?;
-    launch::check_stored(op, b)?;
+    launch::check_computable(op, a)?;
+    launch::check_computable(op, b)?;
     if a.dtype() != b.dtype() {
         return Err(Error::dtype(
             op,
@@ -74,7 +74,7 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
     let left = b.requires_grad().then(|| SavedTensor::of(a));
     let right = a.requires_grad().then(|| SavedTensor::of(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
-    Ok(autograd::attach_twice(op, out, &[a, b], move |g, wants| {
+    Ok(autograd::differentiable(op, out, &[a, b], move |g, wants| {
         let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
             Some(kept) => transpose_matrix(&kept.get(wants)?).map(Some),
             None => Ok(None),
@@ -355,7 +355,7 @@ impl MatmulProblem {
                 epilogue,
             };
             let asked = call.takes_epilogue()
-                && out.device().offer(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
+                && out.device().try_enqueue(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
             if !asked {
                 // The kernels then write everything again.
                 return Ok(false);
@@ -421,7 +421,7 @@ impl MatrixLayout {
 }
 
 /// What a profile says of a product.
-pub(crate) fn describe_for_profiler(call: &MatmulCall) -> Work {
+pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     let MatmulCall { dtype, out, m, n, k, batch, epilogue, .. } = *call;
     let besides = match epilogue {
         Epilogue::None => "",
@@ -438,7 +438,7 @@ pub(crate) fn describe_for_profiler(call: &MatmulCall) -> Work {
         _ => 0,
     };
     let written = batch * m * n * out.size() as u64 * if call.beta == 0.0 { 1 } else { 2 };
-    Work {
+    WorkItem {
         name: format!("matmul {dtype} to {out} {batch}x{m}x{n}x{k}{besides}").into(),
         bytes: (batch * (m * k + k * n) + before) * dtype.size() as u64 + written,
         flops: 2 * batch * m * n * k,
@@ -504,7 +504,7 @@ fn add_matmul(
     let left = b.requires_grad().then(|| SavedTensor::of(a));
     let right = a.requires_grad().then(|| SavedTensor::of(b));
     let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
-    Ok(autograd::attach_twice(op, out, &[input, a, b], move |g, wants| {
+    Ok(autograd::differentiable(op, out, &[input, a, b], move |g, wants| {
         let own = match (wants[0], beta == 1.0) {
             (false, _) => None,
             (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),

@@ -191,7 +191,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
     };
     for arg in args {
         if let Operand::Tensor(t) = arg {
-            launch::check_stored(op.name, t)?;
+            launch::check_computable(op.name, t)?;
         }
     }
     if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
@@ -310,7 +310,7 @@ pub(crate) fn run_pointwise(
             && matches!(op.grads.get(k), None | Some(GradRule::None))
             && result.is_float()
         {
-            autograd::refuse(op.name, &[t])?;
+            autograd::check_no_grad_inputs(op.name, &[t])?;
         }
     }
     let mut shapes: SmallVec<[&[usize]; 4]> = SmallVec::new();
@@ -398,7 +398,7 @@ fn attach_backward(
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
-    autograd::attach_twice(op.name, out, tensors, move |g, wants| {
+    autograd::differentiable(op.name, out, tensors, move |g, wants| {
         // Each is looked at once, whichever gradients keep it.
         let kept = kept
             .iter()
@@ -424,7 +424,7 @@ fn attach_backward(
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
-                GradRule::Expr(expr, _) if wants.again() => {
+                GradRule::Expr(expr, _) if wants.create_graph() => {
                     let given = std::iter::once(("g", Value::Tensor(g.clone())));
                     let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
                     let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(s.to_f64())));
@@ -522,7 +522,7 @@ pub(crate) fn run_pointwise_inplace(
         if let Operand::Tensor(t) = arg
             && matches!(op.grads.get(k), None | Some(GradRule::None))
         {
-            autograd::refuse(op.name, &[t])?;
+            autograd::check_no_grad_inputs(op.name, &[t])?;
         }
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
@@ -548,7 +548,7 @@ pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
     // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
     let compute = match (from.dtype(), to.dtype()) {
-        (a, b) if a.is_stored() || b.is_stored() => DType::F32,
+        (a, b) if a.is_storage_only() || b.is_storage_only() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
         // As 32 bits where the device has no wider integers.
         (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {

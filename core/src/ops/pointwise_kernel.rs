@@ -4,10 +4,10 @@ use forebay_shaders::KernelSpec;
 use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
-use super::fuse;
+use super::fusion;
 use super::launch::{self, GROUP, MAX_RANK, Params};
 use super::pointwise::{Operand, Scalar, TypeRule};
-use crate::device::{Device, Identity, Kernel};
+use crate::device::{CompiledKernel, Device, KernelKey};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::layout::{collapse, is_row_major};
@@ -93,7 +93,7 @@ pub(super) struct PointwiseLaunch {
     /// Elements of a vector of 16 bytes; 0 where a type has none.
     vector_width: usize,
     /// What all of these make of a kernel.
-    kernel_key: Identity,
+    kernel_key: KernelKey,
 }
 
 /// How a kernel reads and writes, which layouts decide.
@@ -120,7 +120,7 @@ impl AccessPattern {
     }
 
     /// A kernel's identity with this form of it.
-    fn extend_key(self, mut identity: Identity) -> Identity {
+    fn extend_key(self, mut identity: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, packed } = self;
         identity.number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
         identity
@@ -129,7 +129,7 @@ impl AccessPattern {
 
 impl PointwiseLaunch {
     /// Its kernel, the parameters, and how many workgroups it takes.
-    pub(super) fn resolve_kernel(&self, device: &Device) -> Result<(Kernel, Params, usize)> {
+    pub(super) fn resolve_kernel(&self, device: &Device) -> Result<(CompiledKernel, Params, usize)> {
         let layouts = &self.layouts;
         let target = &layouts[0];
         let n = target.numel();
@@ -144,7 +144,7 @@ impl PointwiseLaunch {
             (AccessPattern { dense: false, vectorized: false, packed }, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
-        let kernel = device.kernel_of(&form.extend_key(self.kernel_key), || self.kernel_spec(form))?;
+        let kernel = device.kernel_by_key(&form.extend_key(self.kernel_key), || self.kernel_spec(form))?;
         let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
         let words = self.scalars.iter().flat_map(|(_, words)| *words);
         for word in words.chain(std::iter::repeat(0)).take(2 * MAX_SCALARS) {
@@ -198,8 +198,8 @@ impl PointwiseSpec<'_> {
     }
 
     /// All that decides its kernel, besides [`Form`].
-    fn kernel_key(&self, out: &Tensor, inplace: bool) -> Identity {
-        let mut identity = Identity::new("pointwise");
+    fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
+        let mut identity = KernelKey::new("pointwise");
         identity.word(self.expr);
         identity.words(self.math_files);
         let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);
@@ -247,7 +247,7 @@ impl PointwiseSpec<'_> {
         let form = AccessPattern::for_dense(n, vector, tensors.iter().map(offset), packed);
         let device = out.device();
         let identity = form.extend_key(self.kernel_key(out, inplace));
-        let Some(kernel) = device.known_kernel(&identity) else { return Ok(false) };
+        let Some(kernel) = device.find_kernel(&identity) else { return Ok(false) };
         let mut words = [0; PARAM_WORDS];
         words[0] = n as u32;
         if n > 1 {
@@ -285,7 +285,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
     let device = out.device();
     recipe.tensors().try_for_each(|t| t.same_device(recipe.op, out))?;
     let vector = recipe.vector_width(out);
-    let waits = !inplace && fuse::is_large(out);
+    let waits = !inplace && fusion::is_large(out);
     if !waits && recipe.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
@@ -334,8 +334,8 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
             }
         }
     }
-    if waits && fuse::may_wait(&call, &tensors, out) {
-        match fuse::defer(call, &tensors, out)? {
+    if waits && fusion::can_defer(&call, &tensors, out) {
+        match fusion::defer(call, &tensors, out)? {
             None => return Ok(()),
             Some(alone) => call = alone,
         }

@@ -6,7 +6,7 @@ use forebay_shaders::KernelSpec;
 
 use super::launch::{self, GROUP, Params};
 use crate::autograd;
-use crate::capture::{Draw, Now};
+use crate::capture::{PhiloxState, ReplayCtx};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -117,7 +117,7 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
         _ => Err(e),
     })?;
     let blocks = out.numel().div_ceil(4);
-    let drawn = device.draw(blocks as u64);
+    let drawn = device.draw_random(blocks as u64);
     let mut factor = 1.0;
     let (name, scale, shift, low, range, (bound, always)) = match kind {
         Distribution::Uniform { low, high } => {
@@ -138,13 +138,13 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
     let shader = if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype(dtype, device) };
     let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
     let numel = out.numel();
-    let params = move |now: &Now| {
+    let params = move |now: &ReplayCtx| {
         let params = Params::new().size(numel).u32(0).f32(scale).f32(shift);
         let params = drawn.words(now).into_iter().fold(params, Params::u32);
         let params = params.u32(low).u32(range).u32(bound).u32(always.into());
         params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
     };
-    launch::launch_live(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
+    launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
     Ok(out)
 }
 
@@ -312,7 +312,7 @@ impl Tensor {
             let out = self.detach().zeros_like()?;
             return Ok(autograd::attach_linear("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
         }
-        let drawn = self.device().draw(self.numel().div_ceil(4) as u64);
+        let drawn = self.device().draw_random(self.numel().div_ceil(4) as u64);
         let out = apply_dropout(self, p, drawn)?;
         let same = move |x: &Tensor| apply_dropout(x, p, drawn);
         Ok(autograd::attach_linear("dropout", out, self, same, same))
@@ -459,15 +459,15 @@ impl Tensor {
 }
 
 /// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.
-pub(super) fn write_philox_state(drawn: Draw, device: &Device) -> Result<Tensor> {
+pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
-    let params = move |now: &Now| drawn.words(now).into_iter().fold(Params::new(), Params::u32);
-    launch::launch_live(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
+    let params = move |now: &ReplayCtx| drawn.words(now).into_iter().fold(Params::new(), Params::u32);
+    launch::launch_dynamic(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
     Ok(words)
 }
 
 /// Dropout with numbers that were drawn for it.
-fn apply_dropout(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
+fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     launch::check_compute("dropout", x.dtype(), x.device())?;
     // The mask goes by the number of the element, row-major.
     let x = x.detach().contiguous()?;
@@ -475,11 +475,11 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: Draw) -> Result<Tensor> {
     let n = x.numel();
     let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype(x.dtype(), x.device()));
     let offset = x.layout().offset();
-    let params = move |now: &Now| {
+    let params = move |now: &ReplayCtx| {
         let params =
             Params::new().size(n).size(offset).f32((1.0 / (1.0 - p)) as f32).u32(bernoulli_threshold(p).0);
         drawn.words(now).into_iter().fold(params, Params::u32)
     };
-    launch::launch_live(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
+    launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
     Ok(out)
 }

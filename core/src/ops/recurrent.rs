@@ -251,7 +251,7 @@ fn attach_gate_grad(
     slope: fn(&Tensor) -> Result<Tensor>,
 ) -> Tensor {
     let kept = SavedTensor::result(&value);
-    autograd::attach_twice(op, value, &[sum], move |g, wants| {
+    autograd::differentiable(op, value, &[sum], move |g, wants| {
         Ok(smallvec![Some(g.mul(&slope(&kept.get(wants)?)?)?)])
     })
 }

@@ -12,7 +12,7 @@ use super::launch::{self, GROUP, Params};
 use super::shape::cat;
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
-use crate::device::Identity;
+use crate::device::KernelKey;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -187,7 +187,7 @@ impl ReduceStage<'_> {
         let center = self.args.center.map_or("", name);
         let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
         let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
-        let mut identity = Identity::new("reduce");
+        let mut identity = KernelKey::new("reduce");
         words.iter().for_each(|word| identity.word(word));
         identity.words(self.op.math_files);
         identity.flags(&flags);
@@ -229,7 +229,7 @@ impl ReduceStage<'_> {
             tensors.push(t);
         }
         let groups = (outputs * plan.splits).div_ceil(GROUP / plan.lanes);
-        launch::launch_of(&identity, spec, &tensors, params, groups)
+        launch::launch_by_key(&identity, spec, &tensors, params, groups)
     }
 }
 
@@ -357,7 +357,7 @@ fn sum_or_prod(op: &ReduceOp, x: &Tensor, over: &ReduceDims, keepdim: bool) -> R
     if x.dtype().is_float() {
         return reduce_float(op, x, over, keepdim, ReduceArgs::default());
     }
-    launch::check_stored(op.name, x)?;
+    launch::check_computable(op.name, x)?;
     // Truth values are counted in 32 bits, which every device has.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
     reduce(op, x, over, keepdim, compute, DType::I64, ReduceArgs::default())
@@ -433,7 +433,7 @@ impl Tensor {
         recast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = ReduceDims::new("sum", self.shape(), dims)?;
         let out = sum_or_prod(&SUM, self, &over, keepdim)?;
-        Ok(autograd::attach_twice("sum", out, &[self], move |g, _| {
+        Ok(autograd::differentiable("sum", out, &[self], move |g, _| {
             Ok(smallvec![Some(over.expand_to_input(g)?)])
         }))
     }
@@ -460,7 +460,7 @@ impl Tensor {
         let over = ReduceDims::from_mask(self.shape(), reduced.collect());
         let out = sum_or_prod(&SUM, self, &over, true)?;
         let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
-        Ok(autograd::attach_twice("sum_to", out, &[self], move |g, _| {
+        Ok(autograd::differentiable("sum_to", out, &[self], move |g, _| {
             Ok(smallvec![Some(over.expand_to_input(g)?)])
         }))
     }
@@ -475,7 +475,7 @@ impl Tensor {
         let n = over.elements_per_output as f64;
         let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
         let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
-        Ok(autograd::attach_twice("mean", out, &[self], move |g, _| {
+        Ok(autograd::differentiable("mean", out, &[self], move |g, _| {
             Ok(smallvec![Some(over.expand_to_input(&g.div(n)?)?)])
         }))
     }
@@ -549,7 +549,7 @@ impl Tensor {
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
             let (x, y) = (x.constant(wants)?, y.constant(wants)?);
             let mask = sharing(&x, &over.expand_to_input(&y)?)?;
             let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
@@ -633,7 +633,7 @@ impl Tensor {
             run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
         }
         let at = SavedTensor::of(&place);
-        let value = autograd::attach_twice(name, value, &[self], move |g, wants| {
+        let value = autograd::differentiable(name, value, &[self], move |g, wants| {
             Ok(smallvec![Some(value_selecting_backward(
                 g,
                 &at.get(wants)?,

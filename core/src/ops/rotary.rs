@@ -90,7 +90,7 @@ impl Tensor {
             return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
         }
         launch::check_compute(OP, self.dtype(), self.device())?;
-        autograd::refuse(OP, &[cos, sin])?;
+        autograd::check_no_grad_inputs(OP, &[cos, sin])?;
         if outer.contains(&0) || positions * features == 0 {
             return Ok(self.clone());
         }

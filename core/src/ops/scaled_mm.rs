@@ -89,7 +89,7 @@ fn check_scaled_mm(
     out: DType,
 ) -> Result<()> {
     for t in [a, b] {
-        if !t.dtype().is_stored() {
+        if !t.dtype().is_storage_only() {
             return Err(Error::dtype(
                 OP,
                 t.dtype(),
@@ -126,7 +126,7 @@ fn check_scaled_mm(
     }
     let all = [Some(a), Some(b), Some(scales[0]), Some(scales[1]), bias];
     all.into_iter().flatten().try_for_each(|t| a.same_device(OP, t))?;
-    autograd::refuse(OP, &all.into_iter().flatten().collect::<Vec<_>>())
+    autograd::check_no_grad_inputs(OP, &all.into_iter().flatten().collect::<Vec<_>>())
 }
 
 /// Whether the library multiplies bytes of such extents.

@@ -133,7 +133,7 @@ impl Scan<'_> {
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
         let _op = memory::scope::op(self.op);
-        launch::check_stored(self.op, x)?;
+        launch::check_computable(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
         let result = match x.dtype() {
@@ -294,7 +294,7 @@ impl Tensor {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
         let (at, shape): (_, Dims) = (SavedTensor::of(&place), self.shape().into());
-        let value = autograd::attach_twice(op, value, &[self], move |g, wants| {
+        let value = autograd::differentiable(op, value, &[self], move |g, wants| {
             let at = at.get(wants)?;
             // Many gradients meet in one element: halves are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };

@@ -10,7 +10,7 @@ use super::launch::{self, GROUP, Params};
 use super::shape::PadMode;
 use super::{select, sort};
 use crate::amp::recast;
-use crate::autograd::{self, SavedTensor, Wants};
+use crate::autograd::{self, BackwardCtx, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -469,7 +469,7 @@ impl Tensor {
         };
         let index = SavedTensor::of(&call.index);
         let again = call.clone();
-        let backward = move |g: &Tensor, wants: &Wants<'_>| {
+        let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
             index.get(wants)?;
             // Which are the largest does not change.
             let kept = match &kept {
@@ -490,7 +490,7 @@ impl Tensor {
                 let composed = move |t: &[Tensor]| again.prod_composite(&t[0], &t[1]);
                 autograd::attach_composed(OP, out, &[self, &part], saved, composed, backward)
             }
-            _ => autograd::attach_twice(OP, out, &[self, &part], backward),
+            _ => autograd::differentiable(OP, out, &[self, &part], backward),
         })
     }
 
@@ -554,7 +554,7 @@ impl Tensor {
         let out = chosen.restore_from_matrix(&rows)?;
         drop((rows, source));
         let chosen = Arc::new(chosen);
-        Ok(autograd::attach_twice(OP, out, &[self, &values], move |g, wants| {
+        Ok(autograd::differentiable(OP, out, &[self, &values], move |g, wants| {
             let rows = chosen.to_matrix(g)?;
             let own = match (wants[0], accumulate) {
                 (false, _) => None,

@@ -354,7 +354,7 @@ impl Tensor {
         if !self.dtype().is_float() {
             return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
-        autograd::refuse(OP, &[self])?;
+        autograd::check_no_grad_inputs(OP, &[self])?;
         let line = self.reshape([-1])?;
         let x = if line.dtype().size() == 2 { line.to_dtype(DType::F32)? } else { line };
         let (mut min, mut max) = (min, max);

@@ -76,7 +76,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         places.push((Some((start, n)), t.dtype()));
         start += n;
     }
-    Ok(autograd::attach_twice("cat", out, tensors, move |g, wants| {
+    Ok(autograd::differentiable("cat", out, tensors, move |g, wants| {
         places
             .iter()
             .zip(wants.iter())
@@ -639,7 +639,7 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     if kept > 0 {
         x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
     }
-    Ok(autograd::attach_twice("pad", out, &[x], move |g, _| {
+    Ok(autograd::differentiable("pad", out, &[x], move |g, _| {
         let own = g.narrow(dim, to, kept)?;
         if n == kept as isize {
             return Ok(smallvec![Some(own)]);

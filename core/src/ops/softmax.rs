@@ -7,7 +7,7 @@ use super::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
 use super::launch::{self, GROUP, Params};
 use crate::amp::recast;
 use crate::autograd::{self, SavedTensor};
-use crate::device::Identity;
+use crate::device::KernelKey;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -126,7 +126,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
             out,
         );
     }
-    let mut identity = Identity::new("softmax");
+    let mut identity = KernelKey::new("softmax");
     identity.word(dtype);
     identity.flags(&[y.is_some(), log, rows.across]);
     identity.number(held.lanes | held.width << 16 | held.register_steps << 32);
@@ -150,7 +150,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
     let params = rows.params(input, [0, 0]).turns(turns);
-    launch::launch_of(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
+    launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
 }
@@ -221,9 +221,9 @@ fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor>
         return Ok(out);
     }
     let y = SavedTensor::result(&out);
-    Ok(autograd::attach_twice(op, out, &[x], move |g, wants| {
+    Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
         let y = y.get(wants)?;
-        if !wants.again() {
+        if !wants.create_graph() {
             return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
         }
         // Rounded to the type at the end, as the kernel does.

@@ -344,7 +344,7 @@ impl Tensor {
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        autograd::attach_twice(op, out, &[self], move |g, wants| {
+        autograd::differentiable(op, out, &[self], move |g, wants| {
             let (x, y) = (x.constant(wants)?, y.constant(wants)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;

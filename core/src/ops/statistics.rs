@@ -110,12 +110,12 @@ impl Tensor {
         };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
-        Ok(autograd::attach_twice(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
             let dtype = g.dtype();
             // Halves are rounded once, behind all steps.
             let (g, x) = (amp::widened(g)?, amp::widened(&x.get(wants)?)?);
             let y = y.as_ref().map(|y| amp::widened(&y.get(wants)?)).transpose()?;
-            let mean = match wants.again() {
+            let mean = match wants.create_graph() {
                 true => x.sum_to(&over.keepdim_shape)?.div(over.elements_per_output as f64)?,
                 false => center.to_dtype(x.dtype())?,
             };
@@ -197,7 +197,7 @@ impl Tensor {
             _ => reduce_float(op, self, &over, keepdim, extra)?,
         };
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        Ok(autograd::attach_twice("norm", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
             let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
             // Where something is zero, or largest, does not change with it.
@@ -382,7 +382,7 @@ impl Tensor {
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
-        let out = autograd::attach_twice("logsumexp", out, &[self], move |g, wants| {
+        let out = autograd::differentiable("logsumexp", out, &[self], move |g, wants| {
             let (x, y) = (x.get(wants)?, y.get(wants)?);
             let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
             Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])

@@ -230,7 +230,7 @@ impl Tensor {
         // What the view sees beside this tensor's elements is no function of them.
         let inside = !own.overlaps() && layout.offset() >= own.offset() && layout.end() <= own.end();
         if !inside {
-            return Ok(autograd::attach(OP, view, &[self], move |g, _| {
+            return Ok(autograd::once_differentiable(OP, view, &[self], move |g, _| {
                 Ok(smallvec![Some(back(g, &own, &layout)?)])
             }));
         }

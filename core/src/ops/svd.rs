@@ -46,7 +46,7 @@ pub(super) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {
-            launch::in_parts(w.device(), 1, players - 1, |_| turns, run)?;
+            launch::launch_in_parts(w.device(), 1, players - 1, |_| turns, run)?;
         } else {
             (0..players - 1).try_for_each(|first| run(first, 1, turns + 1))?;
         }
@@ -130,7 +130,7 @@ pub(super) fn empty_result_with_grad(
 ) -> Result<Tensor> {
     let out = Tensor::zeros(shape, inputs[0].dtype(), inputs[0].device())?;
     let shapes: Vec<Dims> = inputs.iter().map(|t| Dims::from_slice(t.shape())).collect();
-    Ok(autograd::attach_twice(op, out, inputs, move |g, _| {
+    Ok(autograd::differentiable(op, out, inputs, move |g, _| {
         shapes.iter().map(|shape| Ok(Some(Tensor::zeros(shape, g.dtype(), g.device())?))).collect()
     }))
 }
@@ -155,8 +155,8 @@ pub(super) fn attach_factor_grads<const N: usize>(
     Ok(std::array::from_fn(|which| {
         let (kept, matrix_kept) = (kept.clone(), SavedTensor::apart(matrix));
         let (again, gradient) = (again.clone(), gradient.clone());
-        autograd::attach_twice(op, factors[which].clone(), &[matrix], move |g, wants| {
-            Ok(smallvec![Some(match wants.again() {
+        autograd::differentiable(op, factors[which].clone(), &[matrix], move |g, wants| {
+            Ok(smallvec![Some(match wants.create_graph() {
                 true => gradient(which, g, &again(&matrix_kept.get(wants)?)?)?,
                 false => gradient(which, g, &kept)?,
             })])

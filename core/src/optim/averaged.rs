@@ -123,7 +123,7 @@ impl AveragedModel {
         for (Named { tensor, parameter, .. }, average) in self.pairs(OP, model)? {
             tensor
                 .device()
-                .tape()
+                .capture_recorder()
                 .refuse(OP, "updates are counted by the program; call it behind the step")?;
             let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.updates > 0 {

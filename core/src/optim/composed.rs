@@ -8,8 +8,8 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::fused::{Grads, Group, ITEMS, Pace, Rule};
-use crate::capture::Now;
+use super::fused::{FusedGroup, Grads, ITEMS, Rule, StepState};
+use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
@@ -41,11 +41,11 @@ pub(super) type Write = (Tensor, Tensor);
 /// What the members of a group that have gradients become; nothing is changed yet but the counts of steps.
 pub(super) fn step(
     rule: &impl Rule,
-    group: &Group,
+    group: &FusedGroup,
     grads: &Grads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
-    pace: &Arc<Pace>,
+    pace: &Arc<StepState>,
 ) -> Result<Vec<Write>> {
     let mut writes = Vec::new();
     let _tag = memory::scope::tag(Tag::Workspace);
@@ -89,10 +89,10 @@ pub(super) fn step(
 
 /// [members, 4]: the learning rate, the number of the step, and 0 where it is skipped.
 fn numbers(
-    group: &Group,
+    group: &FusedGroup,
     grads: &[super::fused::Grad],
     skip: Option<&Tensor>,
-    pace: &Arc<Pace>,
+    pace: &Arc<StepState>,
     device: &crate::device::Device,
 ) -> Result<Tensor> {
     let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
@@ -105,19 +105,19 @@ fn numbers(
         grads.iter().map(|grad| [grad.member, group.members[grad.member]]).collect();
     let flag = skip.map_or(0, |skip| skip.layout().offset());
     let (pace, settings) = (Arc::clone(pace), group.settings);
-    let params = move |_: &Now| {
+    let params = move |_: &ReplayCtx| {
         let lr = settings.lr(pace.lr()) as f32;
         items.iter().fold(Params::new(), |params, &[member, parameter]| {
             let before = pace.count(parameter);
             let params = params.f32(lr);
             if counted {
-                return params.u32(0).size(Group::count(member, before)).size(flag);
+                return params.u32(0).size(FusedGroup::count(member, before)).size(flag);
             }
             params.f32((before + 1) as f32).u32(0).u32(0)
         })
     };
     let tensors: SmallVec<[&Tensor; 3]> = [&numbers].into_iter().chain(&group.counts).chain(skip).collect();
-    launch::launch_live(&spec, &tensors, params, 1)?;
+    launch::launch_dynamic(&spec, &tensors, params, 1)?;
     drop(tensors);
     Ok(numbers)
 }

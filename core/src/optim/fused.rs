@@ -8,10 +8,10 @@ use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
 use super::composed::{self, After, At};
-use super::room::{self, Room};
+use super::staging_slots::{self, StagingSlots};
 use crate::amp;
 use crate::autograd;
-use crate::capture::Now;
+use crate::capture::ReplayCtx;
 use crate::check;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -151,8 +151,8 @@ pub(super) struct Fused {
     settings: SmallVec<[(usize, Settings); 2]>,
     /// The learning rate as it was set; captured steps have the last one that is in its range.
     lr: f64,
-    pub(super) pace: Arc<Pace>,
-    pub(super) groups: Vec<Group>,
+    pub(super) pace: Arc<StepState>,
+    pub(super) groups: Vec<FusedGroup>,
     /// Parameters that are in no group yet, since they had no gradient to step by: they have no state.
     unplaced: Vec<usize>,
     /// The states of the groups there are.
@@ -167,14 +167,14 @@ pub(super) struct Fused {
 
 /// What changes from one step to the next: captured steps read it at each replay, and count.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct StepState {
     /// The bits of the learning rate.
     lr: AtomicU64,
     /// Steps of each parameter; those that the device may have skipped are among them.
     steps: Box<[AtomicU64]>,
 }
 
-impl Pace {
+impl StepState {
     fn new(lr: f64, parameters: usize) -> Self {
         Self { lr: AtomicU64::new(lr.to_bits()), steps: (0..parameters).map(|_| AtomicU64::new(0)).collect() }
     }
@@ -199,7 +199,7 @@ impl Pace {
 
 /// Parameters that are stepped by one launch.
 #[derive(Debug)]
-pub(super) struct Group {
+pub(super) struct FusedGroup {
     /// Numbers of the parameters.
     pub(super) members: Vec<usize>,
     pub(super) settings: Settings,
@@ -242,7 +242,7 @@ pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
     }
 }
 
-impl Group {
+impl FusedGroup {
     /// Where in `counts` the steps of a member are, of which the host knows `steps`.
     pub(super) fn count(member: usize, steps: u64) -> usize {
         2 * member + (steps % 2) as usize
@@ -283,7 +283,7 @@ impl Fused {
         Self {
             settings: smallvec![(0, Settings::default())],
             lr,
-            pace: Arc::new(Pace::new(lr, parameters.len())),
+            pace: Arc::new(StepState::new(lr, parameters.len())),
             groups: Vec::new(),
             unplaced: (0..parameters.len()).collect(),
             names: SmallVec::new(),
@@ -320,7 +320,7 @@ impl Fused {
         self.parameters.extend(group.parameters);
         self.unplaced = (0..self.parameters.len()).collect();
         self.checked = false;
-        self.pace = Arc::new(Pace::new(lr, self.parameters.len()));
+        self.pace = Arc::new(StepState::new(lr, self.parameters.len()));
         Ok(())
     }
 
@@ -428,10 +428,10 @@ impl Fused {
         let Some(&first) = new.first() else { return Ok(()) };
         if !states.is_empty() {
             let reason = "every replay would begin with new state; make one step before one is recorded";
-            self.parameters[first].device().tape().refuse("step", reason)?;
+            self.parameters[first].device().capture_recorder().refuse("step", reason)?;
         }
         let _tag = memory::scope::tag(Tag::OptimizerState);
-        let mut groups: Vec<Group> = Vec::new();
+        let mut groups: Vec<FusedGroup> = Vec::new();
         let mut sizes: Vec<usize> = Vec::new();
         for &k in &new {
             let p = &self.parameters[k];
@@ -453,7 +453,7 @@ impl Fused {
                 group.offsets.push(*total);
                 *total += size;
             } else {
-                groups.push(Group {
+                groups.push(FusedGroup {
                     members: vec![k],
                     settings,
                     offsets: vec![0],
@@ -511,7 +511,7 @@ impl Fused {
             .map(|group| grads(group, &self.parameters, self.copies))
             .collect::<Result<_>>()?;
         let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, skip) };
-        let mut room = Room::new(&self.groups, self.away)?;
+        let mut room = StagingSlots::new(&self.groups, self.away)?;
         for (at, grads) in grads.iter().enumerate() {
             room.enter(&self.groups, at)?;
             room.enter(&self.groups, at + 1)?;
@@ -545,7 +545,7 @@ impl Fused {
                 }
             }
             if let Some(state) = group.state.as_ref().filter(|_| self.away) {
-                state.offload_().unwrap_or_else(|error| room::stays(&error));
+                state.offload_().unwrap_or_else(|error| staging_slots::stays(&error));
             }
         }
         Ok(())
@@ -581,7 +581,7 @@ pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) 
 }
 
 /// The gradients of those members of a group that have any.
-fn grads(group: &Group, parameters: &[Tensor], copies: bool) -> Result<Grads> {
+fn grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) -> Result<Grads> {
     let mut grads = Grads::new();
     for (member, &k) in group.members.iter().enumerate() {
         let p = &parameters[k];
@@ -620,11 +620,11 @@ struct Item {
 fn launch_group(
     rule: &impl Rule,
     kernel: &KernelSpec,
-    group: &Group,
+    group: &FusedGroup,
     grads: &Grads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
-    pace: &Arc<Pace>,
+    pace: &Arc<StepState>,
 ) -> Result<()> {
     let states = rule.states().len();
     let weight_decay = group.settings.decay(rule, &parameters[group.members[0]]);
@@ -666,7 +666,7 @@ fn launch_group(
         let (rule, pace, counted) = (*rule, Arc::clone(pace), group.counts.is_some());
         let skip = skip.map_or(0, |skip| skip.layout().offset());
         let settings = group.settings;
-        let params = move |_: &Now| {
+        let params = move |_: &ReplayCtx| {
             let lr = settings.lr(pace.lr());
             let params =
                 rule.constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
@@ -674,12 +674,12 @@ fn launch_group(
                 let params = item.words.into_iter().fold(params, Params::size);
                 let before = pace.count(item.parameter);
                 if counted {
-                    return params.size(Group::count(item.member, before)).size(skip).size(0);
+                    return params.size(FusedGroup::count(item.member, before)).size(skip).size(0);
                 }
                 rule.at_step(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
             })
         };
-        launch::launch_live(&spec, &tensors, params, groups)?;
+        launch::launch_dynamic(&spec, &tensors, params, groups)?;
     }
     Ok(())
 }

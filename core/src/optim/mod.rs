@@ -25,10 +25,10 @@ mod lion;
 mod muon;
 mod plateau;
 mod rmsprop;
-mod room;
 mod rprop;
 pub mod schedule;
 mod sgd;
+mod staging_slots;
 mod state;
 
 pub use adadelta::Adadelta;

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::fused::{Fused, Group, Rule};
+use super::fused::{Fused, FusedGroup, Rule};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::Staged;
 use crate::tensor::Tensor;
 
 /// State of one parameter: its count of steps, and its states in the rule's order.
-type Found<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
+type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
 
 /// A count of steps: a whole number of 0 or more, as an integer or a float.
 fn count(name: &str, tensor: &Tensor) -> Result<u64> {
@@ -39,7 +39,7 @@ impl Fused {
                 }
                 let step = match &group.counts {
                     Some(counts) => {
-                        let at = Group::count(member, steps);
+                        let at = FusedGroup::count(member, steps);
                         counts.select(0, at as isize)?.to_dtype(DType::I64)?
                     }
                     None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
@@ -92,7 +92,7 @@ impl Fused {
         &self,
         rule: &impl Rule,
         given: &'a BTreeMap<String, Tensor>,
-    ) -> Result<FxHashMap<usize, Found<'a>>> {
+    ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
         const OP: &str = "load_state_dict";
         let names = rule.states();
         let mut expected = FxHashSet::default();

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::dry_run::boundless;
-use super::segment::{Part, Saved, Segments, sets};
+use super::segment::{ActivationPolicy, Part, Segments, sets};
 use crate::amp::{Autocast, autocast};
 use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
@@ -21,7 +21,7 @@ const QUARTERS: usize = 4;
 /// One way to run a step.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Choice {
+pub struct StepConfig {
     /// Rows of the batch that run at once.
     pub rows: usize,
     /// How many micro-batches of so many rows make a step: their gradients add up.
@@ -29,13 +29,13 @@ pub struct Choice {
     /// The type of [`autocast`]; `None`: everything is f32.
     pub precision: Option<DType>,
     /// What becomes of the values that segments keep, in the order of the forward pass.
-    pub saved: Arc<[Saved]>,
+    pub saved: Arc<[ActivationPolicy]>,
     /// Whether the optimiser's state is in memory of the host between steps: a step calls
     /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state) with it.
     pub offload_state: bool,
 }
 
-impl Choice {
+impl StepConfig {
     /// A step of `count` times `rows` rows in f32 that computes nothing again.
     #[must_use]
     pub fn new(rows: usize, count: usize) -> Self {
@@ -51,13 +51,13 @@ impl Choice {
     /// The same with these segments computed again, in the order of the forward pass.
     #[must_use]
     pub fn recompute(self, again: impl AsRef<[bool]>) -> Self {
-        self.with(again.as_ref(), Saved::Recomputed)
+        self.with(again.as_ref(), ActivationPolicy::Recomputed)
     }
 
     /// The same with what these segments keep in memory of the host, in the order of the forward pass.
     #[must_use]
     pub fn offload(self, away: impl AsRef<[bool]>) -> Self {
-        self.with(away.as_ref(), Saved::Offloaded)
+        self.with(away.as_ref(), ActivationPolicy::Offloaded)
     }
 
     /// The same with the optimiser's state in memory of the host between steps.
@@ -66,7 +66,7 @@ impl Choice {
         Self { offload_state: true, ..self }
     }
 
-    fn with(self, which: &[bool], what: Saved) -> Self {
+    fn with(self, which: &[bool], what: ActivationPolicy) -> Self {
         let of = |k: usize| match which.get(k) {
             Some(true) => what,
             _ => self.saved.get(k).copied().unwrap_or_default(),
@@ -91,17 +91,17 @@ impl Choice {
     /// How many segments are computed again.
     #[must_use]
     pub fn recomputed(&self) -> usize {
-        self.saved.iter().filter(|saved| **saved == Saved::Recomputed).count()
+        self.saved.iter().filter(|saved| **saved == ActivationPolicy::Recomputed).count()
     }
 
     /// How many segments keep their values in memory of the host.
     #[must_use]
     pub fn offloaded(&self) -> usize {
-        self.saved.iter().filter(|saved| **saved == Saved::Offloaded).count()
+        self.saved.iter().filter(|saved| **saved == ActivationPolicy::Offloaded).count()
     }
 }
 
-impl fmt::Display for Choice {
+impl fmt::Display for StepConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} x {} rows, ", self.count, self.rows)?;
         match self.precision {
@@ -121,7 +121,7 @@ impl fmt::Display for Choice {
 #[non_exhaustive]
 pub struct Estimate {
     /// The way to run the step.
-    pub choice: Choice,
+    pub choice: StepConfig,
     /// The most bytes that the pool takes from the device: in a pool that is bounded to the budget, if it needs that to fit. `None` if a
     /// faster choice made it needless to know.
     pub peak: Option<u64>,
@@ -134,7 +134,7 @@ pub struct Estimate {
 /// What was chosen, and among what.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Plan {
+pub struct StepPlan {
     /// The card's name.
     pub card: String,
     /// The bytes that the step may take.
@@ -231,11 +231,11 @@ impl Budget {
     ///
     /// # Errors
     /// The batch has no rows, or more than 2^32; what the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
-    pub fn plan<S: FnMut(&Choice) -> Result<()>>(
+    pub fn plan<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         profile: &Profile,
         setup: impl Fn(&Device) -> Result<S>,
-    ) -> Result<Plan> {
+    ) -> Result<StepPlan> {
         if self.batch == 0 || u32::try_from(self.batch).is_err() {
             let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch);
             return Err(Error::argument("plan", why));
@@ -263,14 +263,14 @@ impl Budget {
             }
         }
         if let Some(k) = best {
-            return Ok(Plan { card: card.name.clone(), budget: room, best: table[k].clone(), table });
+            return Ok(StepPlan { card: card.name.clone(), budget: room, best: table[k].clone(), table });
         }
         let (needed, choice) = smallest(&card, &setup, tried)?;
         Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice: choice.to_string() })
     }
 
     /// The choices of one micro-batch and precision.
-    fn ways<S: FnMut(&Choice) -> Result<()>>(
+    fn ways<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         rows: usize,
         precision: Option<DType>,
@@ -279,7 +279,7 @@ impl Budget {
     ) -> Result<Vec<Estimate>> {
         let count = self.batch / rows;
         let mut parts: Vec<Part> = Vec::new();
-        let mut work = |choice: &Choice| -> Result<Work> {
+        let mut work = |choice: &StepConfig| -> Result<Work> {
             let measured = run(card, setup, choice, |backend, step| {
                 let probe = Segments::measure(Arc::clone(backend));
                 let before = backend.work();
@@ -291,25 +291,26 @@ impl Budget {
             });
             Ok(measured?.0)
         };
-        let plain = |count: usize| Choice { precision, ..Choice::new(rows, count) };
+        let plain = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
         let offload = self.offload && card.speed.host > 0.0;
         let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
         let one = work(&plain(1))?.seconds;
         // Each further micro-batch takes what the second one does.
         let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
-        let estimate = |choice: Choice| {
-            let of = |what: Saved, cost: &dyn Fn(&Part) -> f64| -> f64 {
+        let estimate = |choice: StepConfig| {
+            let of = |what: ActivationPolicy, cost: &dyn Fn(&Part) -> f64| -> f64 {
                 let those = parts.iter().zip(&*choice.saved).filter(|(_, saved)| **saved == what);
                 count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
             };
-            let computed = whole + of(Saved::Recomputed, &|part| part.seconds);
-            let copied = of(Saved::Offloaded, &|part| 2.0 * part.bytes as f64 / card.speed.host);
+            let computed = whole + of(ActivationPolicy::Recomputed, &|part| part.seconds);
+            let copied = of(ActivationPolicy::Offloaded, &|part| 2.0 * part.bytes as f64 / card.speed.host);
             let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
             Estimate { choice, peak: None, fits: None, seconds }
         };
-        let choice = || Choice { saved: vec![Saved::Kept; parts.len()].into(), ..plain(count) };
+        let choice =
+            || StepConfig { saved: vec![ActivationPolicy::Kept; parts.len()].into(), ..plain(count) };
         let sets = sets(&parts, SETS);
-        let mut choices: Vec<Choice> = sets.iter().map(|set| choice().recompute(set)).collect();
+        let mut choices: Vec<StepConfig> = sets.iter().map(|set| choice().recompute(set)).collect();
         if state > 0.0 {
             let some = sets.iter().rev().step_by(SETS / 5);
             choices.extend(some.map(|set| choice().recompute(set).with_offloaded_state()));
@@ -330,7 +331,7 @@ impl Budget {
     }
 }
 
-impl Choice {
+impl StepConfig {
     /// The same with two micro-batches at most, which hold as much as many.
     fn short(&self) -> Self {
         Self { count: self.count.min(2), ..self.clone() }
@@ -338,13 +339,13 @@ impl Choice {
 }
 
 /// The most bytes of a choice, and whether it fits `room`. What fits has the peak that it has without a bound, if that fits as well.
-fn measure<S: FnMut(&Choice) -> Result<()>>(
+fn measure<S: FnMut(&StepConfig) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
-    choice: &Choice,
+    choice: &StepConfig,
     room: u64,
 ) -> Result<(Peaks, bool)> {
-    let steps = |choice: &Choice| -> Result<Peaks> {
+    let steps = |choice: &StepConfig| -> Result<Peaks> {
         Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
     };
     match bounded(card, setup, choice, room)? {
@@ -365,10 +366,10 @@ fn measure<S: FnMut(&Choice) -> Result<()>>(
 
 /// The most bytes of a choice in a pool that may take no more than `room`, as it will be used on the device: such a pool takes smaller
 /// segments, moves blocks and gives memory back. `None` if it does not fit.
-fn bounded<S: FnMut(&Choice) -> Result<()>>(
+fn bounded<S: FnMut(&StepConfig) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
-    choice: &Choice,
+    choice: &StepConfig,
     room: u64,
 ) -> Result<Option<u64>> {
     let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
@@ -379,19 +380,19 @@ fn bounded<S: FnMut(&Choice) -> Result<()>>(
 }
 
 /// The least budget that a choice can run with, for what is held at once and what was tried, the most that it takes without a bound, and it.
-type Tried = (u64, u64, Choice);
+type Tried = (u64, u64, StepConfig);
 
 /// The smallest budget under which one of the choices runs: it was run dry under that limit, and none of them runs with one granule less. None
 /// of them fits `room`.
-fn smallest<S: FnMut(&Choice) -> Result<()>>(
+fn smallest<S: FnMut(&StepConfig) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
     mut all: Vec<Tried>,
-) -> Result<(u64, Choice)> {
+) -> Result<(u64, StepConfig)> {
     let source = &card.source;
     let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
     all.sort_by_key(|&(least, reserved, _)| (least, reserved));
-    let mut best: Option<(u64, Choice)> = None;
+    let mut best: Option<(u64, StepConfig)> = None;
     let mut found = true;
     // Until no choice runs with less: with less, one that was passed over may run after all.
     while std::mem::take(&mut found) {
@@ -415,10 +416,10 @@ fn smallest<S: FnMut(&Choice) -> Result<()>>(
 }
 
 /// The smallest limit of the pool under which a choice runs: a multiple of the granule, at least `low` bytes and about `most` at most.
-fn least_limit<S: FnMut(&Choice) -> Result<()>>(
+fn least_limit<S: FnMut(&StepConfig) -> Result<()>>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
-    choice: &Choice,
+    choice: &StepConfig,
     low: u64,
     most: u64,
     granule: u64,
@@ -454,10 +455,10 @@ struct Peaks {
 
 /// Runs a step on a null device, and then `second`, which runs it again, and may look at it. Also the most bytes that the
 /// pool took.
-fn run<S: FnMut(&Choice) -> Result<()>, T>(
+fn run<S: FnMut(&StepConfig) -> Result<()>, T>(
     card: &Profile,
     setup: &impl Fn(&Device) -> Result<S>,
-    choice: &Choice,
+    choice: &StepConfig,
     second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
 ) -> Result<(T, Peaks)> {
     let backend = Arc::new(NullBackend::new(card.clone()));
@@ -470,7 +471,7 @@ fn run<S: FnMut(&Choice) -> Result<()>, T>(
     Ok((value, Peaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
 }
 
-impl Plan {
+impl StepPlan {
     /// Those choices of which no other one is faster and takes less memory too, the fastest first.
     #[must_use]
     pub fn pareto(&self) -> Vec<&Estimate> {
@@ -515,7 +516,7 @@ impl Plan {
 }
 
 /// The choice and what it costs, then the [Pareto front](Plan::pareto); `{:#}` has all choices that were measured.
-impl fmt::Display for Plan {
+impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (best, budget) = (&self.best, Bytes(self.budget));
         let peak = Bytes(best.peak.unwrap_or(0));
@@ -549,13 +550,13 @@ mod tests {
     use crate::optim::{AdamW, Optimizer};
     use crate::tensor::Tensor;
 
-    fn setup(device: &Device) -> Result<impl FnMut(&Choice) -> Result<()> + use<>> {
+    fn setup(device: &Device) -> Result<impl FnMut(&StepConfig) -> Result<()> + use<>> {
         let options =
             GptOptions { vocabulary: 1000, context: 256, layers: 3, heads: 4, width: 256, dropout: 0.0 };
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let device = device.clone();
-        Ok(move |choice: &Choice| {
+        Ok(move |choice: &StepConfig| {
             optimizer.offload_state(choice.offload_state);
             for _ in 0..choice.count {
                 let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
@@ -570,11 +571,11 @@ mod tests {
         })
     }
 
-    fn plan_on(card: &Profile, budget: u64) -> Result<Plan> {
+    fn plan_on(card: &Profile, budget: u64) -> Result<StepPlan> {
         Budget::new(budget, 4).allow(DType::BF16).plan(card, setup)
     }
 
-    fn plan(budget: u64) -> Result<Plan> {
+    fn plan(budget: u64) -> Result<StepPlan> {
         plan_on(&Profile::card("t4")?, budget)
     }
 
@@ -614,7 +615,7 @@ mod tests {
             assert!(best.seconds <= before.seconds, "{best:?} after {before:?}");
             before = best;
         }
-        assert_eq!(before.choice, Choice::new(4, 1).recompute([false; 3]).with_precision(DType::BF16));
+        assert_eq!(before.choice, StepConfig::new(4, 1).recompute([false; 3]).with_precision(DType::BF16));
         Ok(())
     }
 
@@ -642,7 +643,7 @@ mod tests {
                     (0..layers).map(|_| Linear::new(hidden, hidden, device)).collect::<Result<Vec<_>>>()?;
                 let mut optimizer = AdamW::new([first.parameters(), body.parameters()].concat(), 1e-3);
                 let device = device.clone();
-                Ok(move |choice: &Choice| {
+                Ok(move |choice: &StepConfig| {
                     optimizer.offload_state(choice.offload_state);
                     for _ in 0..choice.count {
                         let x = Tensor::zeros(&[100 * choice.rows, inputs], DType::F32, &device)?;

@@ -28,8 +28,8 @@ mod dry_run;
 mod profile;
 mod segment;
 
-pub use budget::{Budget, Choice, Estimate, Plan};
+pub use budget::{Budget, Estimate, StepConfig, StepPlan};
 pub use dry_run::{DryRun, Peak, dry_run};
 pub use profile::CARDS;
 pub(crate) use segment::is_planned;
-pub use segment::{Saved, Segments, segment};
+pub use segment::{ActivationPolicy, Segments, segment};

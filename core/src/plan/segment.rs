@@ -7,13 +7,13 @@ use std::sync::{Arc, Weak};
 use crate::autograd::{self, checkpoint};
 use crate::backend::null::NullBackend;
 use crate::error::Result;
-use crate::local::{InPlace, Kept, Local, Scoped};
+use crate::local::{InPlace, Local, LocalSlot, Scoped};
 use crate::tensor::Tensor;
-use crate::tensor::offload::Away;
+use crate::tensor::offload::OffloadSet;
 
 /// What becomes of the values that a segment keeps for the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Saved {
+pub enum ActivationPolicy {
     /// They stay on the device.
     #[default]
     Kept,
@@ -27,14 +27,14 @@ pub enum Saved {
 /// What a plan, or the planner, does with the segments of this thread's forward passes.
 #[derive(Debug, Default)]
 struct Pass {
-    saved: Arc<[Saved]>,
+    saved: Arc<[ActivationPolicy]>,
     /// The number of the next one.
     next: usize,
     probe: Option<Probe>,
     /// What is being copied to the host: it leaves the device when the next segment has been enqueued.
-    leaving: Option<Arc<Away>>,
+    leaving: Option<Arc<OffloadSet>>,
     /// What the last segment that was offloaded kept.
-    before: Weak<Away>,
+    before: Weak<OffloadSet>,
 }
 
 /// What one segment costs.
@@ -54,14 +54,14 @@ struct Probe {
 }
 
 thread_local! {
-    static PASS: Local<Kept<Option<Pass>>> = const { Local::new(Kept::new(None)) };
+    static PASS: Local<LocalSlot<Option<Pass>>> = const { Local::new(LocalSlot::new(None)) };
 }
 
 /// While it lives, a plan says what becomes of segments. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "segments are computed again only while the guard lives"]
 pub struct Segments {
-    _pass: Scoped<Kept<Option<Pass>>>,
+    _pass: Scoped<LocalSlot<Option<Pass>>>,
 }
 
 impl Segments {
@@ -70,7 +70,7 @@ impl Segments {
     }
 
     /// From here on this becomes of segments, in the order in which a forward pass meets them.
-    pub(super) fn enter(saved: Arc<[Saved]>) -> Self {
+    pub(super) fn enter(saved: Arc<[ActivationPolicy]>) -> Self {
         // A step may enter its choice by itself: the planner measures it all the same.
         let probe = PASS.read(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
         Self::set(Some(Pass { saved, probe, ..Pass::default() }))
@@ -136,12 +136,14 @@ pub fn segment(
         body(x)
     };
     match saved {
-        Saved::Kept => {}
-        Saved::Recomputed => return checkpoint(inputs, whole).inspect(|_| settle()),
-        Saved::Offloaded => return offloaded(inputs, || plain(&whole)),
+        ActivationPolicy::Kept => {}
+        ActivationPolicy::Recomputed => {
+            return checkpoint(inputs, whole).inspect(|_| evict_previous_segment());
+        }
+        ActivationPolicy::Offloaded => return offloaded(inputs, || plain(&whole)),
     }
     let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
-        return plain(&whole).inspect(|_| settle());
+        return plain(&whole).inspect(|_| evict_previous_segment());
     };
     let (held, spent) = (device.memory().allocated(), backend.work().seconds);
     let out = plain(&whole)?;
@@ -161,7 +163,7 @@ pub(crate) fn is_planned() -> bool {
 }
 
 /// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
-fn settle() {
+fn evict_previous_segment() {
     let leaving = PASS.change(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
     if let Some(away) = leaving {
         away.leave();
@@ -171,14 +173,14 @@ fn settle() {
 /// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
 /// the segment after it, so that the copy runs beside that one's work.
 fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let (out, mut away) = Away::collect(body);
+    let (out, mut away) = OffloadSet::collect(body);
     let out = out?;
     for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
         away.add(input);
     }
     away.keep(&out);
     // Before the copies of this one: the memory of the one before is to wait for its own alone.
-    settle();
+    evict_previous_segment();
     away.send()?;
     let away = Arc::new(away);
     let before = PASS.change(|pass| {
@@ -187,7 +189,7 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
         Some(std::mem::replace(&mut pass.before, Arc::downgrade(&away)))
     });
     let before = before.unwrap_or_default();
-    Ok(autograd::attach_twice("segment", out.detach(), &[&out], move |g, _| {
+    Ok(autograd::differentiable("segment", out.detach(), &[&out], move |g, _| {
         away.fetch()?;
         if let Some(before) = before.upgrade() {
             before.fetch()?;

@@ -11,7 +11,7 @@ use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::{Scalar, launch};
-use crate::profile::Work;
+use crate::profile::WorkItem;
 use crate::stream::Access;
 
 impl Tensor {
@@ -65,7 +65,7 @@ impl Tensor {
     /// The same for elements that an operation makes up from its arguments. A captured step keeps them for its replays.
     #[track_caller]
     pub(crate) fn constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
-        let tape = device.tape();
+        let tape = device.capture_recorder();
         if !tape.takes() {
             return Self::from_slice(data, shape, device);
         }
@@ -79,12 +79,12 @@ impl Tensor {
         if data.is_empty() {
             return Ok(());
         }
-        self.device().tape().refuse(
+        self.device().capture_recorder().refuse(
             "upload",
             "what the host gives would be the same at each replay; make the tensor before, and fill it by `copy_`",
         )?;
         let send = |dst: Slice, data: &[u8]| {
-            self.device().transfer(|| Work::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
+            self.device().transfer(|| WorkItem::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
         };
         self.with_bytes(Access::Write, |mut dst| {
             if data.len().is_multiple_of(4) {
@@ -142,7 +142,7 @@ impl Tensor {
     pub(crate) fn fill(&self, word: u32) -> Result<()> {
         let bound = launch::bind_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
-        self.device().enqueue(|| Work::bytes("fill", dst.bytes), &Command::Fill { dst, word })
+        self.device().enqueue(|| WorkItem::bytes("fill", dst.bytes), &Command::Fill { dst, word })
     }
 
     fn fill_words(self, words: [u32; 2]) -> Result<Self> {
@@ -218,7 +218,7 @@ impl Tensor {
         if self.device() == device {
             return Ok(self.clone());
         }
-        autograd::refuse("to_device", &[self])?;
+        autograd::check_no_grad_inputs("to_device", &[self])?;
         Self::from_bytes(&self.to_bytes()?, self.shape(), self.dtype(), device)
     }
 
@@ -233,7 +233,7 @@ impl Tensor {
         if length == 0 {
             return Ok(Vec::new());
         }
-        self.device().tape().refuse(
+        self.device().capture_recorder().refuse(
             "read",
             "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
         )?;
@@ -243,7 +243,7 @@ impl Tensor {
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
         let bytes = data.len() as u64;
-        let work = || Work::bytes("download", bytes);
+        let work = || WorkItem::bytes("download", bytes);
         source.with_bytes(Access::Read, |src| {
             self.device().transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
         })?;

@@ -102,12 +102,12 @@ fn read(tensor: &Tensor, shorten: bool) -> Result<(Values, Vec<usize>), String> 
         return Err("<unknown: the null device computes no values>".to_owned());
     }
     // A read that is refused would be a fault of the step; printing is none.
-    if tensor.device().tape().takes() {
+    if tensor.device().capture_recorder().takes() {
         return Err("<error: a step is being captured, so its values are not there yet>".to_owned());
     }
     // The thread that formats may hold the dispatch lock already.
     for attempt in 0.. {
-        match tensor.device().lanes().gate.try_lock() {
+        match tensor.device().stream_set().dispatch.try_lock() {
             Err(TryLockError::WouldBlock) if attempt == ATTEMPTS => {
                 return Err("<error: the device is in use by an operation that has not ended>".to_owned());
             }

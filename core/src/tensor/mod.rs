@@ -10,20 +10,20 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::ops::fuse::Mark;
+use crate::ops::fusion::FusionSlot;
 use crate::ops::launch;
-use crate::stream::{Access, Gate};
+use crate::stream::{Access, DispatchGuard};
 
-mod beside;
 mod create;
 pub(crate) mod float8;
 mod format;
+mod grad_extras;
 pub mod layout;
 pub(crate) mod offload;
 pub(crate) mod storage;
 mod view;
 
-use beside::Beside;
+use grad_extras::GradExtras;
 pub use layout::{Dims, Layout};
 use storage::Storage;
 pub use view::IntoShape;
@@ -42,13 +42,13 @@ struct Inner {
     /// What it was made by.
     meta: Option<Meta>,
     /// What a recorded operation in place has made of it since.
-    later: OnceLock<Mutex<Option<Meta>>>,
+    rebased_meta: OnceLock<Mutex<Option<Meta>>>,
     /// How many recorded operations had written to its memory when its history was right.
     writes: AtomicU32,
     /// The tensor that this is a view of.
     base: Weak<Inner>,
     /// What was made of its numbers besides.
-    beside: Option<Arc<Beside>>,
+    grad_extras: Option<Arc<GradExtras>>,
 }
 
 impl Inner {
@@ -60,7 +60,7 @@ impl Inner {
         base: Weak<Inner>,
     ) -> Self {
         let writes = AtomicU32::new(storage.writes.load(Ordering::Relaxed));
-        Self { storage, layout, dtype, meta, later: OnceLock::new(), writes, base, beside: None }
+        Self { storage, layout, dtype, meta, rebased_meta: OnceLock::new(), writes, base, grad_extras: None }
     }
 }
 
@@ -83,9 +83,9 @@ impl WeakTensor {
 }
 
 /// Whether somebody still has a tensor's memory.
-pub(crate) struct Life(Weak<Storage>);
+pub(crate) struct WeakStorage(Weak<Storage>);
 
-impl Life {
+impl WeakStorage {
     pub(crate) fn is_alive(&self) -> bool {
         self.0.strong_count() > 0
     }
@@ -131,7 +131,7 @@ impl Tensor {
         }
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::made(&storage);
-        device.tape().born(&storage);
+        device.capture_recorder().born(&storage);
         let inner = Inner::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -216,8 +216,8 @@ impl Tensor {
     }
 
     pub(crate) fn meta(&self) -> Option<Meta> {
-        self.renew();
-        match self.inner.later.get() {
+        self.refresh_grad_fn();
+        match self.inner.rebased_meta.get() {
             None => self.inner.meta.as_ref().filter(|meta| meta.counts()).cloned(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
@@ -225,20 +225,20 @@ impl Tensor {
 
     /// Whether it has a history, or is a leaf.
     pub(crate) fn has_meta(&self) -> bool {
-        self.renew();
+        self.refresh_grad_fn();
         self.inner
-            .later
+            .rebased_meta
             .get()
             .map_or(self.inner.meta.as_ref().is_some_and(Meta::counts), |_| self.meta().is_some())
     }
 
     /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
     #[inline]
-    fn renew(&self) {
-        if !self.is_of_now()
-            && let Some(base) = self.base().filter(Tensor::is_of_now)
+    fn refresh_grad_fn(&self) {
+        if !self.is_current()
+            && let Some(base) = self.base().filter(Tensor::is_current)
         {
-            self.adopt(autograd::viewed_again(self, &base));
+            self.set_grad_fn(autograd::viewed_again(self, &base));
         }
     }
 
@@ -252,12 +252,12 @@ impl Tensor {
 
     /// The same memory with another history; a tensor without one is nobody's view.
     pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
-        let Inner { storage, layout, dtype, base, beside, .. } = &*self.inner;
+        let Inner { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // What was made besides has no history.
         if inner.meta.is_none() {
-            inner.beside.clone_from(beside);
+            inner.grad_extras.clone_from(beside);
         }
         Self { inner: Arc::new(inner) }
     }
@@ -268,13 +268,13 @@ impl Tensor {
     }
 
     /// Tells that a recorded operation has written to the memory: every history of it is of the past.
-    pub(crate) fn written(&self) {
+    pub(crate) fn bump_writes(&self) {
         self.inner.storage.writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Gives this handle, and its clones, the history of what the memory holds now.
-    pub(crate) fn adopt(&self, meta: Option<Meta>) {
-        let later = self.inner.later.get_or_init(Mutex::default);
+    pub(crate) fn set_grad_fn(&self, meta: Option<Meta>) {
+        let later = self.inner.rebased_meta.get_or_init(Mutex::default);
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
         // Without the lock: it may be the last to know of a whole tape.
         drop(before);
@@ -282,8 +282,8 @@ impl Tensor {
     }
 
     /// Whether its history is that of what the memory holds. One that never had any, and is no view, is a constant whatever is written.
-    pub(crate) fn is_of_now(&self) -> bool {
-        let Inner { writes, storage, meta, later, base, .. } = &*self.inner;
+    pub(crate) fn is_current(&self) -> bool {
+        let Inner { writes, storage, meta, rebased_meta: later, base, .. } = &*self.inner;
         writes.load(Ordering::Relaxed) == storage.writes.load(Ordering::Relaxed)
             || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
@@ -320,18 +320,18 @@ impl Tensor {
     }
 
     /// A gradient keeps its memory from now on.
-    pub(crate) fn keep(&self) {
-        self.inner.storage.kept.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn retain_for_backward(&self) {
+        self.inner.storage.saved_count.fetch_add(1, Ordering::Relaxed);
     }
 
     /// One that kept it is gone.
-    pub(crate) fn let_go(&self) {
-        self.inner.storage.kept.fetch_sub(1, Ordering::Relaxed);
+    pub(crate) fn release_from_backward(&self) {
+        self.inner.storage.saved_count.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Whether a gradient keeps its memory, so that another one may count on it without holding more.
-    pub(crate) fn is_kept(&self) -> bool {
-        self.inner.storage.kept.load(Ordering::Relaxed) > 0
+    pub(crate) fn is_saved_for_backward(&self) -> bool {
+        self.inner.storage.saved_count.load(Ordering::Relaxed) > 0
     }
 
     /// How often its memory was written: the same number, the same contents.
@@ -340,71 +340,76 @@ impl Tensor {
     }
 
     /// Whether it is the same memory, seen in the same way.
-    pub(crate) fn is_same(&self, other: &Tensor) -> bool {
+    pub(crate) fn is_same_view(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
             && self.dtype() == other.dtype()
             && self.layout() == other.layout()
     }
 
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
-    pub(crate) fn bind(&self, access: Access, gate: &Gate<'_>) -> Result<Option<Slice>> {
+    pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
         autograd::touched(self, access);
-        self.note(slice);
+        self.record_binding(slice);
         Ok(slice)
     }
 
     /// Tells the step that is recorded, if one is, where the memory is.
     #[inline]
-    fn note(&self, slice: Option<Slice>) {
-        if let Some(slice) = slice.filter(|_| self.device().tape().takes()) {
-            self.device().tape().bound(&self.inner.storage, slice);
+    fn record_binding(&self, slice: Option<Slice>) {
+        if let Some(slice) = slice.filter(|_| self.device().capture_recorder().takes()) {
+            self.device().capture_recorder().bound(&self.inner.storage, slice);
         }
     }
 
     /// The same for an operation that waits, and what this is to it.
-    pub(crate) fn bind_in(&self, access: Access, gate: &Gate<'_>, mark: Mark) -> Result<Option<Slice>> {
-        let slice = self.inner.storage.bind_in(access, gate, mark)?;
+    pub(crate) fn bind_deferred(
+        &self,
+        access: Access,
+        gate: &DispatchGuard<'_>,
+        mark: FusionSlot,
+    ) -> Result<Option<Slice>> {
+        let slice = self.inner.storage.bind_deferred(access, gate, mark)?;
         autograd::touched(self, access);
-        self.note(slice);
+        self.record_binding(slice);
         Ok(slice)
     }
 
     /// What it is to operations that wait.
-    pub(crate) fn mark(&self, gate: &Gate<'_>) -> Mark {
-        self.inner.storage.mark(gate)
+    pub(crate) fn fusion_slot(&self, gate: &DispatchGuard<'_>) -> FusionSlot {
+        self.inner.storage.fusion_slot(gate)
     }
 
     /// Its memory, which this does not keep.
-    pub(crate) fn memory(&self) -> Weak<Storage> {
+    pub(crate) fn downgrade_storage(&self) -> Weak<Storage> {
         Arc::downgrade(&self.inner.storage)
     }
 
     /// The number of its memory: larger than that of older memory.
-    pub(crate) fn memory_id(&self) -> u64 {
+    pub(crate) fn storage_id(&self) -> u64 {
         self.inner.storage.id
     }
 
-    pub(crate) fn life(&self) -> Life {
-        Life(Arc::downgrade(&self.inner.storage))
+    pub(crate) fn weak_storage(&self) -> WeakStorage {
+        WeakStorage(Arc::downgrade(&self.inner.storage))
     }
 
     /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.
     pub(crate) fn with_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
         let bound = launch::bind_bytes([(self, access)])?;
         let slice = bound[0];
-        let pinned = self.inner.storage.pin(access, bound.gate());
+        let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
         drop(bound);
         let done = work(slice);
         // Its order first: memory that leaves the device when it is pinned no more waits for it there.
-        let ordered = self.inner.storage.enqueued(access);
+        let ordered = self.inner.storage.order_after_enqueue(access);
         drop(pinned);
         ordered?;
         done
     }
 
     /// The bytes of a contiguous tensor, in what its storage was bound to.
-    pub(crate) fn bytes_in(&self, Slice { segment, offset, .. }: Slice) -> Slice {
+    pub(crate) fn byte_range_in(&self, Slice { segment, offset, .. }: Slice) -> Slice {
         let size = self.dtype().size();
         let offset = offset + (self.layout().offset() * size) as u64;
         Slice { segment, offset, bytes: (self.numel() * size) as u64 }

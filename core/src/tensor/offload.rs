@@ -4,14 +4,14 @@ use std::sync::{Arc, Weak};
 
 use super::{Storage, Tensor};
 use crate::error::Result;
-use crate::local::{InPlace, Kept, Local, Scoped};
+use crate::local::{InPlace, Local, LocalSlot, Scoped};
 
 /// Smaller pieces stay: a copy costs more than they take.
 const SMALLEST: u64 = 16 << 10;
 
 thread_local! {
     /// What was allocated since a collection began, if one is under way.
-    static MADE: Local<Kept<Option<Vec<Weak<Storage>>>>> = const { Local::new(Kept::new(None)) };
+    static MADE: Local<LocalSlot<Option<Vec<Weak<Storage>>>>> = const { Local::new(LocalSlot::new(None)) };
 }
 
 /// Notes a new storage, for the collection that is under way.
@@ -25,17 +25,17 @@ pub(super) fn made(storage: &Arc<Storage>) {
 
 /// The memory of several tensors, which leaves and comes back together. It keeps none of them alive.
 #[derive(Default)]
-pub(crate) struct Away {
+pub(crate) struct OffloadSet {
     storages: Vec<Weak<Storage>>,
 }
 
-impl std::fmt::Debug for Away {
+impl std::fmt::Debug for OffloadSet {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Away({} pieces)", self.storages.len())
     }
 }
 
-impl Away {
+impl OffloadSet {
     /// Runs `body`, and collects what it has allocated.
     pub(crate) fn collect<T>(body: impl FnOnce() -> T) -> (T, Self) {
         let collecting = Scoped::new(&MADE, Some(Vec::new()));
@@ -60,17 +60,17 @@ impl Away {
 
     /// Starts copies to the host.
     pub(crate) fn send(&self) -> Result<()> {
-        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.send())
+        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_host())
     }
 
     /// Frees what was copied and not changed since.
     pub(crate) fn leave(&self) {
-        self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.leave());
+        self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.evict());
     }
 
     /// Starts to bring everything back.
     pub(crate) fn fetch(&self) -> Result<()> {
-        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.fetch())
+        self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_device())
     }
 }
 
@@ -95,8 +95,8 @@ impl Tensor {
     /// # Errors
     /// The backend reaches no memory of the host; the host has no more.
     pub fn offload_(&self) -> Result<()> {
-        self.inner.storage.send()?;
-        self.inner.storage.leave();
+        self.inner.storage.copy_to_host()?;
+        self.inner.storage.evict();
         Ok(())
     }
 
@@ -105,12 +105,12 @@ impl Tensor {
     /// # Errors
     /// Memory of the device runs out.
     pub fn prefetch_(&self) -> Result<()> {
-        self.inner.storage.fetch()
+        self.inner.storage.copy_to_device()
     }
 
     /// Whether the memory behind it is on the host.
     #[must_use]
     pub fn is_offloaded(&self) -> bool {
-        self.inner.storage.is_away()
+        self.inner.storage.is_on_host()
     }
 }

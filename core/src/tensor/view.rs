@@ -87,7 +87,7 @@ impl Tensor {
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::attach_twice(op, self.with_layout(layout), &[self], move |g, _| {
+        autograd::differentiable(op, self.with_layout(layout), &[self], move |g, _| {
             Ok(smallvec![Some(back(g)?)] as Grads)
         })
     }
@@ -583,7 +583,7 @@ impl Tensor {
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
         self.copy_into(&out)?;
-        Ok(autograd::attach_twice("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
+        Ok(autograd::differentiable("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
     }
 
     /// Whether the strides repeat an element somewhere.

@@ -47,7 +47,7 @@ impl MicroBatch {
         let pool = x.device().pool();
         let most = self.rows.filter(|&most| most < rows);
         let Some(most) = most else {
-            return pool.with_rows(rows, || {
+            return pool.with_batch_size(rows, || {
                 let Outcome { loss, accuracy } = loss(x, y)?.into();
                 scale(&loss)?.backward()?;
                 Ok(Outcome { loss: loss.detach(), accuracy })
@@ -67,7 +67,7 @@ impl MicroBatch {
                 None => Share::Rows(length as f64 / rows as f64),
             };
             // The largest of them stands for all: they differ by one row at most.
-            let Outcome { loss, accuracy } = pool.with_rows(rows.div_ceil(parts), || {
+            let Outcome { loss, accuracy } = pool.with_batch_size(rows.div_ceil(parts), || {
                 let Outcome { loss, accuracy } = loss(&x, &y)?.into();
                 scale(&share.of(&loss)?)?.backward()?;
                 Ok(Outcome { loss: loss.detach(), accuracy })

@@ -17,7 +17,7 @@ use crate::memory::Of;
 use crate::nn::{self, Module};
 use crate::ops::stack;
 use crate::optim::{Optimizer, Schedule, clip_grad_norm_};
-use crate::plan::{Choice, Plan};
+use crate::plan::{StepConfig, StepPlan};
 use crate::tensor::Tensor;
 
 /// Steps between two looks at losses and memory on a GPU; a look waits for the device.
@@ -69,7 +69,7 @@ pub struct Trainer<'a, M: ?Sized, O> {
     micro_batch: MicroBatch,
     autocast: Option<DType>,
     scaler: Option<GradScaler>,
-    budget: Option<(Choice, u64)>,
+    budget: Option<(StepConfig, u64)>,
     replay: Replay,
     steps: Option<u64>,
     save: Option<(PathBuf, u64)>,
@@ -170,7 +170,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Runs every step as a [`Plan`] has chosen, in its micro-batches, precision and segments, and holds the device's pool
     /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
-    pub fn plan(mut self, plan: &Plan) -> Self {
+    pub fn plan(mut self, plan: &StepPlan) -> Self {
         let choice = &plan.best.choice;
         self.optimizer.offload_state(choice.offload_state);
         self = self.micro_batch(choice.rows);

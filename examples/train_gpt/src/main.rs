@@ -20,7 +20,7 @@ use forebay::io::safetensors;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions};
 use forebay::optim::schedule::WarmupCosine;
-use forebay::plan::{Budget, Choice, Plan};
+use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;
 use forebay::profile::Profiler;
 use forebay::train::{Ended, mean_loss};
@@ -173,7 +173,7 @@ fn run_training(
     }
 
     // Blocks are computed again in the backward pass while this lives.
-    let again = Choice::new(batch, 1).recompute(vec![true; net.h.len()]);
+    let again = StepConfig::new(batch, 1).recompute(vec![true; net.h.len()]);
     let _segments = options.recompute.then(|| again.segments());
     let mut profile = StepProfiler { path: options.profile.as_deref(), calls: 0, profiler: None };
     let ended = trainer.fit(&train, |x, y| {
@@ -230,7 +230,7 @@ fn plan_step(
     sizes: &GptOptions,
     bytes: u64,
     device: &Device,
-) -> Result<Plan> {
+) -> Result<StepPlan> {
     let mut budget = Budget::new(bytes, run.batch);
     if let Some(low) = run.precision {
         budget = budget.allow(low);
@@ -240,7 +240,7 @@ fn plan_step(
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = build_optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
-        Ok(move |choice: &Choice| {
+        Ok(move |choice: &StepConfig| {
             // The batch that is trained on, and the next one, which is on its way.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];

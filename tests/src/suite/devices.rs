@@ -4,7 +4,7 @@ use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
-use forebay::autograd::{self, GradOptions, attach, functional};
+use forebay::autograd::{self, GradOptions, functional, once_differentiable};
 use forebay::backend::null::Profile;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -146,7 +146,9 @@ fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
     let foreign = bad.clone();
     let own = |x: &Tensor| {
         let foreign = foreign.clone();
-        attach("own", x.detach(), &[x], move |_, _| Ok([Some(foreign.clone())].into_iter().collect()))
+        once_differentiable("own", x.detach(), &[x], move |_, _| {
+            Ok([Some(foreign.clone())].into_iter().collect())
+        })
     };
     is_of_devices(own(&w).sum_all()?.backward(), "a gradient of one's own")?;
     is_of_devices(own(&w.exp()?).sum_all()?.backward(), "a gradient of one's own, on the way")?;

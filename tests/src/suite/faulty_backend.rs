@@ -77,7 +77,7 @@ impl SegmentSource for FaultyBackend {
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
     }
-    fn arrange(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
         self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
             // What was to move is nowhere then.
             let moved =
@@ -87,7 +87,7 @@ impl SegmentSource for FaultyBackend {
             }
             Err(full)
         })?;
-        self.inner.arrange(pieces)
+        self.inner.remap(pieces)
     }
     fn queues(&self) -> u8 {
         self.inner.queues()

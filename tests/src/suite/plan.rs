@@ -13,7 +13,7 @@ use forebay::memory::{Config, Stats, Tag};
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Gpt, GptOptions, Linear, Module};
 use forebay::ops::Pool2dOptions;
 use forebay::optim::{AdamW, Optimizer, Sgd, clip_grad_norm_};
-use forebay::plan::{Budget, Choice, DryRun, dry_run};
+use forebay::plan::{Budget, DryRun, StepConfig, dry_run};
 use forebay::tensor::Tensor;
 
 use super::{skip, tests};
@@ -163,7 +163,7 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let of = |this: MemoryStrategy| [way == this; 2];
-        let choice = Choice::new(8, 1)
+        let choice = StepConfig::new(8, 1)
             .recompute(of(MemoryStrategy::Checkpointed))
             .offload(of(MemoryStrategy::Offloaded));
         let _segments = choice.segments();
@@ -179,12 +179,12 @@ fn training(
     batch: usize,
     options: &GptOptions,
     device: &Device,
-) -> CoreResult<impl FnMut(&Choice) -> CoreResult<Tensor> + use<>> {
+) -> CoreResult<impl FnMut(&StepConfig) -> CoreResult<Tensor> + use<>> {
     device.manual_seed(3);
     let net = Gpt::new(options, device)?;
     let [text, next] = passages(batch, options.context, options.vocabulary, device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-    Ok(move |choice: &Choice| {
+    Ok(move |choice: &StepConfig| {
         optimizer.offload_state(choice.offload_state);
         let mut sum = None;
         for k in 0..choice.count {
@@ -211,7 +211,7 @@ fn losses(
     device: &Device,
     batch: usize,
     options: &GptOptions,
-    choice: &Choice,
+    choice: &StepConfig,
     config: Config,
 ) -> Result<(Vec<f64>, Stats)> {
     let real = Device::with_config(Arc::clone(device.backend()), config);
@@ -230,7 +230,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     let plan = |bytes| {
         Budget::new(bytes, BATCH).measure_all().plan(&profile, |dry| {
             let mut step = training(BATCH, &options, dry)?;
-            Ok(move |choice: &Choice| step(choice).map(drop))
+            Ok(move |choice: &StepConfig| step(choice).map(drop))
         })
     };
     let all = plan(u64::MAX)?;
@@ -241,7 +241,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     peaks.sort_unstable();
     peaks.dedup();
     ensure!(peaks.len() >= 3, "the choices take the same bytes: {all}");
-    let (expected, _) = losses(device, BATCH, &options, &Choice::new(BATCH, 1), profile.config)?;
+    let (expected, _) = losses(device, BATCH, &options, &StepConfig::new(BATCH, 1), profile.config)?;
     let least = |bytes| match plan(bytes) {
         Err(Error::Budget { needed, .. }) => Ok(needed),
         other => anyhow::bail!("{bytes} bytes are enough: {other:?}"),
@@ -273,10 +273,10 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
     // In small segments, of which a small model leaves some.
     let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
     let profile = Profile::of(device).with_config(config);
-    let plain = Choice::new(8, 1);
+    let plain = StepConfig::new(8, 1);
     let (expected, on_device) = losses(device, 8, &options, &plain, config)?;
     let away = [plain.clone().offload([true; 4]), plain.clone().offload([true, false, true, false])];
-    let ways = away.iter().cloned().chain(away.clone().map(Choice::with_offloaded_state));
+    let ways = away.iter().cloned().chain(away.clone().map(StepConfig::with_offloaded_state));
     let state = ways.chain([plain.clone().recompute([true; 4]).with_offloaded_state()]);
     for choice in state {
         let predicted = dry_run(&profile, |dry| {
@@ -310,7 +310,7 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
     let sizes = GptOptions { vocabulary: 64, context: 16, layers: 3, heads: 2, width: 32, dropout: 0.1 };
     let text = Tensor::randint(0, 64, &[4, 16], DType::I32, device)?;
     for low in [None, Some(DType::BF16)] {
-        let gradients = |choice: Choice| -> Result<Vec<(String, Vec<u8>)>> {
+        let gradients = |choice: StepConfig| -> Result<Vec<(String, Vec<u8>)>> {
             device.manual_seed(7);
             let net = Gpt::new(&sizes, device)?;
             let _segments = choice.segments();
@@ -327,9 +327,9 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
                 .map(|(name, p)| Ok((name, p.grad().context("no gradient")?.to_bytes()?)))
                 .collect()
         };
-        let plain = gradients(Choice::new(4, 1))?;
+        let plain = gradients(StepConfig::new(4, 1))?;
         for again in [[true; 3], [false, true, false]] {
-            for ((name, a), (_, b)) in gradients(Choice::new(4, 1).recompute(again))?.iter().zip(&plain) {
+            for ((name, a), (_, b)) in gradients(StepConfig::new(4, 1).recompute(again))?.iter().zip(&plain) {
                 ensure!(a == b, "{low:?}, {again:?}: the gradient of {name} has other bits");
             }
         }
@@ -344,7 +344,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     const BATCH: usize = 8;
     let sizes = GptOptions::preset("gpt2-124m")?;
     let again = vec![true; sizes.layers];
-    let [whole, parts] = [Choice::new(BATCH, 1), Choice::new(BATCH / 4, 4)];
+    let [whole, parts] = [StepConfig::new(BATCH, 1), StepConfig::new(BATCH / 4, 4)];
     let ways = [
         ("plain", whole.clone()),
         ("bf16", whole.clone().with_precision(DType::BF16)),
@@ -402,7 +402,7 @@ fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
     const PREDICTED: usize = 3;
     let sizes = GptOptions { context: 512, ..GptOptions::preset("gpt2-124m")? };
     let all = vec![true; sizes.layers];
-    let [parts, single] = [(2, 4), (1, 8)].map(|(rows, count)| Choice::new(rows, count));
+    let [parts, single] = [(2, 4), (1, 8)].map(|(rows, count)| StepConfig::new(rows, count));
     let ways =
         [("accumulated, on the host", parts.offload(&all).with_offloaded_state()), ("one by one", single)];
     for (name, choice) in ways {

@@ -32,7 +32,7 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
 fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> Result<()> {
     // Elements -1 and 2 of a signal of two.
     let window = Pool1dOptions { padding: [1], dilation: [3], stride: [1], ..Pool1dOptions::new(2) };
-    for dtype in compute_dtypes(device).filter(|&dtype| dtype != DType::Bool && !dtype.is_stored()) {
+    for dtype in compute_dtypes(device).filter(|&dtype| dtype != DType::Bool && !dtype.is_storage_only()) {
         let x = Tensor::from_slice(&[5.0f32, 7.0], &[1, 1, 2], device)?.to_dtype(dtype)?;
         let (y, places) = x.max_pool1d_with_indices(window)?;
         ensure!(places.to_vec::<i64>()? == [2], "{dtype:?}: {places}");

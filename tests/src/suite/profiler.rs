@@ -30,7 +30,10 @@ fn names_what_ran(device: &Device) -> Result<()> {
         profile.spans.iter().any(|span| &*span.name == "download" && span.bytes == 4 * 12 * 8),
         "no download"
     );
-    ensure!(profile.rows().iter().map(|row| row.calls).sum::<u64>() == profile.spans.len() as u64, "rows");
+    ensure!(
+        profile.kernel_totals().iter().map(|row| row.calls).sum::<u64>() == profile.spans.len() as u64,
+        "rows"
+    );
     let trace: serde_json::Value = serde_json::from_str(&profile.chrome_trace())?;
     ensure!(trace["traceEvents"].as_array().map(Vec::len) == Some(2 * profile.spans.len()), "the timeline");
     Ok(())

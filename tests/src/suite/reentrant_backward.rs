@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{self, GradOptions, attach, checkpoint};
+use forebay::autograd::{self, GradOptions, checkpoint, once_differentiable};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -51,7 +51,7 @@ fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
         let found = autograd::grad(&[x.mul(5.0)?.sum_all()?], from_ref(&x), &GradOptions::default())?;
         ensure_values(&found[0], &[5.0, 5.0])?;
         // The gradient of an operation of one's own, and the body of a checkpoint.
-        let z = attach("panics", x.detach().mul(1.0)?, &[&x], |_, _| panic!("a gradient"));
+        let z = once_differentiable("panics", x.detach().mul(1.0)?, &[&x], |_, _| panic!("a gradient"));
         let loss = checkpoint(&[&z], |z| z[0].exp())?.sum_all()?;
         let failed = catch_unwind(AssertUnwindSafe(|| {
             autograd::grad(from_ref(&loss), from_ref(&x), &GradOptions::default())
@@ -67,7 +67,7 @@ fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
 
 fn gradients_arrive_after_a_walk_that_failed(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    let fails = attach("fails", x.detach().mul(1.0)?, &[&x], |g, _| {
+    let fails = once_differentiable("fails", x.detach().mul(1.0)?, &[&x], |g, _| {
         Ok([Some(g.reshape([7])?)].into_iter().collect())
     });
     ensure!(autograd::grad(&[fails.sum_all()?], from_ref(&x), &GradOptions::default()).is_err());
@@ -88,7 +88,7 @@ fn a_backward_pass_inside_of_grad_fills_the_leaves(device: &Device) -> Result<()
     let in_hook = inner(w.clone(), 1.0);
     y.register_hook(move |_| in_hook().map(|()| None))?;
     let in_gradient = inner(w.clone(), 10.0);
-    let z = attach("own", y.detach().mul(1.0)?, &[&y], move |g, _| {
+    let z = once_differentiable("own", y.detach().mul(1.0)?, &[&y], move |g, _| {
         in_gradient()?;
         Ok([Some(g.clone())].into_iter().collect())
     });
@@ -208,7 +208,7 @@ fn a_tape_that_is_being_freed_says_so(device: &Device) -> Result<()> {
         let hold: Arc<Mutex<Option<Tensor>>> = Arc::default();
         let seen = Arc::new(Mutex::new(String::new()));
         let (note, held) = (seen.clone(), hold.clone());
-        let own = attach("own", x.detach().exp()?, &[&x], move |g, _| {
+        let own = once_differentiable("own", x.detach().exp()?, &[&x], move |g, _| {
             let root = held.lock().unwrap_or_else(|e| e.into_inner()).take();
             let again =
                 || root.and_then(|t| t.backward_with(g).err()).map_or_else(String::new, |e| e.to_string());
@@ -232,7 +232,7 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
     x.mul(3.0)?.sum_all()?.backward()?;
     // A gradient of one's own with another shape, or another type.
     for bad in [0, 1] {
-        let y = attach("own", x.detach().mul(1.0)?, &[&x], move |g, _| {
+        let y = once_differentiable("own", x.detach().mul(1.0)?, &[&x], move |g, _| {
             let g =
                 if bad == 0 { Tensor::zeros(&[3], g.dtype(), g.device())? } else { g.to_dtype(DType::F16)? };
             Ok([Some(g)].into_iter().collect())

@@ -32,7 +32,7 @@ enum AnyGuard {
     EnableGrad(autograd::EnableGrad),
     Scope(scope::Guard),
     LayerDType(init::DTypeGuard),
-    Stream(forebay::stream::OnStream),
+    Stream(forebay::stream::StreamGuard),
 }
 
 /// Values of the scopes of this thread.

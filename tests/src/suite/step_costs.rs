@@ -13,7 +13,7 @@ use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Gpt, GptOptions, Linear, Module};
 use forebay::ops::Pool2dOptions;
 use forebay::optim::{AdamW, Optimizer, Sgd, clip_grad_norm_};
-use forebay::plan::Choice;
+use forebay::plan::StepConfig;
 use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde::{Deserialize, Serialize};
@@ -100,7 +100,7 @@ fn gpt(device: &Device) -> CoreResult<TrainStep> {
 }
 
 fn checkpointed_gpt_step(device: &Device) -> CoreResult<TrainStep> {
-    let choice = Choice::new(4, 1).recompute(vec![true; GPT.layers]);
+    let choice = StepConfig::new(4, 1).recompute(vec![true; GPT.layers]);
     let mut step = gpt(device)?;
     Ok(Box::new(move || {
         let _segments = choice.segments();

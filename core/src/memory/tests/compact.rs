@@ -170,7 +170,7 @@ fn a_copy_that_fails_changes_nothing() -> Result<()> {
     #[derive(Debug)]
     struct Broken;
     impl Mover for Broken {
-        fn gate(&self) -> Box<dyn crate::memory::compact::Held + '_> {
+        fn gate(&self) -> Box<dyn crate::memory::compact::HeldDispatch + '_> {
             Box::new(())
         }
         fn copy(&self, _: u8, _: &[crate::memory::compact::Move]) -> Result<()> {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MIB;
 use crate::error::{Error, Result};
-use crate::memory::compact::{Held, Move, Mover};
+use crate::memory::compact::{HeldDispatch, Move, Mover};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::SourceError;
 use crate::memory::testing::{fail_request, invariants, requests};
@@ -36,7 +36,7 @@ struct Breaking {
 }
 
 impl Mover for Breaking {
-    fn gate(&self) -> Box<dyn Held + '_> {
+    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
 

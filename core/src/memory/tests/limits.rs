@@ -77,7 +77,7 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     // A step keeps 5 MiB a row, scratch memory of 40 MiB, and leaves a gradient.
     let gradient = std::cell::Cell::new(None);
     let step = |rows: u64| {
-        pool.with_rows(rows as usize, || {
+        pool.with_batch_size(rows as usize, || {
             let mut blocks = Vec::new();
             let made = (0..rows).try_for_each(|_| keep(5, Tag::Activation).map(|block| blocks.push(block)));
             let scratch = made.and_then(|()| keep(40, Tag::Workspace));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use super::{Event, Recorded, Trace, file_error};
 use crate::error::Result;
-use crate::memory::compact::{Held, Move, Mover};
+use crate::memory::compact::{HeldDispatch, Move, Mover};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};
@@ -124,7 +124,7 @@ struct Willing {
 }
 
 impl Mover for Willing {
-    fn gate(&self) -> Box<dyn Held + '_> {
+    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
     fn copy(&self, _queue: u8, _moves: &[Move]) -> Result<()> {
@@ -199,7 +199,7 @@ fn run(
 
 /// One line of the [`Table`].
 #[derive(Clone, Debug, PartialEq)]
-pub struct Row {
+pub struct ReplayRow {
     /// The workload.
     pub workload: String,
     /// How the pool grew.
@@ -214,7 +214,7 @@ pub struct Row {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Table {
     /// By mode, then by workload.
-    pub rows: Vec<Row>,
+    pub rows: Vec<ReplayRow>,
 }
 
 /// Replays every `*.trace.xz` of a folder in both modes. PyTorch's figures are in `reserved.jsonl` beside them.
@@ -238,7 +238,7 @@ pub fn table(folder: &Path, config: Config, runs: u32) -> Result<Table> {
             if mode == Mode::Plain {
                 pytorch = pytorch.or_else(|| Some(trace.recorded.clone()));
             }
-            rows.push(Row { workload, mode, report, pytorch });
+            rows.push(ReplayRow { workload, mode, report, pytorch });
         }
     }
     Ok(Table { rows })
@@ -299,7 +299,7 @@ impl fmt::Display for Table {
             "copied",
             "ns/pair"
         )?;
-        for Row { workload, mode, report, pytorch } in &self.rows {
+        for ReplayRow { workload, mode, report, pytorch } in &self.rows {
             write!(
                 f,
                 "{workload:<22}{mode:<9}{:>11}{:>11}{:>7.3}",

@@ -4,22 +4,26 @@ use std::sync::{MutexGuard, PoisonError};
 
 use super::Block;
 use super::check::MOST_BYTES;
-use super::heap::Need;
+use super::heap::AllocRequest;
 use super::pool::{Callback, Pool};
-use super::state::{Growth, State};
+use super::state::{Growth, PoolState};
 use crate::error::Result;
 
 impl Pool {
     /// Serves a request that no free block fits.
     #[cold]
-    pub(super) fn climb<'a>(&'a self, mut state: MutexGuard<'a, State>, need: Need<'_>) -> Result<Block> {
+    pub(super) fn alloc_slow_path<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, PoolState>,
+        need: AllocRequest<'_>,
+    ) -> Result<Block> {
         let source = &*self.shared.source;
         // Sums of sizes that no memory has would overflow, in the pool and in drivers.
         if need.size > state.max_segment.min(MOST_BYTES) {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
 
-        if let Some(block) = state.borrow(source, &need, false)? {
+        if let Some(block) = state.take_cross_stream(source, &need, false)? {
             return Ok(block);
         }
 
@@ -114,14 +118,14 @@ impl Pool {
                 }
                 Growth::Full(detail) => detail,
             };
-            let (served, next) = self.repack(state, &need)?;
+            let (served, next) = self.defragment(state, &need)?;
             if let Some(block) = served {
                 return Ok(block);
             }
             state = next;
         }
         // A small block in a large segment, or the other way round, is better than none.
-        if let Some(block) = state.borrow(source, &need, true)? {
+        if let Some(block) = state.take_cross_stream(source, &need, true)? {
             return Ok(block);
         }
         Err(self.out_of_memory(state, &need, detail))
@@ -132,7 +136,10 @@ impl Pool {
     }
 
     /// Waits until the device has passed every fence that something waits for, without the lock.
-    pub(super) fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<MutexGuard<'a, State>> {
+    pub(super) fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, PoolState>,
+    ) -> Result<MutexGuard<'a, PoolState>> {
         let source = &*self.shared.source;
         state.poll(source)?;
         if let Some(fence) = state.waiting.back().map(|w| w.0) {

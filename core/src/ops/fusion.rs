@@ -24,45 +24,45 @@ use crate::device::Device;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
-use crate::stream::{Access, Gate};
+use crate::stream::{Access, DispatchGuard};
 use crate::tensor::layout::collapse;
-use crate::tensor::{Layout, Life, Tensor};
+use crate::tensor::{Layout, Tensor, WeakStorage};
 
 /// Results of fewer bytes are made by kernels that there are anyway: a chain's own costs more to compile than it saves.
-const LEAST: u64 = 256 << 10;
+const DEFAULT_MIN_BYTES: u64 = 256 << 10;
 
 /// Steps of a group, tensors that it reads, and numbers in its expressions, at most: what `fused.wgsl` has room for.
-const STEPS: usize = 16;
-const INPUTS: usize = 7;
-const NUMBERS: usize = 16;
+const MAX_STEPS: usize = 16;
+const MAX_INPUTS: usize = 7;
+const MAX_SCALARS: usize = 16;
 
-const INPUT: [&str; INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6"];
-const STEP: [&str; STEPS] =
+const INPUT_NAMES: [&str; MAX_INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6"];
+const STEP_NAMES: [&str; MAX_STEPS] =
     ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14", "s15"];
 
 /// What the environment says of the least bytes of results, or [`LEAST`]; `None` for never.
 ///
 /// # Errors
 /// It says something else.
-pub(crate) fn told() -> Result<Option<u64>> {
-    Ok(Some(environment::bytes("FOREBAY_FUSE")?.unwrap_or(LEAST)).filter(|&least| least > 0))
+pub(crate) fn from_env() -> Result<Option<u64>> {
+    Ok(Some(environment::bytes("FOREBAY_FUSE")?.unwrap_or(DEFAULT_MIN_BYTES)).filter(|&least| least > 0))
 }
 
 /// The same, where opening a device has seen to errors.
-pub(crate) fn configured() -> Option<u64> {
-    told().unwrap_or(Some(LEAST))
+pub(crate) fn min_bytes_or_default() -> Option<u64> {
+    from_env().unwrap_or(Some(DEFAULT_MIN_BYTES))
 }
 
 /// What a piece of memory is to a group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct FusionSlot {
     /// The group; none has the number 0.
     group: u64,
     /// The step that makes it, or `None` if it is read.
     step: Option<u8>,
 }
 
-impl Mark {
+impl FusionSlot {
     /// Its group's number.
     pub(crate) fn group(self) -> u64 {
         self.group
@@ -71,53 +71,53 @@ impl Mark {
 
 /// Where an operand of a step comes from.
 #[derive(Clone, Copy)]
-enum Source {
+enum StepOperand {
     Input(u8),
     Step(u8),
 }
 
 /// Memory that a group reads.
-struct Input {
+struct FusionInput {
     slice: Slice,
     dtype: &'static str,
     layout: Layout,
 }
 
-struct Step {
+struct FusionStep {
     call: PointwiseLaunch,
-    sources: SmallVec<[Source; 4]>,
+    sources: SmallVec<[StepOperand; 4]>,
     scope: Scope,
     slice: Slice,
     /// Of the result.
-    life: Life,
+    result: WeakStorage,
     /// Whether another step reads the result.
-    used: bool,
+    is_read: bool,
 }
 
 /// Elementwise operations of one device that wait to be launched together. It is behind the gate.
-pub(crate) struct Group {
+pub(crate) struct FusionGroup {
     number: u64,
     queue: u8,
-    inputs: Vec<Input>,
-    steps: Vec<Step>,
+    inputs: Vec<FusionInput>,
+    steps: Vec<FusionStep>,
     /// Of an earlier launch, until somebody can be told.
     failed: Option<Error>,
 }
 
-impl Default for Group {
+impl Default for FusionGroup {
     fn default() -> Self {
         Self { number: 1, queue: 0, inputs: Vec::new(), steps: Vec::new(), failed: None }
     }
 }
 
-impl fmt::Debug for Group {
+impl fmt::Debug for FusionGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let ops = self.steps.iter().map(|step| step.call.op).collect::<Vec<_>>();
         write!(f, "Group({}: {ops:?})", self.number)
     }
 }
 
-impl Group {
+impl FusionGroup {
     /// What tells it from the device's other groups.
     pub(crate) fn number(&self) -> u64 {
         self.number
@@ -129,26 +129,32 @@ impl Group {
     }
 
     /// Whether something waits that is not of this queue.
-    pub(crate) fn is_of_another(&self, queue: u8) -> bool {
+    pub(crate) fn waits_on_other_queue(&self, queue: u8) -> bool {
         !self.is_empty() && self.queue != queue
     }
 
     /// The error of a launch that nobody has been told of.
-    pub(crate) fn failure(&mut self) -> Result<()> {
+    pub(crate) fn take_failure(&mut self) -> Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
 
     /// The step that makes a tensor, if it waits.
-    fn maker(&self, mark: Mark) -> Option<u8> {
+    fn producing_step(&self, mark: FusionSlot) -> Option<u8> {
         mark.step.filter(|_| mark.group == self.number && !self.is_empty())
     }
 
     /// Whether an operation can be the group's next step: it reads what others make, element by element, and there is room.
-    fn takes(&self, call: &PointwiseLaunch, tensors: &[&Tensor], marks: &[Mark], out: &Tensor) -> bool {
+    fn accepts(
+        &self,
+        call: &PointwiseLaunch,
+        tensors: &[&Tensor],
+        marks: &[FusionSlot],
+        out: &Tensor,
+    ) -> bool {
         let Some(last) = self.steps.last() else { return false };
         let mut chained = 0;
         for (t, mark) in tensors.iter().zip(marks) {
-            if let Some(k) = self.maker(*mark) {
+            if let Some(k) = self.producing_step(*mark) {
                 let Some(step) = self.steps.get(usize::from(k)) else { return false };
                 if t.layout() != out.layout() || step.call.out_dtype != t.dtype().name() {
                     return false;
@@ -157,19 +163,20 @@ impl Group {
             }
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
-        let results = 1 + self.steps.iter().filter(|step| step.life.is_alive()).count();
+        let results = 1 + self.steps.iter().filter(|step| step.result.is_alive()).count();
         let numbers = self.steps.iter().map(|step| step.call.scalars.len()).sum::<usize>();
         chained > 0
             && last.call.layouts[0] == *out.layout()
-            && self.steps.len() < STEPS
-            && inputs <= INPUTS
+            && self.steps.len() < MAX_STEPS
+            && inputs <= MAX_INPUTS
             && inputs + results <= out.device().info().limits.max_bindings as usize
-            && numbers + call.scalars.len() <= NUMBERS
+            && numbers + call.scalars.len() <= MAX_SCALARS
     }
 
     /// The number of an input, which may be read already.
-    fn input(&mut self, input: Input) -> u8 {
-        let same = |i: &Input| i.slice == input.slice && i.dtype == input.dtype && i.layout == input.layout;
+    fn add_input(&mut self, input: FusionInput) -> u8 {
+        let same =
+            |i: &FusionInput| i.slice == input.slice && i.dtype == input.dtype && i.layout == input.layout;
         let at = self.inputs.iter().position(same).unwrap_or_else(|| {
             self.inputs.push(input);
             self.inputs.len() - 1
@@ -184,19 +191,19 @@ impl Group {
         let mut bindings: SmallVec<[Slice; 8]> = SmallVec::new();
         let (kernel, params, groups) = if steps.len() == 1 {
             bindings.extend(last.sources.iter().filter_map(|source| match source {
-                Source::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
-                Source::Step(_) => None,
+                StepOperand::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
+                StepOperand::Step(_) => None,
             }));
             bindings.push(last.slice);
             last.call.resolve_kernel(device)?
         } else {
             let written =
-                |k: usize| steps[k].life.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
+                |k: usize| steps[k].result.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
             let written: SmallVec<[u8; 16]> = (0..steps.len()).map(|k| u8::from(written(k))).collect();
             bindings.extend(inputs.iter().map(|input| input.slice));
             let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
             bindings.extend(made.map(|(step, _)| step.slice));
-            let (spec, params, groups) = form(&steps, &inputs, &written)?;
+            let (spec, params, groups) = build_fused_kernel(&steps, &inputs, &written)?;
             (device.kernel(&spec)?, params, groups)
         };
         let groups = launch::grid(device, [groups, 1, 1])?;
@@ -205,7 +212,11 @@ impl Group {
 }
 
 /// The kernel of several steps, its parameters, and how many workgroups it takes.
-fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec, Params, usize)> {
+fn build_fused_kernel(
+    steps: &[FusionStep],
+    inputs: &[FusionInput],
+    written: &[u8],
+) -> Result<(KernelSpec, Params, usize)> {
     type Words = SmallVec<[&'static str; 16]>;
     let Some(out) = steps.last().map(|step| &step.call.layouts[0]) else {
         return Err(Error::argument("fuse", "a chain of no operations"));
@@ -231,9 +242,9 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
     let each = if vec4 { width } else { 4 };
     let calls = || steps.iter().map(|step| &step.call);
     let words = |words: &mut dyn Iterator<Item = &'static str>| words.collect::<Words>();
-    let source = |source: &Source| match source {
-        Source::Input(at) => INPUT[usize::from(*at)],
-        Source::Step(at) => STEP[usize::from(*at)],
+    let source = |source: &StepOperand| match source {
+        StepOperand::Input(at) => INPUT_NAMES[usize::from(*at)],
+        StepOperand::Step(at) => STEP_NAMES[usize::from(*at)],
     };
     let counts = |of: fn(&PointwiseLaunch) -> usize| {
         calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>()
@@ -255,12 +266,12 @@ fn form(steps: &[Step], inputs: &[Input], written: &[u8]) -> Result<(KernelSpec,
         .def("width", each);
     let numbers = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
     let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
-    for word in numbers.chain(std::iter::repeat(0)).take(NUMBERS) {
+    for word in numbers.chain(std::iter::repeat(0)).take(MAX_SCALARS) {
         params = params.u32(word);
     }
     params = params.dims(&shape);
     params = params.dims(&inputs.iter().map(|input| input.layout.offset()).collect::<SmallVec<[usize; 8]>>());
-    for k in 1..=INPUTS {
+    for k in 1..=MAX_INPUTS {
         params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
     }
     Ok((spec, params, n.div_ceil(each * GROUP)))
@@ -274,13 +285,13 @@ pub(super) fn is_large(out: &Tensor) -> bool {
 }
 
 /// Whether an operation that writes all of `out`, which was made for it and [is large](is_large), may wait for the next one.
-pub(super) fn may_wait(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
+pub(super) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
     call.is_float_math
         && floats(out)
         && tensors.iter().all(|t| floats(t))
         && out.rank() <= MAX_RANK
-        && call.scalars.len() <= NUMBERS
+        && call.scalars.len() <= MAX_SCALARS
 }
 
 /// Lets an operation wait that [may](may_wait); gives it back if it cannot.
@@ -292,60 +303,67 @@ pub(super) fn defer(
     let device = out.device();
     tensors.iter().try_for_each(|t| out.same_device(call.op, t))?;
     let queue = device.queue();
-    let mut gate = device.gate_of(queue);
-    gate.failure()?;
-    if device.tape().is_active() && !device.tape().takes() {
+    let mut gate = device.lock_dispatch_of(queue);
+    gate.take_failure()?;
+    if device.capture_recorder().is_active() && !device.capture_recorder().takes() {
         // Another thread's step is recorded, and so is what waits.
         return Ok(Some(call));
     }
-    let marks: SmallVec<[Mark; 4]> = tensors.iter().map(|t| t.mark(&gate)).collect();
-    if !gate.takes(&call, tensors, &marks, out) {
+    let marks: SmallVec<[FusionSlot; 4]> = tensors.iter().map(|t| t.fusion_slot(&gate)).collect();
+    if !gate.accepts(&call, tensors, &marks, out) {
         device.flush_pending(&mut gate);
-        gate.failure()?;
+        gate.take_failure()?;
     }
     gate.queue = queue;
     let before = gate.inputs.len();
-    let joined = join(&mut gate, &call, tensors, &marks, out);
+    let joined = bind_step(&mut gate, &call, tensors, &marks, out);
     let Ok(Some((sources, slice))) = joined else {
         gate.inputs.truncate(before);
         return joined.map(|_| Some(call));
     };
     for source in &sources {
-        if let Source::Step(at) = source
+        if let StepOperand::Step(at) = source
             && let Some(step) = gate.steps.get_mut(usize::from(*at))
         {
-            step.used = true;
+            step.is_read = true;
         }
     }
-    gate.steps.push(Step { call, sources, scope: scope::current(), slice, life: out.life(), used: false });
+    gate.steps.push(FusionStep {
+        call,
+        sources,
+        scope: scope::current(),
+        slice,
+        result: out.weak_storage(),
+        is_read: false,
+    });
     Ok(None)
 }
 
 /// Where the group's next step finds its operands, and its result's memory; `None` if an operand is on the host.
-fn join(
-    gate: &mut Gate<'_>,
+fn bind_step(
+    gate: &mut DispatchGuard<'_>,
     call: &PointwiseLaunch,
     tensors: &[&Tensor],
-    marks: &[Mark],
+    marks: &[FusionSlot],
     out: &Tensor,
-) -> Result<Option<(SmallVec<[Source; 4]>, Slice)>> {
-    let mut mark = Mark { group: gate.number, step: None };
+) -> Result<Option<(SmallVec<[StepOperand; 4]>, Slice)>> {
+    let mut mark = FusionSlot { group: gate.number, step: None };
     let mut sources = SmallVec::new();
     for (k, (t, made)) in tensors.iter().zip(marks).enumerate() {
-        sources.push(match gate.maker(*made) {
+        sources.push(match gate.producing_step(*made) {
             Some(step) => {
                 autograd::touched(t, Access::Read);
-                Source::Step(step)
+                StepOperand::Step(step)
             }
             None => {
-                let Some(slice) = t.bind_in(Access::Read, gate, mark)? else { return Ok(None) };
+                let Some(slice) = t.bind_deferred(Access::Read, gate, mark)? else { return Ok(None) };
                 let (dtype, layout) = (call.input_dtypes[k], call.layouts[k + 1].clone());
-                Source::Input(gate.input(Input { slice, dtype, layout }))
+                StepOperand::Input(gate.add_input(FusionInput { slice, dtype, layout }))
             }
         });
     }
     mark.step = Some(gate.steps.len() as u8);
-    Ok(out.bind_in(Access::Write, gate, mark)?.map(|slice| (sources, slice)))
+    Ok(out.bind_deferred(Access::Write, gate, mark)?.map(|slice| (sources, slice)))
 }
 
 impl Device {
@@ -354,7 +372,7 @@ impl Device {
     #[must_use]
     #[inline]
     pub fn fusion(&self) -> Option<u64> {
-        let least = self.lanes().fusion.load(Ordering::Relaxed);
+        let least = self.stream_set().fusion_min_bytes.load(Ordering::Relaxed);
         (least != u64::MAX).then_some(least)
     }
 
@@ -377,41 +395,42 @@ impl Device {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     pub fn set_fusion(&self, least: Option<u64>) {
-        self.lanes().fusion.store(least.unwrap_or(u64::MAX), Ordering::Relaxed);
+        self.stream_set().fusion_min_bytes.store(least.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
     /// Launches what waits, behind the gate. An error waits for [`Group::failure`].
-    pub(crate) fn flush_pending(&self, gate: &mut Gate<'_>) {
-        self.flush_leaving(gate, None);
+    pub(crate) fn flush_pending(&self, gate: &mut DispatchGuard<'_>) {
+        self.flush_group(gate, None);
     }
 
-    fn flush_leaving(&self, gate: &mut Gate<'_>, leaving: Option<u8>) {
+    fn flush_group(&self, gate: &mut DispatchGuard<'_>, leaving: Option<u8>) {
         if gate.is_empty() {
             return;
         }
         // What waits while a step is recorded is that step's.
-        if let Err(error) = self.tape().for_recorder(|| gate.launch(self, leaving)) {
+        if let Err(error) = self.capture_recorder().for_recorder(|| gate.launch(self, leaving)) {
             gate.failed.get_or_insert(error);
         }
         gate.number += 1;
-        self.lanes().group.store(gate.number, Ordering::Release);
+        self.stream_set().fusion_group.store(gate.number, Ordering::Release);
     }
 
     /// Launches what waits, and says what went wrong with it or before.
-    pub(crate) fn settle(&self) -> Result<()> {
-        self.gate().failure()
+    pub(crate) fn flush_fusion(&self) -> Result<()> {
+        self.lock_dispatch().take_failure()
     }
 
     /// A piece of memory is about to go back to the pool: what waits and uses it is launched first. A result that other steps
     /// have used, and nobody else wanted, is not made any more.
-    pub(crate) fn leaves(&self, mark: Mark) {
-        let mut gate = Gate::of(self.lanes().gate.lock().unwrap_or_else(PoisonError::into_inner));
+    pub(crate) fn flush_before_free(&self, mark: FusionSlot) {
+        let mut gate =
+            DispatchGuard::of(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
         if gate.number != mark.group {
             return;
         }
-        let used = |k: u8| gate.steps.get(usize::from(k)).is_some_and(|step| step.used);
+        let used = |k: u8| gate.steps.get(usize::from(k)).is_some_and(|step| step.is_read);
         if !mark.step.is_some_and(used) {
-            self.flush_leaving(&mut gate, mark.step);
+            self.flush_group(&mut gate, mark.step);
         }
     }
 }

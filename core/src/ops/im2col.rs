@@ -470,7 +470,7 @@ const DEFAULT: u64 = u64::MAX;
 impl Switch {
     /// What the environment says, where opening a device has seen to errors.
     pub(crate) fn configured() -> Self {
-        Self(AtomicU64::new(told().ok().flatten().unwrap_or(DEFAULT)))
+        Self(AtomicU64::new(im2col_bytes_from_env().ok().flatten().unwrap_or(DEFAULT)))
     }
 }
 
@@ -478,7 +478,7 @@ impl Switch {
 ///
 /// # Errors
 /// It says no number.
-pub(crate) fn told() -> Result<Option<u64>> {
+pub(crate) fn im2col_bytes_from_env() -> Result<Option<u64>> {
     environment::bytes("FOREBAY_WINDOWS")
 }
 
@@ -487,7 +487,7 @@ impl Device {
     /// [`set_windows`](Self::set_windows).
     #[must_use]
     pub fn windows(&self) -> u64 {
-        match self.windows_switch().0.load(Ordering::Relaxed) {
+        match self.im2col_switch().0.load(Ordering::Relaxed) {
             DEFAULT if self.raw().multiplies() => CHUNK,
             DEFAULT => 0,
             told => told,
@@ -513,6 +513,6 @@ impl Device {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     pub fn set_windows(&self, most: Option<u64>) {
-        self.windows_switch().0.store(most.unwrap_or(DEFAULT), Ordering::Relaxed);
+        self.im2col_switch().0.store(most.unwrap_or(DEFAULT), Ordering::Relaxed);
     }
 }

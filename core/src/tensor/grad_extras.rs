@@ -9,7 +9,7 @@ use crate::dtype::DType;
 use crate::stream::Access;
 
 /// Good for as long as nobody writes to the tensor, and each by-product for as long as nobody writes to it.
-pub(super) struct Beside {
+pub(super) struct GradExtras {
     version: u64,
     made: Mutex<Made>,
 }
@@ -30,22 +30,24 @@ impl Tensor {
         let made = Mutex::new(Made { low: low.map(noted), column_sums: column_sums.map(noted) });
         let Inner { storage, layout, dtype, meta, base, .. } = &*self.inner;
         let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
-        inner.beside = Some(Arc::new(Beside { version: self.version(), made }));
+        inner.grad_extras = Some(Arc::new(GradExtras { version: self.version(), made }));
         Self { inner: Arc::new(inner) }
     }
 
     /// Memory of the tensor and of its by-products, which live as long as it does.
     pub(crate) fn memories(&self) -> Vec<Weak<Storage>> {
-        let mut all = vec![self.memory()];
-        if let Some(beside) = &self.inner.beside {
+        let mut all = vec![self.downgrade_storage()];
+        if let Some(beside) = &self.inner.grad_extras {
             let made = beside.made.lock().unwrap_or_else(PoisonError::into_inner);
-            all.extend([&made.low, &made.column_sums].into_iter().flatten().map(|(t, _)| t.memory()));
+            all.extend(
+                [&made.low, &made.column_sums].into_iter().flatten().map(|(t, _)| t.downgrade_storage()),
+            );
         }
         all
     }
 
     fn beside<R>(&self, take: impl FnOnce(&mut Made) -> Option<R>) -> Option<R> {
-        let beside = self.inner.beside.as_ref().filter(|beside| beside.version == self.version())?;
+        let beside = self.inner.grad_extras.as_ref().filter(|beside| beside.version == self.version())?;
         autograd::touched(self, Access::Read);
         take(&mut beside.made.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -9,7 +9,7 @@
 
 use super::Tag;
 use super::pool::Pool;
-use super::state::State;
+use super::state::PoolState;
 use crate::error::Result;
 
 /// The part of its memory that a pool holds idle at most because it is in pieces, in virtual memory and in plain segments:
@@ -48,7 +48,7 @@ struct Running {
 
 /// What a pool knows of rows.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rows {
+pub(super) struct BatchMemory {
     running: Option<Running>,
     measured: Option<Measured>,
 }
@@ -150,7 +150,7 @@ impl Measured {
     }
 }
 
-impl State {
+impl PoolState {
     /// A step begins; `false` if one runs already.
     fn begin_rows(&mut self, rows: usize) -> bool {
         if self.rows.running.is_some() {
@@ -238,7 +238,7 @@ impl Pool {
     /// device.pool().with_rows(fits, || step(fits))?;
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    pub fn with_rows<T>(&self, rows: usize, step: impl FnOnce() -> Result<T>) -> Result<T> {
+    pub fn with_batch_size<T>(&self, rows: usize, step: impl FnOnce() -> Result<T>) -> Result<T> {
         if !self.shared.lock().begin_rows(rows.max(1)) {
             return step();
         }

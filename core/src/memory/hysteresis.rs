@@ -24,20 +24,20 @@ pub(super) struct Missed {
 
 /// The latest growths that memory had to move for, and what the pool may hold so that they end.
 #[derive(Debug)]
-pub(super) struct Rest {
+pub(super) struct GrowthHysteresis {
     /// The bytes that were ever lent by then.
     latest: [(u64, Missed); GROWTHS],
     next: usize,
     held: [u64; STAGES.len()],
 }
 
-impl Default for Rest {
+impl Default for GrowthHysteresis {
     fn default() -> Self {
         Self { latest: [(0, Missed::default()); GROWTHS], next: 0, held: [0; _] }
     }
 }
 
-impl Rest {
+impl GrowthHysteresis {
     /// What the pool may hold, where at most `most` bytes were in use at once; 0 where it need not hold more.
     pub(super) fn held(&self, most: u64) -> u64 {
         let stages = self.held.iter().zip(STAGES);
@@ -73,7 +73,7 @@ mod tests {
 
     #[test]
     fn what_comes_again_and_again_is_held() {
-        let mut rest = Rest::default();
+        let mut rest = GrowthHysteresis::default();
         for step in 1..=3 {
             rest.missing(step * 10 * GIB + 5, of(100), 2 * GIB);
             rest.missing(step * 10 * GIB + 7, of(200), 2 * GIB);
@@ -85,7 +85,7 @@ mod tests {
 
     #[test]
     fn what_comes_at_any_time_is_not() {
-        let mut rest = Rest::default();
+        let mut rest = GrowthHysteresis::default();
         let mut lent = 0;
         for step in 0..1000_u64 {
             lent += GIB + step * step * 512;
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn layers_are_not_steps() {
-        let mut rest = Rest::default();
+        let mut rest = GrowthHysteresis::default();
         for layer in 0..100 {
             rest.missing(layer * GIB, Missed { size: 512, active: layer * 1024 }, u64::MAX);
         }
@@ -105,7 +105,7 @@ mod tests {
 
     #[test]
     fn there_is_a_bound() {
-        let mut rest = Rest::default();
+        let mut rest = GrowthHysteresis::default();
         (1..=16).for_each(|step| rest.missing(step * GIB, of(512), u64::MAX));
         assert_eq!(rest.held(36 * GIB), 37 * GIB);
         assert_eq!(rest.held(1 << 20), 17 << 20);

@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::fused::Group;
+use super::fused::FusedGroup;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -10,13 +10,13 @@ use crate::tensor::Tensor;
 /// Room on the device for the states of two groups, while those of the others are on the host: taken before anything
 /// changes, and lent to one group after the other.
 #[derive(Default)]
-pub(super) struct Room {
+pub(super) struct StagingSlots {
     /// `None` while a group has it. Empty where states stay on the device.
     places: SmallVec<[Option<Tensor>; 2]>,
 }
 
-impl Room {
-    pub(super) fn new(groups: &[Group], away: bool) -> Result<Self> {
+impl StagingSlots {
+    pub(super) fn new(groups: &[FusedGroup], away: bool) -> Result<Self> {
         if !away {
             return Ok(Self::default());
         }
@@ -30,7 +30,7 @@ impl Room {
     }
 
     /// Starts to bring a group's state over.
-    pub(super) fn enter(&mut self, groups: &[Group], at: usize) -> Result<()> {
+    pub(super) fn enter(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
         let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
         let n = self.places.len();
         if n > 0 {
@@ -47,7 +47,7 @@ impl Room {
     }
 
     /// Sends it back.
-    pub(super) fn leave(&mut self, groups: &[Group], at: usize) {
+    pub(super) fn leave(&mut self, groups: &[FusedGroup], at: usize) {
         let n = self.places.len();
         let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
         match state.offload_() {
@@ -60,7 +60,7 @@ impl Room {
 }
 
 /// Elements of the largest state.
-fn largest(groups: &[Group]) -> usize {
+fn largest(groups: &[FusedGroup]) -> usize {
     groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 

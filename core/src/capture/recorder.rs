@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::live::{Live, Now};
+use super::replay_params::{DynamicParams, ReplayCtx};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
 use crate::backend::{Command, Owned, SegmentId, Slice};
@@ -31,7 +31,7 @@ thread_local! {
 
 /// Where a device records, if it does.
 #[derive(Default)]
-pub(crate) struct Tape {
+pub(crate) struct CaptureRecorder {
     active: AtomicBool,
     record: Mutex<Option<Record>>,
 }
@@ -89,7 +89,7 @@ impl fmt::Display for Memory {
 pub(super) struct Recorded {
     pub(super) kind: Owned,
     pub(super) scope: Scope,
-    pub(super) live: Option<Live>,
+    pub(super) live: Option<DynamicParams>,
 }
 
 /// While it lives, this thread records on another tape, or on none.
@@ -97,7 +97,7 @@ type Turn = Scoped<Cell<usize>>;
 
 /// Ends a recording, also where the step fails or panics.
 pub(super) struct Running<'a> {
-    tape: &'a Tape,
+    tape: &'a CaptureRecorder,
     _turn: Turn,
 }
 
@@ -118,7 +118,7 @@ impl Running<'_> {
     }
 }
 
-impl Tape {
+impl CaptureRecorder {
     fn address(&self) -> usize {
         std::ptr::from_ref(self).addr()
     }
@@ -230,8 +230,8 @@ impl Tape {
     /// Notes that a leaf's 16-bit copy is read.
     pub(crate) fn copied(&self, leaf: &Tensor, copy: &Tensor) {
         self.with(|record| {
-            if !record.copied.iter().any(|(known, _)| known.is_same(leaf)) {
-                record.copied.push((leaf.clone(), copy.memory()));
+            if !record.copied.iter().any(|(known, _)| known.is_same_view(leaf)) {
+                record.copied.push((leaf.clone(), copy.downgrade_storage()));
             }
         });
     }
@@ -241,7 +241,7 @@ impl Tape {
     pub(crate) fn graded(&self, leaf: &Arc<Leaf>, before: Option<&Tensor>) {
         self.with(|record| {
             if !record.leaves.iter().any(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                record.leaves.push((Arc::clone(leaf), before.map(Tensor::memory)));
+                record.leaves.push((Arc::clone(leaf), before.map(Tensor::downgrade_storage)));
             }
         });
     }
@@ -263,7 +263,7 @@ impl Tape {
         }
         record.peak = record.peak.max(allocated);
         let written = match command {
-            Command::Launch(launch) => device.written(launch.kernel),
+            Command::Launch(launch) => device.kernel_write_mask(launch.kernel),
             _ => 0,
         };
         let mut kind = Owned::new(command);
@@ -285,7 +285,7 @@ impl Tape {
     }
 
     /// Says how the parameters of the last command are made at each of its runs.
-    pub(crate) fn live(&self, make: impl Fn(&Now) -> Params + Send + Sync + 'static) {
+    pub(crate) fn live(&self, make: impl Fn(&ReplayCtx) -> Params + Send + Sync + 'static) {
         self.with(|record| {
             if let Some(last) = record.commands.last_mut() {
                 last.live = Some(Box::new(make));

@@ -5,14 +5,14 @@ use crate::ops::launch::Params;
 
 /// The run of a command that its parameters are made for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Now {
+pub(crate) struct ReplayCtx {
     /// The seed of the replay; `None` for a run that is no replay.
     seed: Option<u64>,
     /// Blocks of random numbers that were drawn from when the command was recorded to the replay.
     passed: u64,
 }
 
-impl Now {
+impl ReplayCtx {
     /// A replay that begins at `now` of what was recorded from `then` on.
     pub(super) fn replay(then: RandomState, now: RandomState) -> Self {
         Self { seed: Some(now.seed), passed: now.offset.wrapping_sub(then.offset) }
@@ -22,15 +22,15 @@ impl Now {
 /// Random numbers that were drawn. Only the run of a command tells where they stand, so that no command can keep those of
 /// another run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Draw(RandomState);
+pub(crate) struct PhiloxState(RandomState);
 
-impl Draw {
+impl PhiloxState {
     pub(crate) fn new(state: RandomState) -> Self {
         Self(state)
     }
 
     /// The words of the offset and those of the seed, as kernels take them.
-    pub(crate) fn words(&self, now: &Now) -> [u32; 4] {
+    pub(crate) fn words(&self, now: &ReplayCtx) -> [u32; 4] {
         let offset = self.0.offset.wrapping_add(now.passed);
         let seed = now.seed.unwrap_or(self.0.seed);
         [offset as u32, (offset >> 32) as u32, seed as u32, (seed >> 32) as u32]
@@ -38,4 +38,4 @@ impl Draw {
 }
 
 /// Makes the parameters of a command, once for each of its runs.
-pub(super) type Live = Box<dyn Fn(&Now) -> Params + Send + Sync>;
+pub(super) type DynamicParams = Box<dyn Fn(&ReplayCtx) -> Params + Send + Sync>;

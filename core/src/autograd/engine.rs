@@ -9,8 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    Backward, Closure, Grads, Kind, Leaf, Meta, Node, Wants, anomaly, enable_grad, hooks, inplace, lock,
-    no_grad,
+    Backward, BackwardCtx, Closure, Grads, Kind, Leaf, Meta, Node, anomaly, enable_grad, hooks, inplace,
+    lock, no_grad,
 };
 use crate::amp;
 use crate::error::{Error, Result};
@@ -100,7 +100,7 @@ pub(super) fn take_grad(t: &Tensor, sink: Option<&Sink>) -> Option<Tensor> {
 
 /// What is known of the tape before the walk: only where it does not go everywhere, or a leaf has a hook.
 #[derive(Default)]
-struct Ahead {
+struct ExecInfo {
     /// The nodes that were looked at.
     seen: FxHashSet<u64>,
     /// The nodes that lead to a target; all, if there are no targets.
@@ -109,7 +109,7 @@ struct Ahead {
     left: FxHashMap<u64, usize>,
 }
 
-impl Ahead {
+impl ExecInfo {
     /// Looks from `roots` on, down to the node `oldest`, at what was not seen before.
     fn look(&mut self, roots: &[Meta], targets: Option<&Targets>, oldest: u64) {
         let ends = targets.filter(|targets| targets.ends);
@@ -165,12 +165,12 @@ impl Ahead {
 pub(super) type Beyond = Vec<(Arc<Node>, Tensor)>;
 
 /// A walk on its way.
-struct Walk<'a> {
+struct GraphTask<'a> {
     options: Options,
     targets: Option<&'a Targets>,
     /// Takes the gradients of leaves, if the leaves are not to have them.
     sink: Option<&'a Sink>,
-    ahead: Ahead,
+    ahead: ExecInfo,
     /// What is older is not walked: it is given back.
     oldest: u64,
     beyond: Beyond,
@@ -181,7 +181,7 @@ struct Walk<'a> {
     found: Sums,
 }
 
-impl Walk<'_> {
+impl GraphTask<'_> {
     /// Whether somebody waits for what goes this way.
     fn goes(&self, edge: &Meta) -> bool {
         let Some(needed) = &self.ahead.needed else { return true };
@@ -254,7 +254,7 @@ impl Walk<'_> {
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
         let before = sink.borrow_mut().remove(&leaf.id);
         let sum = match before {
-            Some(sum) if handed && sum.is_same(&grad) => sum,
+            Some(sum) if handed && sum.is_same_view(&grad) => sum,
             Some(sum) => self.accumulate(sum, grad)?,
             None => grad,
         };
@@ -284,7 +284,7 @@ impl Walk<'_> {
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
         let once = self.options.create_graph && node.kind == Kind::Once;
         let again = self.options.create_graph && !once;
-        let wants = Wants {
+        let wants = BackwardCtx {
             wanted,
             node,
             again,
@@ -446,11 +446,11 @@ pub(super) fn run_down_to(
     // Each operation's gradient is computed in the types that the forward pass has chosen.
     let _as_given = amp::suspend();
     let looks = anomaly::looks()?;
-    let mut walk = Walk {
+    let mut walk = GraphTask {
         options,
         targets,
         sink,
-        ahead: Ahead::default(),
+        ahead: ExecInfo::default(),
         oldest,
         beyond: Beyond::new(),
         pending: FxHashMap::default(),
@@ -463,7 +463,7 @@ pub(super) fn run_down_to(
         let Some(meta) = root.meta() else {
             return Err(Error::Backward("the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one".into()));
         };
-        if !root.is_of_now() {
+        if !root.is_current() {
             return Err(inplace::outdated("a walk back from it"));
         }
         if walk.goes(&meta) {
